@@ -37,8 +37,9 @@ _BY_SIGNAL = 128
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status: 0, 1 if it failed, 2 if it was misused."""
     if os.getpid() == 1:
-        # The kernel drops what the first process of a container does not handle, so `docker stop`
-        # would wait in vain until a command has its own handler, and for good where it has none.
+        # The kernel drops signals that the first process of a container does not handle. Without
+        # this, `docker stop` would have no effect on a command before it sets its own handler, if
+        # it ever does.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))
     given = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser(given[0] if given else "").parse_args(given)
@@ -276,11 +277,11 @@ class _ShowVersion(argparse.Action):
 
 @contextlib.contextmanager
 def _loading() -> Iterator[None]:
-    """Keeps the garbage collector away from what is loaded meanwhile, now and later.
+    """Makes the garbage collector ignore what is loaded in the block, then and later.
 
-    To walk the modules again and again as they grow takes almost a tenth of the time until a router
-    is ready, and modules are never garbage. Does nothing once something is kept from the collector:
-    then this is no longer the beginning of a process, or the process is not ours alone.
+    Examining the growing modules repeatedly takes almost a tenth of the time until a router is
+    ready, and modules are never garbage. Does nothing if the collector already ignores objects: the
+    process then did not just begin, or other code runs in it too.
     """
     if gc.get_freeze_count():
         yield

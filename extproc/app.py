@@ -127,10 +127,10 @@ def server_for(
 
 
 def _require_extras(config: Config) -> None:
-    """Refuses to start without an extra that is needed: without feeds, a fleet seems only slow.
+    """Refuses to start without a required extra: without its feeds, a fleet would only seem slow.
 
     Raises:
-        ExtraError: keys need extras that are not installed; it names one key for each.
+        ExtraError: keys need extras that are not installed; the error names one key for each.
     """
     missing = {one.name: one.key for one in missing_extras(config, find_spec)}
     if missing:
@@ -311,7 +311,7 @@ def _report_routes(config: Config, metrics: Metrics, member: Member | None) -> l
 
 @contextlib.asynccontextmanager
 async def _recording(config: Config, metrics: Metrics) -> AsyncIterator[Recorder | None]:
-    """Runs the recorder if requests are recorded."""
+    """Runs the recorder if requests are recorded; yields None otherwise."""
     if config.recorder.file is None:
         yield None
         return
@@ -410,7 +410,7 @@ async def serve(
     """Runs a router until SIGTERM or SIGINT.
 
     path: the file that `config` was read from. member: its place among several processes with this
-    configuration; it then also stops when their parent ends. notes: on its keys, to be logged.
+    configuration; it then also stops when their parent ends. notes: notes on its keys, to log.
 
     To stop, it reports that it is not ready, accepts no new streams after `extproc.leave_ms`, gives
     open streams time to finish, and ends; a second signal ends it at once. SIGHUP reloads the kill
@@ -492,23 +492,23 @@ def _raise_file_limit() -> None:
 
 
 def _resident_mib() -> int:
-    """Returns the peak memory of this process; right after the start that is its current memory."""
+    """Returns this process's peak memory in MiB, which right after the start is the current one."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // 2**20
 
 
 def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-    """Makes the next signal end the process at once, and a timer after so many seconds."""
+    """Lets the next signal, or a timer after so many seconds, end the process at once."""
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
     for number in (*STOP_SIGNALS, signal.SIGALRM):
-        # the kernel drops what the first process of a container has no handler for
+        # the kernel drops signals for which the first process of a container has no handler
         signal.signal(number, _end_at_once if os.getpid() == 1 else signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _end_at_once(number: int, _: object) -> None:
-    """Ends the process with the status that a shell gives to one that a signal ended."""
+    """Ends the process with the exit status that a shell uses for a process ended by a signal."""
     os._exit(128 + number)
 
 

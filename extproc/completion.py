@@ -1,7 +1,7 @@
 """`kvsteer completion`: completes commands, options and their values in bash, zsh and fish.
 
 The scripts are generated from the parser itself, so they match this version, and no shell has to
-start Python at each key.
+start Python for each completion.
 """
 
 import argparse

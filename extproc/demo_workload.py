@@ -35,7 +35,7 @@ _TEXT = (
 class Row:
     """One request that was sent.
 
-    holder: the worker of the turn before, None at the first. predicted, reported: cached tokens.
+    holder: the worker of the previous turn; None for the first. predicted, reported: cached tokens.
     """
 
     conversation: int
@@ -103,7 +103,7 @@ class _Conversation:
         return row
 
     def next(self) -> dict[str, Any]:
-        """Returns the request with the next message."""
+        """Adds the next message, and returns the request's body."""
         words = WORDS_IN_FOLLOW_UP if len(self._messages) else WORDS_IN_FIRST_PROMPT
         text = f"Conversation {self._number}. " + " ".join(
             self._rng.choices(_TEXT.split(), k=words)
@@ -114,7 +114,7 @@ class _Conversation:
     async def send(
         self, session: aiohttp.ClientSession, envoy: str, body: dict[str, Any]
     ) -> tuple[str, dict[str, Any]]:
-        """Sends a request, keeps its answer for the next one, and returns worker and usage."""
+        """Sends a request, keeps its answer for the next one; returns its worker and usage."""
         async with session.post(f"{envoy}{CHAT}", json=body, headers=self._headers) as response:
             response.raise_for_status()
             answer = await response.json()

@@ -70,7 +70,7 @@ def assignment(cluster: str, lanes: Iterable[Lane]) -> str:
 
 
 def lanes_in(text: bytes) -> list[Lane]:
-    """Returns the endpoints in a file that `assignment` wrote; none if the file is another."""
+    """Returns the lanes in a file that `assignment` wrote; none if it did not write this file."""
     try:
         (load,) = json.loads(text)["resources"]
         return [_lane_in(member) for member in load["endpoints"][0].get("lb_endpoints", [])]

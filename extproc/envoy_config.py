@@ -208,7 +208,7 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
     namespaces = ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
     options = ext_proc.MetadataOptions(receiving_namespaces=namespaces)
     reads_responses = config.accounting.responses != "none"
-    if reads_responses:  # in which the cluster writes which worker answered
+    if reads_responses:  # the cluster writes into it which worker answered
         options.forwarding_namespaces = namespaces
     return ext_proc.ExternalProcessor(
         grpc_service=core.GrpcService(
@@ -309,7 +309,7 @@ def _is_model(model: str) -> route.HeaderMatcher:
 def retry_policy() -> route.RetryPolicy:
     """Returns retries on the next endpoint of the pick: override_host ignores hosts' health.
 
-    Envoy retries only if the worker has not got the request: nothing is generated twice.
+    Envoy retries only if the worker has not received the request, so nothing is generated twice.
     """
     other_host = route.RetryPolicyRetryHostPredicate(
         name="envoy.retry_host_predicates.previous_hosts",
@@ -483,7 +483,7 @@ def _cluster(
     )
     if any(_is_name(text) for text in members):
         found.type = cluster.ClusterDiscoveryType.STRICT_DNS
-        # One family only: a server that listens on the other alone would be half dead to Envoy.
+        # One family only: half the addresses of a server that listens on just one would be dead.
         # The router must resolve workers in the same way, since it names them by IP.
         found.dns_lookup_family = cluster.ClusterDnsLookupFamily.V4_PREFERRED
     return found

@@ -48,7 +48,7 @@ _KEPT = {"RING_HASH": ("ring_hash", "RingHash"), "MAGLEV": ("maglev", "Maglev")}
 # Cluster types whose endpoints have addresses that a pick can name.
 _TYPES = ("STATIC", "STRICT_DNS", "EDS")
 
-# Route actions that choose the cluster by the request.
+# Route actions for which the cluster depends on the request.
 _BY_REQUEST = ("cluster_header", "cluster_specifier_plugin", "inline_cluster_specifier_plugin")
 
 # Conditions in retry_on under which a request is retried on the next worker of a pick.
@@ -238,7 +238,7 @@ class _Patcher:
         clusters: Mapping[str, _Object],
         dynamic: _Object | None,
     ) -> set[str]:
-        """Returns the workers' clusters: as asked for, by their endpoints, or the only one.
+        """Returns the workers' clusters: those requested, else those with workers, or the only one.
 
         Raises:
             ConfigError: no cluster, or more than one, could be meant.

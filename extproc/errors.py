@@ -43,7 +43,7 @@ class StartError(KVSteerError):
 class ExtraError(StartError):
     """A feature is used whose extra is not installed.
 
-    what: the feature, as its user names it: a command or a key. extras: their names.
+    what: the feature, as its user names it: a command or a key. extras: the missing ones' names.
     """
 
     def __init__(self, what: str, *extras: str) -> None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop]
 try:
     from uvloop import new_event_loop as _new_event_loop
-except ImportError:  # there is none for every platform
+except ImportError:  # not every platform has it
     from asyncio import new_event_loop as _new_event_loop
 
 

@@ -4,7 +4,7 @@
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
 SERVED = "x-gateway-destination-endpoint-served"
-# Where Envoy puts what `response_attributes` asks for: by the filter's name, then the attribute's.
+# Where Envoy puts the `response_attributes`: under the filter's name, by the attribute's name.
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 UPSTREAM = "upstream.address"
 
@@ -12,11 +12,11 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 
 # KVSteer's: names the model of a request, so that a route can choose the cluster of that model.
-# Set only where more than one model is configured; never taken from a client.
+# Set only if more than one model is configured; never accepted from a client.
 MODEL = "x-kvsteer-model"
 
 # llm-d's: ip:port of the worker that computes the prompt, for the sidecar of the worker that
-# answers, or for Envoy's own second request; never taken from a client.
+# answers, or for Envoy's own second request; never accepted from a client.
 PREFILLER = "x-prefiller-host-port"
 
 # KVSteer's, if Envoy sends a second request: the cluster for it, and the new end of its body.
@@ -28,7 +28,7 @@ PREFILL_TAIL = "x-kvsteer-prefill-tail"
 KV_SOURCE = "x-kv-cache-source-host-port"
 ENCODERS = "x-encoder-hosts-ports"
 
-# W3C's Trace Context: of the trace that a request belongs to.
+# W3C's Trace Context: identifies the trace that a request belongs to.
 TRACEPARENT = "traceparent"
 
 # Headers that say where a prompt is computed, by `disaggregation.mode`.

@@ -59,7 +59,7 @@ class Member(NamedTuple):
         """Parses the text that `str` returns.
 
         Raises:
-            ValueError: it is no such text.
+            ValueError: the text has another form.
         """
         number, processes, directory = text.split(":", 2)
         return cls(int(number), int(processes), directory)
@@ -160,7 +160,7 @@ class Member(NamedTuple):
 
 
 class Processes:
-    """Runs several processes until it is told to stop.
+    """Runs several processes until a signal stops them.
 
     command: returns the command of a process, by its number. count: how many processes. was_ready:
     returns whether a process has ever been ready.

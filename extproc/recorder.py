@@ -45,7 +45,7 @@ _NUMBER_BYTES = 6
 
 FLUSH_SECONDS = 0.25
 
-# Most requests and prompt tokens that wait for the thread, and most requests in flight.
+# Most requests, and most prompt tokens, that wait for the thread; and most requests in flight.
 MAX_QUEUED = 16_384
 MAX_QUEUED_TOKENS = 16 * 1024 * 1024
 MAX_OPEN = 65_536
@@ -227,7 +227,7 @@ class Recorder:
         self._open: dict[int, _Passing] = {}
         self._hashing: deque[_Passing] = deque()
         self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
-        # each of the two is written by only one thread
+        # only one thread writes each of these two
         self._given_tokens = self._taken_tokens = 0
         self.recorded = 0
         self.not_recorded: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
@@ -245,7 +245,7 @@ class Recorder:
         self._thread.join(_CLOSE_SECONDS)
 
     def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
-        """Takes a request as soon as its worker is decided."""
+        """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
         if decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1
             return
@@ -268,7 +268,7 @@ class Recorder:
         """Does nothing: the worker that answered is not recorded."""
 
     def end(self, decision: Decision, outcome: Outcome | None) -> None:
-        """Takes the end of a request. outcome: None if the proxy did not send its response."""
+        """Queues an ended request; outcome: None if the proxy did not send its response."""
         passing = self._open.pop(id(decision), None)
         if passing is None:
             return

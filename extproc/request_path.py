@@ -1,7 +1,7 @@
 """Chooses between the compiled request path, if `compile_path.py` built it, and plain Python.
 
 The compiled modules are in `extproc/compiled/`. Either all of them are used or none, and only if
-they were built for this Python from exactly these sources: after an edit plain Python runs until
+they were built for this Python from exactly these sources: after an edit, plain Python runs until
 they are compiled again. KVSTEER_REQUEST_PATH=plain switches them off.
 """
 

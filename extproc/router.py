@@ -60,7 +60,8 @@ def tell_fault(what: str, error: Exception) -> None:
     log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant
 
 
-# How much of a body with media is weighed: media are long in it, but few tokens, a thousand or two.
+# How many bytes of a body with media are weighed: media take many bytes, but only a thousand or two
+# tokens.
 MEDIA_TEXT_BYTES = 8 * 1024
 
 # The key of a cache salt in a body: only prompts with the same salt share blocks.
@@ -331,7 +332,7 @@ class Router:
             booking = self.placing.book(decision, now, self._told_of(decision, query))
             if booking is not None and query.prompts:
                 self._watch(decision, query, booking)
-        # else its engine counts what it was handed as cached
+        # otherwise its engine would count blocks that it got from another worker as cached
         is_whole = decision.prefill is None and decision.source is None
         if booking is not None and self._compares and is_whole and query.sole is not None:
             self._compared[booking] = query.sole

@@ -24,4 +24,4 @@ class Record(msgspec.Struct, eq=False):
 
 
 class LightRecord(msgspec.Struct, eq=False, gc=False):
-    """Like `Record`, and in no reference cycle."""
+    """Like `Record`, but can be in no reference cycle."""

@@ -101,7 +101,7 @@ def _because(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def _beside(told: Mapping[str, Any]) -> str:
-    """Returns sentences on the other workers that take part in the request."""
+    """Returns sentences on the other workers involved in the request, "" if there are none."""
     prefill, source, said = told["prefill"], told["source"], ""
     if prefill is not None:
         who = "The same worker" if prefill["pick"] is None else plain(prefill["pick"])

@@ -18,7 +18,8 @@ from extproc.config.sections import ALL_PERCENT
 from extproc.errors import StartError
 from extproc.terminal import Row, cut, plain, table
 
-# Below NARROW columns, the least important ones are left out; from WIDE on, decisions have reasons.
+# On terminals of fewer than NARROW columns, the least important fields are left out; from WIDE on,
+# decisions have explanations, and workers their addresses.
 NARROW = 72
 WIDE = 120
 LEAST = 32
@@ -106,7 +107,7 @@ def _drawn(admin: str, out: TextIO, keyboard: int | None, *, helps: bool) -> str
         return ""
     if not select.select([keyboard], [], [], REFRESH_SECONDS)[0]:
         return ""
-    # at the end of input, as after the terminal was closed, do not wait
+    # end of input, such as after the terminal was closed: quit
     return os.read(keyboard, 64).decode(errors="replace")[:1] or "q"
 
 
@@ -256,7 +257,7 @@ def _place(name: str, endpoint: str, columns: int) -> str:
 
 
 def _speed(speed: Mapping[str, Any]) -> str:
-    """Returns a worker's learned speed, and the one used for its cost; "" if none was learned."""
+    """Returns a worker's learned speed, and the one used for costs; "" if none was learned."""
     if not speed["confidence"]:
         return ""
     own, used = speed["tokens_per_second"], speed["used_tokens_per_second"]

@@ -17,7 +17,7 @@ from extproc.errors import ConfigError
 
 MAX_CHARACTERS = 1024 * 1024
 
-# How many values a text may have, with every alias replaced by its value.
+# Most values that a text may have, with every alias replaced by its value.
 MAX_NODES = 200_000
 
 KeyPath = tuple[str | int, ...]
@@ -62,7 +62,7 @@ class _Composer(yaml.SafeLoader):
         alias = copy.copy(node)
         alias.start_mark, alias.end_mark = event.start_mark, event.end_mark
         if isinstance(alias, yaml.CollectionNode):
-            alias.flow_style = True  # it ends where it says
+            alias.flow_style = True  # its end mark is exact
         self.shared |= {id(node), id(alias)}
         return alias
 
@@ -104,9 +104,9 @@ class YamlText:
         raise ConfigError([": ".join(part for part in (self._name, where, why) if part)])
 
     def put(self, path: KeyPath, key: str, value: object, comment: str = "") -> None:
-        """Adds a key to a mapping that lacks it, or has it without a value.
+        """Adds a key to a mapping, or replaces its value there.
 
-        comment: written above it in block style.
+        comment: written above a key that is added in block style.
         """
         node = self._at(path)
         if any(found.value == key for found, _ in node.value):
@@ -120,7 +120,7 @@ class YamlText:
         self._changes.append(_Change(path, key, None, value))
 
     def replace(self, path: KeyPath, old: str, key: str, value: object) -> None:
-        """Replaces an entry by another one."""
+        """Replaces an entry of a mapping with another one."""
         node = self._at(path)
         (found, there) = next(pair for pair in node.value if pair[0].value == old)
         start = found.start_mark.index
@@ -136,7 +136,10 @@ class YamlText:
         self._changes.append(_Change(path, key, old, value))
 
     def insert(self, path: KeyPath, place: int, value: object, comment: str = "") -> None:
-        """Inserts an item into a list, before the item at this index or at the end."""
+        """Inserts an item into a list, before the item at this index or at the end.
+
+        comment: written above it in block style.
+        """
         node = self._at(path)
         is_last = place == len(node.value)
         if node.flow_style and is_last:
@@ -195,7 +198,7 @@ class YamlText:
         """Returns the node at a path.
 
         Raises:
-            ConfigError: an anchor uses it in several places.
+            ConfigError: aliases use it in several places.
         """
         node: Any = self._root
         for number in range(len(path) + 1):
@@ -271,7 +274,7 @@ class YamlText:
         return line
 
     def _size(self, node: yaml.Node) -> int:
-        """Counts a node and everything in it, with aliases replaced; refuses circles."""
+        """Counts a node and everything in it, with aliases replaced; refuses cycles."""
         found = self._sizes.get(id(node.value))
         if isinstance(node, yaml.CollectionNode):
             if found == 0:

@@ -49,7 +49,7 @@ MAX_WORKERS = 32
 # A part, such as a feed with its probes, may take this many times the limit of one wait.
 MAX_WAITS = 12
 
-# Certificates that are renewed automatically have been renewed by then.
+# Automatic renewal happens earlier than this many days before a certificate expires.
 SOON_DAYS = 14
 
 _DAY_SECONDS = 86_400
@@ -346,7 +346,7 @@ class Overheard(NamedTuple):
 
 
 async def overhear(options: Sharing, seconds: float) -> Overheard:
-    """Receives messages for so long, as a router with this configuration does; sends none.
+    """Receives messages for so many seconds, as a router with this configuration does; sends none.
 
     Raises:
         StartError: the client library is missing, or a file with a secret cannot be read.
@@ -421,7 +421,7 @@ async def visit_envoy(means: Means, fleet: Sequence[Found], at: str) -> list[Fin
 
 
 async def _hosts_wanted(fleet: Sequence[Found]) -> dict[str, str]:
-    """Returns the workers as `judge_hosts` takes them."""
+    """Returns the workers in the form that `judge_hosts` expects."""
     found = await asyncio.gather(*(_resolved(one.worker.endpoint) for one in fleet))
     names = ["" if one.excluded else one.worker.endpoint for one in fleet]
     return dict(zip(found, names, strict=True))

@@ -1,7 +1,7 @@
 """Compares the configuration that Envoy runs with what the router needs.
 
-Sources: `envoy.admin.v3.ConfigDump` (`GET /config_dump`) as JSON, where durations are texts such as
-"0.5s", 64-bit numbers are texts, and defaults are left out; in it
+Sources: `envoy.admin.v3.ConfigDump` (`GET /config_dump`) as JSON, where durations are strings such
+as "0.5s", 64-bit numbers are strings, and defaults are left out; it contains
 `envoy.config.cluster.v3.Cluster`, `envoy.extensions.transport_sockets.tls.v3.CommonTlsContext` and
 `envoy.config.route.v3.RouteConfiguration`. The hosts of a cluster come from
 `envoy.admin.v3.Clusters` (`GET /clusters?format=json`), no matter whether Envoy has them from its
@@ -20,8 +20,8 @@ from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.requests.request import PATHS
 
 Node = Mapping[str, Any]
-# Of each cluster its hosts, as ip:port or unix:PATH, each with the number of its connections that
-# failed, if all of them did, and 0 otherwise.
+# The hosts of each cluster, as ip:port or unix:PATH, each with the number of its failed connections
+# if all of them failed, 0 otherwise.
 Hosts = Mapping[str, Mapping[str, int]]
 _MANAGER = ".HttpConnectionManager"
 _EXT_PROC = ".ext_proc.v3.ExternalProcessor"
@@ -189,7 +189,7 @@ def hosts_in(answer: bytes) -> Hosts:
 def _in_vain(host: Node) -> int:
     """Returns how many connections to a host have failed, if all have; 0 otherwise."""
     stats = map(mapping, listing(host.get("stats")))
-    # a number of 64 bits is a text in JSON, and left out if it is 0
+    # a 64-bit number is a string in JSON, and left out if it is 0
     counts = {str(one.get("name")): str(one.get("value", 0)) for one in stats}
     failed = counts.get("cx_connect_fail", "")
     return int(failed) if failed.isdecimal() and failed == counts.get("cx_total") else 0
@@ -232,8 +232,8 @@ def judge_hosts(
     """Yields a finding for workers missing in the steered clusters, and for unknown hosts in them.
 
     workers: each worker's name by its ip:port. The ip:port is "" if unknown, so that any host may
-    be that worker. The name is "" if the worker takes no requests now; it may be a host or not.
-    Yields nothing if Envoy lists no hosts, as for ORIGINAL_DST, which takes any address.
+    be that worker. The name is "" if the worker takes no requests now; it may or may not be a host.
+    Yields nothing if Envoy lists no hosts, as for ORIGINAL_DST, which accepts any address.
     """
     clusters = steered(parts)
     if not workers or any(one.get("type") == "ORIGINAL_DST" for one in clusters.values()):
@@ -346,7 +346,7 @@ def _has_certificate(context: Node) -> bool:
 DEFAULT_BUFFER_BYTES = 1024 * 1024
 DEFAULT_ROUTE_SECONDS = 15.0
 
-# Generations take longer than a limit below this.
+# Generations may take longer than a timeout below this.
 LEAST_ROUTE_SECONDS = 60.0
 
 _PER_ROUTE = ".ExtProcPerRoute"
@@ -428,7 +428,7 @@ def _matches(match: Node, path: str) -> bool:
     if "path_separated_prefix" in match:
         prefix = str(match["path_separated_prefix"])
         return path == prefix or path.startswith(f"{prefix}/")
-    return False  # a regular expression is not tried: a hostile one takes for ever
+    return False  # regular expressions are not tried: a hostile one may never end
 
 
 def _leads_to(action: Node, steered: Collection[str]) -> bool:

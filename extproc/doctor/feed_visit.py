@@ -61,7 +61,7 @@ class Greeted(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """The reason why this is not taken for a ZMQ socket, in words."""
+        """Why this is not considered a ZMQ socket, in words."""
         if self.is_silent:
             return "accepts connections, but sends nothing: it hangs, or is not a ZMQ socket"
         return "answers, but does not speak ZMQ"
@@ -201,7 +201,7 @@ def _drained(
 async def visit_zmq(
     means: Means, worker: Worker, visited: Visited, sources: Sequence[ZmqSource], about: About
 ) -> list[Finding]:
-    """Examines every port of a ZMQ feed, then listens; earlier batches are not asked for."""
+    """Examines every port of a ZMQ feed, listens, and then tests replays; returns the findings."""
     findings = list(judge_told(about, sources, visited.told))
     if sources[0].binds:
         says = "not checked: the router binds this feed's ports; GET /workers shows its state"
@@ -236,7 +236,7 @@ async def _listened(
 ) -> list[Finding]:
     """Listens to the configured topic, and to every topic, to find events under another topic.
 
-    heard: is extended by what each rank published.
+    heard: a summary for each rank is appended here.
     """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
     ours = probe.subscribed(sources)
@@ -303,7 +303,7 @@ async def _replays(
 async def _replay(
     means: Means, source: ZmqSource, provoked: Provoked | None, about: About
 ) -> Finding | None:
-    """Asks for the end of a replay, or for all of it if probes are allowed."""
+    """Requests the end of a replay, or all of it if probes are allowed; returns the finding."""
     start = 0 if means.probes else BEYOND_ALL
     numbers, fault = await replayed(source, start, means.seconds)
     if fault and numbers:
@@ -421,7 +421,7 @@ def _port(endpoint: str) -> str:
 
 
 def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
-    """Yields a finding for each rank whose replay port does not answer replays."""
+    """Yields a finding for each rank whose replay port is not a ZMQ replay socket."""
     for source in sources:
         if source.replay is None:
             continue
@@ -454,12 +454,12 @@ def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Ite
 
 
 def is_publisher(look: Greeted) -> bool:
-    """Tells whether it is a publisher without security, or may be one."""
+    """Tells whether a port is a publisher without security, or may be one."""
     return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
 
 
 def is_replayer(look: Greeted) -> bool:
-    """Tells whether it is a replay socket, or may be one."""
+    """Tells whether a port is a replay socket without security, or may be one."""
     return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
 
 
@@ -473,7 +473,7 @@ async def greeted(place: Address, seconds: float) -> Greeted:
             reader, writer = await asyncio.open_connection(place.host, place.port)
     except TimeoutError:
         return Greeted(reason=f"no connection within {seconds:g} s")
-    except (OSError, UnicodeError) as error:  # the latter of what can be no host name
+    except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a host name
         return Greeted(reason=_words(error))
     session = Session(b"SUB", 0)
     try:

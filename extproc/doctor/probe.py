@@ -96,7 +96,7 @@ class Heard:
         return known >= min(ENOUGH_TOKENS, len(tokens))
 
     def take(self, sequence: int, body: bytes | EventBatch, now: float) -> None:
-        """Takes one batch.
+        """Adds one batch to the summary.
 
         body: a payload as received, or already decoded. now: seconds since the epoch.
         """
@@ -212,8 +212,8 @@ async def replayed(
 ) -> tuple[list[int], str]:
     """Requests a replay; returns the numbers of its batches, and why it did not end, "" if it did.
 
-    start: the first number requested. seconds: limit for each batch, not for all, since a full
-    buffer takes long. heard: receives each batch.
+    start: the first number requested. seconds: limit for each batch; all of them have
+    MAX_REPLAY_SECONDS, since a full buffer takes long. heard: receives each batch.
     """
     transport = ZmqTransport(source)
     numbers: list[int] = []
@@ -282,7 +282,7 @@ class Probed(NamedTuple):
 async def judge_probe(
     means: Means, worker: Worker, visited: Visited, listeners: Sequence[Listener], about: About
 ) -> list[Finding]:
-    """Probes each rank in turn, up to the first fault; returns the findings."""
+    """Probes one rank after the other, up to the first fault; returns the findings."""
     if not visited.is_served:
         return [about.note("probe", "not made: the worker does not serve the model")]
     ranks = [one.heard.rank for one in listeners] if len(listeners) > 1 else [None]

@@ -1,4 +1,4 @@
-"""Compares a worker's tokens with ours, by asking its POST /tokenize for golden requests."""
+"""Compares a worker's tokens for golden requests, from its POST /tokenize, with ours."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ async def _asked(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
 async def _remote(
     means: Means, worker: Worker, visited: Visited, options: RemoteTokenizer, about: About
 ) -> list[Finding]:
-    """Asks as the router does; returns whether each answer would have been in time."""
+    """Asks as the router does; returns findings on whether each answer would be in time."""
     findings: list[Finding] = []
     for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", GOLDEN[len(TEXTS)].prompt)):
         begun = time.monotonic()

@@ -27,7 +27,7 @@ OK = 200
 # More than a message's delay, or the whole seconds of a Date header, can explain.
 MAX_SKEW_SECONDS = 5.0
 
-# vLLM's /metrics: its configuration is the labels of a gauge.
+# In vLLM's /metrics, the labels of a gauge show its configuration.
 _PREFIX_CACHING = re.compile(
     rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
 )
@@ -170,7 +170,7 @@ class Visited(NamedTuple):
 
     @property
     def is_served(self) -> bool:
-        """Whether the worker would take a request for the model."""
+        """Whether the worker would accept a request for the model."""
         return self.served is not None and self.model_name in self.served.models
 
     @property
@@ -266,7 +266,7 @@ def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
 
 
 def judge_models(about: About, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
-    """Yields whether a worker serves the model that its requests name, and the adapters."""
+    """Yields findings on whether a worker serves the model that its requests name, and adapters."""
     model = model_served(config, worker, told)
     names = shown(told.models)
     if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
@@ -357,7 +357,7 @@ def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[
 
 
 def told_sources(path: str, answer: bytes, host: str) -> Told | None:
-    """Returns where a worker publishes, by its answer at a path; None if the answer does not tell.
+    """Returns where a worker publishes, by its answer at a path; None if that is not in the answer.
 
     path: one of `extproc.workers.feeds.PATHS`.
     """

@@ -23,20 +23,20 @@ from extproc.observing.report import GROUPS, RESOLUTION, Side, Window, seconds_a
 LEAST_REQUESTS = 100
 LEAST_BLOCKS = 5.0
 
-# Stretches of time that a share needs if conversations are not known: with fewer ones, long
+# Stretches of time that a share needs if conversations are not known: with fewer, long
 # conversations would make the interval too narrow.
 LEAST_STRETCHES = 12.0
 
-# A quantile needs so many requests beyond it.
+# A quantile needs at least this many requests beyond it.
 LEAST_BEYOND = 10
 
-# The share of requests that must belong to known conversations for blocks of conversations.
+# Blocks of conversations are used if at least this percentage of requests belongs to known ones.
 KNOWN_PERCENT = 90
 
-# A window is cut into about so many stretches of time.
+# A window is cut into about this many stretches of time.
 STRETCHES = 24
 
-# The load spread of fewer requests for each worker is mostly chance.
+# With fewer requests for each worker, the load spread is mostly chance.
 LEAST_EACH = 10
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -52,7 +52,7 @@ class Estimate(NamedTuple):
     high: float | None = None
 
     def shown(self) -> dict[str, float | None]:
-        """Returns it for JSON."""
+        """Returns the estimate for JSON."""
         low, high = self.low, self.high
         return {
             "value": _rounded(self.value),
@@ -228,7 +228,7 @@ def cached_share(sides: Sides, which: int) -> Estimate | None:
 
 
 def share_gained(sides: Sides) -> Estimate | None:
-    """Returns how much larger the cached share of steered requests is; None if unknown."""
+    """Returns the cached share of steered requests minus that of the others; None if unknown."""
     steered, others = sides.both
     if not steered.prompt_tokens or not others.prompt_tokens:
         return None
@@ -256,7 +256,7 @@ def length_ratio(sides: Sides) -> Estimate | None:
 
 
 def quantile(first_bytes: Mapping[int, int], share: float) -> float:
-    """Returns the time within which this share of the requests had their first byte."""
+    """Returns the seconds within which this share of the requests had their first byte."""
     wanted = share * sum(first_bytes.values())
     for bucket in sorted(first_bytes):
         count = first_bytes[bucket]
@@ -274,7 +274,7 @@ def _below(first_bytes: Mapping[int, int], position: float) -> float:
 
 
 def first_byte(sides: Sides, which: int, share: float) -> Estimate | None:
-    """Returns a quantile of the times to the first byte; None if there are none."""
+    """Returns a quantile of the times to the first byte, in seconds; None if there are none."""
     times = sides.both[which].first_bytes
     count = sum(times.values())
     if not count:

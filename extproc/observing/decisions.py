@@ -105,7 +105,7 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 class Parent(NamedTuple):
     """The span that a request comes from.
 
-    is_sampled: whether the sender may have recorded it.
+    is_sampled: whether its sender may have recorded it.
     """
 
     trace_id: int

@@ -11,13 +11,13 @@ from prometheus_client.registry import Collector
 # How many recent answers of one worker's requests are considered.
 RECENT = 16
 
-# Fewer answers from elsewhere may be chance: a closed connection, a retry.
+# Fewer answers from elsewhere may be due to chance: a closed connection, a retry.
 LEAST_ELSEWHERE = 3
 
-# From the first share from elsewhere on, picks are not followed; up to the second, they are.
+# If at least this share of every worker's recent answers came from elsewhere, no pick is followed.
 NOT_FOLLOWED = 0.3
 
-# Between two warnings, in seconds.
+# Shortest time between two warnings, in seconds.
 WARNING_SECONDS = 60.0
 
 NOBODY_FOLLOWED = (
@@ -46,7 +46,7 @@ class Answers:
         return sum(self.recent) / len(self.recent)
 
     def note(self, *, is_elsewhere: bool) -> None:
-        """Takes an answer to a request that was steered to the worker."""
+        """Counts an answer to a request that was steered to the worker."""
         self.looked_at += 1
         self.elsewhere += is_elsewhere
         self.recent.append(is_elsewhere)
@@ -67,11 +67,11 @@ class Answers:
 
 
 # Results of a steered request: it reached the picked worker, it reached another one, or the proxy
-# did not tell.
+# did not report which.
 DELIVERIES = DELIVERED, ELSEWHERE, UNTOLD = ("delivered", "elsewhere", "unknown")
 
 # If a smaller share was delivered in the last minute, something is wrong between proxy and router;
-# fewer answers than the second number are not judged.
+# fewer than LEAST_TOLD answers are not judged.
 LEAST_DELIVERED = 0.95
 LEAST_TOLD = 20
 MINUTE_SECONDS = 60.0
@@ -99,11 +99,11 @@ class Deliveries:
         self.looked_at[model or ""] += 1
 
     def untold(self, model: str | None) -> None:
-        """Notes that a request has ended, and the proxy did not tell who answered."""
+        """Notes that a request has ended, and the proxy did not report who answered."""
         self.results[model or "", UNTOLD] += 1
 
     def note(self, model: str | None, now: float, *, is_elsewhere: bool) -> None:
-        """Notes that the proxy told who answered."""
+        """Notes that the proxy reported who answered; now: seconds of the clock."""
         self.results[model or "", ELSEWHERE if is_elsewhere else DELIVERED] += 1
         number = int(now / _STEP_SECONDS)
         step = self._steps[number % _STEPS]

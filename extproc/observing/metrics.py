@@ -27,12 +27,12 @@ from extproc.picking.load import Load
 
 OPENMETRICS = "application/openmetrics-text"
 
-# Workers that are read without a pause, on the event loop that picks: under a millisecond.
+# Workers that are read without a pause on the event loop that picks: it takes under a millisecond.
 AT_ONCE = 32
 
 
 class Fleet(Protocol):
-    """What metrics need of the workers.
+    """The parts of the workers that metrics need.
 
     records: by name; each keeps the outcomes of its worker's requests.
     """

@@ -5,16 +5,18 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
 - `token_mismatch`: the engine counted the prompt tokens differently, or the self-check found its
   tokens to differ, so it looked for other blocks.
 - `feed_not_live`: its feed is not live, so the index may be out of date.
-- `block_size`: the difference is less than a block, or what was reported is no whole number of
+- `block_size`: the difference is less than a block, or the reported tokens are no whole number of
   KVSteer's blocks, so the engine uses another block size.
+- `evicted`: less was reported, and according to its feed the worker now holds less than was
+  predicted.
+- `stored_meanwhile`: more was reported, and the worker's feed announced it afterwards: requests
+  ahead of this one in the queue stored the blocks.
 - `feed_of_another`: another worker's feed announced this prompt's blocks since the pick, and the
   feed of the worker that answered did not: feeds are swapped.
-- `other_rank`: less was reported by a worker with several ranks; another one than the one that
-  holds the blocks may have answered.
-- `evicted`: less was reported, and the worker's feed announced evictions, or stored the
-  prompt again.
-- `stored_meanwhile`: more was reported, and the worker's feed announced it afterwards:
-  requests ahead of this one in the queue stored the blocks.
+- `other_rank`: a worker with several ranks reported less; a rank other than the one that holds the
+  blocks may have answered.
+- `evicted` again: less was reported, and according to its feed the worker now holds the whole
+  prompt: it stored it again.
 - `unknown`: nothing in the worker's feed explains it.
 
 Usage is read from passing responses, in JSON or in server-sent events, split anywhere. Nothing is
@@ -77,7 +79,7 @@ class Outcome(NamedTuple):
     ttft_seconds: from the request's headers to the first byte of the response's body, or to the
     response's headers if the body is not read; None without a response. prompt_tokens: the router's
     count, 0 if unknown. predicted_tokens: how many of them the worker certainly held at the pick.
-    is_comparable: whether the report is about only this prompt, `prompt`. is_whole: whether the
+    is_comparable: whether the report is about `prompt` alone. is_whole: whether the
     response was read to its end. held: what every worker held of the prompt at the pick, by name.
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
@@ -468,7 +470,7 @@ class UsageScanner:
         self._figures: dict[bytes, int] = {}
 
     def read(self, piece: bytes) -> None:
-        """Takes the next piece of the response's body."""
+        """Scans the next piece of the response's body."""
         seen = self._tail + piece
         if _HINT in seen:
             for key, digits in _FIGURE.findall(seen):
@@ -518,7 +520,7 @@ class Account:
     def respond(self, status: int | None, served: str, now: float) -> str | None:
         """Takes the response's headers; returns the endpoint that answered if it is not the pick.
 
-        served: the endpoint that answered, "" if the proxy does not tell.
+        served: the endpoint that answered, "" if the proxy does not report it.
         """
         self._status = status
         self._headers_at = now
@@ -531,7 +533,7 @@ class Account:
         return None if is_picked else served
 
     def left_to(self, endpoint: str) -> None:
-        """Takes the endpoint to which an unsteered request was sent."""
+        """Notes the endpoint to which an unsteered request was sent."""
         self._worker = self.worker_at(endpoint)
 
     def worker_at(self, endpoint: str) -> str:
@@ -540,7 +542,7 @@ class Account:
         return names[0] if names else ""
 
     def read(self, piece: bytes, now: float, *, is_last: bool = False) -> None:
-        """Takes a piece of the response's body."""
+        """Reads a piece of the response's body; now: when it arrived."""
         self._is_whole = is_last
         if self._first_byte_at is None and piece:
             self._first_byte_at = now
@@ -549,7 +551,7 @@ class Account:
         self._scanner.read(piece)
 
     def outcome(self) -> Outcome:
-        """Returns the outcome when the stream has ended."""
+        """Returns the outcome; call it when the stream has ended."""
         decision, worker = self._decision, self._worker
         first = self._headers_at if self._first_byte_at is None else self._first_byte_at
         is_known = decision.is_steered or bool(worker)

@@ -29,13 +29,13 @@ BUCKETS = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _PER_STEP)
 # Conversations are put into this many random groups, whose differences give the intervals.
 GROUPS = 20
 
-# For more workers than this in one period, requests are counted without their worker.
+# Beyond this many workers in one period, requests are counted without their worker.
 MAX_WORKERS = 256
 
 # Largest count, so that no sum in a report is too large to be written.
 _MOST = 2**50
 
-# A prime, and what of a hash is above it decides nothing else.
+# A prime; a conversation's hash is divided by it, so that its group does not depend on its side.
 _APART = 1_000_003
 
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
@@ -254,7 +254,7 @@ class Report:
             _drop(span, kept, now)
 
     def periods(self, now: float) -> Iterator[Period]:
-        """Yields all periods; do not count requests before the last one is taken."""
+        """Yields all periods; count no requests before the last one is yielded."""
         self.settle(now)
         for kept in self._kept:
             yield from kept.values()
@@ -281,7 +281,7 @@ def _at(kept: dict[int, Period], span: int, number: int) -> Period:
 def _drop(span: int, kept: dict[int, Period], now: float) -> None:
     seconds, count = SPANS[span]
     last = int(now // seconds)
-    # the next one as well: a clock may be set back a little
+    # the next period is kept too: a clock may be set back a little
     for number in [one for one in kept if not last - count < one <= last + 1]:
         del kept[number]
 

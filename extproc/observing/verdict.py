@@ -1,7 +1,7 @@
 """The content of a report: the figures of its windows for GET /report, and a sentence on each.
 
-Sentences claim no more than their intervals allow, and tell how many requests are missing if there
-is no interval yet.
+Sentences claim no more than their intervals allow. If there is no interval yet, they say what is
+missing for one.
 """
 
 from math import sqrt
@@ -29,12 +29,12 @@ WINDOWS = {
     "the last 7 days": 604_800,
 }
 
-# The sides differ if their mean prompt lengths have this ratio, or shares this distance.
+# The sides differ if their mean prompt lengths have this ratio, or their shares this difference.
 LENGTHS_DIFFER = 1.2
 SHARES_DIFFER = 0.2
 
-# Failures differ if their difference is this many standard deviations: chance alone does so about
-# once in several hundred times.
+# The shares of failures differ if their difference exceeds this many standard deviations, as by
+# chance alone only one in several hundred does.
 _DEVIATIONS = 3.0
 
 STEERED, OTHERS = "Steered requests", "the others"
@@ -43,7 +43,7 @@ STEERED, OTHERS = "Steered requests", "the others"
 class Asked(NamedTuple):
     """What a report should contain: windows by name, in seconds.
 
-    notes: what readers must know about how it was made.
+    notes: what readers must know about how the report was made.
     """
 
     windows: dict[str, int]

@@ -38,7 +38,7 @@ MAX_SECRET_BYTES = 4_096
 # Time limit for a connection, including TLS and the greeting.
 CONNECT_SECONDS = 1.0
 
-# After a reply is overdue for this long, the connection is made again.
+# If a reply takes longer than this, the connection is made again.
 DEAD_SECONDS = 3.0
 
 # Pauses between attempts: the first, and the longest.
@@ -72,10 +72,10 @@ class Engine:
     The client library signs on. Then this class reads the bytes as they arrive: waking up a task
     for each message would cost as much as handling it.
 
-    hear: takes each message of the channel, including own ones, and returns how many seconds to
-    pause before the next. opened: called when messages begin to arrive. answer_seconds: after this
-    time without a reply the engine counts as down. fault: why nothing can be sent now, "" if it
-    can.
+    hear: receives each message of the channel, including this router's own, and returns how many
+    seconds to pause before the next. opened: called when messages begin to arrive. answer_seconds:
+    after this time without a reply, the engine counts as down. fault: why nothing can be sent now,
+    "" if messages can be sent.
 
     Raises:
         ExtraError: the client library is not installed.
@@ -113,13 +113,13 @@ class Engine:
             await asyncio.sleep(self._retries.next_seconds())
 
     def tell(self, messages: Sequence[bytes]) -> bool:
-        """Publishes messages, if the engine takes any now."""
+        """Publishes messages if the engine accepts any now; returns whether it did."""
         line = self._line
         if line is None:
             return False
         now = time.monotonic()
         was_here, self._told_at = now - self._told_at < self._answer_seconds / 2, now
-        # after a pause of our own, its reply may have come and is still to be read
+        # if this process itself paused, the reply may have arrived but not have been read yet
         if was_here and self._unanswered and now - self._unanswered[0] > self._answer_seconds:
             self.fault = "the server at sharing.url does not answer"
             if now - self._unanswered[0] > DEAD_SECONDS:
@@ -150,7 +150,7 @@ class Engine:
             await connection.disconnect(nowait=True)
 
     def _answered(self) -> None:
-        """The engine took the oldest message that it has not answered yet."""
+        """Notes that the engine accepted the oldest message that it had not confirmed."""
         if self._unanswered:
             self._unanswered.popleft()
         if self.fault:
@@ -168,10 +168,11 @@ class Engine:
 
 
 class _Line(asyncio.Protocol):
-    """A connection to an engine that is signed on, from then on.
+    """A connection to an engine, once the client library has signed on.
 
-    hear, answered: are called for each message of the channel, and for each that was published.
-    subscribed: done when messages begin to arrive. ended: why no more do.
+    hear: called for each message of the channel. answered: called for each published message that
+    the engine confirms. subscribed: done when messages begin to arrive. ended: the reason why no
+    more arrive.
     """
 
     def __init__(
@@ -193,11 +194,11 @@ class _Line(asyncio.Protocol):
         transport.set_protocol(self)
 
     def write(self, command: bytes) -> None:
-        """Sends a command as soon as the network takes it."""
+        """Sends a command as soon as the network accepts it."""
         self._transport.write(command)
 
     def unsent_bytes(self) -> int:
-        """What the network has not taken yet."""
+        """Returns how many bytes the network has not accepted yet."""
         return self._transport.get_write_buffer_size()
 
     def end(self, error: Exception) -> None:
@@ -208,17 +209,17 @@ class _Line(asyncio.Protocol):
             self.ended.set_result(error)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what has arrived."""
+        """Processes the bytes that have arrived."""
         self._reader.feed(data)
         if not self._is_paused:
             self._read()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """Ends the subscription, since the connection is lost."""
         self.end(error or ConnectionError("the server closed the connection"))
 
     def _read(self) -> None:
-        """Takes all that is complete, until no more is wanted for a while."""
+        """Processes complete messages, until `hear` asks for a pause."""
         try:
             while (said := self._reader.gets()) is not _NO_MORE:
                 seconds = self._take(said)
@@ -233,7 +234,7 @@ class _Line(asyncio.Protocol):
             self.end(error)
 
     def _take(self, said: object) -> float:
-        """Takes one answer or message; returns for how many seconds no more are wanted."""
+        """Processes one answer or message; returns how many seconds to pause before the next."""
         if isinstance(said, Exception):
             raise said
         if not isinstance(said, list):
@@ -252,7 +253,7 @@ class _Line(asyncio.Protocol):
 
 
 def _transport(connection: "AbstractConnection") -> asyncio.Transport:
-    """What is under a connection of the client library that has read all answers so far."""
+    """Returns the transport of a client library's connection that has read all answers so far."""
     writer = connection._writer  # noqa: SLF001 - there is no other way to it
     if writer is None:
         raise ConnectionError("the server closed the connection")
@@ -260,7 +261,7 @@ def _transport(connection: "AbstractConnection") -> asyncio.Transport:
 
 
 def _connection(access: Access) -> "AbstractConnection":
-    """A connection of the client library that is not opened yet."""
+    """Returns a connection of the client library that is not open yet."""
     from valkey.asyncio import connection  # noqa: PLC0415 - an extra
 
     meeting = access.meeting
@@ -285,22 +286,22 @@ def _connection(access: Access) -> "AbstractConnection":
 
 SUFFIX = ".router"
 
-# How often it is looked for new routers, and tried again what failed, in seconds.
+# Interval of looking for new routers, and of retrying what failed, in seconds.
 LOOK_SECONDS = 0.5
 
-# More are not sent to.
+# Most routers that messages are sent to.
 MAX_PEERS = 64
 
-# Datagrams that are read before others get their turn.
+# Datagrams that are read before other tasks run.
 AT_ONCE = 16
 
 
 class Datagrams:
-    """One router's socket in a directory; what it tells goes to all others there.
+    """One router's socket in a directory; its messages go to all others there.
 
-    hear: takes each message, and returns for how many seconds no more of them are wanted. opened:
-    is called when messages begin to arrive. fault: why nothing can be told now, "" if it can.
-    lost: messages that a router did not take.
+    hear: receives each message, and returns how many seconds to pause before the next. opened:
+    called when messages begin to arrive. fault: why nothing can be sent now, "" if messages can be
+    sent. lost: messages that another router did not accept.
     """
 
     def __init__(
@@ -337,7 +338,10 @@ class Datagrams:
             self._close()
 
     def tell(self, messages: Sequence[bytes]) -> bool:
-        """Sends messages to every other router that takes them now."""
+        """Sends messages to every other router that accepts them now.
+
+        Returns False if this router's socket is not open.
+        """
         own, now = self._socket, time.monotonic()
         if own is None:
             return False
@@ -351,7 +355,7 @@ class Datagrams:
                     self._peers.remove(peer)
                     _remove(peer)  # its router ended without a chance to do so
                     break
-                except OSError:  # it does not keep up; what it misses it asks for
+                except OSError:  # it does not keep up, and asks for what it misses
                     self.lost += 1
         return True
 
@@ -369,11 +373,11 @@ class Datagrams:
     def _is_there(self) -> bool:
         try:
             return self._path.exists()
-        except OSError:  # the directory may not be looked into any more
+        except OSError:  # the directory may no longer be searched
             return False
 
     def _found(self) -> list[str]:
-        """The sockets of all others."""
+        """Returns the paths of other routers' sockets, at most `MAX_PEERS`."""
         try:
             found = sorted(self._directory.glob(f"*{SUFFIX}"))
         except OSError:
@@ -406,7 +410,7 @@ class Datagrams:
 
 
 def _remove(path: str | Path) -> None:
-    """Removes a socket; where that cannot be done, somebody else took its directory away."""
+    """Removes a socket; does nothing if that fails, such as after its directory was removed."""
     with contextlib.suppress(OSError):
         Path(path).unlink()
 
@@ -414,7 +418,7 @@ def _remove(path: str | Path) -> None:
 class Transport(Protocol):
     """Carries messages between routers.
 
-    fault: why nothing can be told now, "" if it can.
+    fault: why nothing can be sent now, "" if messages can be sent.
     """
 
     fault: str
@@ -427,7 +431,7 @@ class Transport(Protocol):
 
 
 def password_of(options: Options) -> str:
-    """The engine's password, "" without one.
+    """Returns the engine's password, "" if there is none.
 
     Raises:
         StartError: its file cannot be read.
@@ -438,10 +442,12 @@ def password_of(options: Options) -> str:
 
 
 def secret_in(key: str, path: str, least: int) -> bytes:
-    """What a file has, without the space around it; key: that names the file.
+    """Returns the content of a file, without surrounding white space.
+
+    key: the configuration key that names the file. least: the fewest bytes it may have.
 
     Raises:
-        StartError: it cannot be read, or has fewer bytes than the least.
+        StartError: the file cannot be read, or has too few bytes.
     """
     try:
         with Path(path).open("rb") as file:
@@ -459,7 +465,7 @@ def transport_of(
     opened: Callable[[], None],
     answer_seconds: float,
 ) -> Transport:
-    """What carries messages, as it is configured; see `Engine`.
+    """Returns the configured transport; the other parameters are those of `Engine`.
 
     Raises:
         StartError: the client library is missing, or the file with the password cannot be read.

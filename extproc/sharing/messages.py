@@ -21,13 +21,13 @@ import xxhash
 from extproc.picking.sent import LENGTHS, Marks
 from kvstate.errors import KVSteerError
 
-# Of the first version; what is not understood by older routers takes another one.
+# Of the first version; a format that older routers do not understand gets another one.
 MAGIC = b"KVS\x01"
 
 # Also fits into one datagram.
 MAX_BYTES = 64 * 1024
 
-# In one message; more are told in several.
+# Most entries of one message; more are sent in several messages.
 MAX_WORKERS = 256
 MAX_CLAIMS = 40
 MAX_OVER = 512
@@ -38,7 +38,7 @@ _SEAL_BYTES = 16
 _HEAD_BYTES = len(MAGIC) + 2 * _TAG_BYTES
 _SEALED_FROM = _HEAD_BYTES + _SEAL_BYTES
 
-# A worker is told as 63 bits: what MessagePack's reader here can hold to bounds.
+# A worker's id has 63 bits: the most for which the MessagePack decoder can check bounds.
 _WORKER_BITS = 2**63 - 1
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -51,7 +51,8 @@ _Keys = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYT
 class MessageError(KVSteerError):
     """A message was rejected.
 
-    reason: wrong_size, other_version, other_secret, forged or malformed.
+    reason: wrong_size, other_version, other_secret, forged or malformed; from `Picture`, also
+    too_many_routers or out_of_order.
     """
 
     def __init__(self, reason: str) -> None:
@@ -60,9 +61,9 @@ class MessageError(KVSteerError):
 
 
 class Keys(NamedTuple):
-    """What a fleet's secret is good for.
+    """The keys derived from a fleet's secret.
 
-    fleet: says which fleet it is. seal: seals messages. marks: keys the fingerprints of prompts.
+    fleet: identifies the fleet. seal: seals messages. marks: keys the fingerprints of prompts.
     workers: keys the addresses of workers.
     """
 
@@ -73,7 +74,7 @@ class Keys(NamedTuple):
 
 
 def keys_of(secret: bytes) -> Keys:
-    """The keys of a fleet whose routers share a secret."""
+    """Returns the keys of a fleet whose routers share a secret."""
 
     def derived(what: bytes, size: int) -> bytes:
         root = blake2b(secret, digest_size=32, person=b"kvsteer-sharing")
@@ -88,12 +89,12 @@ def keys_of(secret: bytes) -> Keys:
 
 
 def worker_id(keys: Keys, endpoint: str) -> int:
-    """How a worker at ip:port is called in messages."""
+    """Returns the id in messages of the worker at an ip:port."""
     return int(xxhash.xxh3_64_intdigest(endpoint.encode(), keys.workers)) & _WORKER_BITS
 
 
 class WorkerNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A worker, and what the sender's own requests are to it; see `Gauges`."""
+    """A worker, and the load that the sender's own requests put on it; see `Gauges`."""
 
     worker: _Number
     in_flight: _Count
@@ -106,7 +107,8 @@ class WorkerNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt that the sender sent to a worker.
 
-    number: of the claim, with which it is ended. keys: of the prompt's marks, shortest first.
+    number: identifies the claim when it ends. keys: those of the prompt's marks, for the shortest
+    prefix first.
     """
 
     number: _Number
@@ -121,18 +123,18 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def packed(keys: Sequence[int]) -> bytes:
-    """The keys of marks, as a claim has them."""
+    """Returns the keys of marks in the form of `ClaimNews.keys`."""
     return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
     """One message.
 
-    origin: the sender's name. incarnation: higher whenever it starts anew. sequence: counts its
-    messages from 1. sent_us: when it was sent, by its wall clock, in microseconds. is_hello:
-    whether it asks for all that the others know. is_whole: whether with this message all workers
-    were told that the sender ever sent anything to. workers: whose figures changed. claims: that
-    are new. ended, withdrawn: the numbers of claims.
+    origin: the sender's name. incarnation: higher after every restart. sequence: counts the
+    sender's messages from 1. sent_us: when it was sent, by the sender's wall clock, in microseconds
+    since 1970. is_hello: whether it asks the others for all their figures. is_whole: whether this
+    message completes a report of all workers to which the sender ever sent anything. workers: those
+    whose figures changed. claims: the new ones. ended, withdrawn: the numbers of such claims.
     """
 
     origin: _Name
@@ -153,19 +155,19 @@ _decoder = msgspec.msgpack.Decoder(News)
 
 @lru_cache(maxsize=8)  # it is the same in each message
 def sender_tag(origin: str, incarnation: int) -> bytes:
-    """By what a router knows its own messages, which come back to it."""
+    """Returns the tag by which a router recognizes its own messages, which come back to it."""
     return blake2b(f"{incarnation} {origin}".encode(), digest_size=_TAG_BYTES).digest()
 
 
 def encoded(news: News, keys: Keys) -> bytes:
-    """A message as bytes."""
+    """Returns a message as bytes, with its seal."""
     body = _encoder.encode(news)
     head = MAGIC + keys.fleet + sender_tag(news.origin, news.incarnation)
     return head + _seal(keys, head, body) + body
 
 
 def is_from(wire: bytes, tag: bytes) -> bool:
-    """Whether a message says that it comes from the sender with this tag."""
+    """Returns whether a message claims to be from the sender with this tag."""
     return wire.startswith(tag, _HEAD_BYTES - _TAG_BYTES)
 
 

@@ -17,10 +17,10 @@ from extproc.sharing.messages import Keys, MessageError, News, decoded
 
 MAX_ROUTERS = 64
 
-# Open claims of one router; beyond them the oldest are left to their lifetime.
+# Most open claims of one router; beyond that, the oldest are left to expire.
 MAX_CLAIMS = 8_192
 
-# Between two questions for what was missed, in seconds.
+# Shortest time between two requests for what was missed, in seconds.
 ASK_SECONDS = 1.0
 
 
@@ -35,16 +35,16 @@ class Places(Protocol):
     """The workers that are known here."""
 
     def __call__(self) -> Mapping[int, Place]:
-        """Each by its id in messages."""
+        """Returns them by their ids in messages."""
 
 
 @dataclass(slots=True)
 class Other:
     """Another router.
 
-    since, heard_at: when its first and its last message came, in seconds of a monotonic clock.
-    delay_seconds: of its last message, by both wall clocks. lost: messages that never came.
-    is_known: whether it has named all workers that it sent anything to.
+    since, heard_at: when its first and its last message arrived, in seconds of a monotonic clock.
+    delay_seconds: how long its last message took, by both wall clocks. lost: messages that never
+    arrived. is_known: whether it has named all workers to which it sent anything.
     """
 
     origin: str
@@ -61,9 +61,10 @@ class Other:
 class Picture:
     """The other routers. Times are seconds of one monotonic clock.
 
-    loads, sent: where what they tell is merged. places: the workers. forget_seconds: for how long a
-    router may be silent. counts: messages: accepted, or why one was rejected.
-    unknown_workers: figures and claims for workers that are not known here.
+    loads, sent: the records into which messages are merged. places: returns the workers.
+    forget_seconds: for how long a router may be silent. counts: messages, by "accepted" or the
+    reason why they were rejected. unknown_workers: figures and claims for workers that are not
+    known here.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Picture:
         self.unknown_workers = 0
 
     def hear(self, wire: bytes, now: float, wall_us: int) -> News | None:
-        """Takes a message; returns None if it was rejected.
+        """Merges a message and returns it; returns None if it was rejected.
 
         wall_us: microseconds since 1970.
         """
@@ -111,11 +112,11 @@ class Picture:
         return True
 
     def lost(self) -> int:
-        """Messages of the routers that are known now which never came."""
+        """Returns how many messages of the routers known now never arrived."""
         return sum(other.lost for other in self.others.values())
 
     def forget(self, now: float) -> list[Other]:
-        """Forgets the routers that are silent for too long, and returns them."""
+        """Forgets the routers that have been silent for too long, and returns them."""
         silent = [
             other for other in self.others.values() if now - other.heard_at > self._forget_seconds
         ]
@@ -129,10 +130,10 @@ class Picture:
             self._drop(other, now)
 
     def _sender(self, news: News, now: float) -> Other:
-        """The record of who sent a message.
+        """Returns the record of a message's sender.
 
         Raises:
-            MessageError: it is older than one that was taken, or there are too many routers.
+            MessageError: it is no newer than one that was accepted, or there are too many routers.
         """
         other = self.others.get(news.origin)
         if other is not None and news.incarnation > other.incarnation:
@@ -176,7 +177,7 @@ class Picture:
                 claims[claim.number] = self._sent.record(place.holdings, claim.marks, now)
 
     def _drop(self, other: Other, now: float) -> None:
-        """A router is gone: its requests may be under way, but nobody says so any more."""
+        """Forgets a router: its requests may still be under way, but nobody reports them."""
         del self.others[other.origin]
         self._loads.forget(other.origin, now)
         for claim in other.claims.values():

@@ -1,7 +1,7 @@
 """Several routers as one: sends messages at each tick, receives others', and reports its status.
 
 No request waits for any of this. If sharing fails, the others are forgotten after a few ticks, and
-this router decides by its own requests until it hears from them again.
+this router decides by its own requests until their messages arrive again.
 """
 
 import asyncio
@@ -38,42 +38,42 @@ log = logging.getLogger("kvsteer.sharing")
 FORGET_TICKS = 10
 FORGET_SECONDS = 0.1
 
-# After this many ticks without news a router sends a sign of life.
+# After this many ticks without news, a router sends a sign of life.
 ALIVE_TICKS = 4
 
 # Recovery is logged after this time without a fault: a slow engine or a busy machine may fail and
 # recover several times a second.
 SETTLED_SECONDS = 1.0
 
-# Largest share of each time window that receiving messages may take.
+# In each window of WINDOW_SECONDS, receiving messages may take at most MOST_SECONDS.
 WINDOW_SECONDS = 0.1
 MOST_SECONDS = 0.02
 
-# What no router's name has, and a host's name may have all the same.
+# Characters that a host's name may have, but a router's name must not.
 _NO_NAME = re.compile(r"[^!-~]")
 
 
 class Fleet(Protocol):
-    """The workers, as far as others' requests are merged into their records."""
+    """The parts of the workers into which other routers' requests are merged."""
 
     @property
     def loads(self) -> Loads:
-        """What their endpoints have to do."""
+        """The loads of their endpoints."""
 
     def places(self) -> list[tuple[str, str]]:
-        """Name and ip:port of every worker that has one now."""
+        """Returns name and ip:port of every worker that has an address now."""
 
     def holdings(self, name: str) -> Holdings:
-        """What was sent to a worker."""
+        """Returns the record of what was sent to a worker."""
 
     def next_change(self) -> asyncio.Event:
-        """Another object whenever anything about the workers changed."""
+        """Returns an event, which is another object after every change of the workers."""
 
 
 class PromptTelling(Telling):
     """Also signals news that should not wait for the next tick.
 
-    news: set when a request with work worth a word began.
+    news: set when a request begins that has enough work to be reported.
     """
 
     def __init__(self, keys: Keys, origin: str, incarnation: int, silent_seconds: float) -> None:
@@ -81,14 +81,14 @@ class PromptTelling(Telling):
         self.news = asyncio.Event()
 
     def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
-        """A request was sent to an endpoint."""
+        """Notes that a request was sent to an endpoint."""
         super().begun(claims, endpoint, uncached_tokens)
         if uncached_tokens >= LEAST_UNCACHED_TOKENS:
             self.news.set()
 
 
 def telling_of(options: Options) -> PromptTelling:
-    """What tells the others of this router's requests.
+    """Returns what makes the messages about this router's requests.
 
     Raises:
         StartError: a file with a secret cannot be read.
@@ -106,10 +106,10 @@ def telling_of(options: Options) -> PromptTelling:
 
 
 class Sharing:
-    """One router's part in it.
+    """One router's part in sharing.
 
-    telling: of its own requests. sent: what was sent where, from here and from the others.
-    monotonic: the clock that workers' loads are kept in.
+    telling: makes the messages about its own requests. sent: the claims of all routers. monotonic:
+    the clock of the workers' loads, in seconds.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Sharing:
                 await asyncio.sleep(FORGET_SECONDS)
 
     async def _pause(self) -> None:
-        """Waits for a tick; after one without a message no longer than until a request begins."""
+        """Waits for a tick; if the last one sent no message, only until a request begins."""
         news = self._telling.news
         if self._did_tell:
             await asyncio.sleep(self._seconds)
@@ -205,7 +205,7 @@ class Sharing:
 
     def _tell(self, now: float) -> None:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
-        # after a pause of our own, what the others said meanwhile is still to be read
+        # if this process itself paused, the others' messages have yet to be read
         for other in self.picture.forget(now) if was_here else ():
             if not self._said:
                 log.info("router %s is silent and no longer counted", other.origin)
@@ -223,7 +223,7 @@ class Sharing:
         self._say(self._monotonic())
 
     def _say(self, now: float) -> None:
-        """Logs once that it decides alone, and once that it does not any more."""
+        """Logs once that this router decides alone, and once that it shares again."""
         fault = self._transport.fault
         if fault:
             self._faulty_at = now
@@ -236,14 +236,14 @@ class Sharing:
             log.info("sharing with other routers over %s", self._options.url)
 
     def _hear(self, message: bytes) -> float:
-        """Takes a message; returns for how many seconds no more of them are wanted."""
+        """Handles a message; returns how many seconds to pause before the next."""
         if is_from(message, self._telling.tag):
             return 0.0
         began = time.perf_counter()
         now = self._monotonic()
         if now >= self._window_ends:
             self._window_ends, self._passed, self._worked = now + WINDOW_SECONDS, 0.0, 0.0
-        # on a busy machine time passes without work; to ask for the work itself takes longer
+        # on a busy machine, elapsed time is more than CPU time, but CPU time is slower to read
         is_close = self._passed > MOST_SECONDS / 2
         worked = time.thread_time() if is_close else 0.0
         self._heard(message, now)
@@ -254,7 +254,7 @@ class Sharing:
         return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS / 2 else 0.0
 
     def _heard(self, message: bytes, now: float) -> None:
-        """Merges what a message tells, whatever it is."""
+        """Merges a message unless it is invalid; notes if its sender asks for all figures."""
         self.received_bytes += len(message)
         routers = len(self.picture.others)
         news = self.picture.hear(message, now, time.time_ns() // 1000)
@@ -284,7 +284,7 @@ async def shared(
     sent: Sent,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Sharing | None]:
-    """Shares as it is configured; yields None where it is not.
+    """Shares as configured; yields None if sharing is not configured.
 
     Raises:
         StartError: the client library is missing, or a file with a secret cannot be read.
@@ -301,18 +301,18 @@ async def shared(
 
 
 def note_of(sharing: Sharing | None) -> Callable[[], str]:
-    """What GET /readyz says besides; "" is nothing."""
+    """Returns a function that returns the note on sharing for GET /readyz, "" if none."""
     return str if sharing is None else sharing.note
 
 
 class SharingCollector(Collector):
-    """Shows it at every scrape."""
+    """Shows the status of sharing at every scrape."""
 
     def __init__(self, sharing: Sharing | None) -> None:
         self._sharing = sharing
 
     def collect(self) -> Iterator[Metric]:
-        """All families of sharing."""
+        """Yields the metric families of sharing."""
         sharing = self._sharing
         alone = GaugeMetricFamily(
             "kvsteer_sharing_alone",

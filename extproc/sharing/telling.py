@@ -25,27 +25,28 @@ from extproc.sharing.messages import (
     worker_id,
 )
 
-# A request with less work than this is no reason to send its like after it.
+# A request with fewer uncached tokens is no reason to send similar ones to the same worker.
 LEAST_UNCACHED_TOKENS = 256
 
-# Claims that are open, those that wait for the next tick, and those that a newcomer is told.
+# Most claims that are open, that wait for the next tick, and that are reported to a newcomer.
 MAX_OPEN = 4_096
 MAX_WAITING = 1_024
 MAX_ANSWERED = 512
 
-# All workers that anything was sent to are told so often, in seconds; and when a newcomer asks.
+# All workers that anything was sent to are reported at this interval, in seconds, and when a
+# newcomer asks.
 WHOLE_SECONDS = 1.0
 
-# Between two answers to newcomers, in seconds.
+# Shortest time between two answers to newcomers, in seconds.
 ANSWER_SECONDS = 0.25
 
 
 class Telling:
     """Makes the messages of one router.
 
-    origin: its name. incarnation: higher than that of any router with this name before it.
-    silent_seconds: after so long without anything to tell it says that it is there.
-    touched: endpoints whose requests changed. dropped: claims that found no room.
+    origin: its name. incarnation: higher than that of any earlier router with this name.
+    silent_seconds: after this time without news, it sends a sign of life.
+    touched: endpoints whose requests changed. dropped: claims for which there was no room.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class Telling:
 
     @property
     def secret(self) -> int:
-        """What the marks of all routers are keyed with."""
+        """The key of all routers' marks."""
         return self.keys.marks
 
     def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
-        """A request was sent to an endpoint; little work is not worth a word."""
+        """Notes that a request was sent to an endpoint; one with little work is not reported."""
         if uncached_tokens < LEAST_UNCACHED_TOKENS:
             return
         for claim in claims:
@@ -91,29 +92,29 @@ class Telling:
             self._waiting.append(news)
 
     def ended(self, claim: Claim) -> None:
-        """The request is over."""
+        """Notes that the request has ended."""
         news = self._open.pop(claim, None)
         if news is not None:
             self._ended.append(news.number)
 
     def withdrawn(self, claim: Claim) -> None:
-        """The request never reached its worker."""
+        """Notes that the request never reached its worker."""
         news = self._open.pop(claim, None)
         if news is not None:
             self._withdrawn.append(news.number)
 
     def hello(self) -> None:
-        """The next message asks the others for all they know."""
+        """Makes the next message ask the others for all their figures."""
         self._says_hello = True
 
     def asked(self) -> None:
-        """A newcomer asked for all that is known here."""
+        """Notes that a newcomer asked for all figures."""
         self._is_asked = True
 
     def due(self, loads: Loads, now: float, wall_us: int) -> list[bytes]:
-        """The messages of this tick; mostly one, none if there is nothing to say.
+        """Returns the messages of this tick: usually one, none if there is nothing to report.
 
-        now: seconds of the clock that the loads are kept in. wall_us: microseconds since 1970.
+        now: seconds of the loads' clock. wall_us: microseconds since 1970.
         """
         endpoints, claims = list(self.touched), list(self._waiting)
         is_answer = self._is_asked and now - self._whole_at >= ANSWER_SECONDS
@@ -146,7 +147,7 @@ class Telling:
         *,
         is_whole: bool,
     ) -> Iterator[bytes]:
-        """What there is to say, in as many messages as it takes, at least one."""
+        """Yields the news in as many messages as needed, at least one."""
         begun, ended, withdrawn = iter(claims), iter(over[0]), iter(over[1])
         is_first, told = True, 0
         while True:
@@ -169,6 +170,6 @@ class Telling:
         known = self._ids.get(endpoint)
         if known is None:
             if len(self._ids) >= MAX_OPEN:
-                self._ids.clear()  # of workers that came and went
+                self._ids.clear()  # some are of workers that no longer exist
             known = self._ids[endpoint] = worker_id(self.keys, endpoint)
         return known

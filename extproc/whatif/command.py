@@ -53,7 +53,7 @@ _USUAL_BLOCK_TOKENS, _MOST_BLOCK_TOKENS = 16, 128
 _DECODE_RATE = 100.0
 _TICK_SECONDS = 0.010
 
-# Whatever more routers would be played, a fleet has fewer.
+# Limits of --workers, --routers and --seeds; a real fleet has fewer workers and routers.
 _MOST_WORKERS, _MOST_ROUTERS, _MOST_SEEDS = 1_024, 64, 100
 
 _BAR = 30
@@ -61,7 +61,7 @@ _LOOK_SECONDS = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
+    """Adds the command's options to its parser."""
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="recordings, JSON lines; - is standard input")
     add("--workers", type=_whole(_MOST_WORKERS), default=8, metavar="N", help="default 8")
@@ -122,11 +122,11 @@ def _speed(text: str) -> float | str:
 
 
 def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
-    """Plays, prints, and returns the exit status.
+    """Plays the requests, prints the results, and returns the exit status.
 
     Raises:
-        StartError: a file cannot be read, or a line of it is no request. ConfigError: that of
-            --config has faults.
+        StartError: a file cannot be read, or has an invalid line.
+        ConfigError: the file of --config has faults.
     """
     out = sys.stdout if out is None else out
     config = None if arguments.config is None else load(arguments.config)
@@ -151,9 +151,9 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
 
 
 class Plan(NamedTuple):
-    """What is played.
+    """What is played, and how.
 
-    speed: of each worker. source: where its figure comes from, in words.
+    speed: of each worker. source: where its prefill rate comes from, in words.
     """
 
     given: Arrivals
@@ -165,7 +165,7 @@ class Plan(NamedTuple):
     seeds: int
 
     def stage(self, workers: int) -> Stage:
-        """Returns so many engines."""
+        """Returns the stage with this number of engines."""
         speeds = [self.speed] * workers
         return Stage(speeds, self.cache_blocks, block_tokens=self.block_tokens)
 
@@ -218,7 +218,7 @@ def _contestants(names: Sequence[str], rules: Policy, routers: int) -> list[Cont
 
 
 def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
-    """Returns prompt tokens a second of a worker, and where the figure comes from."""
+    """Returns a worker's prompt tokens per second, and where the figure comes from."""
     if arguments.speed != _LEARNED:
         is_given = arguments.speed != Speed().prefill_rate
         return arguments.speed, "as given" if is_given else "assumed"
@@ -255,13 +255,13 @@ def _read(arguments: argparse.Namespace, config: Config | None) -> tuple[Sequenc
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yields lines, none of them much longer than may be."""
+    """Yields lines; one that is too long comes in pieces of `MAX_LINE_BYTES` + 1 bytes."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 
 
 def _tokenize(arguments: argparse.Namespace, config: Config | None) -> Tokenize | None:
-    """Returns what makes tokens of a request with its body, if a tokenizer is named."""
+    """Returns a function that tokenizes requests with bodies; None if no tokenizer is named."""
     path = arguments.tokenizer
     if path is None and config is not None:
         named = [one for one in config.models if arguments.model in (None, one.name)]
@@ -285,9 +285,10 @@ def _tokenize(arguments: argparse.Namespace, config: Config | None) -> Tokenize 
 
 
 class Runs:
-    """Plays on all cores, and shows how far it is where someone looks.
+    """Plays on all cores, and shows the progress if `err` is a terminal.
 
-    arrivals: of every run. weight: requests of the runs of one policy with one number of workers.
+    arrivals: those of every run. weight: how many requests all runs of one policy with one number
+    of workers play.
     """
 
     def __init__(self, arrivals: Arrivals, weight: int, err: TextIO) -> None:
@@ -315,16 +316,16 @@ class Runs:
             self._err.flush()
 
     def plan(self, policies: int) -> None:
-        """Adds to the number of runs that the progress line counts against."""
+        """Adds runs of so many policies to those that the progress line expects."""
         self._planned += policies * self._weight
 
     def play(
         self, stage: Stage, contestants: Sequence[Contestant], seeds: int
     ) -> dict[str, list[Result]]:
-        """Returns the results of each, one for each seed.
+        """Returns the results of each contestant by name, one for each seed.
 
         Raises:
-            StartError: a process was killed, most likely for want of memory.
+            StartError: a process was killed, most likely for lack of memory.
         """
         try:
             jobs = [
@@ -384,7 +385,7 @@ def _played(plan: Plan, runs: Runs, workers: int) -> Results:
 
 
 def _spared(plan: Plan, runs: Runs, workers: int, found: Results) -> Spared:
-    """Finds how few workers do with the first policy as well as Envoy's better one with all."""
+    """Finds how few workers suffice for the first policy to match Envoy's better one with all."""
     ours = plan.contestants[0]
     best = min(ENVOY, key=lambda name: p90_of(found[name]))
     goal = p90_of(found[best])
@@ -400,7 +401,7 @@ def _spared(plan: Plan, runs: Runs, workers: int, found: Results) -> Spared:
 
 
 def _fewer(workers: int, least: int | None) -> list[int]:
-    """Returns the numbers of workers besides that are drawn."""
+    """Returns the smaller numbers of workers that are drawn too, the largest first."""
     wanted = {least or workers, round(workers * 0.75), round(workers * 0.5)}
     return sorted(wanted - {0, workers}, reverse=True)
 
@@ -408,7 +409,7 @@ def _fewer(workers: int, least: int | None) -> list[int]:
 def _said(
     plan: Plan, arguments: argparse.Namespace, recorded: Sequence[Recorded], left_out: int
 ) -> str:
-    """Returns what is played, and what of it is assumed."""
+    """Returns in words what is played, and which parts of it are assumed."""
     speed, size = plan.speed, plan.block_tokens
     seconds = recorded[-1].at / arguments.rate
     tokens = sum(one.tokens for one in recorded)

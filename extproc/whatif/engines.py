@@ -1,13 +1,13 @@
-"""A fleet of engines in simulated time: caches, queues, steps; no wall clock, no chance.
+"""A fleet of engines in simulated time: caches, queues and steps, without clocks or randomness.
 
 An engine computes prompts one after the other, in chunks that share steps with the answers under
-way, as engines with chunked prefill do; between two changes everything goes on at constant speed,
-so only changes are events. Prefixes are cached in blocks, least recently used first out; what a
-request uses stays. Stores and removals reach the router after a delay.
+way, as engines with chunked prefill do. Between two changes, everything proceeds at constant speed,
+so only changes are events. Prefixes are cached in blocks. The least recently used ones are evicted
+first, but none that a request uses. Stores and removals reach the router after a delay.
 
-A prompt may be computed by one engine for another one: its blocks are then transferred, and the
-answer begins as soon as the engine that gives it has computed what it is at, before all that waits
-there.
+One engine may compute a prompt for another one, to which its blocks are then transferred. The
+answering engine begins the answer as soon as it has computed its current prompt, before all prompts
+that wait there.
 """
 
 import heapq
@@ -18,22 +18,22 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-# Default tokens of a block.
+# Default size of a block, in tokens.
 BLOCK_TOKENS = 128
 
-# Two engines find each other, whatever is transferred then.
+# Time until two engines are connected, however much is transferred then.
 HANDOVER_SECONDS = 0.010
 
-# What rounding may leave of a prompt's tokens, and of steps.
+# Largest remainders of a prompt's tokens, and of steps, that rounding may leave.
 _NO_TOKENS, _NO_STEPS = 1e-6, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A model on its machine; seconds, and tokens per second.
+    """The speed of a model on its machine.
 
-    A step takes step_seconds, request_seconds for each answer under way, and its chunk of prompt
-    tokens at prefill_rate.
+    A step takes step_seconds, request_seconds for each answer under way, and the time for its
+    chunk of prompt tokens at prefill_rate (tokens per second).
     """
 
     prefill_rate: float = 12_000.0
@@ -43,7 +43,7 @@ class Speed:
     max_running: int = 256
 
     def slower(self, factor: float) -> "Speed":
-        """The same, each step taking so many times as long."""
+        """Returns this speed with each step taking so many times as long."""
         return Speed(
             self.prefill_rate / factor,
             self.chunk_tokens,
@@ -55,12 +55,12 @@ class Speed:
 
 @dataclass(slots=True)
 class Request:
-    """One request: when it comes, the blocks of its prompt, those that its answer fills.
+    """One request: when it arrives, the blocks of its prompt, and those that its answer fills.
 
-    tokens: all of the prompt. is_own: whether it comes by our router, not by another one. prefill:
-    the engine that computes its prompt for the one that answers, -1 if that does so itself. whole:
-    the request whose prompt alone this is. After the run: worker, cached (tokens), first_token_at,
-    done_at.
+    tokens: those of the whole prompt. is_own: whether it comes from our routers, not from other
+    senders. prefill: the engine that computes the prompt for the one that answers, -1 if the latter
+    does so itself. whole: the request whose prompt this one computes for another engine. Set by the
+    run: worker, cached (in tokens), first_token_at, done_at. Times are in seconds.
     """
 
     at: float
@@ -80,7 +80,7 @@ class Request:
 class Cache:
     """The blocks of one engine.
 
-    changed: called with (blocks stored, blocks removed).
+    changed: called with the blocks stored and the blocks removed.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Cache:
         self._reserved = 0
 
     def overlap(self, blocks: Sequence[int]) -> int:
-        """Leading blocks that can be reused; the last one is always computed."""
+        """Returns how many leading blocks can be reused; the last block is always computed."""
         used, unused = self._used, self._unused
         for count, block in enumerate(blocks[:-1]):
             if block not in used and block not in unused:
@@ -101,7 +101,7 @@ class Cache:
         return max(0, len(blocks) - 1)
 
     def take(self, request: Request, overlap: int) -> bool:
-        """Makes room for a whole request; False, and nothing has happened, if there is none."""
+        """Makes room for a whole request; returns False, without any change, if there is none."""
         shared = request.blocks[:overlap]
         needed = len(request.blocks) - overlap + len(request.answer_blocks)
         kept = sum(1 for block in shared if block in self._unused)
@@ -120,7 +120,7 @@ class Cache:
         return True
 
     def fill(self, blocks: Iterable[int]) -> None:
-        """Blocks that were reserved have been computed."""
+        """Stores blocks for which room was reserved, since they have been computed."""
         stored = []
         for block in blocks:
             self._reserved -= 1
@@ -133,7 +133,7 @@ class Cache:
             self._changed(stored, ())
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One request uses these no more; the last ones go first."""
+        """Notes that one request no longer uses these blocks; the last ones are evicted first."""
         for block in reversed(blocks):
             self._used[block] -= 1
             if not self._used[block]:
@@ -146,7 +146,7 @@ class Cache:
 
 @dataclass(slots=True)
 class Engine:
-    """One engine. Its state holds at time `at`."""
+    """One engine. Its state is that at the time `at`, in seconds."""
 
     speed: Speed
     cache: Cache
@@ -171,7 +171,7 @@ class Engine:
         return seconds
 
     def advance(self, now: float) -> None:
-        """Goes on until now; no change lies before."""
+        """Advances the state to now; no change may be due before."""
         passed, self.at = now - self.at, now
         if self.head is None and not self.running:
             return
@@ -182,7 +182,7 @@ class Engine:
             self.left_tokens -= steps * self.speed.chunk_tokens
 
     def next_change(self) -> float:
-        """When the next prompt is computed or answer complete; infinity if there is none."""
+        """Returns when the next prompt is computed or answer complete; infinity if none is due."""
         step = self._step_seconds()
         changes = [float("inf")]
         if self.head is not None:
@@ -192,7 +192,7 @@ class Engine:
         return min(changes)
 
     def change(self) -> list[Request]:
-        """Does what is due now; the requests that are over."""
+        """Does what is due now; returns the requests that have ended."""
         over = []
         if self.head is not None and self.left_tokens <= _NO_TOKENS:
             self._answer(self.head)
@@ -206,12 +206,12 @@ class Engine:
         return over
 
     def add(self, request: Request) -> None:
-        """A request arrives."""
+        """Adds a request that arrives."""
         self.waiting.append(request)
         self._begin()
 
     def receive(self, request: Request) -> None:
-        """The blocks of a prompt that another engine computed arrive."""
+        """Accepts the blocks of a prompt that another engine computed."""
         self.received.append(request)
         self._begin()
 
@@ -250,9 +250,9 @@ class Engine:
 class Fleet:
     """Engines and what they publish.
 
-    speeds: one for each engine. published: (when it is visible, engine, stored, removed). turns:
-    (when, engine, how fast it is from then on), in order of time. transfer_rate: tokens a second
-    from one engine to another.
+    speeds: one for each engine. delay_seconds: from an event until the router sees it. published:
+    (when it is visible, engine, stored, removed). turns: (when, engine, its speed from then on), in
+    order of time. transfer_rate: tokens per second from one engine to another.
     """
 
     speeds: Sequence[Speed]
@@ -286,7 +286,11 @@ class Fleet:
         pick: Callable[[Request, float], int],
         over: Callable[[Request, float], None],
     ) -> None:
-        """Serves all requests, which come in order of time; each goes where `pick` says."""
+        """Serves all requests, which come in order of time.
+
+        pick: returns the engine for a request. over: called with each request that has ended, and
+        the time.
+        """
         self._versions = [0] * len(self.engines)
         turns = deque(self.turns)
         for request in requests:
@@ -310,14 +314,14 @@ class Fleet:
         self._until(float("inf"), over)
 
     def _plan(self, number: int) -> None:
-        """What is next on an engine is found anew."""
+        """Schedules the next change of an engine, instead of the one scheduled before."""
         self._versions[number] += 1
         at = self.engines[number].next_change()
         if at != float("inf"):
             heapq.heappush(self._changes, (at, number, self._versions[number]))
 
     def _until(self, time: float, over: Callable[[Request, float], None]) -> None:
-        """Does all that is due, in order of time."""
+        """Does everything that is due until a time, in order of time."""
         changes, transfers = self._changes, self._transfers
         while True:
             arrives_at = transfers[0][0] if transfers else float("inf")
@@ -347,7 +351,7 @@ class Fleet:
         self._plan(number)
 
     def _transfer(self, computed: Request, request: Request) -> None:
-        """A prompt is computed: sends what the engine that answers does not hold."""
+        """Sends the part of a computed prompt that the answering engine does not hold."""
         request.cached = computed.cached
         held = self.engines[request.worker].cache.overlap(request.blocks)
         tokens = request.tokens - held * self.block_tokens
@@ -356,7 +360,12 @@ class Fleet:
 
 
 class Result(NamedTuple):
-    """The results of one run; seconds, requests per second, shares."""
+    """The results of one run.
+
+    hit_rate: share of prompt tokens that were cached. p50, p90, p99: time to the first token, in
+    seconds. throughput: requests per second. spread: standard deviation of the tokens that each
+    engine computed, as a share of their mean.
+    """
 
     hit_rate: float
     p50: float
@@ -367,7 +376,7 @@ class Result(NamedTuple):
 
 
 def result_of(requests: Sequence[Request], computed: Sequence[int]) -> Result:
-    """Returns the results of served requests; computed: tokens, by each engine."""
+    """Returns the results of served requests; computed: prompt tokens computed by each engine."""
     waits = sorted(one.first_token_at - one.at for one in requests)
     ended = max(one.done_at for one in requests)
     return Result(

@@ -12,7 +12,7 @@ _COLORS = (
     *("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f", "#17becf"),
     *("#bcbd22", "#e377c2"),
 )
-_A_LINE = 6  # names above the plot
+_A_LINE = 6  # names in each line above the plot
 _LEFT, _WIDTH, _LINE, _TOP = 250, 640, 24, 60
 _NAME_LINE = 18
 
@@ -22,9 +22,9 @@ Results = Mapping[str, Sequence[Result]]
 
 
 class Measured(NamedTuple):
-    """What was measured when the requests were recorded, as far as the recording tells.
+    """What was measured when the requests were recorded; None for what is unknown.
 
-    requests: of which it does.
+    requests: how many have measurements. p50, p90, p99: time to the first token, in seconds.
     """
 
     requests: int
@@ -35,7 +35,10 @@ class Measured(NamedTuple):
 
 
 def measured_of(recorded: Sequence[Recorded]) -> Measured | None:
-    """Returns what was measured of the requests themselves, where most lines tell."""
+    """Returns what was measured, without figures that fewer than half of the lines have.
+
+    Returns None if no figure is left.
+    """
     cached = [one for one in recorded if one.cached_tokens is not None]
     times = sorted(
         one.first_token_seconds for one in recorded if one.first_token_seconds is not None
@@ -53,7 +56,7 @@ def measured_of(recorded: Sequence[Recorded]) -> Measured | None:
 
 
 def mean(results: Sequence[Result]) -> Result:
-    """Returns the means over the seeds."""
+    """Returns the mean of each figure over the seeds."""
     return Result(*map(fmean, zip(*results, strict=True)))
 
 
@@ -63,7 +66,7 @@ def p90_of(results: Sequence[Result]) -> float:
 
 
 def table(results: Results, measured: Measured | None = None) -> str:
-    """Returns a line for each policy; times are to the first token."""
+    """Returns a table with a line for each policy; times are to the first token."""
     lines = [f"{'':22}  hit share   p50 s   p90 s   p99 s   requests/s"]
     for name, each in results.items():
         one = mean(each)
@@ -85,10 +88,11 @@ def as_json(results: Results) -> dict[str, dict[str, float]]:
 
 
 class Spared(NamedTuple):
-    """How few workers have the same TTFT p90.
+    """How few workers reach the same TTFT p90.
 
-    policy, workers, p90: what is compared with, and what it had. ours: the policy with fewer
-    workers. least: how many it needs; None where even as many do not suffice.
+    policy, workers, p90: the policy to compare with, its workers, and its TTFT p90 in seconds.
+    ours: the policy with fewer workers. least: how many it needs; None if even as many do not
+    suffice.
     """
 
     ours: str
@@ -109,13 +113,13 @@ class Spared(NamedTuple):
 
 
 def least_workers(most: int, suffices: Callable[[int], bool]) -> int | None:
-    """Returns the smallest number of workers that suffices, found by halving; None for none.
+    """Returns the smallest number of workers that suffices, found by bisection; None if none does.
 
-    suffices: whether a number does; with more workers it is taken to be no worse.
+    suffices: returns whether a number does; more workers are assumed to be no worse.
     """
     if not suffices(most):
         return None
-    low, high = 0, most  # so many do not suffice, so many do
+    low, high = 0, most  # low does not suffice, high does
     while high - low > 1:
         middle = (low + high) // 2
         if suffices(middle):
@@ -126,7 +130,7 @@ def least_workers(most: int, suffices: Callable[[int], bool]) -> int | None:
 
 
 def svg(cells: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
-    """A line for each cell, a dot for each policy; seconds, on a logarithmic scale."""
+    """Returns a plot: a line for each cell, a dot for each policy, in seconds (log scale)."""
     values = [policies[name] for policies in cells.values() for name in names]
     low = math.floor(math.log10(min(values)))
     high = max(low + 1, math.ceil(math.log10(max(values))))

@@ -1,7 +1,7 @@
-"""Routers in front of engines in simulated time: with the real decisions and accounting.
+"""Routers in front of engines in simulated time, with the real decisions and accounting.
 
-Routers that share exchange real messages; none is lost, and each takes a millisecond. Envoy's own
-policies are here too, for comparison.
+Routers that share exchange real messages. None is lost, and each takes a millisecond. Envoy's own
+policies are also here, for comparison.
 """
 
 import heapq
@@ -24,7 +24,8 @@ from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
 from extproc.whatif.engines import BLOCK_TOKENS, Fleet, Request, Result, Speed, result_of
 from kvstate.overlap import Overlap, Prompt
 
-# Envoy's own policies, with its defaults: the least requests of two that are drawn by chance.
+# Envoy's own policies, with its defaults. The first takes the one of two random workers that has
+# fewer requests.
 ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN = "Envoy least_request", "Envoy round_robin"
 ENVOY = (ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN)
 
@@ -33,7 +34,7 @@ ENVOY_CHOICES = 2
 # Requests between two reports of progress.
 TOLD_EVERY = 64
 
-# How long it takes until a worker that refuses connections is left out: three scrapes.
+# Time until a worker that refuses connections is left out: three scrapes.
 UNFIT_SECONDS = 3.0
 
 
@@ -41,9 +42,9 @@ class Stage(NamedTuple):
     """The engines of a run, and what happens to them.
 
     speeds: one for each engine. cache_blocks: of one engine. delay_seconds: until an event reaches
-    the router. turns: when an engine's speed changes, and to what. lost_at: seconds from which on
-    the first engine takes no new request: the proxy goes on to the next one that is named, and the
-    router knows `UNFIT_SECONDS` later.
+    the router. turns: when an engine's speed changes, and to what. lost_at: the time in seconds
+    from which the first engine accepts no new request: the proxy then uses the next endpoint of the
+    pick, and the router knows `UNFIT_SECONDS` later.
     """
 
     speeds: Sequence[Speed]
@@ -54,7 +55,7 @@ class Stage(NamedTuple):
     block_tokens: int = BLOCK_TOKENS
 
     def fleet(self) -> Fleet:
-        """The engines, idle and empty."""
+        """Returns the engines, idle and with empty caches."""
         return Fleet(
             *(self.speeds, self.cache_blocks, self.delay_seconds),
             turns=self.turns,
@@ -65,12 +66,12 @@ class Stage(NamedTuple):
 class Contestant(NamedTuple):
     """A way to pick.
 
-    policy: the router's, or one of `ENVOY`. sees_events: whether the index is fed. expects: whether
-    what was sent where is counted. prefill_rate: what the router takes the engines for.
-    scrape_seconds: how often it reads their metrics, 0 for never. routers: how many decide, each
-    request by one of them. tick_seconds: how often they tell each other, 0 for never. learns:
-    whether it learns how fast each engine is; knows: whether it is told, by somebody who always
-    knows.
+    policy: the router's, or one of `ENVOY`. sees_events: whether the router gets events. expects:
+    whether it also counts the prompts that it sent to an engine. prefill_rate: the speed that it
+    assumes for the engines, in tokens per second. scrape_seconds: interval at which it reads their
+    metrics, 0 for never. routers: how many there are; each request goes to one of them.
+    tick_seconds: interval of their messages, 0 for none. learns: whether they learn each engine's
+    speed. knows: whether they always know each engine's true speed.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Contestant(NamedTuple):
 
 @dataclass(slots=True)
 class Tokens:
-    """Stands for token ids where only their number and their marks are asked for."""
+    """Replaces token ids where only their number and their marks are needed."""
 
     count: int
     marks: Marks
@@ -99,7 +100,7 @@ class Tokens:
 
 
 def tokens_sent() -> Sent:
-    """Returns a table of claims that takes the marks of such tokens as they are."""
+    """Returns a table of claims that uses the marks of `Tokens` as they are."""
     return Sent(1, marks=_known_marks)
 
 
@@ -108,7 +109,7 @@ def _known_marks(prompt: Prompt) -> Marks:
 
 
 class View:
-    """What the router knows of the engines' blocks: holders as bits of one number a block."""
+    """What the router knows of the engines' blocks: the holders of each, as bits of a number."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -117,7 +118,7 @@ class View:
         self._names = [str(number) for number in range(len(fleet.engines))]
 
     def update(self, now: float) -> None:
-        """Takes what has become visible."""
+        """Applies the events that have become visible."""
         published, holders = self._fleet.published, self._holders
         while published and published[0][0] <= now:
             _, number, stored, removed = published.popleft()
@@ -132,11 +133,11 @@ class View:
                     holders.pop(block, None)
 
     def holds(self, number: int, block: int) -> bool:
-        """Whether an engine is known to hold a block."""
+        """Returns whether an engine is known to hold a block."""
         return bool(self._holders.get(block, 0) & 1 << number)
 
     def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
-        """The leading blocks that each engine is known to hold."""
+        """Returns the leading blocks that each engine is known to hold, by the engine's name."""
         found: dict[str, Overlap] = {}
         holding, count = self._all, 0
         for count, block in enumerate(blocks[:-1]):
@@ -166,7 +167,7 @@ class Arrivals(NamedTuple):
     marks: Sequence[Marks]
 
     def fresh(self) -> list[Request]:
-        """Copies that one run may write on."""
+        """Returns copies of the requests, which one run may change."""
         return [
             Request(
                 *(one.at, one.blocks, one.tokens, one.answer_tokens, one.answer_blocks),
@@ -177,12 +178,12 @@ class Arrivals(NamedTuple):
 
     @classmethod
     def of(cls, requests: Sequence[Request], block_tokens: int = BLOCK_TOKENS) -> "Arrivals":
-        """These requests, in order of time."""
+        """Returns these requests, which are in order of time, with their marks."""
         return cls(requests, [_marks(one.blocks, block_tokens) for one in requests])
 
 
 def marks_of_all(requests: Sequence[Request]) -> dict[int, Marks]:
-    """The marks of all prompts, by the identity of their requests."""
+    """Returns the marks of all prompts, by the identity of their requests."""
     return {id(one): _marks(one.blocks, BLOCK_TOKENS) for one in requests}
 
 
@@ -196,17 +197,18 @@ def _marks(blocks: Sequence[int], block_tokens: int) -> Marks:
 # Name and endpoint of the engine that a cell may lose.
 _LOST = "0"
 
-# How often the router looks which prompts are computed, as the real one does.
+# Interval at which the router checks which prompts are computed, as the real one does, and how many
+# of each engine it checks.
 LOOK_SECONDS = 0.05
 MAX_AHEAD = 3
 
 
 def last_block(blocks: Sequence[int]) -> int:
-    """The last block of a prompt that can be reused."""
+    """Returns the last block of a prompt that can be reused."""
     return blocks[-2] if len(blocks) > 1 else blocks[-1]
 
 
-# From a router to all others.
+# Delay of a message from a router to all others.
 DELAY_SECONDS = 0.001
 
 KEYS = keys_of(b"simulated")
@@ -217,7 +219,7 @@ def _forget_seconds(tick_seconds: float) -> float:
 
 
 class Sharer:
-    """One router's part in it: what it tells, and what it makes of what it is told."""
+    """One router's part in sharing: makes its messages, and merges those of others."""
 
     def __init__(
         self,
@@ -238,12 +240,12 @@ class Sharer:
         )
 
     def tick(self, now: float) -> Sequence[bytes]:
-        """Returns what it tells now."""
+        """Forgets silent routers, and returns the messages that are due."""
         self.picture.forget(now)
         return self.telling.due(self.loads, now, _wall_us(now))
 
     def hear(self, wire: bytes, now: float) -> None:
-        """Takes what another one told."""
+        """Merges a message of another router."""
         news = self.picture.hear(wire, now, _wall_us(now))
         if news is not None and news.is_hello:
             self.telling.asked()
@@ -255,7 +257,7 @@ def _wall_us(now: float) -> int:
 
 @dataclass(order=True, slots=True)
 class _Due:
-    """What is due at a time: a router's tick, or messages of it that arrive; in order of number."""
+    """What is due at a time: a router's tick, or the arrival of its messages; ordered by number."""
 
     at: float
     number: int
@@ -264,7 +266,7 @@ class _Due:
 
 
 class Exchange:
-    """The messages between routers; each begins its ticks at a time of its own."""
+    """The messages between routers; the ticks of each begin at a random time."""
 
     def __init__(self, sharers: Sequence[Sharer], tick_seconds: float, chance: Random) -> None:
         self._sharers = sharers
@@ -276,7 +278,7 @@ class Exchange:
             self._plan(tick_seconds * chance.random(), sender, None)
 
     def begun(self, sender: int, now: float) -> None:
-        """A router sent a request: if its last message is a tick ago, it tells at once."""
+        """Makes a router that sent a request report at once, if its last report is a tick old."""
         if now - self._told_at[sender] >= self._tick_seconds:
             self._tell(sender, now)
 
@@ -287,7 +289,7 @@ class Exchange:
             self._plan(now + DELAY_SECONDS, sender, messages)
 
     def until(self, now: float) -> None:
-        """Does all that is due until now."""
+        """Does everything that is due until now."""
         while self._due and self._due[0].at <= now:
             due = heapq.heappop(self._due)
             if due.messages is None:
@@ -310,8 +312,8 @@ class Exchange:
 class _Router:
     """One router with its own picture of the fleet.
 
-    view: the blocks that the engines hold, as the events tell all routers. sharer: its part in the
-    sharing with others, if they share.
+    view: the blocks that the engines hold according to their events, common to all routers. sharer:
+    its part in sharing; None if nothing is shared.
     """
 
     def __init__(
@@ -355,7 +357,7 @@ class _Router:
             self._loads.report(str(number), Report(running, len(engine.waiting), now), now)
 
     def know(self) -> None:
-        """Has somebody tell how fast each engine is, if that is what is compared."""
+        """Sets each engine's true speed, if the contestant knows it."""
         if self._contestant.knows:
             for number, engine in enumerate(self.fleet.engines):
                 slowness = self._contestant.prefill_rate / engine.speed.prefill_rate
@@ -363,7 +365,7 @@ class _Router:
                 speed.slowness, speed.pace = slowness, 1.0 / slowness
 
     def look(self, now: float) -> None:
-        """Looks which prompts are computed."""
+        """Checks which prompts are computed."""
         self._view.update(now)
         for number, awaited in enumerate(self._awaited):
             for booking, request in list(awaited.items())[:MAX_AHEAD]:
@@ -441,7 +443,7 @@ class _Router:
 
 
 class _Routers:
-    """All routers before one fleet: each request comes to one of them by chance."""
+    """All routers in front of one fleet; each request goes to a random one."""
 
     def __init__(self, stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> None:
         self.fleet, self.requests = stage.fleet(), given.fresh()
@@ -459,7 +461,7 @@ class _Routers:
         self._looked_at = 0.0
 
     def _until(self, now: float) -> None:
-        """Does what is due until now, in order of time: all see the same events at each time."""
+        """Does what is due until now, in order of time, so that all routers see the same events."""
         while self._learns and self._looked_at + LOOK_SECONDS <= now:
             self._looked_at += LOOK_SECONDS
             self._exchange.until(self._looked_at)
@@ -519,9 +521,9 @@ def run(
     seed: int,
     told: Callable[[int], None] = _nobody_told,
 ) -> Result:
-    """Serves the arrivals.
+    """Serves the arrivals, and returns the results for our own requests.
 
-    told: how many requests have come so far, every now and then.
+    told: called now and then with how many requests have arrived so far.
     """
     proxy: _Routers | _Envoy
     if contestant.policy in ENVOY:

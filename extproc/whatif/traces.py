@@ -2,17 +2,17 @@
 
 A line is one JSON object. It may have, in any order and beside other fields:
 
-- when it came: `timestamp`, milliseconds from the file's begin, as Mooncake has it; or `time`,
-  seconds since 1970 or a date as in RFC 3339;
-- how long prompt and answer are, in tokens: `input_length`, `prompt_tokens` or `input_tokens`, and
-  `output_length`, `completion_tokens` or `output_tokens`, or these inside `usage`;
-- what of its prompt others share: `hash_ids`, a number for each block of `block_size` tokens
-  (512 by default), equal where the whole prompt up to its end is equal; or `session`,
-  `session_id` or `conversation_id`: then a prompt begins with the one before and its answer; or the
-  request itself, `body`, with its `path` or `url`. A line that has `messages` or `prompt` is itself
-  the body. A line with none of these shares nothing.
+- when it arrived: `timestamp`, milliseconds since the beginning of the file, as in Mooncake's
+  trace; or `time`, seconds since 1970 or a date as in RFC 3339;
+- the lengths of prompt and answer, in tokens: `input_length`, `prompt_tokens` or `input_tokens`,
+  and `output_length`, `completion_tokens` or `output_tokens`, or these inside `usage`;
+- which part of its prompt others share: `hash_ids`, a number for each block of `block_size` tokens
+  (512 by default), equal if the whole prompts up to the block's end are equal; or `session`,
+  `session_id` or `conversation_id`: then a prompt begins with the previous one and its answer; or
+  the request itself, `body`, with its `path` or `url`. A line that has `messages` or `prompt` is
+  itself the body. A line with none of these shares nothing.
 
-The further fields of KVSteer's own recordings are used as well: `began` (when the file began),
+The other fields of KVSteer's own recordings are used as well: `began` (when the file began),
 `model`, `cached_length` and `ttft_ms`.
 
 The input comes from outside: it is bounded and typed, and the first invalid line is an error that
@@ -35,13 +35,13 @@ from kvstate.overlap import Tokens
 # The block size of Mooncake's own trace (arxiv 2407.00079, its trace release).
 MOONCAKE_BLOCK_TOKENS = 512
 
-# A body with pictures in it may be this long.
+# Longest line: a body with pictures may be this long.
 MAX_LINE_BYTES = 32 * 1024 * 1024
 
 MAX_TOKENS = 16 * 1024 * 1024
 MAX_BLOCK_TOKENS = 65_536
 
-# Of all requests together: some gigabytes of memory.
+# Most blocks of all requests together, which take some gigabytes of memory.
 MAX_BLOCKS = 40_000_000
 
 TOO_LONG = f"more than {MAX_BLOCKS} blocks: play a part of it, as with --first"
@@ -57,10 +57,10 @@ Tokenize = Callable[[str, bytes], Tokens]
 class Recorded(NamedTuple):
     """One request as it was recorded.
 
-    at: seconds from some begin. answer_tokens: 0 where they are not known. hashes: of its blocks of
-    block_tokens tokens each; None where they are not told. prompt: its tokens, where the body was
-    recorded. session: "" for none. cached_tokens, first_token_seconds: as they were
-    measured, None where they were not.
+    at: seconds since some beginning. answer_tokens: 0 if unknown. hashes: those of its blocks of
+    block_tokens tokens each; None if they were not recorded. prompt: its tokens, if the body was
+    recorded. session: "" if it has none. cached_tokens, first_token_seconds: as measured; None if
+    they were not.
     """
 
     at: float
@@ -113,10 +113,10 @@ _line = msgspec.json.Decoder(_Line)
 class Trace:
     """The requests of some files.
 
-    tokenize: for lines that are requests with their bodies; None where that cannot be done. model:
-    the one whose requests are taken, None for all, which must then be of one. gap_seconds: between
-    two requests, where lines do not say when they came.
-    requests: in order of time, the first one at 0. left_out: how many were not taken.
+    tokenize: for lines with the bodies of requests; None if there is no tokenizer. model: the one
+    whose requests are used; None for all, which then must not name several models. gap_seconds:
+    between two requests, if lines do not say when they arrived.
+    requests: in order of time, the first one at 0. left_out: how many lines were not used.
     """
 
     def __init__(
@@ -135,15 +135,17 @@ class Trace:
 
     @property
     def requests(self) -> list[Recorded]:
-        """All that was read."""
+        """The requests read so far, in order of time, the first one at 0."""
         found = sorted(self._requests, key=lambda one: one.at)
         return [one._replace(at=one.at - found[0].at) for one in found]
 
     def read(self, name: str, lines: Iterable[bytes]) -> None:
-        """Reads a file; an empty line is none.
+        """Reads a file; empty lines are skipped.
+
+        name: the file's name, for messages.
 
         Raises:
-            ValueError: one line is not as it should be.
+            ValueError: a line is invalid.
         """
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -236,9 +238,9 @@ def _session(line: _Line) -> str:
 
 
 def block_tokens_of(requests: Iterable[Recorded], usual: int, most: int) -> int:
-    """Returns the block size with which requests are played where nobody names one.
+    """Returns the block size, in tokens, with which requests are played by default.
 
-    usual: where no request has hashes. most: a larger one is not needed.
+    usual: the size if no request has hashes. most: the largest size if requests have hashes.
     """
     sizes = {one.block_tokens for one in requests if one.hashes is not None}
     return min(most, math.gcd(*sizes)) if sizes else usual
@@ -247,9 +249,9 @@ def block_tokens_of(requests: Iterable[Recorded], usual: int, most: int) -> int:
 class Replay(NamedTuple):
     """How requests are played.
 
-    speedup: so many times as fast as they came. answer_tokens: of an answer whose length is not
-    known. continues: whether an answer is taken as part of the next prompt that begins with the
-    whole prompt before it.
+    speedup: they arrive so many times as fast as recorded. answer_tokens: the length of an answer
+    if it is unknown. continues: whether the next prompt that begins with all of a request's prompt
+    is assumed to contain that request's answer.
     """
 
     block_tokens: int
@@ -262,8 +264,8 @@ def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
     """Returns the requests for simulated engines; recorded: in order of time.
 
     Raises:
-        ValueError: blocks of the recorded size cannot be played in blocks of that size, or there
-            are too many.
+        ValueError: blocks of the recorded size cannot be played in blocks of the replay's size, or
+            there are too many.
     """
     size = replay.block_tokens
     tokens = sum(one.tokens + (one.answer_tokens or replay.answer_tokens) for one in recorded)
@@ -286,7 +288,7 @@ def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
 
 
 def _following(requests: Sequence[Request], size: int) -> dict[int, Sequence[int]]:
-    """Returns whole blocks of the prompt that continues a request's answer, by its number."""
+    """Returns whole blocks of the prompt that continues a request, by the request's number."""
     waiting: dict[int, int] = {}
     found: dict[int, Sequence[int]] = {}
     for number, request in enumerate(requests):
@@ -306,7 +308,7 @@ def _following(requests: Sequence[Request], size: int) -> dict[int, Sequence[int
 
 
 class _Prompts:
-    """The numbers of prompts' blocks: equal where all of a prompt up to a block's end is equal."""
+    """The numbers of prompts' blocks: equal if the whole prompts up to a block's end are equal."""
 
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
@@ -316,7 +318,7 @@ class _Prompts:
         self._of_session: dict[str, list[int]] = {}
 
     def fresh(self, count: int) -> Iterator[int]:
-        """Returns numbers of blocks that nobody else has."""
+        """Returns numbers that no other block has; none if the count is negative."""
         return itertools.islice(self._numbers, max(0, count))
 
     def of(self, recorded: Recorded, answer_tokens: int) -> Sequence[int]:
