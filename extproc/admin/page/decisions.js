@@ -1,18 +1,18 @@
-// The last decisions, as they come, and the newest one in full at the top of the page.
+// Shows the latest decisions as they arrive, and the newest one in full at the top of the page.
 
 import { ask, clock, find, make, named, place, plural } from "./dom.js";
 import { candidates, inWords, sentence, shortly } from "./explanation.js";
 
-const MAX_KEPT = 512; // as the router keeps
+const MAX_KEPT = 512; // as many as the router keeps
 const AT_FIRST = 10;
 const STEP = 40;
 const LAST_EVERY_MS = 1500;
-const LAST_CANDIDATES = 3; // of the newest; opened in the list, it shows more
+const LAST_CANDIDATES = 3; // shown of the newest; opened in the list, it shows more
 const FILTERS = ["model", "worker", "reason"];
 
 let isPaused = false;
 let kept = []; // the newest first
-let waiting = 0; // of these, so many are not shown yet
+let waiting = 0; // how many of these are not shown yet
 let shown = AT_FIRST;
 let shownLast = 0;
 let drawing = false;
@@ -49,7 +49,7 @@ function line(told) {
   return make("li", {}, details);
 }
 
-// Puts in what is to be shown; lines that stay are not made anew, so that open ones stay open.
+// Updates the list; lines that stay are not created again, so that open ones stay open.
 function put() {
   const found = kept.slice(waiting).filter(matches);
   const wanted = found.slice(0, shown);
@@ -62,7 +62,7 @@ function put() {
   offer();
 }
 
-// The values to filter by, of what is kept; one that is chosen stays.
+// Offers the values of the kept decisions as filters; a chosen value stays.
 function offer() {
   for (const kind of FILTERS) {
     const select = find(`filter-${kind}`);
@@ -103,13 +103,13 @@ async function drawLast() {
     find("last-body").replaceChildren(
       make("p", { class: "quiet" }, about), sentence(told, "The router picked"), ...candidates(told, LAST_CANDIDATES).filter(Boolean));
     shownLast = id;
-  } catch { /* the router is away, or made very many others meanwhile: the newest is asked for next */ }
+  } catch { /* the router is away, or made many others since: the newest is fetched next */ }
   setTimeout(() => { drawing = false; drawLast(); }, LAST_EVERY_MS);
 }
 
 function take({ decisions }) {
   if (!decisions.length) return;
-  if (kept.length && decisions.at(-1).id < kept[0].id) { // another router
+  if (kept.length && decisions.at(-1).id < kept[0].id) { // it is another router
     kept = [];
     waiting = shownLast = 0;
     lines.clear();
@@ -143,10 +143,10 @@ function disconnect() {
   source = null;
 }
 
-// A page that nobody sees holds no stream: a browser opens six connections to a server, not more.
+// A hidden page keeps no stream: a browser opens at most six connections to a server.
 export async function followDecisions(tellConnected) {
   offer();
-  // all that are kept, for the filters: the stream begins with the last few
+  // fetch all, for the filters: the stream begins with the last few
   await ask("/decisions").then(take, () => {});
   connect(tellConnected);
   document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect(tellConnected)));

@@ -1,4 +1,4 @@
-// Elements made of text and attributes only: nothing that was told is ever read as HTML.
+// Creates elements of text and attributes only: no answer is ever interpreted as HTML.
 
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -11,7 +11,7 @@ export function make(tag, attributes = {}, ...children) {
 
 export const find = (id) => document.getElementById(id);
 
-// Changes what is shown only where it differs, so that a screen reader is not sent back.
+// Changes only what differs, so that a screen reader does not start again.
 export function show(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -23,7 +23,7 @@ export function cell(label, { wide = false, number = false } = {}, ...children) 
 
 export const pill = (state, words = state) => make("span", { class: "pill", "data-state": state }, words);
 
-// A bar of parts [[attribute, name, amount]]; what it says stands beside it in words.
+// A bar of parts [[attribute, name, amount]]; the text beside it says the same.
 export function bar(parts, whole) {
   const element = make("span", { class: "bar", "aria-hidden": "true" });
   for (const [attribute, name, amount] of parts) {
@@ -35,12 +35,12 @@ export function bar(parts, whole) {
   return element;
 }
 
-// Workers by the address that Envoy sends to: named as they are configured.
+// The configured names of workers, by the address that Envoy sends to.
 const names = new Map();
 export const known = (workers) => workers.forEach((one) => names.set(one.endpoint, one.name));
 export const named = (endpoint) => names.get(endpoint) ?? endpoint;
 
-// A worker's name, with its address in small where that is another.
+// A worker's name, with its address in small letters if that differs.
 export function place(name, endpoint) {
   return [name, name === endpoint || !endpoint ? null : make("small", {}, endpoint)].filter(Boolean);
 }
@@ -51,7 +51,7 @@ export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 
 export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "none");
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
-// A router that hangs must not stop the page for good.
+// A router that hangs must not stop the page forever.
 const PATIENCE_MS = 10000;
 
 export async function ask(path, options) {

@@ -1,4 +1,4 @@
-// Why a request went where it went, in words and as every candidate's cost.
+// Explains why a request went to a worker: in words, and by every candidate's cost.
 
 import { bar, cell, count, make, named, percent, pill, place, plural } from "./dom.js";
 
@@ -20,7 +20,7 @@ const WITHOUT_PROMPT = {
   internal_error: "the router had an internal error, which is in its log",
 };
 
-// In the list, after the worker's name.
+// What the list shows after the worker's name.
 const SHORTLY = {
   overlap: "holds its prefix",
   uncertain_overlap: "probably holds its prefix",
@@ -37,7 +37,7 @@ const WITHOUT_PICK = {
   shed: "It is answered 429.",
 };
 
-// Whether the pick might have gone there: of many workers it looks at a sample only.
+// Whether the worker could be picked: of many workers, only a sample is compared.
 const isPossible = (one) => !one.excluded && one.sampled;
 
 const strong = (text) => make("strong", {}, text);
@@ -77,7 +77,7 @@ function others(told, first) {
   return ` Next best was ${next.name}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 
-// Who computes the prompt, where workers take parts of requests.
+// Which worker computes the prompt, if prefill and decode are apart.
 function computing({ prefill }) {
   if (!prefill) return "";
   const { here, apart } = prefill.cost;
@@ -139,7 +139,7 @@ function row(told, one, most) {
 
 const HEADS = [["Worker"], ["Feed now"], ["Holds, tokens"], ["To compute", "number"], ["Queued there", "number"], ["Running there", "number"], ["Cost"]];
 
-// The candidates, the pick first, then by cost; so many of them at the most.
+// The candidates: the pick first, then by cost; at most this many.
 export function candidates(told, shown = MAX_CANDIDATES) {
   const rank = (one) => [one.excluded ? 2 : one.sampled ? 0 : 1, told.pick.indexOf(one.endpoint) + 1 || 99, one.cost ?? 0];
   const sorted = [...told.candidates].sort((a, b) => {
@@ -163,7 +163,7 @@ export function candidates(told, shown = MAX_CANDIDATES) {
   ];
 }
 
-// What a line of the list says.
+// The text of a line in the list.
 export function shortly(told) {
   const whole = told.weighed_tokens;
   const kinds = [["held", told.predicted_tokens], ["uncertain", told.uncertain_tokens], ["expected", told.speculative_tokens], ["probable", told.approximate_tokens]];

@@ -1,10 +1,10 @@
-// The workers: feeds, caches, load and hit rate over time.
+// Shows the workers: feeds, caches, load and hit rate over time.
 
 import { ask, bar, cell, count, find, known, make, percent, pill, plural, show } from "./dom.js";
 
 const MAX_WORKERS = 100;
 const STEPS = 180;
-const MAX_QUERY = 4000; // characters; a server takes no line above 8,190
+const MAX_QUERY = 4000; // characters; the server refuses lines above 8,190
 const SVG = "http://www.w3.org/2000/svg";
 const rows = new Map();
 let before = null;
@@ -12,7 +12,7 @@ let before = null;
 const total = (tiers) => Object.values(tiers).reduce((sum, blocks) => sum + blocks, 0);
 const sum = (numbers) => (numbers ?? []).reduce((all, one) => all + (one ?? 0), 0);
 
-// What a state means to whoever never heard of it, and where to look.
+// What each state means, and where to look.
 const ADVICE = {
   connecting: "Nothing is known about its cache: there was no connection yet. Check the address of its events, and that it publishes them.",
   replaying: "The router is fetching the events that it missed.",
@@ -35,7 +35,7 @@ function advice(worker) {
   return ADVICE[worker.state] ?? null;
 }
 
-// In words, whatever there is to say about a worker's feeds.
+// Describes a worker's feeds in words.
 function reasons(worker) {
   const verified = worker.tokens?.verification ?? {};
   const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
@@ -51,7 +51,7 @@ function reasons(worker) {
   return said.join("; ");
 }
 
-// How much of its cache is in use, where the engine says so: how large a cache is, KVSteer is not told.
+// How much of its cache is in use, if the engine reports that: it does not report the cache's size.
 function usage(worker) {
   const told = worker.feeds.map((feed) => feed.load?.cache_usage).filter((share) => share > 0);
   return told.length ? Math.max(...told) : null;
@@ -71,7 +71,7 @@ function tiers(worker) {
   ];
 }
 
-// What engines said they had cached, where responses are read, beside what was predicted.
+// The cached tokens that engines reported, if responses are read, beside the predicted ones.
 function outcome({ predictions }) {
   if (!predictions?.requests) return null;
   const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
@@ -80,7 +80,7 @@ function outcome({ predictions }) {
   return make("small", { class: "outcome" }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
 }
 
-const BARS = 30; // of the 15 minutes: half a minute each
+const BARS = 30; // half a minute each, for the last 15 minutes
 const [LEFT, TOP, WIDE, HIGH] = [32, 3, 156, 25];
 
 function drawn(name, attributes, ...children) {
@@ -90,7 +90,7 @@ function drawn(name, attributes, ...children) {
   return element;
 }
 
-// One bar each half minute, as high as the share that was held; the newest at the right.
+// One bar for each half minute, as high as the share of cached tokens; the newest at the right.
 function bars(series) {
   const start = STEPS - series.prompt_tokens.length;
   const each = STEPS / BARS;
@@ -143,7 +143,7 @@ function row(worker, series) {
   ];
 }
 
-// States that changed are told to a screen reader; nothing else on the page speaks by itself.
+// Announces changed states to screen readers; nothing else on the page is announced.
 function announce(workers) {
   const states = new Map(workers.map((worker) => [worker.name, shownState(worker)]));
   const changed = before === null ? [] : workers.filter((one) => before.has(one.name) && before.get(one.name) !== states.get(one.name));
@@ -164,7 +164,7 @@ function summarize(workers) {
   show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight`);
 }
 
-// The figures at the top: what was found in a cache, and how much more than with round robin.
+// The figures at the top: how much was cached, and how much more than with round robin.
 function tellGain(fleet) {
   const [prompts, held, average] = [sum(fleet?.prompt_tokens), sum(fleet?.predicted_tokens), sum(fleet?.average_tokens)];
   const saved = held - average;
@@ -183,7 +183,7 @@ function redraw(place, key, cells) {
   if (place.parent.children[place.at] !== element) place.parent.insertBefore(element, place.parent.children[place.at] ?? null);
 }
 
-// Names may be long, and a line that is asked may not.
+// Names may be long, but the line of a request may not.
 async function histories(names) {
   const queries = [""];
   for (const name of names) {
@@ -226,7 +226,7 @@ function sourceFault({ source, workers, age_seconds: age, fault, note }) {
   return `${source}: ${fault}; ${last}`;
 }
 
-// The sources of workers that cannot be believed, or say something that cannot be right.
+// The sources of workers that are out of date or report a fault.
 export async function drawSources() {
   const told = (await ask("/discovery")).filter(({ fault, note }) => fault || note);
   const place = find("sources");
@@ -242,7 +242,7 @@ function routersSaid({ alone, routers }) {
   return `Shared with ${plural(routers.length, "other router")}: ${others.join(", ")}.`;
 }
 
-// The routers that this one shares with; nothing where it shares with none.
+// The routers that this one shares with; nothing if there are none.
 export async function drawRouters() {
   const told = await ask("/routers");
   const place = find("routers");
@@ -252,7 +252,7 @@ export async function drawRouters() {
   show(place, routersSaid(told));
 }
 
-// What is not steered, and what of the rest does not arrive; nothing where all of it does.
+// The requests that are not steered or do not arrive; nothing if all arrive.
 export async function drawSteering() {
   const { percent, fault } = await ask("/steering");
   const share = percent < 100 ? `${percent} % of the requests are steered; for the others the proxy chooses, and their decisions below are only noted.` : "";

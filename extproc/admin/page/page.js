@@ -1,4 +1,4 @@
-// Starts the page: what is asked for how often, and whether the router answers.
+// Starts the page: what it fetches, how often, and whether the router answers.
 
 import { followDecisions, paused, startPause } from "./decisions.js";
 import { ask, find, make, show } from "./dom.js";
@@ -7,7 +7,7 @@ import { drawEvents, drawFleet, drawRouters, drawSources, drawSteering } from ".
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
-const PREFIXES_EVERY = 3; // times; they are work to find
+const PREFIXES_EVERY = 3; // every third time, since finding them is costly
 
 let workers = [];
 let draws = 0;
@@ -38,7 +38,7 @@ async function draw() {
   setTimeout(draw, EVERY_MS);
 }
 
-// A section that is closed opens when a link leads to it.
+// Opens a closed section when a link leads to it.
 function openNamed() {
   const details = /^#[\w-]+$/.test(location.hash) && document.querySelector(`section${location.hash} > details`);
   if (details) details.open = true;

@@ -1,4 +1,4 @@
-// How widely the prefixes of the last requests are spread.
+// Shows how widely the prefixes of the latest requests are spread.
 
 import { ask, bar, cell, count, find, make, plural, show } from "./dom.js";
 
