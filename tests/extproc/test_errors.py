@@ -38,6 +38,13 @@ def test_a_missing_extra_is_named_with_what_installs_it() -> None:
     assert str(error) == "workers[0].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"
 
 
+def test_the_import_of_a_missing_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkey", None)
+    told = r"^sharing.url: needs the extra: pip install 'kvsteer\[sharing\]'$"
+    with pytest.raises(ExtraError, match=told), importing_extra("sharing.url", "sharing"):
+        import valkey  # noqa: F401, PLC0415
+
+
 def test_a_package_that_does_not_load_is_not_taken_for_a_missing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
