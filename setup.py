@@ -1,7 +1,7 @@
 """Builds the compiled index core if there is a C compiler; everything else is in pyproject.toml.
 
 Without a compiler the installation continues, and the plain-Python core does the same work slower.
-Its wheel is tagged py3-none-any, so that it is not mistaken for one with the compiled core.
+The wheel is then tagged py3-none-any, so as not to be mistaken for one with the compiled core.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 
 KVSTEER_COMPILE=1 also compiles the request path (compile_path.py), for this version of Python only,

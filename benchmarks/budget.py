@@ -214,7 +214,7 @@ class Client:
 
 
 def measured(requests: int) -> dict[str, list[list[float]]]:
-    """Returns each contestant's spans by round: medians in microseconds. They take turns."""
+    """Measures the contestants in turns; returns their spans by round, medians in microseconds."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-budget-") as name, ExitStack() as stack:
         directory = Path(name)
         shim = built(directory)

@@ -58,7 +58,7 @@ class PlainCore:
         return decide(Query(MODEL, [prompt]), snapshot, 0.0, self._rng)
 
     def picked_blocks(self, tokens: Tokens) -> int:
-        """Returns blocks of a prompt that the picked worker holds."""
+        """Returns how many blocks of a prompt the picked worker holds."""
         return self.pick(tokens).certain_tokens // BLOCK_SIZE
 
 

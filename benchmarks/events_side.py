@@ -18,7 +18,10 @@ Apply = Callable[[int, bytes], None]
 
 
 def events(scale: Scale) -> list[Row]:
-    """Returns the rows of events, whose operations are stores and removals of one block."""
+    """Returns the rows of events, timed from message bytes to applied.
+
+    One operation is a store or a removal of one block.
+    """
     return [row for layout in LAYOUTS for row in _events(scale, layout)]
 
 

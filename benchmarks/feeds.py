@@ -128,7 +128,10 @@ async def costs(rounds: int, batches: int) -> list[Row]:
 
 
 async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
-    """Returns p99s of picks in ms, by tenths, idle and during replays; and the replays' seconds."""
+    """Returns the p99s of picks, idle and during replays, and how long the replays took.
+
+    The p99s are in ms, one for each tenth of the picks; the duration is in seconds.
+    """
     with publishers(workers, batches) as (_, endpoints):
         fleet = Fleet(1, time.time, random.random)
         fleet.add("w0", "m", [ZmqTransport(ZmqSource(*endpoints[0], ""))])
@@ -163,7 +166,10 @@ async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float
 
 
 async def starts(rounds: int) -> tuple[Figure, Figure, Figure]:
-    """Returns seconds of starts with vLLM's queue limit, without it, and CPU s of the former."""
+    """Returns the times of starts with vLLM's queue limit and without one, and the former's CPU.
+
+    All are in seconds, one for each start.
+    """
     took: dict[int, list[float]] = {SEND_LIMIT: [], 0: []}
     cpu = []
     with warm_publisher(SEND_LIMIT) as limited, warm_publisher(0) as unlimited:

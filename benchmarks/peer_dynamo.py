@@ -125,7 +125,7 @@ class Selection:
         return answer
 
     def picked_blocks(self, tokens: Sequence[int], form: str) -> int:
-        """Returns blocks of a prompt that the picked worker holds."""
+        """Returns how many blocks of a prompt the picked worker holds."""
         answer = self._loop.run_until_complete(self._selected(form, tokens))
         return int(answer["overlap"]["gpu"]) // BLOCK_SIZE
 

@@ -65,9 +65,9 @@ def as_llm_d_has_it(rendered: str) -> str:
 def for_the_light_picker(rendered: str) -> str:
     """Returns llm-d's configuration, but with each body in one message, for the light picker.
 
-    This picker answers each chunk of a body at once, but the headers only after the last chunk. So
-    with FULL_DUPLEX_STREAMED, Envoy 1.40 answers 500 to every request whose body has two chunks, as
-    all of HTTP/1.1 have; with STREAMED, it loses the pick (run with release 1.6.0). The buffer
+    This picker answers the headers only after the last chunk of a body, but each chunk before that.
+    So with FULL_DUPLEX_STREAMED, Envoy 1.40 answers 500 to every request whose body has two chunks,
+    as all of HTTP/1.1 have; with STREAMED, it loses the pick (run with release 1.6.0). The buffer
     filter before the picker joins the chunks; the picker's documentation does not mention it.
     """
     tree: dict[str, Any] = yaml.safe_load(as_llm_d_has_it(rendered))
@@ -90,7 +90,10 @@ def for_the_light_picker(rendered: str) -> str:
 
 
 def as_aibrix_has_it(rendered: str) -> str:
-    """Returns KVSteer's Envoy configuration with AIBrix's filter and destination, without logs."""
+    """Returns KVSteer's Envoy configuration with AIBrix's filter and destination.
+
+    Access logs are left out.
+    """
     tree: dict[str, Any] = yaml.safe_load(rendered)
     manager = _manager(tree)
     manager.pop("early_header_mutation_extensions")

@@ -27,7 +27,7 @@ PICK_GOALS = {CompiledCore.name: Goal(1 / 15, "<= 1/15"), PlainCore.name: Goal(1
 
 
 def lookup(scale: Scale) -> list[Row]:
-    """Returns the rows from a token buffer to the overlap of every worker."""
+    """Returns the rows of lookups, timed from a token buffer to the overlap of every worker."""
     return [row for workers in scale.fleets for row in _lookup(scale, workers)]
 
 
@@ -51,7 +51,7 @@ def _lookup(scale: Scale, workers: int) -> list[Row]:
 
 
 def pick(scale: Scale) -> list[Row]:
-    """Returns the rows from a token buffer to the picked worker."""
+    """Returns the rows of picks, timed from a token buffer to the picked worker."""
     load = build(WORKERS)
     cores, missing = _filled_cores(load)
     publisher = Publisher(HELD)
@@ -135,7 +135,10 @@ def _selections(
     prompts: Sequence[Tokens],
     passes: int,
 ) -> Round:
-    """Returns a round of picks with the cheapest form of request; checks the overlaps."""
+    """Returns a round of picks with the cheapest form of request.
+
+    Before that, it checks that overlaps equal KVSteer's.
+    """
     lists = [tokens.tolist() for tokens in prompts]
     for form in selection.forms:
         for tokens, as_list in zip(prompts, lists, strict=True):

@@ -106,7 +106,7 @@ class Contestant(NamedTuple):
     def rules(self, cell: Cell) -> Rules:
         """The router's configuration."""
         rate = cell.transfer_rate
-        if self.always or self.from_tokens is not None:  # with SGLang, every prompt is
+        if self.always or self.from_tokens is not None:  # SGLang computes every one elsewhere
             return Rules(MIRROR, SGLANG, transfer_tokens_per_second=rate)
         return Rules(HEADER, OFFLOADING, transfer_tokens_per_second=rate)
 

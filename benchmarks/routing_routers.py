@@ -97,7 +97,7 @@ def learned_rows(cell: str, results: Results) -> list[Row]:
 
 
 def summary(cell: str, results: Results) -> str:
-    """Returns all contestants in one cell: means over seeds, ratios by seed with intervals."""
+    """Returns a cell's contestants: means over seeds, ratios paired by seed with intervals."""
     one = next(iter(results.values()))
     lines = [
         f"{cell}\n  {'':32}  hit   p50 s   p90 s   p99 s  p90 / one router's  p99 / one router's"

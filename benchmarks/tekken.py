@@ -128,7 +128,7 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _letters() -> dict[int, str]:
-    """Returns the letters that byte-level BPE writes for bytes: itself, or one from 256 on."""
+    """Returns, by byte, the letter that byte-level BPE writes: itself, or one from 256 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown}

@@ -63,7 +63,7 @@ class Ours:
 
 
 def texts(directory: Path, rounds: int) -> list[Row]:
-    """Returns the rows from text to ids, for new texts."""
+    """Returns the rows of new texts, timed from text to ids."""
     prose, ours = Prose(1), _ours(directory)
     peers = {name: or_reason(partial(make, directory)) for name, make in PEERS.items()}
     _compare(ours, peers, prose)
@@ -89,7 +89,10 @@ def texts(directory: Path, rounds: int) -> list[Row]:
 
 
 def first_sight(directory: Path, rounds: int) -> list[Row]:
-    """Returns the rows from body to pick, for new conversations, compared with fastokens alone."""
+    """Returns the rows of new conversations, timed from body to pick.
+
+    The reference is fastokens alone, on the prompt text.
+    """
     prose, ours = Prose(2), _ours(directory)
     reference = or_reason(partial(PEERS["fastokens"], directory))
     rows = []
@@ -110,7 +113,7 @@ def first_sight(directory: Path, rounds: int) -> list[Row]:
 
 
 def known(directory: Path, rounds: int) -> list[Row]:
-    """Returns the rows from body to pick, for next turns and for repetitions of these.
+    """Returns the rows of next turns and of their repetitions, timed from body to pick.
 
     The reference is `tokenizers` on the whole text.
     """
@@ -159,7 +162,7 @@ def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose)
 
 
 def _batches(make: Callable[[], Made], rounds: int, count: int) -> list[list[Made]]:
-    """Returns this many prompts for every round, plus one each to warm up."""
+    """Returns this many prompts, and one to warm up, for every round and a round to warm up."""
     return [[make() for _ in range(count + 1)] for _ in range(rounds + 1)]
 
 

@@ -280,8 +280,8 @@ def _loading() -> Iterator[None]:
     """Makes the garbage collector ignore what is loaded in the block, then and later.
 
     Examining the growing modules repeatedly takes almost a tenth of the time until a router is
-    ready, and modules are never garbage. Does nothing if the collector already ignores objects: the
-    process then did not just begin, or other code runs in it too.
+    ready, and modules are never garbage. Does nothing if the collector already ignores objects:
+    then the process has not just begun, or is not ours alone.
     """
     if gc.get_freeze_count():
         yield

@@ -268,7 +268,10 @@ class Recorder:
         """Does nothing: the worker that answered is not recorded."""
 
     def end(self, decision: Decision, outcome: Outcome | None) -> None:
-        """Queues an ended request; outcome: None if the proxy did not send its response."""
+        """Queues an ended request, or counts it as failed.
+
+        outcome: None if the proxy did not send its response.
+        """
         passing = self._open.pop(id(decision), None)
         if passing is None:
             return

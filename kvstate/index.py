@@ -25,7 +25,7 @@ else:
 
 
 def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -> Core:
-    """Returns a new core, compiled or plain; None means compiled if it was built.
+    """Returns a new core, compiled or plain; with compiled=None, compiled if it was built.
 
     Raises:
         RuntimeError: the compiled core is requested but was not built.
@@ -126,7 +126,7 @@ class Index:
         return finished(owner.applying(body))
 
     def apply(self, owner: Owner, events: Iterable[Event]) -> tuple[str, ...]:
-        """Runs the owner's `applying_events` without pauses; returns the skipped events' names."""
+        """Runs the owner's `applying_events` without pauses; returns the names of those skipped."""
         return finished(owner.applying_events(events))
 
     def overlaps(self, prompt: Prompt, *, names_ranks: bool = True) -> dict[str, Overlap]:
@@ -221,7 +221,7 @@ class Index:
         return self._models[name]
 
     def _bigram_overlaps(self, model: int, prompt: Prompt) -> dict[str, Overlap]:
-        """Returns the same for pages of bigrams: N tokens make N - 1, and N - 2 can be reused."""
+        """Returns overlaps of bigram pages: N tokens make N - 1, of which N - 2 can be reused."""
         if not prompt.tokens:
             return {}
         first = encoded((prompt.tokens[0], *prompt.namespace))

@@ -165,7 +165,8 @@ def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
         assert built[f"musllinux-{arch}-image"].startswith("musllinux_")
 
 
-# Modules that an installation without extras lacks, and those that a few workers never need.
+# Modules that an installation without extras lacks, and those that one with few workers never
+# uses.
 EXTRAS = (
     *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "grpc", "kubernetes_asyncio"),
     *("libvalkey", "numpy", "opentelemetry", "valkey"),

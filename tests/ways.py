@@ -160,7 +160,7 @@ async def _traced(act: Callable[[str], Awaitable[None]]) -> Traced:
 
 
 def _untraced(look: Callable[[], int]) -> int:
-    """Runs a look of this script's own without recording it; returns what it sees."""
+    """Calls a check of this module without recording its steps; returns what it sees."""
     profile = sys.getprofile()
     sys.setprofile(None)
     seen = look()

@@ -32,7 +32,7 @@ def admin_application(
     policy_header: str | None = None,
     session_header: str | None = None,
 ) -> web.Application:
-    """Returns the admin server with the routes of the page, the fleet, decisions and prefixes.
+    """Returns the admin server with the routes of the page, fleet, decisions, prefixes and history.
 
     host: where the server listens; requests may name it besides loopback. policy_header,
     session_header: headers that are read from requests to explain.

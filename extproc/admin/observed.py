@@ -378,7 +378,10 @@ def _namespace(prompt: Prompt) -> tuple[str, str, str]:
 
 
 def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
-    """Yields (tokens, number of prompts, one of them) of each node; the prompts must be sorted."""
+    """Yields each node's length in tokens, its number of prompts, and one of these.
+
+    prompts: sorted.
+    """
     open_nodes: list[tuple[int, int]] = []  # length and first prompt, each inside the one before
     for at, prompt in enumerate(prompts):
         shared = shared_tokens(prompts[at - 1].tokens, prompt.tokens) if at else 0

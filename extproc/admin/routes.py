@@ -411,7 +411,7 @@ def answered(told: object) -> web.Response:
 async def listed(entries: Iterable[object]) -> msgspec.Raw:
     """Returns all entries as a JSON list; pauses between entries, so that picks do not wait.
 
-    entries: read one by one, so what they come from may change meanwhile.
+    entries: read one by one, so they must tolerate changes to their source meanwhile.
     """
     parts: list[bytes] = []
     for entry in entries:

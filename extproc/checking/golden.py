@@ -232,7 +232,7 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
 
 
 def _of_form(golden: Golden, here: str, there: str) -> str:
-    """Returns the likely cause: what this request has and the simpler ones before it have not."""
+    """Returns the likely cause: what this request has and the simpler ones before it lack."""
     if golden.forms & TEXT:
         return "another tokenizer or vocabulary"
     if golden.forms & TOOLS:

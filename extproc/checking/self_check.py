@@ -234,7 +234,7 @@ class WorkerCheck:
 
     @property
     def is_well(self) -> bool:
-        """Whether enough checks in a row were unsuspicious that it need not be listened to."""
+        """Whether so many checks in a row were unsuspicious that it need not be listened to."""
         return self._unsuspicious >= LAST_CHECKED
 
     @property

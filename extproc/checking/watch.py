@@ -54,7 +54,7 @@ class Trust(Protocol):
     """What workers are trusted to hold for one request."""
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
-        """Returns what each worker holds of a prompt, nothing certain where tokens differ."""
+        """Returns what each worker holds of a prompt: nothing certain if its tokens differ."""
 
     def state(self, worker: str) -> str:
         """Returns the state of a worker's feeds; DIFFERS if its tokens differ."""

@@ -208,7 +208,8 @@ CONNECT_SECONDS = 5.0
 LIST_SECONDS = 60.0
 LIST_SILENCE_SECONDS = 15.0
 
-# If the version is gone, the server says so at once: a watch that is quiet for this long goes on.
+# If the version is gone, the server says so at once: a watch that is quiet for this long shows that
+# the copy is current.
 QUIET_SECONDS = 1.0
 
 # Pauses while the server does not answer or refuses. They stay short, since only the next try shows
@@ -466,7 +467,7 @@ class ApiAccess:
         return configuration
 
     def asking(self, ask: Ask) -> Ask:
-        """Returns `ask`, repeated once with a new credential if the server refuses the first."""
+        """Returns `ask` as a function that, if refused, asks once more with a new credential."""
 
         async def ask_as_known(**options: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 - the client's own
             response = await ask(**options)

@@ -216,7 +216,7 @@ class PodWords:
         return frozenset(port for port in ports if port is not None)
 
     def role(self) -> str | None:
-        """Returns the role that our annotation, llm-d's or AIBrix's label gives, or None."""
+        """Returns the role by our annotation, else llm-d's label, else AIBrix's; None if none."""
         return (
             self.annotation("role", role_in)
             or self._read(self._labels, LLMD_ROLE, llmd_role_in)

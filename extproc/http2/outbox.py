@@ -67,7 +67,7 @@ _DATA = int(FrameType.DATA)
 # Most bytes of waiting DATA to send at a time; then the transport shows whether it has more room.
 _MAX_PUMPED_BYTES = 256 * 1024
 
-# Waiting pieces are joined up to this size: a piece of ten bytes would take two hundred of memory.
+# Waiting pieces are joined up to this size: a ten-byte piece would take 200 bytes of memory.
 _JOINED_BYTES = MAX_FRAME_BYTES
 
 _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
@@ -95,7 +95,7 @@ class Outbox:
         self._is_paused = False
 
     def take(self) -> bytes:
-        """Returns the bytes to send now; call it until they are empty."""
+        """Returns the bytes to send now; call it until it returns none."""
         if self.ready:
             self._pump()
         if not self.chunks:

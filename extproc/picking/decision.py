@@ -472,7 +472,7 @@ def _spared(
 ) -> Sequence[int]:
     """Returns the candidates that are not bad, or all of them if all are bad.
 
-    bad: the reason for each bad one, which is then entered in `excluded`.
+    bad: the reason for each bad one; entered in `excluded` unless all are bad.
     """
     if not bad or len(bad) == len(candidates):
         return candidates
@@ -569,7 +569,7 @@ def refusal_of(verdict: Verdict) -> Refusal | None:
 
 
 def refused_body() -> Refusal:
-    """Returns the answer to a body that is not a JSON object, or that an engine may misread."""
+    """Returns the answer to a body that is no JSON object, or that engines may read differently."""
     return _refusal(400, "BadRequestError", "the request body is not a JSON object")
 
 

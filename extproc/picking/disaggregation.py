@@ -1,4 +1,4 @@
-"""Splits requests: decides which worker computes a prompt for another, and says so.
+"""Splits requests: decides which worker computes a prompt for another, and informs both and Envoy.
 
 A request has one leg, on a worker that takes all of it, or two: a prefill worker computes the
 prompt and hands its KV blocks over, and a decode worker generates. The answering worker is decided

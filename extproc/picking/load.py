@@ -333,10 +333,11 @@ class Loads:
     def _pending(
         self, state: EndpointLoad, report: Report, total: int
     ) -> tuple[float, float, float]:
-        """Returns the least and most tokens of known requests in the queue, and those of others.
+        """Returns the least and most queued tokens that a report allows, and the tokens of others.
 
-        Engines begin with the oldest request, so the waiting ones are the newest, and the one
-        before them may be running.
+        The first two are of known requests: this router's, and those of routers that share. Engines
+        begin with the oldest request, so the waiting ones are the newest, and the one before them
+        may be running.
         """
         newest_first = sorted(state.bookings, key=lambda one: one.began_at, reverse=True)
         on_the_way = [one for one in newest_first if one.began_at >= report.asked_at]
@@ -358,7 +359,7 @@ class Loads:
         return least, most, others_waiting * self._mean_uncached
 
     def gauges(self, endpoint: str, now: float) -> Gauges | None:
-        """Returns the load of this router's own requests on an endpoint; None if unknown."""
+        """Returns this router's own load on an endpoint, for others; None for an unknown one."""
         state = self._endpoints.get(endpoint)
         if state is None:
             return None
@@ -445,7 +446,7 @@ class Loads:
         return 0 if found is None else len(found.bookings)
 
     def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
-        """Returns the load in tokens of each rank that requests name; running: tokens a request."""
+        """Returns each named rank's load in tokens; running: what each request adds, in tokens."""
         state = self._record(endpoint)
         if not state.bookings:
             return {}

@@ -194,7 +194,7 @@ SAMPLE_AMONG_ROUTERS = 12
 def sample_size(policy: Policy, *, is_alone: bool) -> int:
     """Returns how many random workers a pick compares, 0 for all.
 
-    is_alone: whether no other router has been heard from.
+    is_alone: whether no other router is reporting its load.
     """
     if policy.sample is not None:
         return policy.sample

@@ -34,7 +34,7 @@ IDLE_SECONDS = 60.0
 MAX_MEASURED_SECONDS = 30.0
 MAX_SURPRISE = 8.0
 
-# Prompts are weighted by their work, short ones by less; those of no more than the least are not
+# Prompts are weighted by their work, short ones by less; prompts of at most LEAST_SECONDS are not
 # measured.
 SHORT_SECONDS = 0.05
 LEAST_SECONDS = 0.02

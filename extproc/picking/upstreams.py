@@ -92,8 +92,8 @@ class Pulse(NamedTuple):
     """The signs of whether a worker is alive.
 
     is_cut: whether its feed has no connection. batches: how many its feed has received so far.
-    in_flight: its requests in flight. is_doubted: whether its answers fail, or others answer in its
-    place.
+    in_flight: its requests in flight. is_doubted: whether it is suspect: its answers fail, or its
+    health is in doubt, for example because others answer in its place.
     """
 
     is_cut: bool = False
@@ -149,7 +149,7 @@ class Vital:
 
 
 class Judge(IntEnum):
-    """What can eject an endpoint; the first one's reason is shown. None clears another's."""
+    """What can eject an endpoint; the lowest one's reason is shown. None clears another's."""
 
     PROBE = 0
     SCRAPES = 1
@@ -161,7 +161,7 @@ class Upstream:
     """The record of one endpoint (ip:port).
 
     against: why it is ejected, by judge. is_doubted: whether its health is in doubt, for example
-    since others answer in its place. failed_halves: failed requests that it shared with another
+    because others answer in its place. failed_halves: failed requests that it shared with another
     worker, whichever of them was at fault.
     """
 
@@ -191,8 +191,8 @@ class Upstreams:
     def __init__(self) -> None:
         self._by_endpoint: dict[str, Upstream] = {}
         self.loads: dict[str, EndpointLoad] = {}  # their load records, which every decision reads
-        # the only records with something against them: from the answers to requests, and from
-        # judges; most decisions need to check no others
+        # the only records with something against them: failures or doubts, and ejections by judges;
+        # most decisions need to check no others
         self._suspects: set[Upstream] = set()
         self._ejected: set[Upstream] = set()
 
@@ -223,7 +223,7 @@ class Upstreams:
 
     @property
     def has_suspects(self) -> bool:
-        """Returns whether the last answers of any endpoint speak against it."""
+        """Returns whether any endpoint has failed lately, or is in doubt."""
         return bool(self._suspects)
 
     def answered(self, endpoint: str, status: int, now: float) -> float | None:
@@ -249,7 +249,7 @@ class Upstreams:
             self._note_suspect(record)
 
     def is_suspect(self, endpoint: str) -> bool:
-        """Returns whether the answers to requests speak against an endpoint."""
+        """Returns whether an endpoint has failed lately, or is in doubt."""
         record = self._by_endpoint.get(endpoint)
         return record is not None and record in self._suspects
 

@@ -202,7 +202,7 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message with its content in parts; a tool's content without media stays text.
 
     Raises:
-        RequestError: a part has other fields, which newer releases pass to templates.
+        RequestError: a part has fields besides its text, which newer releases pass to templates.
     """
     content = message.get("content")
     if message.get("role") == "tool" and not has_media(message):

@@ -6,8 +6,8 @@ Source: vLLM 0.10.2 to 0.32.0: prompts of token ids, add_special_tokens, truncat
 OpenAI's embeddings (POST /v1/embeddings): texts, token ids, or with vLLM one conversation.
 
 Source: vLLM 0.10.2 to 0.32.0. For conversations, unlike for chat completions, the default is no
-generation prompt. Pooling cuts prompts on the other side than generation does, and not in every
-release, so a truncated one is not keyed.
+generation prompt. Pooling truncates prompts on the opposite side from generation, and not in every
+release, so a truncated prompt is not keyed.
 
 Native generation requests: SGLang's POST /generate and vLLM's POST /inference/v1/generate.
 

@@ -121,7 +121,8 @@ def prompts_of(
     """Returns the prompts of a completion or an embedding: texts or token ids.
 
     Raises:
-        RequestError: there is none, a list of ids is empty or invalid, or there are too many.
+        RequestError: the only text or a list of ids is empty, an id is out of range, or there are
+            too many prompts.
         msgspec.DecodeError: they are something else.
     """
     if bytes(memoryview(raw)[:2]) == b'""':
@@ -181,7 +182,7 @@ def token_ids(raw: msgspec.Raw) -> Tokens:
     """Returns a list of token ids as a buffer.
 
     Raises:
-        RequestError: there is none, or a number is out of range.
+        RequestError: the list is empty, or a number is out of range.
         msgspec.DecodeError: they are something else.
     """
     found = array("I")

@@ -236,7 +236,7 @@ def _read(options: Tls) -> Material:
     """Returns the files' content at one time.
 
     Raises:
-        StartError: a file cannot be read, they do not match, or they changed during reading.
+        StartError: a file cannot be read, or the files do not match or change while being read.
     """
     before = _contents(options)
     context = _context(options)

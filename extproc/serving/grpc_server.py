@@ -28,13 +28,13 @@ log = logging.getLogger("kvsteer.extproc")
 # Every request in flight has one open stream; grpc's own limit is effectively none.
 _MAX_STREAMS = 100_000
 
-# An idle connection is closed after this time, so that silent ones do not use up the limit; a proxy
-# opens another. A connection that does not complete its handshake is closed sooner.
+# An idle connection is closed after this time, so that silent ones do not use up the limit of
+# connections; a proxy opens another. One that does not complete its handshake is closed sooner.
 _IDLE_MS = 120_000
 _GREETING_MS = 10_000
 
 # Most calls that may wait to be accepted; beyond this, grpc core cancels some at random. A proxy on
-# a busy machine reaches its default limit of a thousand. Each call takes about 30 KB.
+# a busy machine reaches grpc's default limit of a thousand. Each call takes about 30 KB.
 _MAX_PENDING = 2_000
 
 

@@ -10,7 +10,7 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
 
-# The service names with a status of their own; "" is the whole server.
+# The service names that have a status, besides EXT_PROC and "", which is the whole server.
 LIVENESS = "liveness"
 READINESS = "readiness"
 

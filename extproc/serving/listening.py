@@ -288,7 +288,7 @@ class TlsListener:
                 self._begin(connected)
             else:
                 connected.close()
-            await asyncio.sleep(0)  # accepting does not yield while connections are waiting
+            await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
 
     def _begin(self, connected: socket.socket) -> None:
         if self.handshakes >= min(MAX_HANDSHAKES, max(1, proxy_connections() // 2)):

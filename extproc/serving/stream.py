@@ -183,8 +183,9 @@ def _text(header: HeaderValue) -> str:
     return header.value[:_TEXT_BYTES]
 
 
-# Smaller pieces are joined, this many at a time: a client may send single bytes, and a piece of one
-# byte takes forty of memory. The joined piece fits into one echo (stream_answers.MAX_ECHO_BYTES).
+# Smaller pieces are joined, this many at a time: a client may send single bytes, and a one-byte
+# piece takes 40 bytes of memory. The joined piece fits into one echo
+# (stream_answers.MAX_ECHO_BYTES).
 SMALL_BYTES = 960
 SMALL_PIECES = 64
 

@@ -132,9 +132,10 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
     origin: the sender's name. incarnation: higher after every restart. sequence: counts the
     sender's messages from 1. sent_us: when it was sent, by the sender's wall clock, in microseconds
-    since 1970. is_hello: whether it asks the others for all their figures. is_whole: whether this
-    message completes a report of all workers to which the sender ever sent anything. workers: those
-    whose figures changed. claims: the new ones. ended, withdrawn: the numbers of such claims.
+    since 1970. is_hello: whether it asks the others for all their figures and open claims.
+    is_whole: whether this message completes a report of all workers to which the sender ever sent
+    anything. workers: those whose figures changed, or all. claims: the new ones, or the open ones
+    if another router asked. ended, withdrawn: the numbers of claims that ended or were withdrawn.
     """
 
     origin: _Name

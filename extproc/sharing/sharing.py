@@ -193,7 +193,7 @@ class Sharing:
                 await asyncio.sleep(FORGET_SECONDS)
 
     async def _pause(self) -> None:
-        """Waits for a tick; if the last one sent no message, only until a request begins."""
+        """Waits for a tick; if the last one sent no message, `news` ends the wait early."""
         news = self._telling.news
         if self._did_tell:
             await asyncio.sleep(self._seconds)
@@ -254,7 +254,7 @@ class Sharing:
         return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS / 2 else 0.0
 
     def _heard(self, message: bytes, now: float) -> None:
-        """Merges a message unless it is invalid; notes if its sender asks for all figures."""
+        """Merges a message unless it is rejected; notes if its sender asks for everything."""
         self.received_bytes += len(message)
         routers = len(self.picture.others)
         news = self.picture.hear(message, now, time.time_ns() // 1000)

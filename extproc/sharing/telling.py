@@ -76,7 +76,7 @@ class Telling:
         return self.keys.marks
 
     def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
-        """Notes that a request was sent to an endpoint; one with little work is not reported."""
+        """Notes a request's claims on an endpoint; ignores those of a request with little work."""
         if uncached_tokens < LEAST_UNCACHED_TOKENS:
             return
         for claim in claims:
@@ -104,11 +104,11 @@ class Telling:
             self._withdrawn.append(news.number)
 
     def hello(self) -> None:
-        """Makes the next message ask the others for all their figures."""
+        """Makes the next message ask the others for all their figures and open claims."""
         self._says_hello = True
 
     def asked(self) -> None:
-        """Notes that a newcomer asked for all figures."""
+        """Notes that another router asked for all figures and open claims."""
         self._is_asked = True
 
     def due(self, loads: Loads, now: float, wall_us: int) -> list[bytes]:

@@ -62,7 +62,7 @@ def tagged(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def up_to_tag(text: str, final: str) -> str:
     """Returns the text before the tag, as newer releases do.
 
-    Spaces before the tag are dropped if the template dropped the one at the tag's end.
+    White space before the tag is dropped if the template dropped the space at the tag's end.
 
     Raises:
         RequestError: the template leaves the message out; engines refuse that too.

@@ -37,7 +37,7 @@ from kvstate.overlap import Tokens
 class PlainEncoder:
     """Uses `tokenizers`. Its batches release the interpreter lock; single texts (0.23) do not."""
 
-    # a thousand characters of prose take 0.4 ms, of digits 1.4: less than 3 ms at most inline
+    # a thousand characters of prose take 0.4 ms, of digits 1.4 ms: under 3 ms inline
     inline_characters = 2_048
     max_characters = 1024 * 1024
     forgotten_characters = 0
@@ -76,7 +76,7 @@ class FastEncoder:
         RequestError: fastokens does not support this tokenizer (tokenizer_failed).
     """
 
-    # a thousand characters of prose take 5 us, of white space 330: less than 3 ms at most inline
+    # a thousand characters of prose take 5 us, of white space 330 us: under 3 ms inline
     inline_characters = 8_192
     max_characters = 4 * 1024 * 1024
     # remembering takes 4 us, and memory accesses that miss the processor's caches

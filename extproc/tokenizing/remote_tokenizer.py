@@ -162,7 +162,7 @@ class RemoteTokenizer:
     """Asks the workers of one model for the token ids of prompts.
 
     endpoints: returns the workers that may be asked now. count: called with the outcome of every
-    question; docs/metrics.md lists them. Belongs to the event loop in which it was created.
+    question; docs/metrics.md lists the outcomes. Belongs to the event loop in which it was created.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ class Encoder(Protocol):
     """Tokenizes whole texts; safe to use from several threads.
 
     name: the library's name and version.
-    inline_characters: this much prose takes under a millisecond, and no text three.
+    inline_characters: this much prose takes under a millisecond, and any text under three.
     max_characters: this much of the worst text takes a thread a second or two.
     forgotten_characters: tokenizing this much again is cheaper than remembering it.
     """

@@ -179,7 +179,7 @@ def _sum(points: Sequence[NumberDataPoint]) -> Sum:
     return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
 
 
-# How long sending the last spans, or the last metrics, may take at the end.
+# How long sending the last spans, or the last metrics, is tried at the end.
 FLUSH_SECONDS = 2.0
 
 _SCOPE = "kvsteer"
@@ -248,7 +248,7 @@ def _faults_told() -> Iterator[None]:
 
 
 async def _end(send: Callable[[], object], exporter: SpanExporter | MetricExporter) -> None:
-    """Sends what is left, but waits at most `FLUSH_SECONDS`, since the collector may be down."""
+    """Sends what is left; after `FLUSH_SECONDS` it stops retrying: the collector may be down."""
     sending = asyncio.create_task(asyncio.to_thread(send))
     await asyncio.wait({sending}, timeout=FLUSH_SECONDS)
     if not sending.done():

@@ -146,7 +146,7 @@ class Cache:
 
 @dataclass(slots=True)
 class Engine:
-    """One engine. Its state is that at the time `at`, in seconds."""
+    """One engine. Its state is as of the time `at`, in seconds."""
 
     speed: Speed
     cache: Cache

@@ -89,7 +89,7 @@ class Contestant(NamedTuple):
 
 @dataclass(slots=True)
 class Tokens:
-    """Replaces token ids where only their number and their marks are needed."""
+    """Stands in for token ids where only their number and their marks are needed."""
 
     count: int
     marks: Marks
@@ -257,7 +257,7 @@ def _wall_us(now: float) -> int:
 
 @dataclass(order=True, slots=True)
 class _Due:
-    """What is due at a time: a router's tick, or the arrival of its messages; ordered by number."""
+    """A router's tick, or the arrival of its messages; ordered by time, then by number."""
 
     at: float
     number: int

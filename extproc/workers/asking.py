@@ -248,8 +248,8 @@ class LoadReports:
     async def ask(self, client: Client, worker: Worker) -> float:
         """Scrapes one worker, and ejects one that fails repeatedly, until it answers again.
 
-        A worker whose feeds report its load is not asked, unless it is ejected. Returns the seconds
-        until it is asked again.
+        A worker whose feeds report its load is not asked, unless scrapes ejected it. Returns the
+        seconds until it is asked again.
         """
         asked_at, upstream = self._monotonic(), worker.upstream
         if upstream is not None and (
@@ -294,7 +294,7 @@ class LoadReports:
 # How often prompts in flight are looked up in the index: the resolution of the measured times.
 LOOK_SECONDS = 0.05
 
-# Every this many looks, workers without waiting prompts are included: their measurements fade.
+# One look in this many includes workers without waiting prompts: their measurements fade.
 LOOKS_WHILE_IDLE = 20
 
 # Looks after a batch has arrived, since it may take some time until it is applied.
@@ -304,7 +304,7 @@ LOOKS_A_BATCH = 2
 # computed must not hide those behind it.
 MAX_AHEAD = 3
 
-# Tokens to look up at once, over all workers: decisions wait meanwhile.
+# A look ends after this many tokens, over all workers: decisions wait meanwhile.
 MAX_TOKENS_A_LOOK = 100_000
 
 

@@ -259,7 +259,7 @@ ASK_SELDOM_SECONDS = 60.0
 
 _DISABLED = "disabled: requests are routed by load and by earlier requests"
 
-# Feeds that are started or ended without a pause, since the same event loop also picks.
+# Most feeds that are started or ended without a pause: the same event loop also picks.
 AT_ONCE = 8
 
 OpenTransports = Callable[[FeedSource], Sequence[Transport]]
@@ -358,7 +358,7 @@ class Feeds:
             worker.following.wanted = target
             try:
                 self._begin(worker, target)
-            except StartError as error:  # found while the router runs, which continues
+            except StartError as error:  # the router is already running, and continues
                 log.error("worker %s: %s", worker.name, error)
                 worker.following.reason = str(error)
             except Exception as error:  # a feed that cannot be opened must not prevent others

@@ -9,7 +9,7 @@ import aiohttp
 
 log = logging.getLogger("kvsteer.workers")
 
-# How often the looks run, which ask no worker: loads from feeds, and reasons for doubt.
+# How often the looks run, which await no answer: at loads from feeds, and for reasons for doubt.
 LOOK_SECONDS = 0.25
 
 # For what workers report about themselves: the time limit of an answer, and how much is read.
@@ -26,7 +26,7 @@ _JSON = {"Content-Type": "application/json"}
 class Client:
     """The HTTP client for all questions to workers; made in a running event loop.
 
-    Each question limits how many of it are under way at once, so that none waits for another.
+    Each kind of question has its own limit of those under way, so that none waits for another kind.
     """
 
     def __init__(self) -> None:

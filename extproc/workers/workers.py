@@ -390,7 +390,7 @@ class Workers:
         return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
     def status(self) -> list[dict[str, Any]]:
-        """Returns the answer of GET /workers, for one moment."""
+        """Returns the answer of GET /workers, all at one moment."""
         return list(self.statuses())
 
     def statuses(self) -> Iterator[dict[str, Any]]:
@@ -446,7 +446,7 @@ class Workers:
         return self._feeds.reason(worker)
 
     def block_size(self, name: str) -> int:
-        """Returns the tokens in a worker's block, by its events, configuration or own report."""
+        """Returns the tokens in a worker's block: by its events, else as configured or reported."""
         told = self._fleet.block_size(name)
         if told is not None:
             return told

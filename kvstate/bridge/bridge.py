@@ -79,7 +79,10 @@ class Subscription:
         return next((fault for fault in faults if fault is not None), None)
 
     def _next_batch(self) -> bytes | None:
-        """Returns the next batch; takes ranks in turn, so that none waits for all of another."""
+        """Returns the next batch, None if there is none yet.
+
+        Ranks take turns, so that none waits for all batches of another.
+        """
         for position, cursor in enumerate(self._cursors):
             batch = cursor.take()
             if batch is not None:

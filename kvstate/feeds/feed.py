@@ -216,7 +216,7 @@ class Feed:
         # only for publishers with replays
         self._held: Held = Held()
         self._asked_at: int | None = None
-        self._overtaken: int | None = None  # expected before a replay started over
+        self._overtaken: int | None = None  # the number expected before a replay started over
         self._proof: float | None = None  # the stamp of the batch that proves the publisher
         self._asks_everything = False
         self._heard = False
@@ -244,7 +244,7 @@ class Feed:
         if self._asks:
             self._heard = True  # it may take effect only after the replay and one more batch
             self._heard_stamps.clear()
-            self.wants_everything |= not self._has_replays  # replays may be this one's now
+            self.wants_everything |= not self._has_replays  # replays may be this publisher's now
             self._restarts_in_a_row, self._was_answered = 0, False
             return self._ask("connected")
         is_without = self._recovery is Recovery.NONE
@@ -364,7 +364,7 @@ class Feed:
         return [Replay(0)]
 
     def snapshot(self, first: int, last: int, unknown_before: int) -> list[Effect]:
-        """Notes that batches `first` to `last`, which follow, are a snapshot of all blocks."""
+        """Notes that a snapshot of all the publisher has follows: batches `first` to `last`."""
         self._drop_pending()
         self._stamps.clear()
         self._next, self._snapshot_last = first, last

@@ -136,8 +136,9 @@ class RankTransport:
 class SharedConnection:
     """The transports of a worker's ranks, and the loop that serves them.
 
-    name: of the worker's server, for messages. follow: connects repeatedly and never returns; it is
-    started when the first rank receives, and cancelled when the last one closes.
+    name: of the worker's server, for messages. follow: connects repeatedly, and is called again if
+    it returns or fails; it is started when the first rank receives, and cancelled when the last one
+    closes.
     """
 
     def __init__(

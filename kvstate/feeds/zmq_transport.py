@@ -59,8 +59,7 @@ NEVER_DROPPED = 500
 MAX_READ_BYTES = 40 * 1024 * 1024
 _BATCH_BYTES = 192  # of memory for a batch, besides its payload
 
-# Messages read before other tasks can run; seven more replays may be under way: about 0.1
-# ms.
+# Messages read before other tasks can run; seven more replays may be under way: about 0.1 ms.
 MAX_MESSAGES = 16
 
 
@@ -206,7 +205,7 @@ class _Reading:
 
 
 async def _connect(connection: Connection, endpoint: str) -> None:
-    """Connects for a replay, with retries: a publisher may open its sockets one by one."""
+    """Connects for a replay, with retries: a starting publisher may open sockets one by one."""
     place = place_of(endpoint)
     if place is None:
         raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")

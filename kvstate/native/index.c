@@ -174,7 +174,7 @@ static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, S
     count_block(index, &index->owners[owner], pool, -1);
 }
 
-/* Adds `copies` copies of a block (on an aging medium: its age); false if out of memory. */
+/* Adds `copies` copies of a block (on an aging medium: sets its age); false if out of memory. */
 static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, uint64_t hash,
                  uint64_t key, uint32_t copies) {
     Owner *owner = &index->owners[number];

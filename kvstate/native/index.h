@@ -95,7 +95,7 @@ typedef struct {
     uint64_t *lanes; /* random multipliers, one for each token of a block */
     uint32_t lane_count;
     size_t limit_blocks; /* of an owner without a limit of its own */
-    uint64_t work, work_limit; /* table lookups or equivalent; steps end at the limit */
+    uint64_t work, work_limit; /* table lookups or equivalent; resumable work stops at it */
 } Index;
 
 typedef struct {

@@ -481,7 +481,7 @@ static bool append_name(PyObject *names, const char *name) {
     return done;
 }
 
-/* Continues a parsed message until the limit of work; returns false with an exception set. */
+/* Continues a parsed message until the limit of work; returns false if it set an exception. */
 static bool apply_events(Core *self, uint32_t number, Message *message, Step *step) {
     for (*step = STEP_DONE; message->done < message->batch.event_count; message->done++) {
         const WireEvent *event = &message->batch.events[message->done];

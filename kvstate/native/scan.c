@@ -2,7 +2,7 @@
 
 #include <stdbool.h>
 
-#define TO_BRACE 0x20u /* turns "[" into "{", and no other byte */
+#define TO_BRACE 0x20u /* maps "[" and "{" to "{", and no other byte */
 #define MULTIPLIER 0x9E3779B97F4A7C15u
 
 /* At most 255 bytes at once, so that each count fits in one byte: compilers vectorize this. */

@@ -185,8 +185,8 @@ def _medium(
 ) -> str:
     """Returns the medium's own name if it is known, else a name for its tier.
 
-    levels: the cache levels named, which must all be the same. first: the first block of a store,
-    or the removal, which names one.
+    levels: the cache levels of the blocks, which must all be the same. first: the first block of a
+    store, or the removal; its cache level counts if the tier is not named.
     """
     if tier_of(raw.medium) is not None:
         return raw.medium.upper()

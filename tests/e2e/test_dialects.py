@@ -46,7 +46,7 @@ class Followed:
             assert response.status == 200, await response.text()
 
     async def exact(self, prompts: Sequence[Sequence[int]], salt: str | None = None) -> list[int]:
-        """Waits until each prompt's certain tokens are what the worker holds; returns them."""
+        """Waits until each prompt's certain tokens are those held; returns their numbers."""
         try:
             async with asyncio.timeout(10):
                 while self.certain(prompts, salt) != self.held(prompts, salt):  # noqa: ASYNC110

@@ -23,7 +23,7 @@ async def system(
     router_tls: dict[str, str],
     envoy_config: Callable[[Config], str] = render,
 ) -> AsyncIterator[System]:
-    """Workers, a router that requires client certificates, and Envoy with that of `router_tls`."""
+    """Workers, a router that requires a client certificate, and Envoy with `router_tls`."""
     tls = identities.tls(is_mutual=True)
     files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
     extproc = {"listen": f"127.0.0.1:{free_port()}", "server": kind, "tls": files}

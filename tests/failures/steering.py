@@ -33,7 +33,7 @@ class Probes:
         self._left: list[tuple[dict[str, Any], str]] = []
 
     async def prepare(self, count: int = PROBES) -> None:
-        """Has sound workers compute them, past the router; waits until a sound router knows."""
+        """Has sound workers compute them, past the router; waits until it knows, if it is sound."""
         sound = [
             endpoint
             for endpoint, worker in zip(self._stage.endpoints, self._stage.workers, strict=True)

@@ -172,7 +172,7 @@ async def test_envoy_restarted(stage: Stage, table: list[Row], loop: str) -> Non
 
 
 async def _patiently(session: aiohttp.ClientSession, url: str, listens: asyncio.Event) -> Outcome:
-    """Sends a request; without an answer, waits until Envoy listens, to not send at full speed."""
+    """Sends a request; if it gets no answer, waits until Envoy listens instead of sending more."""
     outcome = await post(session, url, body())
     if not outcome.status:
         await listens.wait()

@@ -186,7 +186,7 @@ class Watch:
                 self.exact_at = loop.time()
 
     def _credits_too_much(self) -> bool:
-        """Whether more is certain than the engine had after the last batch that the feed took."""
+        """Whether more is certain than the engine had at any of the moments of `_then`."""
         held = [max(cache.overlap(probe) for cache in self._then()) for probe in self.probes]
         return any(sure > real for sure, real in zip(self.certain(), held, strict=True))
 

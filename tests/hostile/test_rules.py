@@ -1,4 +1,4 @@
-"""Every rule, broken over a real socket: the right code answers, and nothing else is affected."""
+"""Every rule, broken over a real socket: the code is right, and nothing else is affected."""
 
 import asyncio
 

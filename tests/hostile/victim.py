@@ -256,7 +256,7 @@ class Victim:
     async def unharmed(
         self, *, may_grow_bytes: int = 48 * 2**20, may_cancel: bool = False
     ) -> AsyncIterator[None]:
-        """Checks that a good client is answered while the block runs, which leaves nothing behind.
+        """Checks that the block leaves nothing behind, and a good client is answered meanwhile.
 
         Raw connections are closed at the end.
 
@@ -325,9 +325,9 @@ async def assert_undelayed(
 
     The goal is a p99 of at most 50 ms. Attack, router, prober and test share the machine's cores,
     which alone delays one decision in a hundred by as much, so only half of them have to meet it
-    here; of the router's own work meanwhile, in CPU seconds, 99 in a hundred have to. One quick try
-    of at most three is enough: a core whose other half runs other work takes up to twice the CPU
-    time.
+    here; measured by the router's own work meanwhile, in CPU seconds, 99 in a hundred have to. One
+    quick try of at most three is enough: a core whose other half runs other work takes up to twice
+    the CPU time.
     """
     harms: list[Harm] = []
     while len(harms) < TRIES and not any(map(_is_quick, harms)):

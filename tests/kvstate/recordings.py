@@ -109,7 +109,7 @@ class Replayed:
         return self.chains[block]
 
     def overlap(self, tokens: list[int], lora: str | None, salt: str | None) -> int:
-        """How many leading blocks of a prompt are held, without its last token."""
+        """How many leading blocks of a prompt without its last token are held."""
         prompt = tuple(tokens)
         chains = [
             self.chain(block)

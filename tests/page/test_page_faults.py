@@ -202,7 +202,7 @@ async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]
     served.observed.sample(5.0, steps)
 
 
-# Those of a worker that no longer held anything of a prompt once it had answered.
+# The circumstances of a worker that held nothing of a prompt any more once it had answered.
 AFTERWARDS = Circumstances()
 
 

@@ -40,7 +40,7 @@ const names = new Map();
 export const known = (workers) => workers.forEach((one) => names.set(one.endpoint, one.name));
 export const named = (endpoint) => names.get(endpoint) ?? endpoint;
 
-// A worker's name, with its address in small letters if that differs.
+// A worker's name, with its address in small type if that differs.
 export function place(name, endpoint) {
   return [name, name === endpoint || !endpoint ? null : make("small", {}, endpoint)].filter(Boolean);
 }

@@ -77,7 +77,7 @@ function others(told, first) {
   return ` Next best was ${next.name}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 
-// Which worker computes the prompt, if prefill and decode are apart.
+// Which worker computes the prompt, if prefill and decode may be separate.
 function computing({ prefill }) {
   if (!prefill) return "";
   const { here, apart } = prefill.cost;

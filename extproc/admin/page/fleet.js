@@ -226,7 +226,7 @@ function sourceFault({ source, workers, age_seconds: age, fault, note }) {
   return `${source}: ${fault}; ${last}`;
 }
 
-// The sources of workers that are out of date or report a fault.
+// The sources of workers that fail, or that list something wrong.
 export async function drawSources() {
   const told = (await ask("/discovery")).filter(({ fault, note }) => fault || note);
   const place = find("sources");
@@ -242,7 +242,7 @@ function routersSaid({ alone, routers }) {
   return `Shared with ${plural(routers.length, "other router")}: ${others.join(", ")}.`;
 }
 
-// The routers that this one shares with; nothing if there are none.
+// The routers that this one shares with; nothing if sharing is off.
 export async function drawRouters() {
   const told = await ask("/routers");
   const place = find("routers");
@@ -252,7 +252,7 @@ export async function drawRouters() {
   show(place, routersSaid(told));
 }
 
-// The requests that are not steered or do not arrive; nothing if all arrive.
+// The share of requests that are steered, if not all; and why too few of these arrive, if so.
 export async function drawSteering() {
   const { percent, fault } = await ask("/steering");
   const share = percent < 100 ? `${percent} % of the requests are steered; for the others the proxy chooses, and their decisions below are only noted.` : "";

@@ -264,7 +264,7 @@ CHUNKS = st.lists(st.integers(1, 200), min_size=1, max_size=20)
 
 
 def fed(connection: Connection, sent: bytes, sizes: list[int]) -> None:
-    """Receives the bytes in pieces of these sizes, and answers whatever data comes."""
+    """Feeds a connection bytes in pieces of these sizes, and answers the data that it receives."""
     at = turn = 0
     while at < len(sent) and connection.fault is None:
         size = sizes[turn % len(sizes)]

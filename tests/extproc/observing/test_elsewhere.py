@@ -64,7 +64,7 @@ def told(deliveries: Deliveries, answers: str, at: float) -> None:
 def test_every_steered_request_is_counted_once_by_what_became_of_it() -> None:
     deliveries = Deliveries()
     told(deliveries, "..e", 0.0)
-    deliveries.look("m")  # still under way, so it counts as unknown
+    deliveries.look("m")  # still under way, so it does not count yet
     deliveries.look(None)
     deliveries.untold(None)
     steered = {"m": 10, None: 1}

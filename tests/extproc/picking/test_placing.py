@@ -427,7 +427,7 @@ def test_a_failure_is_counted_for_both_workers_that_shared_the_request() -> None
         assert booking is not None
         one.answered(booking, status, "a:1", 0.0)
         one.release(booking, 0.0)
-    one.answered(one.loads.begin("a:1", 0.0, 0.0), 500, "a:1", 0.0)  # not a shared request
+    one.answered(one.loads.begin("a:1", 0.0, 0.0), 500, "a:1", 0.0)  # not a split request
     counted = [fleet_of(one).upstream(f"{name}:1").failed_halves for name in "ac"]
     assert counted == [2, 2]
 

@@ -27,7 +27,7 @@ class Identities:
         return self.authority.cert_pem.bytes()
 
     def issue(self, name: str = NAME, days: int | None = None) -> tuple[bytes, bytes]:
-        """Returns a certificate and its key; days: how long it is valid, else a long time."""
+        """Returns a certificate and its key; days: how long it is valid, None for a long time."""
         end = None if days is None else datetime.now(UTC) + timedelta(days)
         issued = self.authority.issue_cert(name, "127.0.0.1", not_after=end)
         return issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()

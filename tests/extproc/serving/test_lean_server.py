@@ -306,7 +306,7 @@ async def test_a_peer_that_does_not_read_is_not_read_either(running: Running) ->
 
 
 async def flood(deaf: socket.socket) -> None:
-    """Sends allowed requests for ever, and never reads."""
+    """Sends valid requests for ever, and never reads."""
     loop = asyncio.get_running_loop()
     small = framed(ProcessingRequest(request_headers={}).SerializeToString())
     number = 1

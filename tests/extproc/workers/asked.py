@@ -38,7 +38,7 @@ def only(table: Table) -> Worker:
 
 @contextlib.asynccontextmanager
 async def client() -> AsyncIterator[Client]:
-    """A client, closed after the test."""
+    """A client that is closed when the block ends."""
     one = Client()
     try:
         yield one

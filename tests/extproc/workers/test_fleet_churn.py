@@ -182,7 +182,7 @@ class System:
         return decision, booking
 
     async def fail(self, worker: Worker) -> None:
-        """Lets a worker's answers, probes, scrapes and tokens fail."""
+        """Makes a worker's answers, probes, scrapes and tokens fail."""
         upstreams, upstream, now = self.workers.upstreams, worker.upstream, time.monotonic()
         assert upstream is not None
         for _ in range(FAILURES_UNTIL_LEFT_OUT):

@@ -80,7 +80,7 @@ def reasons(signals: Iterable[Signal]) -> list[str]:
 
 
 async def ended(transport: RankTransport) -> str:
-    """Why the stream ended; fails if another signal came first."""
+    """Why the stream ended; fails if any other signal came."""
     (signal,) = await received(transport, 1)
     assert isinstance(signal, Disconnected)
     return signal.reason
