@@ -46,8 +46,7 @@ MAX_TURNS_AT_ONCE = 8
 # included.
 SHARE_OF_LOOP = 0.2
 BURST_SECONDS = 4.0
-# The most time that a worker can owe: after the process stopped for an hour, it must not wait for
-# five.
+# The most time that a worker can owe: after an hour's stop of the process, it must not wait five.
 MAX_DEBT_SECONDS = 0.1
 # A worker that used up its time waits until it has this much again; otherwise it would wait for
 # every message.
