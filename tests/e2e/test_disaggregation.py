@@ -85,9 +85,12 @@ async def test_a_follow_up_is_computed_where_its_prefix_is(sglang: System) -> No
     body = chat(long_text("alpha"))
     before = {one.endpoint: queried(one) for one in of(sglang, "prefill")}
     await sglang.send(body)
-    decision = await sglang.explain(body)
     (held,) = (one.endpoint for one in of(sglang, "prefill") if queried(one) > before[one.endpoint])
-    assert decision["prefill"]["pick"] == held
+
+    async def would_return() -> bool:
+        return bool((await sglang.explain(body))["prefill"]["pick"] == held)
+
+    await until(would_return, "a decision that knows its prefix, by the worker's events")
     before = {one.endpoint: queried(one) for one in of(sglang, "prefill")}
     await until(lambda: sglang.in_flight(0), "none in flight")
     for number in range(4):

@@ -1,9 +1,9 @@
 """Discovery against an API server that lists, watches, times out, forgets and disappears."""
 
-import builtins
 import contextlib
 import functools
 import logging
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -448,13 +448,6 @@ async def test_a_kubeconfig_that_is_not_there_is_a_fault(tmp_path: Path) -> None
 
 
 def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def absent(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("kubernetes_asyncio"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
     with pytest.raises(StartError, match=r"pip install 'kvsteer\[kubernetes\]'"):
         pods("none")
