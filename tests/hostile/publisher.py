@@ -42,22 +42,34 @@ class Publisher:
         self.flooding = asyncio.Event()
         self.sent_bytes = 0
         self._first, self._flood = list(first), iter(flood)
+        self._serving: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            writer.write(GREETING)
-            await reader.readexactly(len(GREETING))
-            writer.write(READY)
-            await reader.read(256)
-            self.subscribed.set()
-            writer.writelines(self._first)
-            await self.flooding.wait()
-            for part in self._flood:
-                writer.write(part)
-                await asyncio.wait_for(writer.drain(), 60)
-                self.sent_bytes += len(part)
-        writer.transport.abort()
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await self._send(reader, writer)
+        finally:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            self._serving.discard(task)
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        await reader.readexactly(len(GREETING))
+        writer.write(READY)
+        await reader.read(256)
+        self.subscribed.set()
+        writer.writelines(self._first)
+        await self.flooding.wait()
+        for part in self._flood:
+            writer.write(part)
+            await asyncio.wait_for(writer.drain(), 60)
+            self.sent_bytes += len(part)
 
     @contextlib.asynccontextmanager
     async def running(self, port: int) -> AsyncIterator["Publisher"]:
@@ -67,3 +79,7 @@ class Publisher:
             yield self
         finally:
             server.close()
+            serving = list(self._serving)
+            for one in serving:
+                one.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)

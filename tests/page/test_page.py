@@ -215,6 +215,23 @@ def test_nothing_is_wider_than_the_screen(
     assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
+SPEED = """
+const small = document.createElement("small");
+small.append("41,234 tokens/s, 63 % sure, counted as 23,456");
+document.querySelector("#workers .number").append(small);
+return document.documentElement.scrollWidth;
+"""
+
+
+def test_a_learned_speed_is_no_wider_than_the_screen(
+    browser: Browser, system: Background[System]
+) -> None:
+    browser.size(320, 800)
+    opened(browser, system)
+    browser.until(lambda: browser.all("#workers tr"), "workers")
+    assert browser.run(SPEED) <= 320
+
+
 CONTRAST = """
 const light = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
 const of = (rgb) => 0.2126 * light(rgb[0]) + 0.7152 * light(rgb[1]) + 0.0722 * light(rgb[2]);
