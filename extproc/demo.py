@@ -371,6 +371,7 @@ class Ports:
         name = Path(tempfile.gettempdir()) / f"kvsteer-ports-{os.getuid()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._locks = os.open(name, flags, 0o600)
+        self._taken: set[int] = set()  # a process does not find its own locks
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -405,6 +406,8 @@ class Ports:
 
     def _fault(self, port: int) -> str:
         """Tries to take a port; returns why it is not available, "" if it was taken."""
+        if port in self._taken:
+            return "this demo has it"
         with socket.socket() as probe:
             probe.setsockopt(
                 socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
@@ -416,6 +419,7 @@ class Ports:
                 return "another demo has it"
             except OSError as error:
                 return error.strerror or str(error)
+        self._taken.add(port)
         return ""
 
 

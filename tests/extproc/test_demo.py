@@ -186,6 +186,14 @@ with Ports() as ports:
     assert len(ports) == len(set(ports)) == 30
 
 
+def test_a_demo_takes_no_port_twice() -> None:
+    with Ports() as ports:
+        first = ports.any()
+        assert ports.free(first) != first
+        with pytest.raises(StartError, match=f"127.0.0.1:{first}: this demo has it"):
+            ports.take(first)
+
+
 def test_a_port_that_another_demo_has_is_refused() -> None:
     port = free_port()
     holds = (
