@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from kvstate.errors import KVSteerError, PeerError
 
-# The extras whose packages are imported only where they are used, and these packages.
+# Extras that are imported only where they are used, and their packages. OpenTelemetry's is not one:
+# its packages share a namespace, which may be there without those that are needed.
 EXTRAS = {
     "envoy": ("envoy_data_plane", "betterproto2"),
     "grpc": ("grpc",),
