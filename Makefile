@@ -10,7 +10,7 @@ WORKERS ?= 3
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow gateways explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
+.PHONY: demo test coverage slow gateways explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -18,8 +18,14 @@ demo: $(READY)
 test: $(TESTED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+# The tests of pure modules, quick and slow, which have to reach every line and branch of them.
+coverage: $(TESTED)
+	$(BIN)/python -m pytest -m slow tests/test_pure_coverage.py $(ARGS)
+
+# In two processes, since most of them wait; then, one after the other, those that measure how long others wait.
 slow: $(TESTED)
-	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
+	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -n 2 --dist loadfile -m '(slow or docker or engine) and not alone' $(ARGS)
+	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -m '(slow or docker or engine) and alone' $(ARGS)
 
 # Real gateways in front of the router. Builds them first, with Go: minutes each, once. A gateway that cannot be built is
 # skipped, with the reason.

@@ -3,8 +3,9 @@
     python compile_path.py [DIRECTORY]
 
 writes `extproc/compiled/` in the directory, by default beside the sources (`make compiled`). It
-needs mypy, msgspec, prometheus-client and a C compiler, and takes a minute. `extproc.request_path`
-uses the result only if it was built from exactly the installed sources.
+needs mypy, msgspec, prometheus-client and a C compiler, and takes a minute.
+`extproc.running.request_path` uses the result only if it was built from exactly the installed
+sources.
 """
 
 import ast
@@ -23,12 +24,30 @@ FOLDER = Path("extproc", "compiled")
 
 # Modules that gain by it and that mypyc can compile. Others, and why: docs/performance-appendix.md.
 MODULES = (
-    *("http2.connection", "http2.frames", "http2.grpc_messages", "http2.header_blocks"),
-    *("http2.limits", "http2.outbox", "http2.streams"),
+    "http2.connection",
+    "http2.frames",
+    "http2.grpc_messages",
+    "http2.header_blocks",
+    "http2.limits",
+    "http2.outbox",
+    "http2.streams",
     "observing.decisions",
-    *("picking.decision", "picking.eligibility", "picking.load", "picking.placing"),
-    *("picking.policies", "picking.sent", "picking.upstreams"),
-    *("serving.lean_call", "serving.stream_answers"),
+    "routing.claims",
+    "routing.decision",
+    "routing.eligibility",
+    "routing.load",
+    "routing.marks",
+    "routing.placing",
+    "routing.policies",
+    "routing.query",
+    "routing.ranks",
+    "routing.sampling",
+    "routing.sent",
+    "routing.sessions",
+    "routing.survey",
+    "routing.upstreams",
+    "serving.lean_call",
+    "serving.stream_answers",
     "tokenizing.text_encoder",
 )
 
@@ -75,8 +94,8 @@ def main() -> int:
 
 
 def _built(files: list[str], directory: Path) -> Path:
-    from mypyc.build import mypycify  # noqa: PLC0415 - may be missing
-    from setuptools import Distribution  # type: ignore[import-untyped] # noqa: PLC0415
+    from mypyc.build import mypycify
+    from setuptools import Distribution  # type: ignore[import-untyped]
 
     config = directory / "mypy.ini"
     config.write_text(_MYPY)

@@ -1,6 +1,6 @@
 """Shows where a decision spends its time on one connection, from Envoy's reads to its writes.
 
-    python benchmarks/budget.py [--quick] [--json FILE]
+    python benchmarks/budget.py [--quick | --smoke] [--json FILE]
 
 Needs Linux and gcc. Envoy and the server that answers it run with a small library around the
 system's reads and writes (budget_shim.c), which records when each began and ended, by a common
@@ -10,7 +10,6 @@ clock. One request at a time, over one connection; each line is the median of ma
 import bisect
 import itertools
 import json
-import os
 import shutil
 import socket
 import statistics
@@ -27,12 +26,13 @@ from typing import NamedTuple
 
 from extproc_contestants import GRPC_AIO, LEAN_IDLE, OURS_LEAN, OURS_UNIX, PLAIN, Arena
 from extproc_load import MARK, conversations
-from measure import CannotRunError, Figure, Goal, Row, arguments, keep, table
+from measure import CannotRunError, Figure, Goal, Row
+from rows import arguments, run
 
 SHIM = Path(__file__).with_name("budget_shim.c")
 NAMES = (PLAIN, GRPC_AIO, LEAN_IDLE, OURS_LEAN, OURS_UNIX)
 SIZE_KIB = 2
-FULL_REQUESTS, QUICK_REQUESTS, WARM_UP = 2_000, 300, 100
+FULL_REQUESTS, QUICK_REQUESTS, SMOKE_REQUESTS, WARM_UP = 2_000, 300, 50, 100
 ROUNDS = 5
 
 _HEAD, _NOTE = struct.Struct("Q24x"), struct.Struct("QQiiI4x")
@@ -170,7 +170,7 @@ def built(directory: Path) -> Path:
         raise CannotRunError("gcc is missing: apt-get install gcc")
     made = directory / "budget_shim.so"
     command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(made), str(SHIM), "-ldl"]
-    subprocess.run(command, check=True)  # noqa: S603
+    subprocess.run(command, check=True)
     return made
 
 
@@ -263,7 +263,7 @@ def _medians(directory: Path, name: str, window: tuple[int, int]) -> list[float]
 
 
 def _listen(file: Path) -> str:
-    import yaml  # noqa: PLC0415
+    import yaml
 
     return str(yaml.safe_load(file.read_text())["extproc"]["listen"])
 
@@ -308,15 +308,10 @@ def budget(found: Mapping[str, list[list[float]]]) -> str:
 
 def main() -> None:
     """Measures and prints both tables."""
-    wanted = arguments(__doc__, "fewer requests").parse_args()
-    try:
-        found = measured(QUICK_REQUESTS if wanted.quick else FULL_REQUESTS)
-    except CannotRunError as error:
-        raise SystemExit(str(error)) from None
-    rows = rows_of(found)
-    print(f"{budget(found)}\n\n{table(rows)}")
-    print(f"{SIZE_KIB} KB x 1; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    keep(rows, wanted.json)
+    with run(arguments(__doc__, "fewer requests")) as one:
+        found = measured(one.amount(SMOKE_REQUESTS, QUICK_REQUESTS, FULL_REQUESTS))
+        one.add(rows_of(found))
+        print(f"\n{budget(found)}\n{SIZE_KIB} KB x 1")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ from random import Random
 from measure import CannotRunError
 from workload import BLOCK_SIZE, MODEL, Tokens
 
-from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
-from extproc.picking.load import Loads
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Loads
+from extproc.routing.query import Query, Snapshot
 from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner
@@ -25,7 +27,7 @@ class PlainCore:
         self._owners = [self._owner(str(number)) for number in range(workers)]
         self._load = Loads({}).load
         self._workers = [Candidate(str(n), f"10.0.0.{n}:8000") for n in range(workers)]
-        self._rng = Random(3)  # noqa: S311 - breaks ties
+        self._rng = Random(3)
 
     def _make_index(self) -> Index:
         return Index(_SECRET, compiled=False)
@@ -59,7 +61,7 @@ class PlainCore:
 
     def picked_blocks(self, tokens: Tokens) -> int:
         """Returns how many blocks of a prompt the picked worker holds."""
-        return self.pick(tokens).certain_tokens // BLOCK_SIZE
+        return self.pick(tokens).basis.certain_tokens // BLOCK_SIZE
 
 
 class CompiledCore(PlainCore):

@@ -157,6 +157,6 @@ def _compare(churn: Churn, cores: Sequence[PlainCore], selection: Selection | st
                 _require(selection.overlaps(tokens.tolist())[worker] == blocks)
 
 
-def _require(equal: bool) -> None:  # noqa: FBT001
+def _require(equal: bool) -> None:
     if not equal:
         raise SystemExit("events: after whole periods something differs from what was held before")

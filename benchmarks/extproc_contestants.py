@@ -26,7 +26,7 @@ from extproc_parts import (
     running,
     upstream_configuration,
 )
-from measure import CannotRunError
+from measure import CannotRunError, missed
 
 LEARN_SECONDS = 120.0
 
@@ -78,7 +78,7 @@ class Arena:
             try:
                 self.contestants[name] = start()
             except CannotRunError as error:
-                self.missing[name] = str(error)
+                self.missing[name] = missed(error)
 
     def _starters(self) -> dict[str, Callable[[], Contestant]]:
         """Returns how each is started, in order."""
@@ -190,14 +190,14 @@ class Arena:
         return Contestant(f"http://{listen}", decides, None)
 
 
-def post(url: str, path: str, body: object) -> Any:  # noqa: ANN401 - JSON
+def post(url: str, path: str, body: object) -> Any:
     """Sends a request, returns the JSON answer; the mark is an ordinary word."""
-    request = urllib.request.Request(  # noqa: S310 - our own
+    request = urllib.request.Request(
         f"{url}{path}",
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310 - our own
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
 

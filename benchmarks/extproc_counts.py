@@ -1,42 +1,47 @@
 """Counts the work of one request in the router: the same in every run, whatever the load.
 
-python benchmarks/extproc_counts.py [--calls]
+python benchmarks/extproc_counts.py [--calls] [--turns | --tasks]
 
 The router's own server gets the bytes that an Envoy sends, without a socket: for each request its
 headers, its body, and the end of its stream. Eight workers are live, and hold the conversations of
 benchmarks/extproc.py, which the requests continue. Valgrind counts instructions.
+
+What it saves that a call has no task of its own: --tasks gives every message a task, and lets the
+event loop turn until it is done; --turns lets it turn as often, without tasks.
 """
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import json
 import logging
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from random import Random
 from types import FrameType as Call
 from typing import Any
 
-import measure  # noqa: F401 - before the packages that it measures
 import yaml
 from extproc_load import MARK, conversations
 from extproc_parts import TINY_MODEL
 from google.protobuf.message import Message
+from measure import NO_REFERENCE, CannotRunError, Figure, Row, or_reason
+from rows import Run, arguments, run
 
 from extproc.admin.observed import Observed
-from extproc.checking import self_check
 from extproc.config.reader import parse
+from extproc.fleet.workers import Workers
 from extproc.http2.frames import PREFACE, Flag, FrameType, frame, settings, window_update
-from extproc.http2.header_blocks import encode
+from extproc.http2.grpc_messages import Parts, Piece
+from extproc.http2.header_blocks import RequestHead, encode
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderMap,
@@ -47,17 +52,19 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProtocolConfiguration,
 )
+from extproc.proof import lookups
 from extproc.requests.request import parse as parse_request
-from extproc.router import Router
+from extproc.running import event_loop
 from extproc.serving.exchange import Service
+from extproc.serving.lean_call import ExtProcCall
 from extproc.serving.lean_server import LeanConnection, LeanServer
+from extproc.serving.router import Router
 from extproc.tokenizing import encoder_choice, prompt_tokens
 from extproc.tokenizing.tokens import Tokenizer
-from extproc.workers.workers import Workers
 from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected, MemoryTransport
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Tokens
 
 WORKERS = 8
@@ -146,10 +153,33 @@ def stored(tokens: Tokens, first: int) -> Batch:
     return Batch(first, EventBatch(float(first), [event]))
 
 
-class Bench:
-    """A router and a connection to it."""
+class TaskCall(ExtProcCall):
+    """A call that makes a task for every message."""
 
-    def __init__(self) -> None:
+    def take(self, message: Piece | Parts) -> None:
+        """Has a task pass the message to the exchange."""
+        assert not isinstance(message, Parts), "the benchmark's messages are short"
+        received = ProcessingRequest.FromString(message)  # type: ignore[arg-type]
+        answering = self._exchange.receive(received)
+        self._awaited = asyncio.get_running_loop().create_task(answering)
+        self._awaited.add_done_callback(self._answered)
+
+
+# How often the loop turns after a read: for a task, for what is called when it is done, and for
+# what that calls.
+TURNS = 3
+
+
+class Bench:
+    """A router and a connection to it.
+
+    turns: how often the event loop turns after each read. has_tasks: whether every message has a
+    task; it then needs turns.
+    """
+
+    def __init__(self, turns: int = 0, *, has_tasks: bool = False) -> None:
+        self.turns = turns
+        self.has_tasks = has_tasks
         self.texts = [json.dumps(request) for request in conversations(SIZE)]
         self.sink = Sink()
         self.served = 0
@@ -177,23 +207,30 @@ class Bench:
                     first += 1
             return [transport]
 
-        fleet = Fleet(1, lambda: 0.0)
+        fleet = FollowedWorkers(1, lambda: 0.0)
         workers = Workers(config, fleet, open_transports)
         await workers.start()
-        while {workers.state(name) for name in workers.names()} != {"live"}:  # noqa: ASYNC110
+        while {workers.candidates.state(name) for name in workers.records} != {"live"}:
             await asyncio.sleep(0.01)
         observed = Observed(lambda: 0.0, kept_at_once=1)
         router = Router(
             config,
             workers,
             {"tiny": tokenizer},
-            Metrics(workers),
-            Random(1),  # noqa: S311 - ties
+            Metrics(workers.states),
+            Random(1),
             observer=observed,
         )
-        service = Service(config, router, Metrics(workers))
+        service = Service(config, router, Metrics(workers.states))
         server = LeanServer(service, lambda: True)
-        self.connection = LeanConnection(server._host)  # noqa: SLF001 - no socket
+        host = server._host  # noqa: SLF001 - no socket
+
+        def route(wire: LeanConnection, stream_id: int, _: RequestHead) -> TaskCall:
+            return TaskCall(wire, stream_id, service, "")
+
+        if self.has_tasks:
+            host = dataclasses.replace(host, route=route)
+        self.connection = LeanConnection(host)
         self.connection.connection_made(self.sink)
         ack = frame(FrameType.SETTINGS, Flag.ACK, 0)
         self.connection.data_received(PREFACE + settings({}) + ack + window_update(0, 2**30))
@@ -211,16 +248,18 @@ class Bench:
         texts = self.texts
         return [reads(at, texts[at % len(texts)]) for at in range(first, first + count)]
 
-    def serve(self, requests: Sequence[Sequence[bytes]]) -> None:
+    async def serve(self, requests: Sequence[Sequence[bytes]]) -> None:
         """Answers requests, one after the other."""
         take = self.connection.data_received
         for request in requests:
             for data in request:
                 take(data)
+                for _ in range(self.turns):
+                    await asyncio.sleep(0)
         assert self.connection.is_idle, "an answer was not given at once"
 
 
-def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
+async def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
     """Counts calls of Python and C functions in this many requests; names the former."""
     found: Counter[str] = Counter()
     names: list[str] = []
@@ -236,16 +275,16 @@ def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
 
     packed = bench.packed(requests)
     sys.setprofile(note)
-    bench.serve(packed)
+    await bench.serve(packed)
     sys.setprofile(None)
     return found, names
 
 
-def bytecodes(bench: Bench, requests: int) -> float:
+async def bytecodes(bench: Bench, requests: int) -> float:
     """Returns the interpreter steps per request."""
     steps = 0
 
-    def note(call: Call, event: str, _: object) -> Any:  # noqa: ANN401 - as sys.settrace has it
+    def note(call: Call, event: str, _: object) -> Any:
         nonlocal steps
         call.f_trace_opcodes, call.f_trace_lines = True, False
         steps += event == "opcode"
@@ -253,57 +292,82 @@ def bytecodes(bench: Bench, requests: int) -> float:
 
     packed = bench.packed(requests)
     sys.settrace(note)
-    bench.serve(packed)
+    await bench.serve(packed)
     sys.settrace(None)
     return steps / requests
 
 
-def times(bench: Bench) -> Iterator[float]:
+async def times(bench: Bench, rounds: int) -> AsyncIterator[float]:
     """Yields the microseconds of CPU per request, by round."""
-    for _ in range(40):
+    for _ in range(rounds):
         packed = bench.packed(100)
         gc.collect()
         gc.disable()
         began = time.thread_time()
-        bench.serve(packed)
+        await bench.serve(packed)
         yield (time.thread_time() - began) * 1e4
         gc.enable()
 
 
-async def _table(*, with_calls: bool) -> None:
-    bench = Bench()
+def _run(options: argparse.Namespace, work: Coroutine[Any, Any, None]) -> None:
+    # the router's own loop where its turns count; else the standard one, as ever
+    (event_loop.run if options.turns or options.tasks else asyncio.run)(work)
+
+
+def _bench(options: argparse.Namespace) -> Bench:
+    turns = TURNS if options.turns or options.tasks else 0
+    return Bench(turns, has_tasks=options.tasks)
+
+
+async def _rows(one: Run) -> None:
+    bench = _bench(one.options)
     await bench.start()
-    bench.serve(bench.packed(WARM))
+    await bench.serve(bench.packed(WARM))
     writes = bench.sink.writes
-    found, names = counted(bench, 16)
-    print("writes", (bench.sink.writes - writes) / 16)
-    print("calls of Python", found["call"] / 16, "of C", found["c_call"] / 16)
-    if with_calls:
+    found, names = await counted(bench, 16)
+    one.add(
+        [
+            Row("writes", Figure([(bench.sink.writes - writes) / 16]), NO_REFERENCE),
+            Row("calls of Python", Figure([found["call"] / 16]), NO_REFERENCE),
+            Row("calls of C", Figure([found["c_call"] / 16]), NO_REFERENCE),
+        ]
+    )
+    if one.options.calls:
         print("\n".join(names[len(names) * 15 // 16 :]))
-    print("steps of the interpreter", round(bytecodes(bench, 16)))
-    spent = list(times(bench))
-    print(f"us of CPU: least {min(spent):.1f}, median {statistics.median(spent):.1f}")
+    one.add(
+        [Row("steps of the interpreter", Figure([round(await bytecodes(bench, 16))]), NO_REFERENCE)]
+    )
+    spent = [each async for each in times(bench, one.amount(1, 10, 40))]
+    one.add([Row("CPU (us)", Figure(spent), NO_REFERENCE)])
     await bench.close()
 
 
-async def _serve(count: int) -> None:
-    bench = Bench()
+async def _serve(options: argparse.Namespace) -> None:
+    bench = _bench(options)
     await bench.start()
     requests = bench.packed(WARM + MANY)  # all at once, so that creating them is not counted
-    bench.serve(requests[: WARM + count])
+    await bench.serve(requests[: WARM + options.serve])
     await bench.close()
 
 
-def instructions() -> int:
-    """Returns the instructions of one request."""
-    few, many = (_instructions(count) for count in (FEW, MANY))
-    return (many - few) // (MANY - FEW)
+def instructions(options: argparse.Namespace) -> Figure:
+    """Returns the instructions of one request.
+
+    Raises:
+        CannotRunError: valgrind is missing.
+    """
+    if shutil.which("valgrind") is None:
+        raise CannotRunError("valgrind is missing: apt-get install valgrind")
+    named = [f"--{name}" for name in ("turns", "tasks") if getattr(options, name)]
+    few, many = (_instructions(count, named) for count in (FEW, MANY))
+    return Figure([(many - few) // (MANY - FEW)])
 
 
-def _instructions(count: int) -> int:
+def _instructions(count: int, named: Sequence[str]) -> int:
     command = ["valgrind", "--tool=cachegrind", "--cache-sim=no"]
     command += ["--cachegrind-out-file=/dev/null", sys.executable, __file__, "--serve", str(count)]
-    ran = subprocess.run(  # noqa: S603 - ourselves
+    command += named
+    ran = subprocess.run(
         command, check=True, capture_output=True, text=True,
         env={**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -313,27 +377,30 @@ def _instructions(count: int) -> int:
 
 
 def main() -> None:
-    """Prints the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Counts, and prints the counts."""
+    parser = arguments(__doc__, "fewer rounds of CPU time")
     parser.add_argument("--calls", action="store_true", help="print the calls of a request")
-    parser.add_argument("--serve", type=int, help="serve so many requests, and say nothing")
-    options = parser.parse_args()
+    parser.add_argument("--turns", action="store_true", help="let the loop turn after each read")
+    parser.add_argument("--tasks", action="store_true", help="give every message a task")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     logging.disable(logging.CRITICAL)
     # turn off what depends on time: under valgrind, a template and the check of an encoder would
-    # exceed their limits; self-checks are limited by rate
+    # exceed their limits; lookups of prompts are limited by rate
     prompt_tokens.INLINE_SECONDS = 1_000.0
     encoder_choice.PLAIN = ()
     encoder_choice.PROOF_SECONDS = 1_000.0
-    self_check.MAX_PENDING = 0
+    lookups.MAX_WAITING = 0
     gc.freeze()
+    options = parser.parse_args()
     if options.serve is not None:
-        asyncio.run(_serve(options.serve))
+        _run(options, _serve(options))
         return
-    asyncio.run(_table(with_calls=options.calls))
-    if shutil.which("valgrind") is None:
-        print("instructions: not counted, valgrind is missing")
-    else:
-        print(f"instructions: {instructions():,}")
+    with run(parser) as one:
+        _run(one.options, _rows(one))
+        if not one.options.smoke:  # valgrind takes minutes
+            one.add(
+                [Row("instructions", or_reason(lambda: instructions(one.options)), NO_REFERENCE)]
+            )
 
 
 if __name__ == "__main__":

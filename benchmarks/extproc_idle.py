@@ -16,6 +16,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from extproc.config.schema import Config, ExtProc
+from extproc.fleet.workers import Workers
 from extproc.http2.limits import Budget
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
@@ -26,8 +27,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     TrailersResponse,
 )
 from extproc.serving.stream import Spoken
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 MAX_BYTES = 8 * 1024 * 1024
@@ -45,7 +45,7 @@ def answer(message: ProcessingRequest) -> ProcessingResponse:
     return GO_ON[message.WhichOneof("request")]
 
 
-async def process(requests: AsyncIterator[ProcessingRequest], _: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+async def process(requests: AsyncIterator[ProcessingRequest], _: Any) -> AsyncIterator[Any]:
     """Serves one stream of grpc.aio."""
     async for message in requests:
         yield answer(message)
@@ -74,10 +74,10 @@ async def serve_grpc_aio(listen: str) -> None:
 
 async def serve_grpclib(listen: str) -> None:
     """Serves on grpclib."""
-    from grpclib.const import Cardinality, Handler  # noqa: PLC0415 - no other server needs it
-    from grpclib.server import Server  # noqa: PLC0415
+    from grpclib.const import Cardinality, Handler
+    from grpclib.server import Server
 
-    async def grpclib_process(stream: Any) -> None:  # noqa: ANN401
+    async def grpclib_process(stream: Any) -> None:
         async for message in stream:
             await stream.send_message(answer(message))
 
@@ -108,11 +108,14 @@ class IdleService:
     """The service that the lean server needs, without a router."""
 
     is_traced = False
+    joining = None  # no message is long
 
     def __init__(self, listen: str) -> None:
         self.config = Config(extproc=ExtProc(listen=listen))
         self.spoken = Spoken(MAX_BYTES, Budget(MAX_BYTES), names_model=False)
-        self.metrics = Metrics(Workers(self.config, Fleet(1, lambda: 0.0), lambda _: []))
+        self.metrics = Metrics(
+            Workers(self.config, FollowedWorkers(1, lambda: 0.0), lambda _: []).states
+        )
 
     def open(self, _: str = "") -> IdleExchange:
         return IdleExchange()
@@ -120,7 +123,7 @@ class IdleService:
 
 async def serve_lean(listen: str) -> None:
     """Serves on the lean server."""
-    from extproc.serving.lean_server import LeanServer  # noqa: PLC0415 - no other server needs it
+    from extproc.serving.lean_server import LeanServer
 
     server = LeanServer(cast("Any", IdleService(listen)), lambda: True)
     await server.start()

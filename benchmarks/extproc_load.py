@@ -77,12 +77,12 @@ def write(requests: Sequence[dict[str, Any]], directory: Path) -> None:
         (directory / f"{number}.tail").write_text(tail)
 
 
-def run(wrk: str, url: str, directory: Path, connections: int, seconds: int) -> Sample:
+def load(wrk: str, url: str, directory: Path, connections: int, seconds: int) -> Sample:
     """Runs wrk for this long, with one thread."""
     command = [wrk, "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s"]
     command += ["-s", str(SCRIPT), url, "--", str(directory), str(CONVERSATIONS)]
     run_id = f"{time.time_ns()}-{next(_runs)}"
-    done = subprocess.run([*command, run_id], check=True, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run([*command, run_id], check=True, capture_output=True, text=True)
     told = json.loads(done.stdout.splitlines()[-1])
     return Sample(
         told["requests"],

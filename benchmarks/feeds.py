@@ -1,13 +1,10 @@
 """Benchmark of the feeds: the cost of a batch, and the delay of picks while a fleet replays.
 
-python benchmarks/feeds.py [--quick] [--json FILE]
+python benchmarks/feeds.py [--quick | --smoke] [--json FILE]
 """
 
-import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import subprocess
 import sys
@@ -18,15 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feeds_publisher import BLOCKS_A_BATCH
-from measure import Figure, Goal, Row, arguments, keep, table
+from measure import NO_REFERENCE, Figure, Goal, Row
+from rows import Run, arguments, run
 from warm_publisher import BLOCKS_A_BATCH as WARM_BLOCKS_A_BATCH
 
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import grpc_transports
-from kvstate.feeds.transport import Transport
+from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
 
 HERE = Path(__file__).parent
@@ -53,9 +51,7 @@ def publishers(
 ) -> Iterator[tuple[subprocess.Popen[str], list[tuple[str, str]]]]:
     """Starts publishers; yields their endpoints (events, replay)."""
     command = [sys.executable, str(HERE / "feeds_publisher.py"), str(workers), str(batches)]
-    process = subprocess.Popen(  # noqa: S603 - our own script
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     try:
         yield process, json.loads(process.stdout.readline())
@@ -69,7 +65,7 @@ def bridge(endpoints: tuple[str, str]) -> Iterator[str]:
     """Starts `kvsteer bridge` beside a publisher; yields its target."""
     events, replay = endpoints
     command = [sys.executable, "-m", "extproc", "bridge", "--zmq", events, "--replay", replay]
-    process = subprocess.Popen(  # noqa: S603 - our own
+    process = subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
@@ -82,12 +78,12 @@ def bridge(endpoints: tuple[str, str]) -> Iterator[str]:
 
 
 async def live_cost(
-    transports: Sequence[Transport], process: subprocess.Popen[str], batches: int
+    transports: Sequence[FeedTransport], process: subprocess.Popen[str], batches: int
 ) -> float:
     """Returns the CPU microseconds for each of this many live batches."""
-    fleet = Fleet(1, time.time, random.random)
+    fleet = FollowedWorkers(1, time.time, random.random)
     fleet.add("w", "m", transports)
-    while fleet.state("w") not in (State.LIVE, State.DEGRADED):  # noqa: ASYNC110 - no event tells
+    while fleet.state("w") not in (FeedState.LIVE, FeedState.DEGRADED):
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
     before = fleet.feeds("w")[0].blocks
@@ -118,7 +114,7 @@ async def costs(rounds: int, batches: int) -> list[Row]:
             over_grpc.append(await live_cost(transports, process, batches))
     reference = Figure(over_zmq)
     return [
-        Row("a batch of 16 blocks over ZMQ (us of CPU)", reference, "-"),
+        Row("a batch of 16 blocks over ZMQ (us of CPU)", reference, NO_REFERENCE),
         Row(
             "a batch of 16 blocks over gRPC, from the bridge (us of CPU)",
             Figure(over_grpc),
@@ -133,9 +129,9 @@ async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
     The p99s are in ms, one for each tenth of the picks; the duration is in seconds.
     """
     with publishers(workers, batches) as (_, endpoints):
-        fleet = Fleet(1, time.time, random.random)
+        fleet = FollowedWorkers(1, time.time, random.random)
         fleet.add("w0", "m", [ZmqTransport(ZmqSource(*endpoints[0], ""))])
-        while fleet.state("w0") is not State.LIVE:  # noqa: ASYNC110 - no event tells
+        while fleet.state("w0") is not FeedState.LIVE:
             await asyncio.sleep(0.01)
         idle = await picks(fleet, None)
         started = time.monotonic()
@@ -143,13 +139,15 @@ async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
             source = ZmqSource(*endpoints[number], "")
             fleet.add(f"w{number}", "m", [ZmqTransport(source)])
         names = [f"w{number}" for number in range(workers)]
-        busy = await picks(fleet, lambda: all(fleet.state(name) is State.LIVE for name in names))
+        busy = await picks(
+            fleet, lambda: all(fleet.state(name) is FeedState.LIVE for name in names)
+        )
         took = time.monotonic() - started
         await fleet.close()
     return Figure(idle), Figure(busy), took
 
 
-async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float]:
+async def picks(fleet: FollowedWorkers, are_over: Callable[[], bool] | None) -> list[float]:
     """Returns the p99 of each tenth of the picks until the replays end, or of `PICKS` picks."""
     loop = asyncio.get_running_loop()
     prompt = Prompt("m", array("I", range(257)))
@@ -187,7 +185,7 @@ async def starts(rounds: int) -> tuple[Figure, Figure, Figure]:
 def warm_publisher(limit: int) -> Iterator[tuple[str, str]]:
     """Starts a publisher with a full buffer; yields its endpoints (events, replay)."""
     script = str(HERE / "warm_publisher.py")
-    process = subprocess.Popen(  # noqa: S603 - our own script
+    process = subprocess.Popen(
         [sys.executable, script, str(BUFFER_BATCHES), str(limit)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -203,10 +201,10 @@ def warm_publisher(limit: int) -> Iterator[tuple[str, str]]:
 
 async def start(endpoints: tuple[str, str]) -> None:
     """Starts a router beside a publisher and waits until all its blocks are certain."""
-    fleet = Fleet(1, time.time, random.random)
+    fleet = FollowedWorkers(1, time.time, random.random)
     fleet.add("w", "m", [ZmqTransport(ZmqSource(*endpoints, ""))])
     deadline = time.monotonic() + 60
-    while (feed := fleet.feeds("w")[0]).state is not State.LIVE or (
+    while (feed := fleet.feeds("w")[0]).state is not FeedState.LIVE or (
         feed.blocks - feed.uncertain_blocks < BUFFER_BATCHES * WARM_BLOCKS_A_BATCH
     ):
         if time.monotonic() > deadline:
@@ -215,37 +213,44 @@ async def start(endpoints: tuple[str, str]) -> None:
     await fleet.close()
 
 
-async def measured(wanted: argparse.Namespace) -> list[Row]:
-    """Returns all rows."""
-    rows = await costs(*((3, 5_000) if wanted.quick else (7, 10_000)))
-    workers, batches = (50, 625) if wanted.quick else (200, 625)
+async def measured(one: Run) -> None:
+    """Measures all rows."""
+    one.add(await costs(*one.amount((1, 500), (3, 5_000), (7, 10_000))))
+    workers, batches = one.amount((5, 60), (50, 625), (200, 625))
     idle, busy, took = await waits(workers, batches)
     what = f"pick while {workers} workers replay {batches * BLOCKS_A_BATCH:,} blocks each, p99 (ms)"
     limit = Goal(10.0, "<= 10 ms", of_ratio=False)
-    limited, unlimited, cpu = await starts(5 if wanted.quick else 20)
     blocks = workers * batches * BLOCKS_A_BATCH
-    return [
-        *rows,
-        Row(what, Figure([max(busy.values)]), Figure([max(idle.values)]), limit),
-        Row("blocks replayed a second (M)", Figure([blocks / took / 1e6]), "-"),
-        Row(
-            "start beside a full buffer of vLLM's, slowest (s)",
-            Figure([max(limited.values)]),
-            Figure([max(unlimited.values)]),
-            Goal(2.0, "<= 2 s", of_ratio=False),
-        ),
-        Row("start beside a full buffer of vLLM's (s)", limited, unlimited),
-        Row("start beside a full buffer of vLLM's (s of our CPU)", Figure([cpu.median]), "-"),
-    ]
+    one.add(
+        [
+            Row(what, Figure([max(busy.values)]), Figure([max(idle.values)]), limit),
+            Row("blocks replayed a second (M)", Figure([blocks / took / 1e6]), NO_REFERENCE),
+        ]
+    )
+    limited, unlimited, cpu = await starts(one.amount(1, 5, 20))
+    one.add(
+        [
+            Row(
+                "start beside a full buffer of vLLM's, slowest (s)",
+                Figure([max(limited.values)]),
+                Figure([max(unlimited.values)]),
+                Goal(2.0, "<= 2 s", of_ratio=False),
+            ),
+            Row("start beside a full buffer of vLLM's (s)", limited, unlimited),
+            Row(
+                "start beside a full buffer of vLLM's (s of our CPU)",
+                Figure([cpu.median]),
+                NO_REFERENCE,
+            ),
+        ]
+    )
 
 
 def main() -> None:
     """Measures all and prints the table."""
-    wanted = arguments("Benchmark of the feeds.", "less of all, within two minutes").parse_args()
-    rows = asyncio.run(measured(wanted))
-    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-    print(f"{table(rows)}\n\n{METHOD}{machine}, load {os.getloadavg()[0]:.1f}")
-    keep(rows, wanted.json)
+    parser = arguments("Benchmark of the feeds.", "less of all, within two minutes")
+    with run(parser, METHOD) as one:
+        asyncio.run(measured(one))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
 """Benchmark of the index: lookup, pick, events and memory, compared with Dynamo if installed.
 
-python benchmarks/index.py [--quick] [--json FILE]
+python benchmarks/index.py [--quick | --smoke] [--json FILE]
 """
 
 import importlib.metadata
-import os
-import platform
-import time
 from collections.abc import Callable, Mapping
 
 import peer_dynamo
 from events_side import events
-from measure import Row, Scale, arguments, keep, table
-from memory import TOTAL_BLOCKS, memory
+from measure import Row, Scale
+from memory import memory
 from requests_side import lookup, pick
+from rows import arguments, run
 from workload import PROMPTS
 
 SECTIONS: Mapping[str, Callable[[Scale], list[Row]]] = {
@@ -36,6 +34,7 @@ Memory: growth of the resident set, each measurement in a process of its own.
 """
 
 FULL = Scale(rounds=25, passes=5, event_rounds=9, fleets=(8, 64, 128), memory_fleets=(8, 64))
+SMOKE = Scale(1, 1, event_rounds=1, fleets=(8,), memory_fleets=(8,), memory_blocks=20_000)
 QUICK = Scale(rounds=7, passes=3, event_rounds=3, fleets=(8, 64), memory_fleets=(8,))
 
 
@@ -43,28 +42,23 @@ def main() -> None:
     """Runs all sections, or one of them."""
     parser = arguments("Benchmark of the index.", "less of all, within two minutes")
     parser.add_argument("--only", choices=SECTIONS, help="one section only")
-    wanted = parser.parse_args()
-    scale = QUICK if wanted.quick else FULL
-    started = time.monotonic()
-    rows: list[Row] = []
-    for name, section in SECTIONS.items():
-        if wanted.only in (None, name):
-            print(f"measuring: {name}", flush=True)
-            rows += section(scale)
-    print(f"\n{table(rows)}\n\n{_how(scale)}\ntook {time.monotonic() - started:.0f} s")
-    keep(rows, wanted.json)
+    with run(parser, METHOD) as one:
+        scale = one.amount(SMOKE, QUICK, FULL)
+        for name, section in SECTIONS.items():
+            if one.options.only in (None, name):
+                print(f"measuring: {name}", flush=True)
+                one.add(section(scale))
+        print(f"\n{_how(scale)}")
 
 
 def _how(scale: Scale) -> str:
-    """Describes how the table was made."""
+    """Describes how much was measured, and with which packages."""
     packages = [f"{name} {_version(name)}" for name in ("msgspec", "pyzmq", "xxhash")]
-    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
     rounds = f"{scale.rounds} of {scale.passes} passes over {PROMPTS} prompts"
-    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     return (
-        f"{METHOD}Rounds: {rounds}, {scale.event_rounds} of events. "
-        f"Memory: {TOTAL_BLOCKS:,} worker-blocks.\n"
-        f"{machine}, load {load}; {', '.join([*packages, peer_dynamo.version()])}"
+        f"Rounds: {rounds}, {scale.event_rounds} of events. "
+        f"Memory: {scale.memory_blocks:,} worker-blocks. "
+        f"{', '.join([*packages, peer_dynamo.version()])}"
     )
 
 

@@ -1,19 +1,18 @@
-"""Measures for the benchmarks, and prints their results.
+"""Measures for the benchmarks, and formats their results.
 
 All contestants run in the same process, one round of each after the other, so that a slow moment of
 the machine affects all of them. A round's cost is the CPU time of all threads, or the elapsed time
 if that is less (work spread over threads). Results are medians of rounds, and their spread.
 """
 
-import argparse
 import gc
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,16 +23,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 Made = TypeVar("Made")
 
 
-def arguments(about: str | None, quick: str) -> argparse.ArgumentParser:
-    """Returns the command-line parser of a benchmark; quick: help of --quick."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
-    return parser
-
-
 class CannotRunError(Exception):
     """A contestant cannot run here; the message gives the reason and the remedy."""
+
+
+@cache
+def _told(reason: str) -> None:
+    print(f"missing: {reason}", flush=True)
+
+
+def missed(error: CannotRunError) -> str:
+    """Returns why a contestant cannot run, and prints it at once, the first time."""
+    _told(str(error))
+    return str(error)
 
 
 def or_reason(make: Callable[[], Made]) -> Made | str:
@@ -41,17 +43,21 @@ def or_reason(make: Callable[[], Made]) -> Made | str:
     try:
         return make()
     except CannotRunError as error:
-        return str(error)
+        return missed(error)
 
 
 class Scale(NamedTuple):
-    """The amount of work: rounds, passes over prompts in a round, fleets of lookup and memory."""
+    """The amount of work: rounds, passes over prompts in a round, fleets of lookup and memory.
+
+    memory_blocks: the worker-blocks of which the memory is measured.
+    """
 
     rounds: int
     passes: int
     event_rounds: int
     fleets: Sequence[int]
     memory_fleets: Sequence[int]
+    memory_blocks: int = 800_000
 
 
 @dataclass(slots=True)
@@ -122,6 +128,9 @@ class Figure:
 # A figure, or the reason why there is none.
 Result = Figure | str
 
+# The reference of a row that is compared with nothing.
+NO_REFERENCE = "-"
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
@@ -160,7 +169,7 @@ class Row:
         """Whether the goal is met; False if a figure is missing."""
         if self.goal is None:
             return None
-        if isinstance(self.reference, str):
+        if isinstance(self.reference, str) and self.reference != NO_REFERENCE:
             return False
         value = self.ratio if self.goal.of_ratio else self.ours
         return isinstance(value, Figure) and self.goal.met(value.median)
@@ -186,12 +195,6 @@ def table(rows: Sequence[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
-
-
-def keep(rows: Sequence[Row], file: Path | None) -> None:
-    """Writes the rows to a file, if one is given."""
-    if file:
-        file.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str]:

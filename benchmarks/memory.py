@@ -21,7 +21,6 @@ from workload import SYSTEM_BLOCKS, Piece, Source, message, stored
 
 KINDS = ("unique", "shared")
 RADIX = "RadixTree"
-TOTAL_BLOCKS = 800_000
 WARM_UP_BLOCKS = 2_000
 
 Store = Callable[[int, Piece], None]
@@ -39,15 +38,18 @@ GOALS = {
 def memory(scale: Scale) -> list[Row]:
     """Bytes per worker-block, compared with published figures and the radix tree measured here."""
     return [
-        row for workers in scale.memory_fleets for kind in KINDS for row in _memory(workers, kind)
+        row
+        for workers in scale.memory_fleets
+        for kind in KINDS
+        for row in _memory(workers, kind, scale.memory_blocks)
     ]
 
 
-def _memory(workers: int, kind: str) -> list[Row]:
-    radix = or_reason(lambda: _measured(RADIX, workers, kind))
+def _memory(workers: int, kind: str, blocks: int) -> list[Row]:
+    radix = or_reason(lambda: _measured(RADIX, workers, kind, blocks))
     rows = []
     for name in CORES:
-        ours = or_reason(partial(_measured, name, workers, kind))
+        ours = or_reason(partial(_measured, name, workers, kind, blocks))
         what = f"memory, {workers} workers, {kind}, {name} (B per worker-block)"
         goal = GOALS[kind] if name == CompiledCore.name else None
         rows += [
@@ -58,14 +60,14 @@ def _memory(workers: int, kind: str) -> list[Row]:
     return rows
 
 
-def _measured(contestant: str, workers: int, kind: str) -> Figure:
+def _measured(contestant: str, workers: int, kind: str, blocks: int) -> Figure:
     """Measures a contestant (a core's name, or RADIX) in a fresh process.
 
     Raises:
         CannotRunError: it cannot run here.
     """
-    arguments = [contestant, str(workers), kind]
-    done = subprocess.run(  # noqa: S603 - this very file
+    arguments = [contestant, str(workers), kind, str(blocks)]
+    done = subprocess.run(
         [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
     )
     lines = done.stdout.split()
@@ -79,18 +81,19 @@ def _main() -> None:
     parser.add_argument("contestant", choices=[*CORES, RADIX])
     parser.add_argument("workers", type=int)
     parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("blocks", type=int)
     wanted = parser.parse_args()
     try:
-        print(_measure(wanted.contestant, wanted.workers, wanted.kind))
+        print(_measure(wanted.contestant, wanted.workers, wanted.kind, wanted.blocks))
     except CannotRunError as error:
         sys.exit(str(error))
 
 
-def _measure(contestant: str, workers: int, kind: str) -> float:
+def _measure(contestant: str, workers: int, kind: str, blocks: int) -> float:
     _fill(_store_of(contestant, 1), 1, WARM_UP_BLOCKS, kind)  # code and buffers used for filling
     store = _store_of(contestant, workers)
     before = _resident_bytes()
-    held = _fill(store, workers, TOTAL_BLOCKS // workers, kind)
+    held = _fill(store, workers, blocks // workers, kind)
     return (_resident_bytes() - before) / held
 
 

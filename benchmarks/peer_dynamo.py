@@ -27,7 +27,7 @@ def version() -> str:
         return f"{PACKAGE} is not installed"
 
 
-def _core() -> Any:  # noqa: ANN401 - a foreign module
+def _core() -> Any:
     os.environ.setdefault("DYN_LOG", "error")
     try:
         return importlib.import_module("dynamo._core")
@@ -89,7 +89,7 @@ class Selection:
         self._loop.run_until_complete(self._start(core, endpoints))
         self.forms: Mapping[str, Select] = {"tokens": self._by_tokens, "hashes": self._by_hashes}
 
-    async def _start(self, core: Any, endpoints: Sequence[str]) -> None:  # noqa: ANN401
+    async def _start(self, core: Any, endpoints: Sequence[str]) -> None:
         self._service = core.SelectionService()
         for number, endpoint in enumerate(endpoints):
             worker = {
@@ -161,11 +161,11 @@ class Selection:
         """
         self._loop.run_until_complete(self._wait_for(piece.whole.tolist(), first, timeout))
 
-    async def _wait_for(self, tokens: list[int], first: float, timeout: float) -> None:  # noqa: ASYNC109
+    async def _wait_for(self, tokens: list[int], first: float, timeout: float) -> None:  # noqa: ASYNC109 - counted from a moment before
         await asyncio.sleep(first)
         try:
             async with asyncio.timeout(timeout):
-                while len(await self._overlaps(tokens)) < self._workers:  # noqa: ASYNC110 - no event
+                while len(await self._overlaps(tokens)) < self._workers:
                     await asyncio.sleep(0.002)
         except TimeoutError:
             raise CannotRunError("did not run: its events never became visible") from None

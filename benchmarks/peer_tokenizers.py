@@ -49,7 +49,7 @@ PEERS: Mapping[str, Callable[[Path], Encode]] = {
 }
 
 
-def ids_of(encoded: Any) -> list[int]:  # noqa: ANN401
+def ids_of(encoded: Any) -> list[int]:
     """Returns the ids in the result of one of them."""
     if isinstance(encoded, bytes):
         return memoryview(encoded).cast("I").tolist()

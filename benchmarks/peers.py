@@ -14,9 +14,6 @@ over simulated vLLM workers whose caches are too small for every chat everywhere
 a fresh contestant each time. losses: requests while the picker is killed, and while it hangs.
 """
 
-import json
-import os
-import platform
 import signal
 import statistics
 import tempfile
@@ -28,9 +25,10 @@ from pathlib import Path
 from extproc_contestants import OURS_LEAN, PLAIN, Contestant
 from extproc_load import conversations, found_wrk, write
 from extproc_rounds import Cell, Figures, Measured, measured
-from measure import CannotRunError, Figure, Goal, Row, arguments, table
+from measure import CannotRunError, Figure, Goal, Row, missed
 from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
 from peers_trials import Hits, hits, losses, resident_mib
+from rows import arguments, run
 
 CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
 QUICK = [Cell(2, 1), Cell(2, 16)]
@@ -158,7 +156,7 @@ def hit_shares(rounds: int, seconds: int) -> str:
             try:
                 found.setdefault(name, []).append(hits(name, seconds))
             except CannotRunError as error:
-                missing[name] = str(error)
+                missing[name] = missed(error)
     lines = [f"{'who':<19}{'cached':>8}{'(least-most)':>14}{'first byte p50 s':>18}{'p90 s':>8}"]
     for name in PEERS:
         if not (all_of := found.get(name)):
@@ -193,24 +191,17 @@ def main() -> None:
     """Runs the chosen measurements and prints them."""
     parser = arguments(__doc__, "two cells, fewer rounds")
     parser.add_argument("--only", choices=("speed", "hits", "losses"), help="one part of the three")
-    wanted = parser.parse_args()
-    started = time.monotonic()
-    rows: list[Row] = []
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(f"{versions()}\n{machine}, load {os.getloadavg()[0]:.1f}")
-    try:
-        if wanted.only in (None, "speed"):
-            rows, seen = speed(*((QUICK, 2, 1) if wanted.quick else (CELLS, 3, 2)))
-            print(f"\n{seen}\n\n{table(rows)}\n\n{METHOD}", flush=True)
-        if wanted.only in (None, "hits"):
-            print(f"\n{hit_shares(*((1, 6) if wanted.quick else (2, 12)))}", flush=True)
-        if wanted.only in (None, "losses"):
+    with run(parser, METHOD) as one:
+        parts = [one.options.only] if one.options.only else ["speed", "hits", "losses"]
+        print(versions())
+        if "speed" in parts:
+            rows, seen = speed(*one.amount((QUICK[:1], 1, 1), (QUICK, 2, 1), (CELLS, 3, 2)))
+            one.add(rows)
+            print(f"\n{seen}", flush=True)
+        if "hits" in parts:
+            print(f"\n{hit_shares(*one.amount((1, 2), (1, 6), (2, 12)))}", flush=True)
+        if "losses" in parts:
             print(f"\n{lost_requests()}", flush=True)
-    except CannotRunError as error:
-        raise SystemExit(str(error)) from None
-    print(f"took {time.monotonic() - started:.0f} s, load {os.getloadavg()[0]:.1f}")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def dynamo_python() -> str:
 
 
 def _said(command: Sequence[str]) -> str:
-    told = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
     return " ".join(told.stdout.split())
 
 

@@ -50,7 +50,7 @@ def hits(name: str, seconds: int) -> Hits:
         )
         command = [sys.executable, "-m", "extproc", "traffic", "--url", contestant.url, *TRAFFIC]
         command += ["--seconds", str(seconds), "--answer-tokens", "16"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - our own
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         found = TOLD.findall(done.stderr)
         if not found:
             raise CannotRunError(f"nothing was answered: {done.stderr[-300:]}")
@@ -119,10 +119,10 @@ def _ask(url: str, body: bytes, began: float, seen: Losses) -> None:
     """One client: sends the next request when the last one ends, until the time is over."""
     header = {"Content-Type": "application/json"}
     while (started := time.monotonic()) < began + LASTS - PATIENCE_SECONDS:
-        request = urllib.request.Request(f"{url}/v1/chat/completions", body, header)  # noqa: S310 - our own
+        request = urllib.request.Request(f"{url}/v1/chat/completions", body, header)
         refused, answered = "", False
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
                 response.read()
                 answered = True
         except urllib.error.HTTPError as error:

@@ -20,7 +20,7 @@ class Prose:
     """Pieces of text, all different."""
 
     def __init__(self, seed: int = 1) -> None:
-        self._rng = Random(seed)  # noqa: S311 - repeatable, not secret
+        self._rng = Random(seed)
         reference = "\n\n".join(pydoc_data.topics.topics.values())
         prose = [one for one in re.split(r"(?<=[.:]\s)|\n\n", reference) if one]
         modules = (inspect, json, re)

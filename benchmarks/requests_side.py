@@ -159,6 +159,6 @@ def _compare_overlaps(
             _require(core.overlaps(tokens) == theirs, name, "lookup")
 
 
-def _require(equal: bool, name: str, what: str) -> None:  # noqa: FBT001
+def _require(equal: bool, name: str, what: str) -> None:
     if not equal:
         raise SystemExit(f"{what}: the {name} and the reference do not find the same overlap")

@@ -6,19 +6,15 @@ python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json 
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
-import argparse
 import multiprocessing
 import os
-import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import routing_legs
 import routing_routers
-from measure import Row, arguments, keep, table
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell, arrivals
 from routing_compare import (
     CONTESTANTS,
@@ -30,21 +26,23 @@ from routing_compare import (
     summary,
 )
 from routing_workloads import trace
+from rows import Run, arguments, run
 
-from extproc.whatif.engines import Result
-from extproc.whatif.outlook import svg
-from extproc.whatif.routers import Contestant, run
+from extproc.commands.whatif.engines import Result
+from extproc.commands.whatif.outlook import svg
+from extproc.commands.whatif.routers import Contestant
+from extproc.commands.whatif.routers import run as played
 
 METHOD = """\
-How: engines in simulated time (extproc/whatif/engines.py): prompts are computed one after the
-other in chunks that share steps with the answers under way; prefixes are cached in blocks of 128
-tokens, least recently used out first; events arrive after a delay. The router's own decide(), load
-and table of what was sent pick the engine; seeds' policies see the same overlaps and requests in
-flight. An engine computes 12,000 prompt tokens a second at most, unless its cell says otherwise,
+How: engines in simulated time (extproc/commands/whatif/engines.py): prompts are computed one after
+the other in chunks that share steps with the answers under way; prefixes are cached in blocks of
+128 tokens, least recently used out first; events arrive after a delay. The router's own decide(),
+load and table of what was sent pick the engine; seeds' policies see the same overlaps and requests
+in flight. An engine computes 12,000 prompt tokens a second at most, unless its cell says otherwise,
 which the router does not know: it takes it for 8,000 until it learns better. Every contestant gets
-the same arrivals. p50, p90, p99: time to first token.
-Spread: of computed prompt tokens over the engines, standard deviation / mean. Ratios are paired by
-seed; intervals are of 95 %. * marks the lowest p90.
+the same arrivals. p50, p90, p99: time to first token. Spread: of computed prompt tokens over the
+engines, standard deviation / mean. Ratios are paired by seed; intervals are of 95 %. * marks the
+lowest p90.
 """
 
 ROUTERS_METHOD = """\
@@ -83,73 +81,70 @@ def main() -> None:
     parser.add_argument("--legs", action="store_true", help="prompts computed on other workers")
     parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
-    wanted = parser.parse_args()
-    started = time.monotonic()
-    if wanted.routers:
-        _compare_routers(wanted, started)
-        return
-    if wanted.legs:
-        _compare_legs(wanted, started)
-        return
+    with run(parser) as one:
+        if one.options.routers:
+            _compare_routers(one)
+        elif one.options.legs:
+            _compare_legs(one)
+        else:
+            _compare_policies(one)
+
+
+def _compare_policies(one: Run) -> None:
+    wanted = one.options
     cells: Sequence[Cell] = SPEED_CELLS if wanted.speeds else CELLS
     contestants = SPEED_CONTESTANTS if wanted.speeds else (*CONTESTANTS, *PARTS)
     compared = speed_rows if wanted.speeds else rows
-    seeds = TUNING_SEEDS if wanted.tuning else SEEDS
+    seeds = _seeds(one, TUNING_SEEDS if wanted.tuning else SEEDS)
     if wanted.trace:
         workload = trace(wanted.trace, wanted.speedup)
         cells = (Cell(wanted.trace.name, workload, workers=wanted.workers),)
-    if wanted.quick:
-        seeds = seeds[:QUICK_SEEDS]
-    seeds = seeds[: wanted.seeds]
-    found: list[Row] = []
     p90s: dict[str, dict[str, float]] = {}
-    for cell in cells:
+    for cell in one.amount(cells[:1], cells, cells):
         results = _results(cell, seeds, contestants)
         print(summary(cell.name, results), flush=True)
-        found += compared(cell.name, results)
+        one.add(compared(cell.name, results))
         p90s[cell.name] = {
             name: statistics.geometric_mean([one.p90 for one in each])
             for name, each in results.items()
         }
-    print(f"\n{table(found)}\n\n{_how(METHOD, seeds)}\ntook {time.monotonic() - started:.0f} s")
-    keep(found, wanted.json)
+    print(f"\n{METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
     if wanted.plot:
         wanted.plot.write_text(svg(p90s, [one.name for one in contestants if one not in PARTS]))
 
 
-def _compare_routers(wanted: argparse.Namespace, started: float) -> None:
-    found: list[Row] = []
-    seeds = routing_routers.SEEDS[: QUICK_SEEDS if wanted.quick else wanted.seeds]
+def _seeds(one: Run, seeds: Sequence[int]) -> Sequence[int]:
+    few = one.amount(2, QUICK_SEEDS, len(seeds))  # an interval needs two
+    return seeds[: one.options.seeds or few]
+
+
+def _compare_routers(one: Run) -> None:
+    seeds = _seeds(one, routing_routers.SEEDS)
     cells, contestants, compared = (
         (routing_routers.CELLS, routing_routers.CONTESTANTS, routing_routers.rows)
-        if not wanted.speeds
+        if not one.options.speeds
         else (
             routing_routers.LEARNED_CELLS,
             routing_routers.LEARNED_CONTESTANTS,
             routing_routers.learned_rows,
         )
     )
-    for cell in cells:
+    for cell in one.amount(cells[:1], cells, cells):
         results = _results(cell, seeds, contestants)
         print(routing_routers.summary(cell.name, results), flush=True)
-        found += compared(cell.name, results)
-    how = _how(ROUTERS_METHOD, seeds)
-    print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
-    keep(found, wanted.json)
+        one.add(compared(cell.name, results))
+    print(f"\n{ROUTERS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
-def _compare_legs(wanted: argparse.Namespace, started: float) -> None:
-    found: list[Row] = []
-    seeds = TUNING_SEEDS if wanted.tuning else routing_legs.SEEDS
-    seeds = seeds[: QUICK_SEEDS if wanted.quick else wanted.seeds]
-    for cell in routing_legs.QUICK_CELLS if wanted.quick else routing_legs.CELLS:
+def _compare_legs(one: Run) -> None:
+    seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else routing_legs.SEEDS)
+    quick = routing_legs.QUICK_CELLS
+    for cell in one.amount(quick[:1], quick, routing_legs.CELLS):
         by_seed = _by_seed(cell, seeds, routing_legs.CONTESTANTS, _legs_of_seed)
         results = {name: [one[name] for one in by_seed] for name in by_seed[0]}
         print(routing_legs.summary(cell.name, results), flush=True)
-        found += routing_legs.rows(cell.name, results)
-    how = _how(LEGS_METHOD, seeds)
-    print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
-    keep(found, wanted.json)
+        one.add(routing_legs.rows(cell.name, results))
+    print(f"\n{LEGS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _legs_of_seed(seed: int) -> dict[str, routing_legs.Result]:
@@ -186,12 +181,7 @@ _inherited: list[tuple[Any, Any]] = []
 def _of_seed(seed: int) -> dict[str, Result]:
     cell, contestants = _inherited[-1]
     given = arrivals(cell, seed)
-    return {one.name: run(cell.stage, one, given, seed) for one in contestants}
-
-
-def _how(method: str, seeds: Sequence[int]) -> str:
-    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-    return f"{method}Seeds: {len(seeds)}, from {seeds[0]}. {machine}"
+    return {one.name: played(cell.stage, one, given, seed) for one in contestants}
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from routing_workloads import (
     single_shot,
 )
 
-from extproc.whatif.engines import BLOCK_TOKENS, Speed
-from extproc.whatif.routers import Arrivals, Stage
+from extproc.commands.whatif.engines import BLOCK_TOKENS, Speed
+from extproc.commands.whatif.routers import Arrivals, Stage
 
 # Tokens of KV cache of an engine.
 CACHE_TOKENS = 400_000
@@ -81,9 +81,9 @@ class Cell(NamedTuple):
 
 def arrivals(cell: Cell, seed: int) -> Arrivals:
     """Returns the arrivals of a cell, the same for every contestant."""
-    requests = cell.workload(Random(seed))  # noqa: S311
+    requests = cell.workload(Random(seed))
     if cell.strangers is not None:
-        others = cell.strangers(Random(seed + 500_000))  # noqa: S311
+        others = cell.strangers(Random(seed + 500_000))
         for one in others:  # give them their own blocks
             one.is_own = False
             one.blocks = [~block for block in one.blocks]

@@ -1,7 +1,7 @@
 """When to compute prompts on another worker: the router's decision, compared with fixed rules.
 
-It uses the same engines in simulated time (extproc/whatif), and the router's own decide_legs() and
-books.
+It uses the same engines in simulated time (extproc/commands/whatif), and the router's own
+decide_legs() and books.
 """
 
 import math
@@ -23,25 +23,28 @@ from routing_workloads import (
     short_prompts,
 )
 
-from extproc.config.schema import Config, Model
-from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PREFILL, SGLANG
-from extproc.config.sections import Disaggregation as Rules
-from extproc.picking.decision import Decision, Query, Split
-from extproc.picking.eligibility import Candidate
-from extproc.picking.load import Booking, Loads
-from extproc.picking.placing import Placing
-from extproc.picking.sent import Holdings, Marks
-from extproc.picking.upstreams import Upstreams
-from extproc.whatif.engines import BLOCK_TOKENS, Fleet, Request, Speed
-from extproc.whatif.routers import (
+from extproc.commands.whatif.engines import BLOCK_TOKENS, Fleet, Request, Speed
+from extproc.commands.whatif.routers import (
     LOOK_SECONDS,
     MAX_AHEAD,
+    Arrivals,
     Tokens,
     View,
     last_block,
-    marks_of_all,
     tokens_sent,
 )
+from extproc.config.schema import Config, Model
+from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PREFILL, SGLANG
+from extproc.config.sections import Disaggregation as Rules
+from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.routing.decision import Decision, Split
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Booking, Loads
+from extproc.routing.marks import Marks
+from extproc.routing.placing import Placing
+from extproc.routing.query import Query
+from extproc.routing.sent import Holdings
+from extproc.routing.upstreams import Upstreams
 from kvstate.overlap import Overlap, Prompt
 
 SEEDS = tuple(range(1000, 1010))
@@ -183,7 +186,8 @@ class _Router:
         config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
         self._placing = Placing(config, 1, self._workers)
         self._placing.sent = tokens_sent()
-        self._rng = Random(seed + 77)  # noqa: S311
+        self._legs = Disaggregator(config, self._placing, self._workers.upstreams)
+        self._rng = Random(seed + 77)
         self._looked_at = 0.0
         self._open: dict[int, Booking] = {}
         self.splits = 0
@@ -194,18 +198,15 @@ class _Router:
         self._view.update(now)
         tokens = Tokens(request.tokens, self._marks[id(request)], request.blocks)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
-        decision = self._placing.decide(
-            Query("m", [prompt]),
-            self._candidates,
-            [self._view.overlaps(request.blocks) if len(request.blocks) > 1 else {}],
-            lambda _: "live",
-            now,
-            self._rng,
-        )
+        query = Query("m", [prompt])
+        held = [self._view.overlaps(request.blocks) if len(request.blocks) > 1 else {}]
+        snapshot = self._placing.snapshot(query, self._candidates, held, lambda _: "live", now)
+        roles = self._workers.has_roles
+        decision = self._legs.decide(query, snapshot, now, self._rng, has_roles=roles)
         decision = self._by_length(decision)
         computes = decision.prefill or decision
         is_told = not self._view.holds(int(computes.worker), last_block(request.blocks))
-        booking = self._placing.book(decision, now, prompt if is_told else None)
+        booking = self._legs.book(decision, now, prompt if is_told else None)
         assert booking is not None
         self._open[id(request)] = booking
         if decision.prefill is not None:
@@ -223,7 +224,9 @@ class _Router:
     def over(self, request: Request, now: float) -> None:
         """Notes that the answer is complete."""
         self._look_until(now)
-        self._placing.release(self._open.pop(id(request)), now)
+        booking = self._open.pop(id(request))
+        self._legs.release(booking, now)
+        self._placing.release(booking, now)
 
     def _look_until(self, now: float) -> None:
         """Checks which prompts are computed, at each due time until now."""
@@ -244,7 +247,7 @@ class _Router:
         if not booking.is_sure and not is_first:
             return
         if self._view.holds(number, last_block(tokens.blocks)):
-            self._workers.loads.computed(booking, self._looked_at)
+            self._workers.loads.note_computed(booking, self._looked_at)
         elif not booking.is_sure:
             held = self._view.overlaps(tokens.blocks).get(str(number), Overlap(1, (0, 0, 0, 0)))
             self._workers.loads.revise(booking, tokens.count - held.certain_tokens)
@@ -252,11 +255,11 @@ class _Router:
 
 def run(cell: Cell, contestant: Contestant, seed: int) -> Result:
     """Serves the arrivals of a cell and seed."""
-    requests = cell.workload(Random(seed))  # noqa: S311
+    requests = cell.workload(Random(seed))
     speeds = [Speed()] * WORKERS
     blocks = CACHE_TOKENS // BLOCK_TOKENS
     fleet = Fleet(speeds, blocks, DELAY_SECONDS, transfer_rate=cell.transfer_rate)
-    marks = marks_of_all(requests)
+    marks = dict(zip(map(id, requests), Arrivals.of(requests).marks, strict=True))
     router = _Router(cell, contestant, fleet, marks, seed)
     fleet.run(requests, router.pick, router.over)
     waits = sorted(one.first_token_at - one.at for one in requests)

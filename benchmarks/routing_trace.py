@@ -11,8 +11,8 @@ from random import Random
 
 from routing_workloads import mixed, multi_turn, shared_prefix, single_shot
 
-from extproc.whatif.engines import BLOCK_TOKENS, Request
-from extproc.whatif.traces import MOONCAKE_BLOCK_TOKENS
+from extproc.commands.whatif.engines import BLOCK_TOKENS, Request
+from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 WORKLOAD = mixed(shared_prefix(8, 60), multi_turn(2, 60), single_shot(6, 60))
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args()
-    requests = WORKLOAD(Random(wanted.seed))  # noqa: S311
+    requests = WORKLOAD(Random(wanted.seed))
     wanted.file.write_text("".join(f"{line}\n" for line in lines_of(requests)))
 
 

@@ -1,6 +1,6 @@
 """Measures the cost of sharing and the age of shared state, with a real Valkey or Redis.
 
-python benchmarks/sharing.py [--quick] [--json FILE] [--directory]
+python benchmarks/sharing.py [--quick | --smoke] [--json FILE] [--directory]
 
 Each router is a process with the router's own books (loads, claims) and sharing code. It makes a
 fixed number of decisions per second, in batches of a few milliseconds: a booking on one of 64
@@ -24,30 +24,34 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import measure  # first: it makes the product importable
 import uvloop
+from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
+from rows import Run, arguments, run
 
 from extproc.config.sections import Sharing as Options
-from extproc.event_loop import Sweeper
-from extproc.picking.load import EndpointLoad, GaugesOf, Loads
-from extproc.picking.sent import Holdings, Sent, marks_of
-from extproc.sharing.sharing import shared, telling_of
-
-assert measure
+from extproc.routing.load import EndpointLoad, GaugesOf, Loads
+from extproc.routing.marks import marks_of
+from extproc.routing.sent import Holdings, Sent
+from extproc.running.event_loop import Sweeper
+from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
 
 WORKERS = [f"10.0.0.{number}:8000" for number in range(64)]
 UNCACHED_TOKENS = 2_048
+PROMPT = array("I", bytes(4 * UNCACHED_TOKENS))
 PACE_SECONDS = 0.005
 LASTS_SECONDS = 0.5
 PROBE_SECONDS = 0.02
 WARM_SECONDS = 1.0
 ROUTERS = 4
-GOAL_CPU = 0.05
-GOAL_P99 = 1.2
+GOAL_CPU = Goal(0.05, "<= 0.05", of_ratio=False)
+GOAL_P99 = Goal(1.2, "<= 1.2x")
 
 # Of a hundred ticks a second, at least this many must send a message. With fewer, the machine was
 # too busy, and the CPU figures mean nothing.
@@ -61,13 +65,13 @@ class AgedLoads(Loads):
         super().__init__(endpoints, 8_000, touched)
         self.ages: list[int] = []
 
-    def told(
+    def record_report(
         self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
     ) -> bool:
         if endpoint.startswith("probe") and gauges.in_flight:
             self.ages.append(_now_us() - gauges.booked_tokens)
             return True
-        return super().told(router, endpoint, gauges, now, is_known=is_known)
+        return super().record_report(router, endpoint, gauges, now, is_known=is_known)
 
 
 class Fleet:
@@ -94,13 +98,29 @@ def _now_us() -> int:
     return time.monotonic_ns() // 1000  # one clock for all processes of a machine
 
 
+@asynccontextmanager
+async def _sharing(
+    options: Options | None, telling: PromptTelling | None, fleet: Fleet, sent: Sent
+) -> AsyncIterator[Sharing | None]:
+    """Yields a started sharing, which is closed at the end; None where nothing is shared."""
+    if options is None or telling is None:
+        yield None
+        return
+    sharing = Sharing(options, telling, fleet, sent, time.monotonic)
+    sharing.start()
+    try:
+        yield sharing
+    finally:
+        await sharing.close()
+
+
 async def router(url: str, number: int, rate: float, seconds: float) -> dict[str, Any]:
     """Runs one router for this long; url: "" shares nothing."""
     options = Options(url, name=f"router-{number}") if url else None
     telling = None if options is None else telling_of(options)
     fleet = Fleet(None if telling is None else telling.touched)
     sent = Sent(1 if telling is None else telling.secret)
-    async with shared(options, telling, fleet, sent) as sharing:
+    async with _sharing(options, telling, fleet, sent) as sharing:
         Sweeper().start()  # as a router does
         await asyncio.sleep(WARM_SECONDS)
         begun = time.monotonic()
@@ -116,10 +136,10 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
                 count += 1
                 worker = WORKERS[(count * 7 + number) % len(WORKERS)]
                 booking = fleet.loads.begin(worker, UNCACHED_TOKENS, now)
-                marks = marks_of(count * ROUTERS + number, bytes(4 * UNCACHED_TOKENS))
+                marks = marks_of(count * ROUTERS + number, PROMPT)
                 claim = sent.record(fleet.by_name[worker], marks, now)
                 if telling is not None:
-                    telling.begun([claim], worker, UNCACHED_TOKENS)
+                    telling.begin([claim], worker, UNCACHED_TOKENS)
                 under_way.append((now, booking, claim))
                 steps.append(time.perf_counter() - started)
             while under_way and under_way[0][0] < now - LASTS_SECONDS:
@@ -127,7 +147,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
                 fleet.loads.end(booking, now)
                 sent.end(claim, now)
                 if telling is not None:
-                    telling.ended(claim)
+                    telling.end(claim)
             if now - probed_at >= PROBE_SECONDS:
                 probed_at = now
                 if probe is not None:
@@ -152,13 +172,13 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
         return found
 
 
-def run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, Any]]:
+def routers_run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, Any]]:
     """Runs this many routers at the same time; returns their results."""
     commands = [
         [sys.executable, __file__, "--router", json.dumps([url, number, rate, seconds])]
         for number in range(routers)
     ]
-    running = [subprocess.Popen(one, stdout=subprocess.PIPE) for one in commands]  # noqa: S603
+    running = [subprocess.Popen(one, stdout=subprocess.PIPE) for one in commands]
     return [json.loads(one.communicate()[0]) for one in running]
 
 
@@ -166,11 +186,11 @@ def engine(folder: str) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a real Valkey or Redis; returns its process and its URL."""
     server = shutil.which("redis-server") or shutil.which("valkey-server")
     if server is None:
-        raise SystemExit("neither redis-server nor valkey-server is installed")
+        raise CannotRunError("neither redis-server nor valkey-server: apt-get install redis-server")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         [server, "--port", str(port), "--save", "", "--dir", folder, "--loglevel", "warning"],
         stdout=subprocess.DEVNULL,
     )
@@ -192,78 +212,60 @@ def mean(found: list[dict[str, Any]], key: str) -> float:
     return statistics.fmean(one[key] for one in found)
 
 
-def compare(url: str, process: int | None, seconds: float) -> list[dict[str, Any]]:
-    """Returns the rows of the table."""
-    rows: list[dict[str, Any]] = []
-
-    def row(what: str, ours: float, reference: float | None, goal: float | None) -> None:
-        ratio = ours / reference if reference else ours
-        met = None if goal is None else ratio <= goal and not is_starved
-        rows.append({
-            "what": what, "ours": ours, "reference": reference, "ratio": ratio, "goal": goal,
-            "met": met,
-        })  # fmt: skip
-
+def compare(one: Run, url: str, process: int | None, seconds: float) -> None:
+    """Measures all rows; process: the engine's, None without one."""
     for rate, whose in ((1_000 / ROUTERS, "1,000 decisions/s in all"), (1_000, "1,000 each")):
-        alone = run("", ROUTERS, rate, seconds)
+        alone = routers_run("", ROUTERS, rate, seconds)
         before = 0.0 if process is None else cpu_of(process)
-        together = run(url, ROUTERS, rate, seconds)
+        together = routers_run(url, ROUTERS, rate, seconds)
         told = f"{ROUTERS} routers, {whose}"
         is_starved = mean(together, "messages") < LEAST_MESSAGES
-        if is_starved:
-            print(f"{told}: the machine is too busy, nothing counts as met")
-        added = mean(together, "cpu") - mean(alone, "cpu")
-        row(f"{told}: CPU of sharing a router, cores", added, None, GOAL_CPU)
+        starved = "the machine is too busy: too few messages" if is_starved else None
+        added = starved or Figure([mean(together, "cpu") - mean(alone, "cpu")])
+        one.add([Row(f"{told}: CPU of sharing a router, cores", added, NO_REFERENCE, GOAL_CPU)])
         if process is not None:
             spent = (cpu_of(process) - before) / (seconds + WARM_SECONDS)
-            row(f"{told}: CPU of the engine, cores", spent, None, None)
-        ages = sorted(age for one in together for age in one["ages"])
-        row(f"{told}: age of news, p50 ms", ages[len(ages) // 2] / 1000, None, None)
-        row(f"{told}: age of news, p99 ms", ages[len(ages) * 99 // 100] / 1000, None, None)
-        row(f"{told}: messages/s a router", mean(together, "messages"), None, None)
-        row(f"{told}: KB/s a router", mean(together, "bytes") / 1000, None, None)
-        row(f"{told}: messages lost", sum(one["lost"] for one in together), None, None)
+            one.add([Row(f"{told}: CPU of the engine, cores", Figure([spent]), NO_REFERENCE)])
+        ages = sorted(age for each in together for age in each["ages"])
+        figures = {
+            "age of news, p50 ms": ages[len(ages) // 2] / 1000,
+            "age of news, p99 ms": ages[len(ages) * 99 // 100] / 1000,
+            "messages/s a router": mean(together, "messages"),
+            "KB/s a router": mean(together, "bytes") / 1000,
+            "messages lost": sum(each["lost"] for each in together),
+        }
+        one.add(
+            Row(f"{told}: {what}", Figure([each]), NO_REFERENCE) for what, each in figures.items()
+        )
         if process is not None and rate < 1_000:
             os.kill(process, signal.SIGSTOP)
-            stopped = run(url, ROUTERS, rate, seconds)
+            stopped = routers_run(url, ROUTERS, rate, seconds)
             os.kill(process, signal.SIGCONT)
-            row(
-                f"{told}: p99 of a decision or a wait, engine stopped against running, us",
-                mean(stopped, "p99_us"), mean(together, "p99_us"), GOAL_P99,
-            )  # fmt: skip
-    return rows
+            what = f"{told}: p99 of a decision or a wait, engine stopped against running, us"
+            late = starved or Figure([mean(stopped, "p99_us")])
+            one.add([Row(what, late, Figure([mean(together, "p99_us")]), GOAL_P99)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few seconds each")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    """Measures all and prints the table, or is one of the routers."""
+    parser = arguments(__doc__, "a few seconds each")
     parser.add_argument("--directory", action="store_true", help="without an engine")
     parser.add_argument("--router", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.router:
-        print(json.dumps(uvloop.run(router(*json.loads(arguments.router)))))
+    options = parser.parse_args()
+    if options.router:
+        print(json.dumps(uvloop.run(router(*json.loads(options.router)))))
         return
-    seconds = 5.0 if arguments.quick else 20.0
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.directory:
-            rows = compare(f"directory:{folder}/routers", None, seconds)
-        else:
-            process, url = engine(folder)
-            try:
-                rows = compare(url, process.pid, seconds)
-            finally:
-                process.kill()
-                process.wait()
-    for one in rows:
-        goal = (
-            ""
-            if one["goal"] is None
-            else f"  goal {one['goal']:g}: {'met' if one['met'] else 'not met'}"
-        )
-        print(f"{one['what']:78} {one['ours']:10.3f}  ratio {one['ratio']:.3f}{goal}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+    with run(parser) as one, tempfile.TemporaryDirectory() as folder:
+        seconds = one.amount(1.0, 5.0, 20.0)
+        if options.directory:
+            compare(one, f"directory:{folder}/routers", None, seconds)
+            return
+        process, url = engine(folder)
+        try:
+            compare(one, url, process.pid, seconds)
+        finally:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

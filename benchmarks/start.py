@@ -17,7 +17,8 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from measure import Figure, Goal, Row, arguments, keep, table
+from measure import Figure, Goal, Row
+from rows import arguments, run
 
 ROOT = Path(__file__).resolve().parents[1]
 FULL_STARTS, QUICK_STARTS = 15, 5
@@ -50,7 +51,7 @@ def start(config: Path) -> Mapping[str, float]:
     """Measures one start."""
     command = [sys.executable, "-m", "extproc", "serve", "--config", str(config)]
     began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: S603
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         while not _is_ready():
             if process.poll() is not None or time.perf_counter() - began > PATIENCE_SECONDS:
@@ -95,36 +96,32 @@ def reference() -> Mapping[str, float]:
 
 
 def _modules() -> float:
-    return float(_said("import extproc.app, sys; print(len(sys.modules))"))
+    return float(_said("import extproc.running.lifetime, sys; print(len(sys.modules))"))
 
 
 def _said(code: str) -> str:
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout
 
 
 def main() -> None:
-    """Prints the table."""
-    wanted = arguments(__doc__, "fewer starts").parse_args()
-    with tempfile.TemporaryDirectory() as directory:
+    """Measures all and prints the table."""
+    with run(arguments(__doc__, "fewer starts")) as one, tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "kvsteer.yaml"
         config.write_text(CONFIG)
         start(config)  # compiles bytecode that is missing
-        rounds = QUICK_STARTS if wanted.quick else FULL_STARTS
+        rounds = one.amount(1, QUICK_STARTS, FULL_STARTS)
         both = [({**start(config), MODULES: _modules()}, reference()) for _ in range(rounds)]
-    rows = [
-        Row(
-            f"{what}; reference: import aiohttp.web",
-            Figure([ours[what] for ours, _ in both]),
-            Figure([theirs[what] for _, theirs in both]),
-            GOALS.get(what),
+        one.add(
+            Row(
+                f"{what}; reference: import aiohttp.web",
+                Figure([ours[what] for ours, _ in both]),
+                Figure([theirs[what] for _, theirs in both]),
+                GOALS.get(what),
+            )
+            for what in (SECONDS, CPU, RESIDENT, MODULES)
         )
-        for what in (SECONDS, CPU, RESIDENT, MODULES)
-    ]
-    print(table(rows))
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    keep(rows, wanted.json)
 
 
 if __name__ == "__main__":

@@ -55,13 +55,16 @@ def tekken() -> Tekken:
     )
 
 
-def write_model(directory: Path) -> None:
-    """Writes tokenizer.json and a chat template.
+def single_bytes() -> Tekken:
+    """Returns a vocabulary of bytes, which shows that a benchmark runs where there is no other."""
+    special = {name: number for number, name in enumerate(SPECIAL)}
+    pattern = r"\p{L}+|\p{N}|\s+|[^\p{L}\p{N}\s]+"
+    return Tekken(pattern, {bytes([one]): one for one in range(256)}, special)
 
-    Raises:
-        CannotRunError: as `tekken`.
-    """
-    (directory / "tokenizer.json").write_text(json.dumps(_tokenizer(tekken())), "utf-8")
+
+def write_model(directory: Path, vocabulary: Tekken) -> None:
+    """Writes tokenizer.json and a chat template."""
+    (directory / "tokenizer.json").write_text(json.dumps(_tokenizer(vocabulary)), "utf-8")
     (directory / "chat_template.jinja").write_text(TEMPLATE)
 
 

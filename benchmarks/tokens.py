@@ -1,25 +1,27 @@
 """Benchmark of tokens: text to ids and body to pick, compared with tokenizer libraries.
 
-python benchmarks/tokens.py [--quick] [--json FILE]
+python benchmarks/tokens.py [--quick | --smoke] [--json FILE]
 """
 
-import os
-import platform
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from measure import CannotRunError, Goal, Row, arguments, keep, table
+from measure import Goal, Row, or_reason
 from peer_tokenizers import version
-from tekken import write_model
-from tokens_side import FIRST_SIGHT_GOAL, NEXT_TURN_GOAL, first_sight, known, texts
+from rows import arguments, run
+from tekken import single_bytes, tekken, write_model
+from tokens_side import FIRST_SIGHT_GOAL, NEXT_TURN_GOAL, agents, first_sight, known, texts
 
 SECTIONS: Mapping[str, Callable[[Path, int], list[Row]]] = {
     "texts": texts,
     "first_sight": first_sight,
     "known": known,
+    "agents": agents,
 }
+
+# Those that tokenize nothing.
+WITHOUT_VOCABULARY = ("agents",)
 
 # The rows with a goal, by section, for when nothing can run.
 GOALS: Mapping[str, tuple[str, Goal]] = {
@@ -36,49 +38,43 @@ the same words; a contestant takes one more before the clock starts, as a router
 Body to pick: JSON, chat template, ids, overlap with 8 workers, decision. The reference gets the
 prompt text. A next turn adds an answer of 2,400 characters and a question of 400.
 "ours" uses fastokens, "ours on tokenizers" does not.
+An agent's request cannot be keyed: its JSON becomes an outline of what it says, with the marks by
+which a later turn is found. The reference decodes the same JSON.
 """
 
-FULL_ROUNDS, QUICK_ROUNDS = 25, 7
+FULL_ROUNDS, QUICK_ROUNDS, SMOKE_ROUNDS = 25, 7, 1
 
 
 def main() -> None:
     """Runs all sections, or one of them."""
     parser = arguments("Benchmark of tokens.", "fewer rounds, within two minutes")
     parser.add_argument("--only", choices=SECTIONS, help="one section only")
-    wanted = parser.parse_args()
-    rounds = QUICK_ROUNDS if wanted.quick else FULL_ROUNDS
-    started = time.monotonic()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as directory:
-        missing = _missing(Path(directory))
+    with run(parser, METHOD) as one, tempfile.TemporaryDirectory() as directory:
+        rounds = one.amount(SMOKE_ROUNDS, QUICK_ROUNDS, FULL_ROUNDS)
+        missing = _missing(Path(directory), is_smoke=one.options.smoke)
         for name, section in SECTIONS.items():
-            if wanted.only in (None, name):
+            if one.options.only in (None, name):
                 print(f"measuring: {name}", flush=True)
-                rows += _cannot(name, missing) if missing else section(Path(directory), rounds)
-    print(f"\n{table(rows)}\n\n{_how(rounds)}\ntook {time.monotonic() - started:.0f} s")
-    keep(rows, wanted.json)
+                cannot = missing and name not in WITHOUT_VOCABULARY
+                one.add(_cannot(name, missing) if cannot else section(Path(directory), rounds))
+        packages = ("tokenizers", "tiktoken", "fastokens", "msgspec", "jinja2", "xxhash")
+        print(f"\nRounds: {rounds}. {', '.join(map(version, packages))}")
 
 
-def _missing(directory: Path) -> str:
+def _missing(directory: Path, *, is_smoke: bool) -> str:
     """Writes the model to measure with; returns why that is not possible, "" if it is."""
-    try:
-        write_model(directory)
-    except CannotRunError as error:
-        return str(error)
+    vocabulary = or_reason(tekken)
+    if isinstance(vocabulary, str):
+        if not is_smoke:
+            return vocabulary
+        vocabulary = single_bytes()
+    write_model(directory, vocabulary)
     return ""
 
 
 def _cannot(section: str, reason: str) -> list[Row]:
     what, goal = GOALS.get(section, (section, None))
     return [Row(what, reason, reason, goal)]
-
-
-def _how(rounds: int) -> str:
-    """Describes how the table was made."""
-    packages = ("tokenizers", "tiktoken", "fastokens", "msgspec", "jinja2", "xxhash")
-    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-    return f"{METHOD}Rounds: {rounds}. {machine}, load {load}; " + ", ".join(map(version, packages))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 from cores import CORES, CompiledCore, PlainCore
 from measure import Cost, Figure, Goal, Made, Result, Round, Row, interleave, or_reason
 from peer_tokenizers import PEERS, Encode, ids_of
@@ -16,7 +17,9 @@ from prose import KIB, Prose, body, rendered
 from workload import BLOCK_SIZE, Piece, message, stored
 
 from extproc.config.schema import Model
+from extproc.requests.outline import outline_of
 from extproc.requests.request import CHAT_PATH, Text, parse
+from extproc.routing.sent import Sent
 from extproc.tokenizing.tokens import Tokenizer
 
 MICROSECONDS = 1e6
@@ -27,6 +30,10 @@ SIZES = {2: 16, 32: 4, 128: 1}
 
 # A text with about 32k tokens, as a conversation.
 LONG_CHAT = 128 * KIB
+
+# An agent's request, and how many of them make a round.
+AGENT_BYTES = 100 * KIB
+AGENTS = 8
 
 FIRST_SIGHT_GOAL = Goal(1.5, "<= 1.5x")
 NEXT_TURN_GOAL = Goal(0.01, "<= 1 %")
@@ -52,7 +59,7 @@ class Ours:
     def pick(self, request: bytes) -> int:
         """Runs from body to pick; returns the number of tokens of the prompt."""
         (prompt,) = parse(CHAT_PATH, request).prompts
-        return self._core.pick(self._tokenizer.encode(prompt)).prompt_tokens
+        return self._core.pick(self._tokenizer.encode(prompt)).basis.prompt_tokens
 
     def store(self, text: str) -> None:
         """Stores this prompt on a worker."""
@@ -139,6 +146,27 @@ def known(directory: Path, rounds: int) -> list[Row]:
                 name = f"{what}, body to pick, {kilobytes} KB, {one.name} / tokenizers (us)"
                 rows.append(Row(name, figures[one.name], figures["reference"], goal))
     return rows
+
+
+def agents(_: Path, rounds: int) -> list[Row]:
+    """Returns the row of agents' requests without known tokens, timed from body to marks.
+
+    The reference only decodes their JSON.
+    """
+    prose, sent = Prose(4), Sent(1)
+
+    def marks(request: bytes) -> int:
+        return len(sent.text_marks("tekken", outline_of(request)).keys)
+
+    def decoded(request: bytes) -> int:
+        return len(msgspec.json.decode(request))
+
+    chats = _batches(partial(prose.turns, AGENT_BYTES), rounds, AGENTS)
+    bodies = [[body(chat) for chat in batch] for batch in chats]
+    contestants = {"ours": _each(marks, bodies), "reference": _each(decoded, bodies)}
+    figures = _figures(rounds, contestants, AGENTS)
+    what = f"agent's request, body to marks, {AGENT_BYTES // KIB} KB / JSON decoded (us)"
+    return [Row(what, figures["ours"], figures["reference"])]
 
 
 def _ours(directory: Path) -> list[Ours]:

@@ -66,7 +66,7 @@ class Source:
     """Random pieces, the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
-        self._rng = Random(seed)  # noqa: S311 - repeatable, not secret
+        self._rng = Random(seed)
 
     def tokens(self, count: int) -> Tokens:
         """Returns token ids, evenly distributed over the vocabulary."""
@@ -129,7 +129,7 @@ def _prompts(
     return [_prompt(source, wholes[n % len(wholes)], n in PARTLY_HELD) for n in range(PROMPTS)]
 
 
-def _prompt(source: Source, whole: Tokens, partly: bool) -> Tokens:  # noqa: FBT001
+def _prompt(source: Source, whole: Tokens, partly: bool) -> Tokens:
     """Returns a prompt of this length plus one token; one partly held continues differently."""
     held = int(source.between(0.1, 0.9) * len(whole)) if partly else len(whole)
     return whole[:held] + source.tokens(len(whole) - held + 1)

@@ -1,5 +1,5 @@
 """What to do with a request: parse, tokenize, pick a worker, and tell Envoy."""
 
-from extproc import request_path
+from extproc.running import request_path
 
 request_path.take(request_path.CHOICE)

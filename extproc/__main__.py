@@ -18,8 +18,8 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from extproc.completion import SHELLS
-from extproc.errors import ConfigError, ExtraError, StartError, importing_extra
+from extproc.base.errors import ConfigError, ExtraError, StartError, importing_extra
+from extproc.commands.completion import SHELLS
 
 if TYPE_CHECKING:
     from extproc.config.schema import Config
@@ -171,27 +171,27 @@ def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str | None
     """Adds the commands whose modules declare their options; loads only the given one's module."""
     if command in ("doctor", None):
         with _loading():
-            from extproc.doctor import doctor  # noqa: PLC0415
+            from extproc.commands.doctor import doctor
 
         _add_own(made["doctor"], doctor.add_arguments, doctor.run)
     if command in ("whatif", None):
         with _loading():
-            from extproc.whatif import command as whatif  # noqa: PLC0415
+            from extproc.commands.whatif import command as whatif
 
         _add_own(made["whatif"], whatif.add_arguments, whatif.run)
     if command in ("bridge", None):
         with _loading():
-            from extproc import bridge_cli  # noqa: PLC0415
+            from extproc.commands import bridge as bridge_cli
 
         _add_own(made["bridge"], bridge_cli.add_arguments, bridge_cli.run)
     if command in ("worker", None):
         with _loading():
-            from simulator import cli as simulator  # noqa: PLC0415
+            from simulator import cli as simulator
 
         _add_own(made["worker"], simulator.add_arguments, simulator.run)
     if command in ("traffic", None):
         with _loading():
-            from simulator import traffic  # noqa: PLC0415
+            from simulator import traffic
 
         _add_own(made["traffic"], traffic.add_arguments, traffic.run)
 
@@ -226,7 +226,7 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     top.set_defaults(run=_top)
 
     report.add_argument(
-        *("--admin", "--url"), default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+        "--admin", "--url", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
     )
     report.add_argument(
         "--since", metavar="TIME", help="only the last TIME, such as 90m, 12h or 7d"
@@ -263,8 +263,8 @@ class _ShowVersion(argparse.Action):
     """Prints the version, and whether the index core and the request path are compiled."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from extproc.request_path import CHOICE  # noqa: PLC0415
-        from kvstate.index import default_core_name, plain_core_warning  # noqa: PLC0415
+        from extproc.running.request_path import CHOICE
+        from kvstate.index import default_core_name, plain_core_warning
 
         told = f"{default_core_name()} index core, {CHOICE.name} request path"
         print(f"kvsteer {version('kvsteer')} ({told})")
@@ -280,8 +280,8 @@ def _loading() -> Iterator[None]:
     """Makes the garbage collector ignore what is loaded in the block, then and later.
 
     Examining the growing modules repeatedly takes almost a tenth of the time until a router is
-    ready, and modules are never garbage. Does nothing if the collector already ignores objects:
-    then the process has not just begun, or is not ours alone.
+    ready, and modules are needed until the end. Does nothing if the collector already ignores
+    objects: then the process has not just begun, or is not ours alone.
     """
     if gc.get_freeze_count():
         yield
@@ -306,29 +306,29 @@ def _count(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from extproc.config.reader import load  # noqa: PLC0415
+    from extproc.config.reader import load
 
-    notes: list[str] = []
-    config = load(arguments.config, arguments.processes, notes)
+    config = load(arguments.config, arguments.processes)
     if config.extproc.processes > 1 and arguments.member is None:
         return _serve_several(arguments.config, config)
     with _loading():
-        from extproc.app import serve  # noqa: PLC0415
-        from extproc.event_loop import run  # noqa: PLC0415
-        from extproc.processes import Member  # noqa: PLC0415
+        from extproc.running.event_loop import run
+        from extproc.running.lifetime import serve
+        from extproc.running.processes import Member
 
     member = None if arguments.member is None else Member.parse(arguments.member)
-    run(serve(arguments.config, config, member, notes))
+    run(serve(arguments.config, config, member))
     return 0
 
 
 def _serve_several(path: str, config: "Config") -> int:
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
-    from extproc import logs, processes  # noqa: PLC0415
+    from extproc.base import logs
+    from extproc.running import processes
 
     if config.recorder.file is not None:
-        from extproc.recorder import share_secret  # noqa: PLC0415
+        from extproc.observing.recorder import share_secret
 
         share_secret(os.environ)
 
@@ -337,24 +337,23 @@ def _serve_several(path: str, config: "Config") -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from importlib.util import find_spec  # noqa: PLC0415
+    from importlib.util import find_spec
 
-    from extproc.config.fleet_rules import missing_extras  # noqa: PLC0415
-    from extproc.config.reader import load  # noqa: PLC0415
-    from extproc.config.rules import doubts  # noqa: PLC0415
-    from kvstate.index import plain_core_warning  # noqa: PLC0415
+    from extproc.config.fleet_rules import missing_extras
+    from extproc.config.reader import load
+    from extproc.config.rules import doubts
+    from kvstate.index import plain_core_warning
 
-    notes: list[str] = []
-    config = load(arguments.config, arguments.processes, notes)
-    notes += (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
-    for note in filter(None, (*notes, *doubts(config, os.path.exists), plain_core_warning())):
+    config = load(arguments.config, arguments.processes)
+    lacking = (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
+    for note in filter(None, (*lacking, *doubts(config, os.path.exists), plain_core_warning())):
         print(f"{arguments.config}: note: {note}")
     print(f"{arguments.config}: ok")
     return 0
 
 
 def _envoy(arguments: argparse.Namespace) -> int:
-    from extproc.config.reader import load  # noqa: PLC0415
+    from extproc.config.reader import load
 
     chosen = arguments.diff or arguments.cluster or arguments.listener or arguments.access_log
     if chosen and arguments.patch is None:
@@ -362,7 +361,7 @@ def _envoy(arguments: argparse.Namespace) -> int:
         print(f"kvsteer: envoy: {message}", file=sys.stderr)
         return 2
     with importing_extra("envoy", "envoy"), _loading():
-        from extproc.envoy_config import render  # noqa: PLC0415
+        from extproc.envoy.envoy_config import render
     config = load(arguments.config, arguments.processes)
     if arguments.patch is not None:
         return _patch(arguments, config)
@@ -371,9 +370,9 @@ def _envoy(arguments: argparse.Namespace) -> int:
 
 
 def _patch(arguments: argparse.Namespace, config: "Config") -> int:
-    from extproc.config.reader import read_text  # noqa: PLC0415
-    from extproc.envoy_patch import Choice, difference, patched  # noqa: PLC0415
-    from extproc.yaml_edit import MAX_CHARACTERS  # noqa: PLC0415
+    from extproc.config.reader import read_text
+    from extproc.envoy.envoy_patch import Choice, difference, patched
+    from extproc.envoy.yaml_edit import MAX_CHARACTERS
 
     name = arguments.patch
     text = read_text(name, MAX_CHARACTERS)
@@ -389,13 +388,13 @@ def _patch(arguments: argparse.Namespace, config: "Config") -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     with _loading():
-        from extproc.demo import run  # noqa: PLC0415
+        from extproc.commands.demo import run
 
     return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from extproc.admin_client import ask  # noqa: PLC0415
+    from extproc.commands.admin_client import ask
 
     if sys.stdin.isatty():
         print("reads a request's body, as JSON, from standard input", file=sys.stderr)
@@ -413,7 +412,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(told, indent=2))
         return 0
-    from extproc.terminal import cut, explained  # noqa: PLC0415
+    from extproc.commands.terminal import cut, explained
 
     columns = get_terminal_size().columns if sys.stdout.isatty() else None
     try:
@@ -429,21 +428,21 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    from extproc.completion import commands_of, script  # noqa: PLC0415
+    from extproc.commands.completion import commands_of, script
 
     print(script(arguments.shell, commands_of(_parser(None))), end="")
     return 0
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from extproc.top import run  # noqa: PLC0415
+    from extproc.commands.top import run
 
     return run(arguments.admin, once=arguments.once)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from extproc.admin_client import fetch  # noqa: PLC0415
-    from extproc.terminal import plain  # noqa: PLC0415
+    from extproc.commands.admin_client import fetch
+    from extproc.commands.terminal import plain
 
     form = "json" if arguments.json else "html" if arguments.html else "text"
     query = {"format": form, **({"since": arguments.since} if arguments.since else {})}
@@ -460,7 +459,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _health(arguments: argparse.Namespace) -> int:
     with importing_extra("health", "grpc"):
-        from extproc.health import ClientTls, fault_of  # noqa: PLC0415
+        from extproc.commands.health import ClientTls, fault_of
     given = (arguments.name, arguments.certificate, arguments.key)
     if (arguments.certificate is None) != (arguments.key is None):
         print("kvsteer: health: --certificate and --key belong together", file=sys.stderr)

@@ -5,9 +5,9 @@ orphans and visible counters in `kvstate.owner`. `kvstate/native/` has the compi
 `kvstate/plain_core.py` the same in Python; the same tests compare both with one oracle.
 
 The plain core chains block keys from the namespace and the token ids. A key is a 64-bit routing
-hint, secret to this process: a collision costs a bad route, never a wrong answer, and nobody
-outside can construct one. Keys are never shared or stored. The compiled core computes its keys
-differently (kvstate/native/index.h).
+hint: a collision costs a bad route, not a wrong answer. Keys depend on a secret of this process,
+and no method returns one, so that collisions are hard to construct from outside. The compiled core
+computes its keys differently (kvstate/native/index.h).
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,6 +58,14 @@ def chain(
         yield key
 
 
+# Whether the blocks of a store that are held may only be announced again; see `Core.store`.
+NEW_COPIES, MAY_REPEAT = False, True
+
+# Which blocks `Core.tiers` counts.
+CERTAIN, UNCERTAIN = False, True
+# For `Core.admit`: a kind of attention that does not hold the whole prefix.
+OTHER_KIND = False
+
 # The most work in one step, in table lookups or their equivalent: a fraction of a 1 ms slice.
 WORK = 2_048
 
@@ -78,13 +86,15 @@ class OwnerStatus(TypedDict):
     """Counts of one owner.
 
     block_size: of its last store, 0 before the first. doubted: tiers on which nothing is certain,
-    one bit each; see `kvstate.overlap`.
+    one bit each; see `kvstate.overlap`. removed_certain: blocks that were removed while they were
+    certain, so stored since the last hole.
     """
 
     blocks: int
     block_size: int
     doubted: int
     removed_unknown: int
+    removed_certain: int
     restored_with_other_tokens: int
     over_limit: int
     copied_unknown: int
@@ -94,8 +104,8 @@ class Core(Protocol):
     """Knows which owner (rank) holds which blocks.
 
     Its constructor takes (secret, limit_blocks, overlap type): 64 random bits, the default limit on
-    the blocks of an owner, and `Overlap`, which a compiled core cannot import. Engine hashes are
-    unsigned 64-bit ints, as folded by the wire decoders, or bytes.
+    the blocks of an owner, and `Overlap`, so that a compiled core imports nothing. Engine hashes
+    are unsigned 64-bit ints, as folded by the wire decoders, or bytes.
     """
 
     def add_model(self, seed: bytes) -> int:
@@ -125,10 +135,10 @@ class Core(Protocol):
         Blocks not demoted yet still count as certain, unless the owner is not trusted.
         """
 
-    def trust(self, owner: int, trusted: bool) -> None:  # noqa: FBT001 - compiled, positional
+    def trust(self, owner: int, trusted: bool) -> None:
         """Sets whether an owner's certain blocks count as certain; at first they do not."""
 
-    def store(  # noqa: PLR0913, PLR0917 - compiled, positional
+    def store(
         self,
         owner: int,
         hashes: list[BlockHash],
@@ -139,8 +149,13 @@ class Core(Protocol):
         extras: list[bytes | None] | None,
         medium: str,
         group: int | None,
+        may_repeat: bool,
     ) -> int:
-        """Adds a copy of each block of a chain; returns a `StoreResult`."""
+        """Adds a copy of each block of a chain; returns a `StoreResult`.
+
+        may_repeat: the blocks of it that are held may only be announced again: vLLM does so from
+        the root of a prompt on, if a request asks for it. See `remove`.
+        """
 
     def copy(self, owner: int, hashes: list[BlockHash], medium: str, group: int | None) -> None:
         """Adds a copy of each block, as certain as the block found by its hash.
@@ -148,10 +163,27 @@ class Core(Protocol):
         A block that is not held is counted as copied_unknown.
         """
 
-    def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:
-        """Drops one copy, a certain one first; returns False if there was none."""
+    def remove(
+        self,
+        owner: int,
+        block: BlockHash,
+        medium: str,
+        group: int | None,
+        left: int | None = None,
+    ) -> bool:
+        """Drops one copy, a certain one first; returns False if there was none.
 
-    def admit(self, owner: int, group: int | None, holds_prefix: bool | None) -> int:  # noqa: FBT001
+        left: how many copies of the block are left on this medium then, None if this is not told.
+        Then the owner's removals may be those of each copy, or only of the last one: a hash stored
+        twice and removed once may be gone. So what is left of a block after a removal is uncertain
+        until it is stored again, or until the rule is known: a hash removed twice, without a store
+        or a hole between, shows that the removal of each copy is announced. From then on copies are
+        believed, and `expire` makes certain again what only the removals made uncertain. Not so
+        for a hash that was stored while it was held by a store that may repeat: what a removal
+        leaves of it is uncertain until it is stored again, whatever the rule.
+        """
+
+    def admit(self, owner: int, group: int | None, holds_prefix: bool | None) -> int:
         """Notes that blocks of a group were stored; returns an `Admission`.
 
         holds_prefix: whether its kind of attention holds the whole prefix; None if the event names
@@ -206,11 +238,14 @@ class Core(Protocol):
     def status(self, owner: int) -> OwnerStatus:
         """Returns the counts of one owner."""
 
-    def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: FBT001
+    def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:
         """Returns how many hashes an owner holds on each tier, certain or uncertain."""
 
     def expire(self, owner: int, slots: int) -> bool:
         """Forgets blocks on doubted media that were not stored again since the last age began.
+
+        Makes blocks certain again that only the removal of a copy made uncertain, if the rule of
+        copies is known by now; see `remove`.
 
         slots: the most table slots to check. Returns whether all were checked; then a new age
         begins.
@@ -223,7 +258,7 @@ class Core(Protocol):
         """Raises AssertionError if an invariant is violated; slow."""
 
 
-class Pool(NamedTuple):
+class BlockPool(NamedTuple):
     """The scope in which a block's copies are counted: engines remove by medium, group and hash."""
 
     medium: str
@@ -232,7 +267,7 @@ class Pool(NamedTuple):
     tier: Tier
 
     @classmethod
-    def of(cls, medium: str, group: int | None, block_size: int) -> "Pool":
+    def of(cls, medium: str, group: int | None, block_size: int) -> "BlockPool":
         """Returns the pool of a stored event.
 
         Raises:

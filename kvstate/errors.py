@@ -4,7 +4,7 @@ KVSteerError
 ├── PeerError           its text may quote the peer, made printable
 │   ├── WireError       a publisher sent bytes that are not an event batch
 │   └── ReplayError     a publisher did not answer a replay, or not completely
-└── (extproc.errors)
+└── (extproc.base.errors)
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
     ├── DiscoveryError  a source of workers cannot be queried now

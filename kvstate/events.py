@@ -85,11 +85,15 @@ class OtherGroupStored(msgspec.Struct, frozen=True):
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True):
-    """One copy of each of these blocks is gone from a medium."""
+    """One copy of each of these blocks is gone from a medium.
+
+    left: how many copies of each are left there; None if it is not told.
+    """
 
     hashes: list[BlockHash]
     medium: str = "GPU"
     group: int | None = None
+    left: list[int] | None = None
 
 
 class AllCleared(msgspec.Struct, frozen=True):
@@ -148,8 +152,8 @@ class Batch(msgspec.Struct):
 class Taken(msgspec.Struct, frozen=True):
     """The result of applying a batch.
 
-    healed: nothing uncertain is left. missed: why some of its contents are unknown, "" if none
-    are. faults: one name for each skipped event. clears: it emptied the cache.
+    healed: what was missed earlier does not matter any more. missed: why some of its contents are
+    unknown, "" if none are. faults: one name for each skipped event. clears: it emptied the cache.
     """
 
     healed: bool = False

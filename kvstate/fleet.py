@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from kvstate.events import Body, EngineLoad
-from kvstate.feeds.feed import Feed, State
+from kvstate.events import EngineLoad
+from kvstate.feeds.allowance import Allowance
+from kvstate.feeds.feed import Feed, FeedState
+from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.subscriber import Allowance, Shared, Subscriber, Turns
-from kvstate.feeds.transport import Place, Transport
+from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
+from kvstate.feeds.transport import FeedTransport, RankName
+from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
 from kvstate.owner import Owner
@@ -20,7 +23,7 @@ from kvstate.owner import Owner
 log = logging.getLogger("kvsteer.feed")
 
 # How long a block on a doubted medium (`kvstate.overlap`) counts after it was last stored: at least
-# this long, at most twice as long.
+# this long, and until the second sweep, about twice as long.
 DOUBTED_SECONDS = 300.0
 
 # Table slots checked for expired blocks in one step: about 0.2 ms.
@@ -28,12 +31,12 @@ EXPIRED_AT_ONCE = 2_000
 
 # From the worst state to the best; a worker's state is that of its worst rank.
 _STATES_WORST_FIRST = (
-    State.UNSUPPORTED,
-    State.CONNECTING,
-    State.STALE,
-    State.REPLAYING,
-    State.DEGRADED,
-    State.LIVE,
+    FeedState.UNSUPPORTED,
+    FeedState.CONNECTING,
+    FeedState.STALE,
+    FeedState.REPLAYING,
+    FeedState.DEGRADED,
+    FeedState.LIVE,
 )
 
 
@@ -50,7 +53,7 @@ class FeedStatus:
     """One rank's feed, for display and metrics; lag is in seconds, the rest are counts."""
 
     rank: int
-    state: State
+    state: FeedState
     reason: str
     last_sequence: int | None
     blocks: int
@@ -73,14 +76,14 @@ class _Followed:
     task: asyncio.Task[None]
 
 
-class Fleet:
+class FollowedWorkers:
     """The workers' caches, as known from their events.
 
     secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
     chance: 0 to 1, for jitter. emptied: is called with a worker's name when one of its ranks loses
     all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
-    feed loses its connection. names_ranks: whether requests can name the rank of a worker that
-    computes them; if not, only blocks that all its ranks hold are certain.
+    feed loses its connection. times: of all feeds. names_ranks: whether requests can name the rank
+    of a worker that computes them; if not, only blocks that all its ranks hold are certain.
     """
 
     def __init__(
@@ -90,13 +93,14 @@ class Fleet:
         chance: Callable[[], float] = lambda: 0.5,
         emptied: Callable[[str], None] = lambda _: None,
         cut: Callable[[str], None] = lambda _: None,
+        times: FeedTimes = USUAL,
     ) -> None:
         self.names_ranks = False
         self._index = Index(secret)
         self._emptied = emptied
         self._cut = cut
         self._clock = clock
-        self._shared = Shared(Turns(), ReplaySlots(), clock, chance)
+        self._shared = SharedByFeeds(Turns(), ReplaySlots(), clock, chance, times=times)
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._releasing: set[asyncio.Task[None]] = set()
@@ -106,7 +110,7 @@ class Fleet:
         self,
         worker: str,
         model: str,
-        transports: Sequence[Transport],
+        transports: Sequence[FeedTransport],
         adapters: Sequence[tuple[int, str]] = (),
     ) -> None:
         """Follows a worker that is not followed yet, with one transport for each rank, in order.
@@ -129,8 +133,8 @@ class Fleet:
             for rank, transport in enumerate(transports)
         ]
 
-    def _follow(self, owner: Owner, transport: Transport, shared: Shared) -> _Followed:
-        place = Place(owner.worker, owner.rank)
+    def _follow(self, owner: Owner, transport: FeedTransport, shared: SharedByFeeds) -> _Followed:
+        place = RankName(owner.worker, owner.rank)
         emptied, cut = (
             functools.partial(tell, place.worker) for tell in (self._emptied, self._cut)
         )
@@ -155,15 +159,6 @@ class Fleet:
                 if self._followed.get(worker) is not followed:
                     return  # it was removed meanwhile
                 is_done = self._index.expire(each.owner, EXPIRED_AT_ONCE)
-
-    def listen(self, worker: str, listener: Callable[[int, Body], None] | None) -> None:
-        """Passes every batch of a worker to a listener, with its rank, after it was applied.
-
-        This ends when the listener is set to None, the worker is removed, or the listener fails.
-        """
-        for rank, each in enumerate(self._followed.get(worker, [])):
-            shown = None if listener is None else functools.partial(listener, rank)
-            each.subscriber.news.listener = shown
 
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
@@ -229,13 +224,15 @@ class Fleet:
         """Returns the workers for which an adapter's number is known."""
         return set().union(*(set().union(*each.values()) for each in self._adapters.values()))
 
-    def state(self, worker: str) -> State:
+    def state(self, worker: str) -> FeedState:
         """Returns a worker's worst feed state; unsupported if it has no feeds."""
         followed = self._followed.get(worker, ())
         if len(followed) == 1:  # the usual case; this is called at every pick
             return followed[0].subscriber.feed.state
         states = {each.subscriber.feed.state for each in followed}
-        return next((state for state in _STATES_WORST_FIRST if state in states), State.UNSUPPORTED)
+        return next(
+            (state for state in _STATES_WORST_FIRST if state in states), FeedState.UNSUPPORTED
+        )
 
     def ranks(self, worker: str) -> int:
         """Returns how many ranks of a worker are followed; 0 if it has no feeds."""
@@ -290,5 +287,9 @@ class Fleet:
             restarts=feed.restarts,
             lag_seconds=followed.subscriber.lag_seconds,
             load=self._load(followed.subscriber),
-            counts={**followed.subscriber.counts, **owner.counts},
+            counts={**followed.subscriber.counts, **owner.counts, **_dropped(feed)},
         )
+
+
+def _dropped(feed: Feed) -> dict[str, int]:
+    return {"dropped_batch": feed.dropped} if feed.dropped else {}

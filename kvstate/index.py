@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvstate.core import Core
 from kvstate.events import Body, Event, Taken, finished
 from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
-from kvstate.owner import Limits, Owner, Stored
+from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.plain_core import PlainCore
 
 try:
@@ -68,9 +68,9 @@ class Index:
     """
 
     def __init__(
-        self, secret: int, limits: Limits | None = None, *, compiled: bool | None = None
+        self, secret: int, limits: IndexLimits | None = None, *, compiled: bool | None = None
     ) -> None:
-        self._limits = limits = limits or Limits()
+        self._limits = limits = limits or IndexLimits()
         self._core = make_core(secret, limits.blocks, compiled=compiled)
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free

@@ -79,6 +79,11 @@ def shared_tokens(one: Tokens, other: Tokens) -> int:
     return equal
 
 
+def usable_tokens(tokens: Tokens, block_size: int) -> int:
+    """Returns how many tokens of a prompt can be reused: whole blocks, and never its last token."""
+    return (len(tokens) - 1) // block_size * block_size
+
+
 # Extra keys that distinguish blocks with the same tokens, besides LoRA: salt, image hashes.
 Extra = tuple[Any, ...]
 
@@ -157,7 +162,7 @@ def worth_tokens(overlap: Overlap, uncertain_weight: float = 0.5) -> float:
     """
     block_size, tiers, uncertain, _ = overlap
     device, host, disk, remote = tiers
-    if not (host or disk or remote or uncertain):  # nearly always the case
+    if not (host or disk or remote or uncertain):  # the usual case
         return block_size * device
     certain: float = sum(map(mul, _TIER_WEIGHTS, tiers))
     return block_size * (certain + uncertain_weight * uncertain)

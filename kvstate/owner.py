@@ -12,11 +12,21 @@ import logging
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import repeat
 
 import msgspec
 
-from kvstate.core import BYTES_PER_TOKEN, WORK, Core, Outcome, OwnerStatus, Pool, StoreResult
+from kvstate.core import (
+    CERTAIN,
+    MAY_REPEAT,
+    OTHER_KIND,
+    UNCERTAIN,
+    WORK,
+    Core,
+    Outcome,
+    OwnerStatus,
+    StoreResult,
+)
 from kvstate.events import (
     ALL_TAKEN,
     BlockHash,
@@ -28,123 +38,11 @@ from kvstate.events import (
     OtherGroupStored,
     Taken,
 )
+from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import encoded
+from kvstate.turnover import Turnover
 from kvstate.wire.extras import ADMISSION_FAULTS, DOUBTFUL_GROUP, Admission, missed_of
 from kvstate.wire.zmq_wire import decoding
-
-# Memory of an orphan besides its bytes: the object, its names, and its share of both tables.
-ORPHAN_OVERHEAD_BYTES = 600
-
-
-class Name(NamedTuple):
-    """The name by which a removal identifies a block."""
-
-    medium: str
-    group: int | None
-    block: BlockHash
-
-
-@dataclass(slots=True)
-class Orphan:
-    """One stored block that waits for its parent.
-
-    tokens: its uint32 ids as bytes. extra: its encoded extra keys.
-    """
-
-    parent: BlockHash
-    pool: Pool
-    block: BlockHash
-    tokens: bytes
-    extra: bytes | None
-    copies: int = 1
-
-    @property
-    def content(self) -> tuple[BlockHash, bytes, bytes | None]:
-        """The parts from which its key is computed."""
-        return self.parent, self.tokens, self.extra
-
-    @property
-    def size_bytes(self) -> int:
-        """Its memory, including both hashes if they are bytes, and its share of the tables."""
-        return (
-            ORPHAN_OVERHEAD_BYTES
-            + len(self.tokens)
-            + len(self.extra or b"")
-            + sum(len(one) for one in (self.parent, self.block) if isinstance(one, bytes))
-        )
-
-    @property
-    def name(self) -> Name:
-        """The name by which it is removed."""
-        return Name(self.pool.medium, self.pool.group, self.block)
-
-
-def orphans_of(event: BlocksStored) -> Iterator[Orphan]:
-    """Yields the blocks of a chain whose parent is unknown, each the parent of the next."""
-    pool = Pool.of(event.medium, event.group, event.block_size)
-    step = event.block_size * BYTES_PER_TOKEN
-    view = memoryview(event.tokens).cast("B")
-    parents = [event.parent, *event.hashes]
-    for position, (parent, block) in enumerate(zip(parents, event.hashes, strict=False)):
-        tokens = bytes(view[position * step : (position + 1) * step])
-        extra = encoded(event.extras[position]) if event.extras else None
-        if parent is not None:  # the first block of a prompt is never an orphan
-            yield Orphan(parent, pool, block, tokens, extra)
-
-
-class Orphanage:
-    """The orphans of one rank."""
-
-    def __init__(self) -> None:
-        self.bytes = 0  # their memory in all
-        self._orphans: dict[Name, Orphan] = {}
-        self._children: dict[BlockHash, dict[Name, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._orphans)
-
-    def park(self, orphan: Orphan) -> None:
-        """Keeps a block; if it waits already, adds a copy, or replaces one of other content."""
-        known = self._orphans.get(orphan.name)
-        if known is not None:
-            if known.content == orphan.content:
-                known.copies += 1
-                return
-            self._drop(known)
-        self._orphans[orphan.name] = orphan
-        self.bytes += orphan.size_bytes
-        self._children.setdefault(orphan.parent, {})[orphan.name] = None
-
-    def take(self, parent: BlockHash) -> list[Orphan]:
-        """Removes and returns the children of a block that arrived."""
-        taken = [self._orphans.pop(name) for name in self._children.pop(parent, {})]
-        self.bytes -= sum(orphan.size_bytes for orphan in taken)
-        return taken
-
-    def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
-        """Drops one copy of a waiting block; returns False if there was none."""
-        orphan = self._orphans.get(Name(medium, group, block))
-        if orphan is None:
-            return False
-        orphan.copies -= 1
-        if orphan.copies == 0:
-            self._drop(orphan)
-        return True
-
-    def clear(self) -> None:
-        """Drops everything."""
-        self.bytes = 0
-        self._orphans.clear()
-        self._children.clear()
-
-    def _drop(self, orphan: Orphan) -> None:
-        del self._orphans[orphan.name]
-        self.bytes -= orphan.size_bytes
-        children = self._children[orphan.parent]
-        del children[orphan.name]
-        if not children:
-            del self._children[orphan.parent]
-
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -156,7 +54,7 @@ MIN_BYTES_OF_RANK = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class IndexLimits:
     """Memory limits of one worker, against a faulty publisher."""
 
     bytes: int = 256 * 1024 * 1024
@@ -168,10 +66,10 @@ class Limits:
         """The most blocks of the worker."""
         return self.bytes // BYTES_PER_BLOCK
 
-    def share(self, ranks: int) -> "Limits":
+    def share(self, ranks: int) -> "IndexLimits":
         """Returns the share of each of the worker's ranks."""
         least = min(self.bytes, MIN_BYTES_OF_RANK)
-        return Limits(
+        return IndexLimits(
             max(self.bytes // ranks, least), self.orphans // ranks, self.orphan_bytes // ranks
         )
 
@@ -210,10 +108,14 @@ class Stored:
                 numbers.add(event.lora)
 
 
+# The outcome of a message that the core cannot read: how many events it has is not known.
+NOTHING_APPLIED: Outcome = (0, -1, False, ())
+
+
 class Owner:
     """A rank: its identity, counters and orphans; the core has its blocks.
 
-    A sink of its feed (`kvstate.feeds.subscriber`). Long operations are iterators of short steps;
+    A sink of its feed (`kvstate.feeds.effects`). Long operations are iterators of short steps;
     if they are stopped early, the rest stays undone.
 
     stored: shared by the index. block_size: tokens per block in its last store, read at every pick.
@@ -226,7 +128,7 @@ class Owner:
         worker: str,
         rank: int,
         model: str,
-        limits: Limits,
+        limits: IndexLimits,
         stored: Stored,
     ) -> None:
         self.limits = limits
@@ -242,6 +144,7 @@ class Owner:
         self._over_limit = 0  # the core's count, when last read
         self._block_sizes = 0  # how often a block size was learned
         self._may_be_uncertain = False  # whether any of its blocks may be uncertain
+        self._turnover = Turnover()
         self._counts: Counter[str] = Counter()
         self._names_salts: bool | None = None
         self._names_loras: bool | None = None
@@ -270,13 +173,13 @@ class Owner:
     @property
     def uncertain_blocks(self) -> int:
         """Blocks stored before a hole."""
-        return sum(self._core.tiers(self.number, True))  # noqa: FBT003 - compiled, positional
+        return sum(self._core.tiers(self.number, UNCERTAIN))
 
     @property
     def doubted_blocks(self) -> int:
         """Blocks stored since the last hole, but on tiers with a doubted medium."""
         doubted = self.status["doubted"]
-        held = self._core.tiers(self.number, False)  # noqa: FBT003 - compiled, positional
+        held = self._core.tiers(self.number, CERTAIN)
         return sum(count for tier, count in enumerate(held) if doubted >> tier & 1)
 
     @property
@@ -301,14 +204,14 @@ class Owner:
 
         If they would not, a salted block looks like an unsalted one.
         """
-        return _either(self._core.layout(self.number)[0], self._names_salts)
+        return _either(new=self._core.layout(self.number)[0], known=self._names_salts)
 
     @property
     def names_loras(self) -> bool | None:
         """Whether its stores would name an adapter; None before it is known."""
-        return _either(self._core.layout(self.number)[1], self._names_loras)
+        return _either(new=self._core.layout(self.number)[1], known=self._names_loras)
 
-    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as a sink of a feed has it
+    def trust(self, *, trusted: bool) -> None:
         """Sets whether its certain blocks count as certain now."""
         self.trusted = trusted
 
@@ -318,20 +221,19 @@ class Owner:
         Raises:
             WireError: it is not an event batch; nothing was changed.
         """
-        fast: Outcome | bool = False
+        outcome: Outcome | None = None
         if isinstance(body, bytes) and not self.orphans.bytes:  # no orphan waits
-            fast = self._core.start(self.number, body, WORK)
-            if fast is True:
-                fast = yield from self._proceeding()
-        done, events, clears, faults = (0, -1, False, ()) if isinstance(fast, bool) else fast
+            progress = self._core.start(self.number, body, WORK)
+            outcome = (yield from self._proceeding()) if progress is True else progress or None
+        done, events, clears, faults = outcome or NOTHING_APPLIED
         removal_lost = False
-        if done != events:
+        if done != events:  # the rest is for the decoder
             batch = (yield from decoding(body, done)) if isinstance(body, bytes) else body
             faults += batch.faults + (yield from self.applying_events(batch.events))
             clears, removal_lost = clears or batch.clears, batch.removal_lost
             if removal_lost:
                 yield from self.demoting()
-        return self._taken(clears, faults, removal_lost)
+        return self._report(faults, clears=clears, removal_lost=removal_lost)
 
     def applying_events(self, events: Iterable[Event]) -> Generator[None, None, tuple[str, ...]]:
         """Applies events in order, in steps; returns the names of those skipped.
@@ -364,20 +266,24 @@ class Owner:
         self.orphans.clear()
         while not self._core.demote_some(self.number, WORK):
             yield
+        self._turnover.begin(self.status["removed_certain"])
 
-    def _proceeding(self) -> Generator[None, None, Outcome | bool]:
-        """Continues a long message in the core; gives it up if the steps are stopped early."""
-        fast: Outcome | bool = True
+    def _proceeding(self) -> Generator[None, None, Outcome | None]:
+        """Continues a long message in the core; gives it up if the steps are stopped early.
+
+        Returns what was applied, None if nothing was.
+        """
+        progress: Outcome | bool = True
         try:
-            while fast is True:
+            while progress is True:
                 yield
-                fast = self._core.proceed(self.number, WORK)
+                progress = self._core.proceed(self.number, WORK)
         finally:
-            if fast is True:
+            if progress is True:
                 self._core.abandon(self.number)
-        return fast
+        return progress or None
 
-    def _taken(self, clears: bool, faults: tuple[str, ...], removal_lost: bool) -> Taken:  # noqa: FBT001 - facts, not modes
+    def _report(self, faults: tuple[str, ...], *, clears: bool, removal_lost: bool) -> Taken:
         """Reports the result of an applied message."""
         status = self.status
         if status["block_size"] != (self.block_size or 0):
@@ -386,13 +292,22 @@ class Owner:
         had_uncertain = self._may_be_uncertain
         if had_uncertain:
             self._may_be_uncertain = self.uncertain_blocks > 0
-        if not (clears or had_uncertain or faults or removal_lost or over_limit):
+        renewed = self._turnover.is_waiting and self._is_renewed(status)
+        if not (clears or had_uncertain or faults or removal_lost or over_limit or renewed):
             return ALL_TAKEN
         missed = missed_of(faults, removal_lost=removal_lost)
         if over_limit and not missed:
             missed = "it holds more blocks than the index keeps for one rank"
-        healed = not (missed or self._may_be_uncertain) and (clears or had_uncertain)
+        if missed:
+            self._turnover.begin(status["removed_certain"])
+        nothing_left = not self._may_be_uncertain and (clears or had_uncertain)
+        healed = not missed and (nothing_left or renewed)
         return Taken(healed, missed, faults, clears)
+
+    def _is_renewed(self, status: OwnerStatus) -> bool:
+        """Whether what it holds unseen does not matter any more, since this message."""
+        unknown = status["removed_unknown"] + self._counts.get("removed_unknown", 0)
+        return self._turnover.is_complete(status["removed_certain"], unknown, status["blocks"])
 
     def _learn_block_size(self, block_size: int) -> None:
         """Logs the 1st, 2nd, 4th ... change: a publisher may alternate between two sizes."""
@@ -407,6 +322,7 @@ class Owner:
         while not self._core.clear_some(self.number, WORK):
             yield
         self._may_be_uncertain = False
+        self._turnover.begin(self.status["removed_certain"])
 
     def _applying(self, event: Event) -> Generator[None, None, str]:
         """Applies one event; returns the name under which it was skipped, "" if it was not."""
@@ -418,7 +334,7 @@ class Owner:
                 if admission == Admission.INDEXED:
                     yield from self._storing(event)
             case OtherGroupStored():
-                admission = self._core.admit(self.number, event.group, False)  # noqa: FBT003
+                admission = self._core.admit(self.number, event.group, OTHER_KIND)
             case BlocksCopied():
                 admission = self._core.admission(self.number, event.group)
                 if admission == Admission.INDEXED:
@@ -431,14 +347,14 @@ class Owner:
 
     def _note_layout(self, event: BlocksStored) -> None:
         """Notes the layout of a store."""
-        self._names_salts = _either(event.names_salts, self._names_salts)
-        self._names_loras = _either(event.names_loras, self._names_loras)
+        self._names_salts = _either(new=event.names_salts, known=self._names_salts)
+        self._names_loras = _either(new=event.names_loras, known=self._names_loras)
 
     def _storing(self, event: BlocksStored) -> Generator[None, None, None]:
         self._note_layout(event)
         self._stored.note(self, event)
         for piece in self._pieces(event):
-            result = self._store(piece)
+            result = self._store(piece, may_repeat=event.parent is None)
             if result == StoreResult.UNKNOWN_PARENT:
                 yield from self._parking(event)
             if result != StoreResult.STORED:
@@ -465,7 +381,7 @@ class Owner:
                 extras=event.extras and event.extras[begin:end],
             )
 
-    def _store(self, event: BlocksStored) -> int:
+    def _store(self, event: BlocksStored, *, may_repeat: bool) -> int:
         extras = [encoded(extra) for extra in event.extras] if event.extras else None
         return self._core.store(
             self.number,
@@ -477,6 +393,7 @@ class Owner:
             extras,
             event.medium,
             event.group,
+            may_repeat,
         )
 
     def _copying(self, event: BlocksCopied) -> Generator[None, None, None]:
@@ -519,12 +436,14 @@ class Owner:
             None if orphan.extra is None else [orphan.extra],
             orphan.pool.medium,
             orphan.pool.group,
+            MAY_REPEAT,  # what brought its parent may have announced it again, too
         )
 
     def _removing(self, event: BlocksRemoved) -> Generator[None, None, None]:
-        for block in event.hashes:
+        lefts = event.left or repeat(None, len(event.hashes))
+        for block, left in zip(event.hashes, lefts, strict=True):
             yield
-            held = self._core.remove(self.number, block, event.medium, event.group)
+            held = self._core.remove(self.number, block, event.medium, event.group, left)
             if held or self.orphans.remove(event.medium, event.group, block):
                 continue
             if self._core.admission(self.number, event.group) == Admission.INDEXED:
@@ -536,5 +455,5 @@ class Owner:
         return len(orphans) >= limits.orphans or orphans.bytes >= limits.orphan_bytes
 
 
-def _either(one: bool | None, other: bool | None) -> bool | None:  # noqa: FBT001 - facts, not modes
-    return other if one is None else one or bool(other)
+def _either(*, new: bool | None, known: bool | None) -> bool | None:
+    return known if new is None else new or bool(known)

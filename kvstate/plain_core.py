@@ -14,7 +14,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from kvstate.core import BYTES_PER_TOKEN, OwnerStatus, Pool, StoreResult, chain, child, root_key
+from kvstate.core import (
+    BYTES_PER_TOKEN,
+    BlockPool,
+    OwnerStatus,
+    StoreResult,
+    chain,
+    child,
+    root_key,
+)
 from kvstate.events import BlockHash
 from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
 from kvstate.wire.extras import Admission, Groups
@@ -32,9 +40,11 @@ class Segment:
     def __init__(self, table: Table, first_bit: int) -> None:
         self.first_bit = first_bit
         self._table = table
-        self._pools: dict[Pool, dict[BlockHash, int]] = {}  # in order
-        self._copies: dict[tuple[Pool, BlockHash], int] = {}  # if more than one
-        self._ages: dict[tuple[Pool, BlockHash], int] = {}  # where copies are not counted
+        self._pools: dict[BlockPool, dict[BlockHash, int]] = {}  # in order
+        self._copies: dict[tuple[BlockPool, BlockHash], int] = {}  # if more than one
+        self._marks: dict[tuple[BlockPool, BlockHash], int] = {}  # of removals that made uncertain
+        self._repeats: set[tuple[BlockPool, BlockHash]] = set()  # some of whose copies may be none
+        self._ages: dict[tuple[BlockPool, BlockHash], int] = {}  # where copies are not counted
         self._sharers: dict[
             tuple[Tier, int], int
         ] = {}  # hashes with the same key, if more than one
@@ -54,24 +64,29 @@ class Segment:
             counts[pool.tier] += len(blocks)
         return counts
 
-    def find(self, block: BlockHash) -> tuple[Pool, int] | None:
+    def find(self, block: BlockHash) -> tuple[BlockPool, int] | None:
         """Returns pool and key of a block held under this hash, on the nearest medium."""
         for pool, blocks in self._pools.items():
             if block in blocks:
                 return pool, blocks[block]
         return None
 
-    def store(self, pool: Pool, block: BlockHash, key: int, age: int = 0) -> bool:
+    def store(
+        self, pool: BlockPool, block: BlockHash, key: int, age: int = 0, *, may_repeat: bool = False
+    ) -> bool:
         """Adds a copy; returns False if the hash stood for other tokens, which are forgotten.
 
-        age: when it was stored, if copies on this medium are not counted; else 0.
+        age: when it was stored, if copies on this medium are not counted; else 0. may_repeat: if it
+        is held, this may be no new copy.
         """
         known = self._pools.get(pool, {}).get(block)
         if known == key:
             if age:
                 self._ages[pool, block] = age
                 return True
-            self._copies[pool, block] = self._copies.get((pool, block), 1) + 1
+            self.count(pool, block, self.copies(pool, block) + 1)
+            if may_repeat:
+                self.note_repeat(pool, block)
             return True
         if known is not None:
             self.forget(pool, block)
@@ -83,27 +98,55 @@ class Segment:
         self._share(pool.tier, key)
         return known is None
 
-    def count(self, pool: Pool, block: BlockHash, copies: int) -> None:
-        """Sets the number of copies of a block."""
+    def copies(self, pool: BlockPool, block: BlockHash) -> int:
+        """Returns the number of copies of a block that is held."""
+        return self._copies.get((pool, block), 1)
+
+    def mark(self, pool: BlockPool, block: BlockHash) -> int:
+        """Returns the mark of the removal that made a block uncertain; 0 if there is none."""
+        return self._marks.get((pool, block), 0)
+
+    def count(self, pool: BlockPool, block: BlockHash, copies: int, mark: int = 0) -> None:
+        """Sets the number of copies of a block, and its mark."""
+        self._copies.pop((pool, block), None)
+        self._marks.pop((pool, block), None)
         if copies > 1:
             self._copies[pool, block] = copies
+        if mark:
+            self._marks[pool, block] = mark
 
-    def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
-        """Drops one copy; returns False if there was none."""
+    def may_be_fewer(self, pool: BlockPool, block: BlockHash) -> bool:
+        """Whether some of the block's copies may be none."""
+        return (pool, block) in self._repeats
+
+    def note_repeat(self, pool: BlockPool, block: BlockHash) -> None:
+        """Notes that some of the block's copies may be none."""
+        self._repeats.add((pool, block))
+
+    def forget_repeats(self, pool: BlockPool, block: BlockHash) -> None:
+        """Notes that the number of the block's copies is known."""
+        self._repeats.discard((pool, block))
+
+    def place(self, medium: str, group: int | None, block: BlockHash) -> BlockPool | None:
+        """Returns the pool in which a block is held, for its removal."""
         for pool, blocks in self._pools.items():
             if pool.medium == medium and pool.group == group and block in blocks:
-                copies = self._copies.pop((pool, block), 1)
-                if copies == 1:
-                    self._unshare(pool.tier, self._pop(pool, block))
-                elif copies > 2:  # noqa: PLR2004 - one copy is not written down
-                    self._copies[pool, block] = copies - 1
-                return True
-        return False
+                return pool
+        return None
 
-    def forget(self, pool: Pool, block: BlockHash) -> None:
+    def is_aging(self, pool: BlockPool, block: BlockHash) -> bool:
+        """Whether the block's copies are not counted."""
+        return (pool, block) in self._ages
+
+    def key(self, pool: BlockPool, block: BlockHash) -> int:
+        """Returns the key of a block that is held."""
+        return self._pools[pool][block]
+
+    def forget(self, pool: BlockPool, block: BlockHash) -> None:
         """Drops all copies of a block, if there are any."""
         if block in self._pools.get(pool, ()):
-            self._copies.pop((pool, block), None)
+            self.count(pool, block, 0)
+            self.forget_repeats(pool, block)
             self._unshare(pool.tier, self._pop(pool, block))
 
     def clear(self, most: int) -> bool:
@@ -124,12 +167,24 @@ class Segment:
             if not self._pools:
                 break
             pool, block, key = self._last()
-            copies, age = self._copies.get((pool, block), 1), self._ages.get((pool, block), 0)
+            copies, mark = self.copies(pool, block), self.mark(pool, block)
+            age, may_be_fewer = self._ages.get((pool, block), 0), self.may_be_fewer(pool, block)
             self.forget(pool, block)
             other.forget(pool, block)
             other.store(pool, block, key, age)
-            other.count(pool, block, copies)
+            other.count(pool, block, copies, mark)
+            if may_be_fewer:
+                other.note_repeat(pool, block)
         return not self._pools
+
+    def restore_to(self, other: "Segment", mark: int) -> None:
+        """Moves the blocks with this mark to another segment, unless they may have no copy."""
+        for (pool, block), its in list(self._marks.items()):
+            if its == mark and not self.may_be_fewer(pool, block):
+                key, copies = self.key(pool, block), self.copies(pool, block)
+                self.forget(pool, block)
+                other.store(pool, block, key)
+                other.count(pool, block, copies)
 
     def expire(self, media: Collection[str], age: int) -> None:
         """Drops blocks that were stored on these media before this age."""
@@ -145,17 +200,17 @@ class Segment:
                 bits[key] |= 1 << self.first_bit + pool.tier
         return dict(bits)
 
-    def _last(self) -> tuple[Pool, BlockHash, int]:
+    def _last(self) -> tuple[BlockPool, BlockHash, int]:
         """Returns one of the blocks, found without iterating over the others."""
         pool = next(reversed(self._pools))
         block, key = next(reversed(self._pools[pool].items()))
         return pool, block, key
 
-    def _add(self, pool: Pool) -> None:
+    def _add(self, pool: BlockPool) -> None:
         pools = sorted((*self._pools, pool), key=lambda pool: pool.order)
         self._pools = {pool: self._pools.get(pool, {}) for pool in pools}
 
-    def _pop(self, pool: Pool, block: BlockHash) -> int:
+    def _pop(self, pool: BlockPool, block: BlockHash) -> int:
         """Removes a hash, and an empty pool, so that a publisher cannot create ever more pools."""
         self._ages.pop((pool, block), None)
         blocks = self._pools[pool]
@@ -176,7 +231,7 @@ class Segment:
         sharers = self._sharers.pop((tier, key), 1)
         if sharers == 1:
             self._mask(key, ~(1 << self.first_bit + tier))
-        elif sharers > 2:  # noqa: PLR2004 - one sharer is not written down
+        elif sharers > 2:
             self._sharers[tier, key] = sharers - 1
 
     def _mask(self, key: int, keep: int) -> None:
@@ -210,6 +265,8 @@ class _Owner:
     removing: set[str] = field(default_factory=lambda: set(REMOVING_MEDIA))
     aging: set[str] = field(default_factory=set)  # media doubted at their first block
     age: int = 1
+    copies_announced: bool = False  # the removal of each copy is announced, not only of the last
+    mark: int = 1  # of removals since the last hole, another after each
 
     @property
     def doubted_media(self) -> set[str]:
@@ -226,12 +283,16 @@ class _Owner:
     def blocks(self) -> int:
         return len(self.certain) + len(self.uncertain)
 
-    def find(self, block: BlockHash) -> tuple[Segment, Pool, int] | None:
-        """Returns segment, pool and key of a block held under this hash, a certain one first."""
+    def find(self, block: BlockHash) -> tuple[Segment, BlockPool, int] | None:
+        """Returns segment, pool and key of a block held under this hash, a certain one first.
+
+        The segment is that of its children: certain if their chain was stored since the hole.
+        """
         for segment in (self.certain, self.uncertain):
             found = segment.find(block)
             if found is not None:
-                return segment, *found
+                is_chained = segment.mark(found[0], block) == self.mark
+                return self.certain if is_chained else segment, *found
         return None
 
 
@@ -245,11 +306,11 @@ class PlainCore:
         self._owners: dict[int, _Owner] = {}
         self._seeds: list[bytes] = []
 
-    def add_model(self, seed: bytes) -> int:  # noqa: D102
+    def add_model(self, seed: bytes) -> int:
         self._seeds.append(seed)
         return len(self._seeds) - 1
 
-    def add_owner(self, worker: int, model: int, rank: int) -> int:  # noqa: D102
+    def add_owner(self, worker: int, model: int, rank: int) -> int:
         number = next(n for n in range(len(self._owners) + 1) if n not in self._owners)
         certain = Segment(self._table, first_bit=8 * number)
         uncertain = Segment(self._table, first_bit=8 * number + 4)
@@ -258,34 +319,37 @@ class PlainCore:
         )
         return number
 
-    def limit(self, owner: int, blocks: int) -> None:  # noqa: D102
+    def limit(self, owner: int, blocks: int) -> None:
         self._owners[owner].limit_blocks = blocks
 
-    def remove_owner(self, owner: int) -> None:  # noqa: D102
+    def remove_owner(self, owner: int) -> None:
         self.clear(owner)
         del self._owners[owner]
 
-    def clear(self, owner: int) -> None:  # noqa: D102
+    def clear(self, owner: int) -> None:
         self.clear_some(owner, sys.maxsize)
 
-    def demote(self, owner: int) -> None:  # noqa: D102
+    def demote(self, owner: int) -> None:
         self.demote_some(owner, sys.maxsize)
 
-    def clear_some(self, owner: int, work: int) -> bool:  # noqa: D102
+    def clear_some(self, owner: int, work: int) -> bool:
         held, most = self._owners[owner], 1 + work // _WORK_PER_BLOCK
         if not (held.certain.clear(most) and held.uncertain.clear(most)):
             return False
         held.aging.clear()
         return True
 
-    def demote_some(self, owner: int, work: int) -> bool:  # noqa: D102
+    def demote_some(self, owner: int, work: int) -> bool:
         held = self._owners[owner]
-        return held.certain.move_to(held.uncertain, 1 + work // _WORK_PER_BLOCK)
+        is_done = held.certain.move_to(held.uncertain, 1 + work // _WORK_PER_BLOCK)
+        if is_done:  # a store between two removals may have been lost
+            held.mark += 1
+        return is_done
 
-    def trust(self, owner: int, trusted: bool) -> None:  # noqa: D102, FBT001
+    def trust(self, owner: int, trusted: bool) -> None:
         self._owners[owner].trusted = trusted
 
-    def store(  # noqa: D102, PLR0913, PLR0917
+    def store(
         self,
         owner: int,
         hashes: list[BlockHash],
@@ -296,6 +360,7 @@ class PlainCore:
         extras: list[bytes | None] | None,
         medium: str,
         group: int | None,
+        may_repeat: bool,
     ) -> int:
         held = self._owners[owner]
         held.block_size = block_size
@@ -307,19 +372,17 @@ class PlainCore:
             return StoreResult.OVER_LIMIT
         root = root_key(self._secret, self._seeds[held.model], lora, block_size)
         segment, _, key = found or (held.certain, None, root)
-        pool = Pool.of(medium, group, block_size)
+        pool = BlockPool.of(medium, group, block_size)
         step = block_size * BYTES_PER_TOKEN
         view = memoryview(tokens).cast("B")
         for position, (block, extra) in enumerate(
             zip(hashes, extras or repeat(None, len(hashes)), strict=True)
         ):
             key = child(key, view[position * step : (position + 1) * step], extra)
-            _hold(held, segment, pool, block, key)
+            _hold(held, segment, pool, block, key, may_repeat=may_repeat)
         return StoreResult.STORED
 
-    def copy(  # noqa: D102
-        self, owner: int, hashes: list[BlockHash], medium: str, group: int | None
-    ) -> None:
+    def copy(self, owner: int, hashes: list[BlockHash], medium: str, group: int | None) -> None:
         held = self._owners[owner]
         for block in hashes:
             found = held.find(block)
@@ -332,41 +395,52 @@ class PlainCore:
                 held.counts["over_limit"] += 1
                 return
             segment, source, key = found
-            _hold(held, segment, Pool.of(medium, group, source.block_size), block, key)
+            _hold(held, segment, BlockPool.of(medium, group, source.block_size), block, key)
 
-    def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:  # noqa: D102
+    def remove(
+        self,
+        owner: int,
+        block: BlockHash,
+        medium: str,
+        group: int | None,
+        left: int | None = None,
+    ) -> bool:
         held = self._owners[owner]
         held.removing.add(medium)
-        return held.certain.remove(medium, group, block) or held.uncertain.remove(
-            medium, group, block
-        )
+        for segment in (held.certain, held.uncertain):
+            pool = segment.place(medium, group, block)
+            if pool is not None:
+                _remove(held, segment, pool, block, left)
+                return True
+        return False
 
-    def admit(self, owner: int, group: int | None, holds_prefix: bool | None) -> Admission:  # noqa: D102, FBT001
+    def admit(self, owner: int, group: int | None, holds_prefix: bool | None) -> Admission:
         return self._owners[owner].groups.stored(group, holds_prefix=holds_prefix)
 
-    def admission(self, owner: int, group: int | None) -> Admission:  # noqa: D102
+    def admission(self, owner: int, group: int | None) -> Admission:
         return self._owners[owner].groups.admission(group)
 
-    def forget_layout(self, owner: int) -> None:  # noqa: D102
+    def forget_layout(self, owner: int) -> None:
         self._owners[owner].groups.forget()
         self._owners[owner].removing = set(REMOVING_MEDIA)
+        self._owners[owner].copies_announced = False
 
-    def layout(self, owner: int) -> tuple[None, None]:  # noqa: ARG002, D102
+    def layout(self, owner: int) -> tuple[None, None]:
         return None, None  # its stores are all typed events, which state this
 
-    def start(self, owner: int, payload: bytes, work: int) -> bool:  # noqa: ARG002, D102
+    def start(self, owner: int, payload: bytes, work: int) -> bool:
         return False  # this core has only the typed decoder
 
-    def proceed(self, owner: int, work: int) -> bool:  # noqa: ARG002, D102
+    def proceed(self, owner: int, work: int) -> bool:
         raise ValueError("no message is applied in part")  # this core never starts one
 
     def abandon(self, owner: int) -> None:
         """Does nothing: no message is ever under way here."""
 
-    def apply(self, owner: int, payload: bytes) -> None:  # noqa: ARG002, D102
+    def apply(self, owner: int, payload: bytes) -> None:
         return None  # this core has only the typed decoder
 
-    def overlaps(  # noqa: D102
+    def overlaps(
         self,
         model: int,
         tokens: Tokens | memoryview,
@@ -387,35 +461,38 @@ class PlainCore:
                         best[names[owner.worker]] = overlap
         return best
 
-    def status(self, owner: int) -> OwnerStatus:  # noqa: D102
+    def status(self, owner: int) -> OwnerStatus:
         held = self._owners[owner]
         return {
             "blocks": held.blocks,
             "block_size": held.block_size,
             "doubted": held.doubted,
             "removed_unknown": 0,
+            "removed_certain": held.counts["removed_certain"],
             "restored_with_other_tokens": held.counts["restored_with_other_tokens"],
             "over_limit": held.counts["over_limit"],
             "copied_unknown": held.counts["copied_unknown"],
         }
 
-    def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: D102, FBT001
+    def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:
         held = self._owners[owner]
         counts = (held.uncertain if uncertain else held.certain).count_by_tier()
         device, host, disk, remote = (counts[tier] for tier in Tier)
         return device, host, disk, remote
 
-    def expire(self, owner: int, slots: int) -> bool:  # noqa: ARG002, D102 - in one go here
+    def expire(self, owner: int, slots: int) -> bool:  # in one go here
         held = self._owners[owner]
         for segment in (held.certain, held.uncertain):
             segment.expire(held.doubted_media, held.age)
+        if held.copies_announced:
+            held.uncertain.restore_to(held.certain, held.mark)
         held.age += 1
         return True
 
-    def memory(self) -> int:  # noqa: D102
+    def memory(self) -> int:
         return _BYTES_PER_BLOCK * sum(owner.blocks for owner in self._owners.values())
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         expected: Table = {}
         for owner in self._owners.values():
             for segment in (owner.certain, owner.uncertain):
@@ -451,13 +528,57 @@ class PlainCore:
         return [*runs, (current, length)] if length else runs
 
 
-def _hold(owner: _Owner, segment: Segment, pool: Pool, block: BlockHash, key: int) -> None:
+def _hold(
+    owner: _Owner,
+    segment: Segment,
+    pool: BlockPool,
+    block: BlockHash,
+    key: int,
+    *,
+    may_repeat: bool = False,
+) -> None:
     if pool.medium not in owner.removing:
         owner.aging.add(pool.medium)
     if segment is owner.certain:
         owner.uncertain.forget(pool, block)  # it was stored again after the hole
-    if not segment.store(pool, block, key, owner.age if pool.medium in owner.aging else 0):
+    age = owner.age if pool.medium in owner.aging else 0
+    if not segment.store(pool, block, key, age, may_repeat=may_repeat):
         owner.counts["restored_with_other_tokens"] += 1
+
+
+def _remove(
+    owner: _Owner, segment: Segment, pool: BlockPool, block: BlockHash, left: int | None
+) -> None:
+    """Drops a copy of a block; left: see `kvstate.core.Core.remove`."""
+    if left is None and segment.mark(pool, block) == owner.mark:
+        owner.copies_announced = True  # removed twice, without a store between
+    copies = segment.copies(pool, block) - 1 if left is None else left
+    if copies <= 0:
+        owner.counts["removed_certain"] += segment is owner.certain
+        segment.forget(pool, block)
+    elif segment.is_aging(pool, block):
+        return
+    elif left is not None:
+        segment.count(pool, block, left)
+        segment.forget_repeats(pool, block)
+    elif segment is owner.certain and (
+        segment.may_be_fewer(pool, block) or not owner.copies_announced
+    ):
+        _doubt(owner, pool, block, copies)
+    else:
+        segment.count(pool, block, copies, segment.mark(pool, block))
+
+
+def _doubt(owner: _Owner, pool: BlockPool, block: BlockHash, copies: int) -> None:
+    """Makes what is left of a certain block uncertain."""
+    key = owner.certain.key(pool, block)
+    may_be_fewer = owner.certain.may_be_fewer(pool, block)
+    owner.certain.forget(pool, block)
+    owner.uncertain.forget(pool, block)
+    owner.uncertain.store(pool, block, key)
+    owner.uncertain.count(pool, block, copies, owner.mark)
+    if may_be_fewer:
+        owner.uncertain.note_repeat(pool, block)
 
 
 def _count(runs: Sequence[tuple[int, int]], owner: _Owner, block_size: int) -> Overlap:

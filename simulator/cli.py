@@ -17,6 +17,7 @@ _REPLAY_LIMIT = "messages of a replay that wait for a slow reader; 0: any (defau
 _ROLES = "which part of requests it takes (default: %(default)s)"
 _RATE = "transfer speed of blocks to this worker (default: no delay)"
 _WAIT = "seconds to wait for the other worker of a request (default: %(default)s)"
+_VERSION = "release that it names, as in 0.32.0 (default: that of the dialect)"
 _DIALECTS = f"engine and release to imitate: {', '.join(DIALECTS)} (default: %(default)s)"
 
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--listen", default="127.0.0.1:8001", help="host:port of the API; port 0: any free one")
     add("--name", help="sent as x-worker with every response (default: host:port)")
     add("--dialect", choices=DIALECTS, default=defaults.dialect, metavar="NAME", help=_DIALECTS)
+    add("--engine-version", metavar="VERSION", help=_VERSION)
     add("--ranks", type=int, default=defaults.ranks, help="data-parallel ranks, each with a cache")
     add("--model", default=defaults.model, help="the name requests use (default: %(default)s)")
     add("--lora", action="append", default=[], metavar="NAME", help="an adapter; repeatable")
@@ -83,6 +85,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         listen=arguments.listen,
         name=arguments.name,
         dialect=arguments.dialect,
+        engine_version=arguments.engine_version,
         ranks=arguments.ranks,
         model=arguments.model,
         loras=tuple(arguments.lora),

@@ -15,8 +15,12 @@ WireEvent = list[Any] | dict[str, Any]
 # Maps leave these out when unset; arrays send every field, null or not.
 _OPTIONAL = frozenset(
     {
-        *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
-        *("session_id", "cache_salt"),
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+        "session_id",
+        "cache_salt",
     }
 )
 

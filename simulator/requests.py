@@ -79,12 +79,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     messages: Messages
     max_tokens: Positive
     model: str | None = None
-    system: NonEmpty | None = None
+    system: NonEmpty | list[dict[str, str | dict[str, str]]] | None = None
     stream: bool | None = None
 
     def as_chat(self) -> Chat:
         """Returns the conversation to which the engine converts it."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        said = self.system
+        if isinstance(said, list):  # the engine joins the texts
+            said = "".join(str(part.get("text", "")) for part in said)
+        system = [{"role": "system", "content": said}] if said else []
         return Chat(
             messages=[*system, *self.messages], model=self.model, max_tokens=self.max_tokens
         )

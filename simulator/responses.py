@@ -139,9 +139,11 @@ class Form:
         }
 
 
-def models(base: str, loras: Sequence[str], *, created: int, max_model_len: int) -> Body:
+def models(
+    base: str, loras: Sequence[str], *, created: int, max_model_len: int, owner: str
+) -> Body:
     """Returns the answer to GET /v1/models: the model, then its adapters as its children."""
-    common = {"object": "model", "created": created, "owned_by": "vllm"}
+    common = {"object": "model", "created": created, "owned_by": owner}
     data: list[Body] = [
         {"id": base, **common, "root": base, "parent": None, "max_model_len": max_model_len}
     ]

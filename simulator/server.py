@@ -4,6 +4,7 @@ The OpenAI endpoints are vLLM's; which endpoints describe the cache depends on t
 dialect has POST /reset_prefix_cache.
 """
 
+import asyncio
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from simulator import requests, responses
+from simulator.dialects import EngineName
 from simulator.generation import Generator
 from simulator.handover import Handover
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
@@ -36,6 +38,9 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 
 _SHUTDOWN_SECONDS = 0.2  # a simulated worker has no answers worth waiting for
 _BACKLOG = 1024
+
+# The engines' names for themselves, as the owners of their models.
+_OWNERS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 __all__ = ["Worker", "running"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Body = dict[str, Any]
@@ -92,6 +97,16 @@ async def _serve(
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+    stack.push_async_callback(_stop_accepting, listener)
+
+
+async def _stop_accepting(listener: socket.socket) -> None:
+    """Accepts no more connections, and lets those that were accepted begin.
+
+    A server that closes before one begins would leave it open, without an owner to close it.
+    """
+    asyncio.get_running_loop().remove_reader(listener)
+    await asyncio.sleep(0)
 
 
 def _listen(address: str) -> socket.socket:
@@ -140,8 +155,14 @@ class Api:
             web.get("/v1/models", self._models),
             web.get("/health", self._health),
             web.get("/metrics", self._show_metrics),
-            web.get("/version", self._version),
+            *self._route_of_version(),
         ]
+
+    def _route_of_version(self) -> list[web.RouteDef]:
+        """Returns the route by which all but SGLang name their release."""
+        if self._settings.speaks.engine == "sglang":
+            return []
+        return [web.get("/version", self._version)]
 
     def _routes_of_dialect(self) -> list[web.RouteDef]:
         dialect = self._settings.speaks
@@ -191,6 +212,7 @@ class Api:
                 settings.loras,
                 created=self._created,
                 max_model_len=settings.context_tokens,
+                owner=_OWNERS[settings.speaks.engine],
             )
         )
 
@@ -211,7 +233,7 @@ class Api:
         return json_response([event for rank in self._worker.ranks for event in rank.drain()])
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": self._settings.speaks.version})
+        return json_response({"version": self._settings.named_version})
 
     async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-worker"] = self._worker.name
@@ -312,14 +334,17 @@ def kv_event_sources(worker: Worker) -> Body:
 
 
 def server_info(worker: Worker) -> Body:
-    """Returns the answer to GET /server_info of SGLang, as far as it concerns events."""
+    """Returns the answer to GET /server_info of SGLang: its release, events and templates."""
     settings = worker.settings
     return {
-        "version": settings.speaks.version,
+        "version": settings.named_version,
         "model_path": str(settings.model_dir),
         "served_model_name": settings.model,
         "page_size": settings.block_size_tokens,
         "dp_size": settings.ranks,
+        "chat_template": settings.chat_template and str(settings.chat_template),
+        "tool_call_parser": None,
+        "reasoning_parser": None,
         "disable_radix_cache": not settings.prefix_caching,
         "kv_events": _kv_events(worker),
     }
@@ -361,7 +386,7 @@ def _kv_events(worker: Worker) -> Body | None:
 def _host_and_port(endpoint: str) -> tuple[str, int]:
     """Splits an endpoint; SGLang writes "*" for every address of the host."""
     host, _, port = endpoint.partition("://")[2].rpartition(":")
-    return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)  # noqa: S104 - read, not bound
+    return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)
 
 
 def registry(worker: Worker) -> CollectorRegistry:

@@ -73,6 +73,8 @@ class Settings:
     """The worker's name in the response header `x-worker`; None: the worker's host:port."""
     dialect: str = DEFAULT
     """The engine and release to imitate: a name in `dialects.DIALECTS`."""
+    engine_version: str | None = None
+    """The release that the worker names instead of its dialect's."""
     ranks: int = 1
     """Data-parallel ranks, each with a cache and publishers, behind one API."""
     model: str = "tiny"
@@ -184,6 +186,11 @@ class Settings:
     def speaks(self) -> Dialect:
         """The dialect itself."""
         return DIALECTS[self.dialect]
+
+    @property
+    def named_version(self) -> str:
+        """The release that the worker names."""
+        return self.speaks.version if self.engine_version is None else self.engine_version
 
     @property
     def adapters(self) -> dict[str, Adapter]:

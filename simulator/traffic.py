@@ -97,13 +97,13 @@ class Chat:
     def __init__(self, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
         self._session = session
         self._arguments = arguments
-        self._rng = random.Random()  # noqa: S311 - words and pauses
+        self._rng = random.Random()
 
     async def hold_on(self, tally: Tally) -> None:
         """Sends chats until it is cancelled."""
         while True:
             place = self._rng.randrange(SYSTEM_PROMPTS)
-            rules = _words(random.Random(place), self._arguments.words // 2)  # noqa: S311
+            rules = _words(random.Random(place), self._arguments.words // 2)
             messages = [{"role": "system", "content": rules}]
             for turn in range(self._arguments.turns):
                 count = self._arguments.words if turn == 0 else 20

@@ -14,13 +14,18 @@ from extproc.tokenizing import encoder_choice, tokens
 from extproc.tokenizing.encoder_choice import Choice
 from extproc.tokenizing.text_encoder import TextEncoder
 
+# A busy machine may need more time for a proof than the product takes.
+PROOF_SECONDS = 600.0
+
 _MADE: dict[str, Choice] = {}
 
 
 def _chosen(tokenizer: Tokenizer, model: str, max_known_bytes: int) -> Choice:
     source = tokenizer.to_str()
     if source not in _MADE:
-        _MADE[source] = encoder_choice.choose(tokenizer, model, max_known_bytes)
+        _MADE[source] = encoder_choice.choose(
+            tokenizer, model, max_known_bytes, proof_seconds=PROOF_SECONDS
+        )
     made = _MADE[source]
     texts = TextEncoder(made.texts._encoder, made.texts._cutter, max_known_bytes)
     return made._replace(texts=texts)

@@ -3,11 +3,13 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
 
 from tests.built_core import installed_core, stale_core
+from tests.pure_tests import left_out
 from tests.tables import Printer
 
 # No deadline: how long one example takes on a busy machine means nothing. The explain phase traces
@@ -29,6 +31,14 @@ settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 os.environ.setdefault("KVSTEER_REQUEST_PATH", "plain")
 
 
+_LEFT_OUT = left_out()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves out what CI has run under coverage."""
+    return True if collection_path in _LEFT_OUT else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Rejects a core that is older than its sources, which would fail in puzzling ways."""
     if complaint := stale_core(installed_core()):
@@ -40,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Has each encoder chosen only once, and keeps the garbage collector from walking tests."""
     if "extproc.tokenizing.tokens" in sys.modules:
-        from tests.chosen_encoders import choose_once  # noqa: PLC0415 - it imports the product
+        from tests.chosen_encoders import choose_once
 
         choose_once()
     gc.freeze()

@@ -167,8 +167,8 @@ def _tell_of_ended(lives: dict[int, socket.socket]) -> None:
 
 def _main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started us ends us
-    from extproc import app, event_loop, processes  # noqa: F401, PLC0415
-    from extproc.__main__ import main  # noqa: PLC0415
+    from extproc.__main__ import main
+    from extproc.running import event_loop, lifetime, processes  # noqa: F401 - loaded before the fork
 
     gc.freeze()
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from extproc.address import PORT_STEP
+from extproc.base.address import PORT_STEP
 
 # Below the ports that the system gives to outgoing connections (from 32768 on): nothing takes one
 # while its server is down. Concurrent runs begin at different ports, and the processes of one run

@@ -15,12 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = (
-    *("kvstate", "extproc", "simulator", "tests"),
-    *("setup.py", "compile_path.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"),
+    "benchmarks",
+    "kvstate",
+    "extproc",
+    "simulator",
+    "tests",
+    "setup.py",
+    "compile_path.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
 )
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 TESTED = (
     "test_compiled_core.py",
+    "test_copies.py",
     "wire/test_groups.py",
     "test_index.py",
     "test_index_by_oracle.py",

@@ -9,7 +9,7 @@ from tests.built_core import stale_core
 TESTS = Path(__file__).resolve().parent
 
 
-def test_a_core_older_than_a_source_is_refused_with_the_command_that_mends_it(
+def test_stale_core_names_the_command_that_rebuilds_it(
     tmp_path: Path,
 ) -> None:
     core, source = tmp_path / "_core.abi3.so", tmp_path / "index.c"
@@ -24,9 +24,9 @@ def test_a_core_older_than_a_source_is_refused_with_the_command_that_mends_it(
     assert stale_core(None, tmp_path) == ""
 
 
-def test_no_test_runs_with_a_core_that_is_stale(tmp_path: Path) -> None:
+def test_stale_core_runs_no_test(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "built_core.py", "tables.py"):
+    for name in ("conftest.py", "built_core.py", "tables.py", "imports.py", "pure_tests.py"):
         shutil.copy(TESTS / name, tmp_path / "tests")
     (tmp_path / "tests" / "test_nothing.py").write_text("def test_nothing(): pass")
     (tmp_path / "kvstate" / "native").mkdir(parents=True)

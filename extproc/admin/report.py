@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from extproc import address
 from extproc.admin.report_page import CONTENT_SECURITY_POLICY, as_html, as_text
 from extproc.admin.routes import bad_request
+from extproc.base import address
+from extproc.base.errors import ReportError
 from extproc.config.schema import Config
-from extproc.errors import ReportError
 from extproc.observing.report import DAYS, MAX_BYTES, Period, Report, read, written
 from extproc.observing.verdict import WINDOWS, Asked, told
 
@@ -77,7 +77,9 @@ class ReportFile:
         except ReportError as error:
             log.error(
                 "report.file: %s %s: kept as %s.broken; a new report begins",
-                *(self._path, error, self._path),
+                self._path,
+                error,
+                self._path,
             )
             with contextlib.suppress(OSError):  # if it fails, the next report replaces it
                 await asyncio.to_thread(Path(self._path).replace, f"{self._path}.broken")
@@ -120,20 +122,6 @@ class ReportFile:
         if fault and fault != self.fault:
             log.error("report.file: %s; a restart would lose the report", fault)
         self.fault = fault
-
-
-@contextlib.asynccontextmanager
-async def kept(path: str | None, report: Report) -> AsyncIterator[None]:
-    """Keeps a report in a file, if a path is given, until the block ends."""
-    if path is None:
-        yield
-        return
-    file = ReportFile(path, report)
-    await file.start()
-    try:
-        yield
-    finally:
-        await file.close()
 
 
 def _read(path: str) -> list[Period]:
@@ -252,7 +240,7 @@ def _rendered(parts: Sequence[bytes], asked: Asked, now: float, form: str) -> by
         try:
             whole.merge(read(part), now)
         except ReportError as error:
-            notes.append(f"a process told what {error}: its requests are missing")
+            notes.append(f"the answer of a process {error}: its requests are missing")
     found: dict[str, Any] = told(whole, asked._replace(notes=tuple(notes)), now)
     match form:
         case "json":
@@ -264,7 +252,7 @@ def _rendered(parts: Sequence[bytes], asked: Asked, now: float, form: str) -> by
 
 def _url(listen: str) -> str:
     host, port = address.parse(listen)
-    loopback = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}  # noqa: S104
+    loopback = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
     return f"http://{address.Address(loopback.get(host, host), port)}/report?format={COUNTS}"
 
 

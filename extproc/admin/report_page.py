@@ -12,8 +12,9 @@ from math import log10
 from typing import Any
 
 from extproc.observing.comparison import LEAST_REQUESTS, QUANTILES, needed_for
+from extproc.observing.interval import BLOCKS
 from extproc.observing.report import seconds_at
-from extproc.observing.verdict import percent
+from extproc.observing.verdict import duration, percent
 
 # A line of the table: its name, the steered requests, the others, and their difference.
 Line = tuple[str, str, str, str]
@@ -26,7 +27,7 @@ def as_text(told: Mapping[str, Any]) -> str:
     """Returns the report for a terminal."""
     lines = [f"Report of {_time(told['at'])}", told["headline"]]
     lines += [f"Note: {note}" for note in told["notes"]]
-    for window in told["windows"]:
+    for window in _different(told):
         lines += ["", f"{window['name'].capitalize()} ({seen(window)})", window["headline"]]
         lines += [f"Warning: {warning}." for warning in window["warnings"]]
         if _has_requests(window):
@@ -34,19 +35,35 @@ def as_text(told: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", *how_made(told), ""])
 
 
+def _different(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the windows without those that have the same requests as a shorter one."""
+    return [window for window in told["windows"] if window["same_as"] is None]
+
+
+def _left_out(told: Mapping[str, Any]) -> list[str]:
+    same = [one for one in told["windows"] if one["same_as"] is not None]
+    if not same:
+        return []
+    names = [one["name"] for one in same]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+    has = "have" if names[1:] else "has"
+    return [f"{listed.capitalize()} {has} no more requests than {same[-1]['same_as']}."]
+
+
 def how_made(told: Mapping[str, Any]) -> list[str]:
     """Returns sentences on how to read the figures."""
     needed = ", ".join(f"{needed_for(share):,} for {name}" for name, share in QUANTILES.items())
     intervals = (
-        f"In brackets: 95 % intervals. They need {LEAST_REQUESTS} requests of a side, for times to"
-        f" the first byte {needed}, and these spread over time. Times are right to"
-        f" {told['resolution_percent']:g} %."
+        f"In brackets: 95 % intervals. They need requests in {BLOCKS} minutes, in long windows in"
+        f" {BLOCKS} hours or days, and {LEAST_REQUESTS} of a side, for times to the first byte"
+        f" {needed}. If requests of one minute are like those of the minutes before, the first"
+        f" intervals are too narrow. Times are right to {told['resolution_percent']:g} %."
     )
     answered = (
         "Shares and times are those of requests that were answered with a status below 400. Cached"
         " tokens are those that engines report, and else those that the worker certainly held."
     )
-    return [intervals, answered]
+    return [*_left_out(told), intervals, answered]
 
 
 def _has_requests(window: Mapping[str, Any]) -> bool:
@@ -59,14 +76,7 @@ def _time(at: float) -> str:
 
 def seen(window: Mapping[str, Any]) -> str:
     """Returns when the window began, and for how much of it the router ran."""
-    return f"since {_time(window['begins_at'])}, {_duration(window['seen_seconds'])} of it seen"
-
-
-def _duration(seconds: float) -> str:
-    for name, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {name}"
-    return f"{seconds:.0f} seconds"
+    return f"since {_time(window['begins_at'])}, {duration(window['seen_seconds'])} of it seen"
 
 
 def _aligned(rows: Sequence[Line]) -> list[str]:
@@ -89,7 +99,7 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
 
     yield line("requests", lambda side: f"{side['requests']:,}")
     yield line("  with known prompt tokens", lambda side: f"{side['requests_with_known_tokens']:,}")
-    gain = _estimate(difference["cached_share"], _points, " points")
+    gain = _apart(difference["cached_share"], _points, " points")
     yield line(
         "cached share of prompt tokens", lambda side: _estimate(side["cached_share"], percent), gain
     )
@@ -102,14 +112,18 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
         def of_side(side: Mapping[str, Any], name: str = name) -> str:
             return _estimate(side["first_byte_seconds"][name], _seconds)
 
-        apart = _estimate(difference["first_byte_seconds"][name], _signed_seconds)
+        apart = _apart(difference["first_byte_seconds"][name], _signed_seconds)
         yield line(f"time to first byte {name}", of_side, apart)
     yield line("no response", lambda side: _part(side, "unanswered"))
     yield line("status 5xx", lambda side: _part(side, "status_5xx"))
     yield line("status 4xx", lambda side: _part(side, "status_4xx"))
     yield line("busiest worker to mean", lambda side: _spread(side, "busiest_to_mean"))
     yield line("variation of load", lambda side: _spread(side, "variation"))
-    yield line("prefill seconds saved", lambda side: f"{side['saved_prefill_seconds']:,.1f}")
+    yield line(
+        "prefill time saved per request",
+        lambda side: _estimate(side["saved_prefill_seconds_per_request"], _seconds),
+        _apart(difference["saved_prefill_seconds_per_request"], _signed_seconds),
+    )
 
 
 def _estimate(told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = "") -> str:
@@ -119,6 +133,13 @@ def _estimate(told: Mapping[str, Any] | None, shown: Callable[[float], str], uni
     if low is None or high is None:
         return f"{shown(value)}{unit} (no interval yet)"
     return f"{shown(value)}{unit} ({shown(low)} to {shown(high)})"
+
+
+def _apart(told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = "") -> str:
+    """Returns a difference; if it may be 0, only that none is seen."""
+    if told is not None and told["low"] is not None and told["low"] <= 0 <= told["high"]:
+        return f"none seen ({shown(told['low'])} to {shown(told['high'])}{unit})"
+    return _estimate(told, shown, unit)
 
 
 def _points(gain: float) -> str:
@@ -226,7 +247,7 @@ def as_html(told: Mapping[str, Any]) -> str:
     """Returns the report as a page in one file."""
     notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in told["notes"])
     made = "".join(f"<p>{escape(line)}</p>" for line in how_made(told))
-    sections = "".join(map(_section, told["windows"]))
+    sections = "".join(map(_section, _different(told)))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -283,7 +304,7 @@ def _y(part: float) -> float:
 
 def _plots(window: Mapping[str, Any]) -> str:
     steps = len(window["periods"])
-    length = _duration(steps * window["step_seconds"])
+    length = duration(steps * window["step_seconds"])
     ends = [(0.0, f"{length} ago"), (1.0, "now")]
     shares = _plot(_share_lines(window["periods"]), ends, "Cached share of prompt tokens by time")
     ticks = [(_place(seconds), text) for seconds, text in _TICKS]

@@ -6,7 +6,7 @@ Long lists are encoded with pauses, since the event loop that answers here also 
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import metadata, version
 from importlib.resources import files
 from typing import Any, Protocol
@@ -14,13 +14,18 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from extproc.admin.observed import FLEET, STEP_SECONDS, Kept, Observed, prefixes, spread, summary
+from extproc.admin.history import FLEET, STEP_SECONDS
+from extproc.admin.observed import Observed
+from extproc.admin.prefixes import prefixes, spread
+from extproc.admin.recent import Kept, summary
+from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
-from extproc.discovery.discovery import Discovery
-from extproc.picking.explain import candidates, explanation_with
+from extproc.fleet.discovery.discovery import Discovery
+from extproc.fleet.workers import Workers
+from extproc.requests.costly_json import INLINE_BYTES, MAX_ID_COMMAS, refuse_costly
 from extproc.requests.request import Head, path_of
-from extproc.router import Router
-from extproc.workers.workers import Workers
+from extproc.routing.explain import candidates, explanation_with
+from extproc.serving.router import Router
 from kvstate.index import default_core_name
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -39,8 +44,18 @@ _HEADERS = {
 }
 INDEX = "index.html"
 _PATHS = (
-    *("/workers", "/models", "/explain", "/events", "/decisions", "/prefixes", "/history"),
-    *("/routers", "/discovery", "/draining", "/steering", "/report"),
+    "/workers",
+    "/models",
+    "/explain",
+    "/events",
+    "/decisions",
+    "/prefixes",
+    "/history",
+    "/routers",
+    "/discovery",
+    "/draining",
+    "/steering",
+    "/report",
 )
 
 
@@ -59,7 +74,7 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
             "version": version("kvsteer"),
             "documentation": documentation,
             "index_core": default_core_name(),
-            "index_bytes": workers.index_bytes(),
+            "index_bytes": workers.states.index_bytes(),
             "paths": _PATHS,
         }
         return web.json_response(answer, headers={"Vary": "Accept"})
@@ -104,35 +119,42 @@ class _Envelope(msgspec.Struct):
     """A request to explain; its body stays as it was sent."""
 
     path: str = "/v1/chat/completions"
-    headers: dict[str, object] = {}
+    headers: dict[str, str] = {}
     body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
 
 
 def fleet_routes(
     router: Router,
     workers: Workers,
     policy_header: str | None = None,
-    session_header: str | None = None,
+    session_headers: Sequence[str] = (),
 ) -> list[web.RouteDef]:
     """Returns GET /workers, GET /models, POST /explain, GET and POST /events.
 
-    policy_header, session_header: the request headers that may name a policy, and a session, in
-    lower case; None if none may.
+    policy_header: the request header that may name a policy, None if none may. session_headers:
+    those that may name a session. All are in lower case.
     """
 
     async def get_workers(_: web.Request) -> web.Response:
-        return answered(await listed(workers.statuses()))
+        return answered(await listed(workers.states.statuses()))
 
     async def get_models(_: web.Request) -> web.Response:
-        return web.json_response(workers.verifying.shown())
+        shown = workers.verifying.shown()
+        return web.json_response([{**one, "hung": router.is_hung(one["model"])} for one in shown])
 
     async def post_explain(request: web.Request) -> web.Response:
-        envelope = _envelope_of(await request.read())
+        envelope = await _envelope_of(await request.read())
         policy = _header_of(envelope, policy_header)
-        session = _header_of(envelope, session_header) or ""
-        conversation = _header_of(envelope, router.steering.header) or ""
+        session = _first_of(envelope, session_headers)
+        conversation = _first_of(envelope, router.steering.headers)
         head = Head(
-            *("POST", path_of(envelope.path), None, policy),
+            "POST",
+            path_of(envelope.path),
+            None,
+            policy,
             session=session,
             conversation=conversation,
         )
@@ -158,9 +180,14 @@ def fleet_routes(
     ]
 
 
-def _envelope_of(raw: bytes) -> _Envelope:
+async def _envelope_of(raw: bytes) -> _Envelope:
     try:
-        return msgspec.json.decode(raw, type=_Envelope)
+        refuse_costly(raw, MAX_ID_COMMAS)
+        if len(raw) <= INLINE_BYTES:
+            return _ENVELOPE.decode(raw)
+        return await asyncio.to_thread(_ENVELOPE.decode, raw)
+    except RequestError:
+        raise bad_request("the body has too many objects, lists or texts") from None
     except msgspec.ValidationError as error:
         raise bad_request(
             f'want {{"path": ..., "headers": {{...}}, "body": {{...}}}}: {error}'
@@ -175,9 +202,14 @@ def _header_of(envelope: _Envelope, name: str | None) -> str | None:
     name: in lower case.
     """
     for key, value in envelope.headers.items():
-        if key.lower() == name and isinstance(value, str):
+        if key.lower() == name:
             return value
     return None
+
+
+def _first_of(envelope: _Envelope, names: Sequence[str]) -> str:
+    """Returns the value of the first of these headers that is there, "" if none is."""
+    return next(filter(None, (_header_of(envelope, name) for name in names)), "")
 
 
 # A stream polls for new decisions this often, so that readers do not slow decisions down; if there
@@ -215,7 +247,7 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
                 text=json.dumps({"error": "this decision is no longer kept"}),
                 content_type="application/json",
             )
-        shown = await listed(candidates(kept.decision, workers.state))
+        shown = await listed(candidates(kept.decision, workers.candidates.state))
         return answered({**summary(kept), **explanation_with(kept.decision, shown)})
 
     return [
@@ -293,7 +325,7 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         found = await asyncio.to_thread(prefixes, prompts, secret, MAX_PREFIXES)
         told = []
         for prefix in found:
-            told.append(spread(prefix, workers.overlaps(prefix.prompt), MAX_HOLDERS))
+            told.append(spread(prefix, workers.candidates.overlaps(prefix.prompt), MAX_HOLDERS))
             await asyncio.sleep(0)  # each reads the index, on the event loop that picks
         return answered({"prompts": len(prompts), "prefixes": told})
 
@@ -301,7 +333,7 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         history = observed.history
         asked, kept = request.query.getall("worker", []), history.names()
         # one of several workers may have been removed since they were listed
-        if asked and not workers.names().union(kept).intersection(asked):
+        if asked and not {*workers.records, *kept}.intersection(asked):
             raise no_such_worker()
         names = asked or kept
         told = {}
@@ -324,7 +356,7 @@ def discovery_routes(workers: Workers, discovery: Discovery) -> list[web.RouteDe
         return web.json_response(discovery.status())
 
     async def get_draining(_: web.Request) -> web.Response:
-        return web.json_response({"draining": sorted(workers.draining())})
+        return web.json_response({"draining": sorted(workers.candidates.draining())})
 
     async def post_draining(request: web.Request) -> web.Response:
         raw = await json_of(request)
@@ -334,7 +366,7 @@ def discovery_routes(workers: Workers, discovery: Discovery) -> list[web.RouteDe
             raise bad_request(_WANTED)
         if not workers.drain(endpoint, draining=draining):
             raise no_such_worker()
-        return web.json_response({"draining": sorted(workers.draining())})
+        return web.json_response({"draining": sorted(workers.candidates.draining())})
 
     return [
         web.get("/discovery", get_discovery),
@@ -387,18 +419,27 @@ def sharing_routes(sharing: Shared | None) -> list[web.RouteDef]:
 # Numbers with more digits cannot be valid here, and are slow to parse.
 MAX_DIGITS = 15
 
+# The longest body of a small request.
+MAX_SMALL_BYTES = 4096
+
 # Entries of a list that are made without a pause, on the event loop that picks: under a ms.
 AT_ONCE = 32
 
 
 async def json_of(request: web.Request) -> object:
-    """Returns the request's body, decoded.
+    """Returns a small request's body, decoded.
 
     Raises:
         HTTPBadRequest: it is not JSON.
+        HTTPRequestEntityTooLarge: it is longer than MAX_SMALL_BYTES.
     """
+    raw = b""
+    async for chunk in request.content.iter_any():
+        raw += chunk
+        if len(raw) > MAX_SMALL_BYTES:
+            raise web.HTTPRequestEntityTooLarge(MAX_SMALL_BYTES, len(raw))
     try:
-        return await asyncio.to_thread(json.loads, await request.read())
+        return json.loads(raw)
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON") from None
 

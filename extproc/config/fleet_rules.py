@@ -9,10 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from extproc import address
-from extproc.address import Address
-from extproc.config.schema import Config, EventPorts, FoundWorker, Worker, WorkerEvents
-from extproc.errors import EXTRAS
+from extproc.base import address
+from extproc.base.address import Address
+from extproc.base.errors import EXTRAS
+from extproc.config.schema import (
+    Config,
+    EventPorts,
+    FoundWorker,
+    Worker,
+    WorkerEngine,
+    WorkerEvents,
+)
 
 AT_LEAST_ONE = "at least one is needed"
 
@@ -57,8 +64,14 @@ def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterat
 def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
     yield from address_fault(f"{key}.endpoint", worker.endpoint, _parse_port(address.parse))
     yield from _model(key, worker.model, learn=worker.learn, config=config)
+    yield from _engine(key, worker.engine)
     if isinstance(worker.events, WorkerEvents):
         yield from _events(f"{key}.events", worker.events)
+
+
+def _engine(key: str, engine: WorkerEngine | None) -> Iterator[str]:
+    if engine is not None and engine.known is None:
+        yield f"{key}.engine.version: must be a release such as 0.32.0, is {engine.version!r}"
 
 
 def _model(key: str, model: str | None, *, learn: bool, config: Config) -> Iterator[str]:
@@ -73,13 +86,14 @@ def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
     if worker.port > address.MAX_PORT:
         yield f"{key}.port: is above 65535"
     yield from _model(key, worker.model, learn=worker.learn, config=config)
+    yield from _engine(key, worker.engine)
     if isinstance(worker.events, EventPorts):
         yield from event_ports_faults(f"{key}.events", worker.events)
 
 
 def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
     """Yields the faults of a feed's ports."""
-    if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
+    if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:
         yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
     of_ranks = {"zmq": events.zmq_port, "replay": events.replay_port, "load": events.load_port}
     if events.zmq_port is None:

@@ -13,18 +13,18 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
+from extproc.base.errors import ConfigError
+from extproc.base.tokenizer_files import TokenizerFiles
 from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
 from extproc.config.rules import broken_rules
 from extproc.config.schema import OFF, Config, Worker, WorkerEvents
 from extproc.config.sections import most
-from extproc.errors import ConfigError
-from extproc.tokenizer_files import TokenizerFiles
 
-# A configuration names a few thousand workers at most; a larger file is a mistake.
+# Thousands of workers need less; a larger file is taken for a mistake.
 MAX_FILE_BYTES = 4 * 1024 * 1024
 
 # Python refuses to print very long numbers.
@@ -46,34 +46,18 @@ _PASTED: Mapping[type, Mapping[str, str]] = {
 }
 
 
-class FormerKey(NamedTuple):
-    """A key that was renamed or removed, and is still accepted.
-
-    former, now: its names, as docs/configuration.md writes keys, both in one section; now is "" if
-    it was removed. since: the version that changed it. until: the first version that refuses it.
-    """
-
-    former: str
-    now: str
-    since: str
-    until: str
-
-
-# As docs/compatibility.md promises, and docs/configuration.md lists.
-FORMER_KEYS: tuple[FormerKey, ...] = ()
-
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def load(path: str, processes: int | None = None, notes: list[str] | None = None) -> Config:
+def load(path: str, processes: int | None = None) -> Config:
     """Returns the configuration in a file, checked.
 
-    processes: overrides its `extproc.processes`. notes: receives one for each former key.
+    processes: overrides its `extproc.processes`.
 
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong.
     """
-    return parse(_contents(path, MAX_FILE_BYTES), path, processes, notes)
+    return parse(_contents(path, MAX_FILE_BYTES), path, processes)
 
 
 def read_text(path: str, most: int) -> str:
@@ -111,33 +95,23 @@ def _why(error: OSError) -> str:
     return str(error.strerror)
 
 
-def parse(
-    text: str | bytes,
-    name: str,
-    processes: int | None = None,
-    notes: list[str] | None = None,
-) -> Config:
+def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:
     """Returns the configuration in a text, checked.
 
-    name: the file's name, for the messages. processes: overrides `extproc.processes`. notes:
-    receives one for each former key.
+    name: the file's name, for the messages. processes: overrides `extproc.processes`.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
     """
     raw, faults = _values(text, name)
-    former, clashes = _under_present_names(raw)
-    faults += clashes
-    if notes is not None:
-        notes += former
     config = _section(Config, raw, "", faults)
     if config is not None and processes is not None:
         config = replace(config, extproc=replace(config.extproc, processes=processes))
     if config is not None:
         broken = [*broken_rules(config), *_missing_files(config)]
-        faults += [rule for rule in broken if not _follows(rule, faults)]
+        faults += _not_following(broken, faults)
     if config is None or faults:
-        raise ConfigError([f"{name}: {fault}" for fault in faults])
+        raise ConfigError([f"{name}: {fault}" for fault in _shown_of(faults)])
     return typing.cast("Config", config)
 
 
@@ -150,7 +124,7 @@ def _missing_files(config: Config) -> Iterator[str]:
                 TokenizerFiles.find(model.tokenizer)
         except PermissionError as error:
             yield f"{key}.tokenizer: {error.filename} cannot be read: {_why(error)}"
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ValueError) as error:
             yield f"{key}.tokenizer: {error}"
         if model.chat_template is None:
             continue
@@ -161,13 +135,11 @@ def _missing_files(config: Config) -> Iterator[str]:
             yield f"{key}.chat_template: {error.filename} cannot be read: {_why(error)}"
 
 
-def parse_workers(
-    text: str | bytes, name: str, config: Config, notes: list[str] | None = None
-) -> tuple[Worker, ...]:
+def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
     """Returns the workers in a text, checked: a list in the form of the configuration's `workers`.
 
-    name: the file's name, for the messages. config: lists the models that exist. notes: receives
-    one for each former key. An empty list is valid, an empty file is not.
+    name: the file's name, for the messages. config: lists the models that exist. An empty
+    list is valid, an empty file is not.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
@@ -175,15 +147,11 @@ def parse_workers(
     raw, faults = _values(text, name)
     if not isinstance(raw, list):
         raise ConfigError([f"{name}: must be a list of workers, is {_shown(raw)}"])
-    former, clashes = _under_present_names({"workers": raw})
-    if notes is not None:
-        notes += (note.removeprefix("workers") for note in former)
-    faults += (clash.removeprefix("workers") for clash in clashes)
     items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
     if not faults:
         faults += worker_faults("", items, config)
     if faults:
-        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in faults])
+        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in _shown_of(faults)])
     return tuple(items)
 
 
@@ -208,52 +176,30 @@ def _values(text: str | bytes, name: str) -> tuple[Any, list[str]]:
         raise ConfigError([f"{name}: not YAML: {error}"]) from None
 
 
-def _under_present_names(raw: object) -> tuple[list[str], list[str]]:
-    """Renames or removes former keys in place; returns notes on them, and faults for clashes."""
-    notes: list[str] = []
-    clashes: list[str] = []
-    for one in FORMER_KEYS:
-        section, _, former = one.former.rpartition(".")
-        now = one.now.rpartition(".")[2]
-        for path, values in _sections(raw, section):
-            if former not in values:
-                continue
-            value, key = values.pop(former), _join(path, former)
-            if now in values:
-                clashes.append(f"{key}: is the former name of {now}, which is given too: remove it")
-                continue
-            if now:
-                values[now] = value
-            what = f"is called {now}" if now else "has no effect"
-            notes.append(f"{key}: {what} since {one.since}, and is refused from {one.until} on")
-    return notes, clashes
+# Most faults that are shown, and the longest key or word that a known one is suggested for.
+MAX_FAULTS = 100
+_LONGEST_WORD = 60
 
 
-def _sections(raw: object, section: str, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the mappings at a section such as workers[].events, each with its path."""
-    if not isinstance(raw, dict):
-        return
-    if not section:
-        yield path, raw
-        return
-    first, _, rest = section.partition(".")
-    name = first.removesuffix("[]")
-    inside, where = raw.get(name), _join(path, name)
-    if first == name:
-        yield from _sections(inside, rest, where)
-    elif isinstance(inside, list):
-        for position, one in enumerate(inside):
-            yield from _sections(one, rest, f"{where}[{position}]")
+def _shown_of(faults: list[str]) -> list[str]:
+    """Returns the first faults, and how many more there are."""
+    more = len(faults) - MAX_FAULTS
+    return faults if more <= 0 else [*faults[:MAX_FAULTS], f"and {more} more faults"]
 
 
-def _follows(rule: str, faults: list[str]) -> bool:
-    """Returns whether a broken rule is only a consequence of an earlier fault."""
-    key, _, what = rule.partition(": ")
-    already = (f"{key}: ", f"{key}[") if what == AT_LEAST_ONE else f"{key}: "
-    return any(fault.startswith(already) for fault in faults)
+def _not_following(rules: Iterable[str], faults: list[str]) -> list[str]:
+    """Returns the broken rules that are more than a consequence of an earlier fault."""
+    keys = {fault.partition(": ")[0] for fault in faults}
+    lists = {key.partition("[")[0] for key in keys}
+    found = []
+    for rule in rules:
+        key, _, what = rule.partition(": ")
+        if key not in keys and not (what == AT_LEAST_ONE and key in lists):
+            found.append(rule)
+    return found
 
 
-def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # noqa: ANN401
+def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:
     """Returns a section as its dataclass; adds to `faults`, and uses defaults for faulty keys.
 
     Returns None if the value is not a mapping, or a key without a default is missing or wrong.
@@ -265,12 +211,12 @@ def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # n
     known = {item.name: item for item in fields(kind)}
     unknown = [key for key in raw if key not in known]
     pasted = _PASTED.get(kind, {})
-    faults += [
-        f"{_join(path, key)}: unknown key; {pasted[key]}"
-        if key in pasted
-        else f"{_join(path, key)}: unknown key{_near(key, known)}"
-        for key in unknown
-    ]
+    for key in unknown:
+        if len(faults) >= MAX_FAULTS:  # it is only counted, since a hint takes 0.1 ms
+            hint = ""
+        else:
+            hint = f"; {pasted[key]}" if key in pasted else _near(key, known)
+        faults.append(f"{_join(path, key)}: unknown key{hint}")
     hints = typing.get_type_hints(kind)
     values: dict[str, object] = {}
     complete = True
@@ -322,8 +268,13 @@ def _chosen(hint: object, raw: object) -> tuple[object, bool]:
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    is_mapping = isinstance(raw, Mapping)
-    kind = next((kind for kind in kinds if is_dataclass(kind) is is_mapping), kinds[0])
+    is_mapping, is_list = isinstance(raw, Mapping), isinstance(raw, list)
+    fitting = (
+        kind
+        for kind in kinds
+        if is_dataclass(kind) is is_mapping and (typing.get_origin(kind) is tuple) is is_list
+    )
+    kind = next(fitting, kinds[0])
     return kind, len(kinds) < len(typing.get_args(hint))
 
 
@@ -383,24 +334,35 @@ def _join(path: str, key: object) -> str:
 
 
 def _near(word: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), list(known), n=1)
+    text = str(word)
+    if len(text) > _LONGEST_WORD:
+        return ""
+    near = difflib.get_close_matches(text, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _as_mapping(kind: type, raw: object) -> str:
     """Returns a hint at the key of the section that accepts this single word; "" if none does."""
+    if not isinstance(raw, str | int):  # a short text of aliases may stand for a huge list
+        return ""
     word = str(raw).replace("-", "_")
     names = [item.name for item in fields(kind) if word in item.metadata["choices"]]
     return f"; did you mean {{{names[0]}: {word}}}?" if names else ""
 
 
-# Mappings of aliases to mappings of aliases double in size at each level: 700 bytes may stand for
-# millions of values, which take half a minute to build. This bounds the values of all aliases
-# together; a fleet of thousands of workers needs fewer.
-MAX_ALIASED = 200_000
-
 # "<<" merges the keys of other mappings; PyYAML accepts several.
 _MERGE = "tag:yaml.org,2002:merge"
+
+# Most keys of a mapping, merged ones included: merges of merges multiply, unlike other aliases,
+# which stand for one value however often they are used.
+MAX_MERGED = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_MERGED:
+            raise ValueError(f"a mapping has more than {MAX_MERGED} keys, merged ones included")
 
 
 def values_in(text: str | bytes) -> tuple[Any, list[str]]:
@@ -410,47 +372,16 @@ def values_in(text: str | bytes) -> tuple[Any, list[str]]:
         ValueError: the text is not YAML; the message says where and why.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             return None, []
-        _refuse_many_aliased(root)
         doubles = list(_doubles(root, "", set()))
         return loader.construct_document(root), doubles
     except (LookupError, AttributeError):  # PyYAML raises these for a text such as "!!bool x"
         raise ValueError("a value does not fit its tag") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(_told(error)) from None
-
-
-def _refuse_many_aliased(root: yaml.Node) -> None:
-    """Refuses a text whose aliases stand for too many values.
-
-    Raises:
-        ValueError: they stand for more than `MAX_ALIASED`.
-    """
-    sizes: dict[int, int] = {}
-    total = _size(root, sizes)
-    if total - len(sizes) > MAX_ALIASED:
-        raise ValueError(f"its aliases (*) stand for more than {MAX_ALIASED} values")
-
-
-def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Returns the number of values in a node, aliases expanded; a node inside itself counts as 0.
-
-    sizes: the sizes of the nodes counted before, by id; those counted here are added.
-    """
-    known = sizes.get(id(node))
-    if known is not None:
-        return known
-    sizes[id(node)] = 0
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        children = node.value
-    elif isinstance(node, yaml.MappingNode):
-        children = [part for pair in node.value for part in pair]
-    sizes[id(node)] = size = 1 + sum(_size(child, sizes) for child in children)
-    return size
 
 
 def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from extproc import address, headers
-from extproc.address import Address
+from extproc.base import address, headers
 from extproc.config.fleet_rules import AT_LEAST_ONE, address_fault, fleet_faults, same_place
 from extproc.config.schema import (
     Config,
@@ -87,12 +86,14 @@ def _limits(config: Config) -> Iterator[str]:
 def _headers(config: Config) -> Iterator[str]:
     policy = config.policy
     for key in ("policy.header", "policy.session_header", "policy.rank_header", "steering.header"):
-        name = attrgetter(key)(config)
-        if name is not None and not _HEADER.fullmatch(name):
-            yield f"{key}: is not a valid header name: {name!r}"
-    session = policy.session_header
-    if session and session.lower() == (policy.header or "").lower():
-        yield f"policy.session_header: {session!r} is already used as policy.header"
+        named = attrgetter(key)(config)
+        for name in (named,) if isinstance(named, str) else named or ():
+            if not _HEADER.fullmatch(name):
+                yield f"{key}: is not a valid header name: {name!r}"
+    sessions = policy.session_header
+    for name in (sessions,) if isinstance(sessions, str) else sessions or ():
+        if name.lower() == (policy.header or "").lower():
+            yield f"policy.session_header: {name!r} is already used as policy.header"
     name = (policy.rank_header or "").lower()
     if name in _TAKEN:
         yield f"policy.rank_header: {policy.rank_header!r} is a reserved header"
@@ -139,13 +140,23 @@ def _models(config: Config) -> Iterator[str]:
 
 _MODE = re.compile("0?[0-7]{3}")
 
-_WILDCARDS = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - compared with, not bound
+_WILDCARDS = {4: "0.0.0.0", 6: "::"}
+
+
+_HOST_NAME = re.compile("[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_.])?", re.IGNORECASE)
+
+
+def _is_host(text: str) -> bool:
+    return address.Address(text, 0).is_ip or _HOST_NAME.fullmatch(text) is not None
 
 
 def listener_faults(config: Config) -> Iterator[str]:
     """Yields the faults of the addresses on which the router and Envoy listen."""
     yield from _socket_or_address("extproc.listen", config.extproc.listen)
     yield from address_fault("admin.listen", config.admin.listen, address.parse)
+    for number, host in enumerate(config.admin.hosts):
+        if not _is_host(host):
+            yield f"admin.hosts[{number}]: {host!r} is no host: want a name or address, no port"
     yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
     yield from address_fault("envoy.listen", config.envoy.listen, _parse_listener)
     yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
@@ -275,33 +286,36 @@ def _taken_twice(config: Config) -> Iterator[str]:
         for one, usual in zip(theirs, (plain.listen, plain.admin), strict=True)
         if one[1] != usual
     ]
-    faults = [*_clashes(ours), *_clashes(theirs)]
+    faults = [*clashes(ours), *clashes(theirs)]
     if any(_listens_on_loopback(text) for text in config.router_addresses()):
-        faults += _clashes([*ours, *written])
+        faults += clashes([*ours, *written])
     yield from dict.fromkeys(faults)
 
 
-def _clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
+def clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
+    """Yields a fault for each listener whose place one before it takes; the first such is named."""
+    taken: dict[tuple[int, object], int] = {}  # by port, and host or family: the first listener
     for position, (key, text) in enumerate(listeners):
-        for before, other in listeners[:position]:
-            if _is_same(text, other):
-                yield f"{key}: {text} is taken: {before} is {other}"
-                break
-
-
-def _is_same(one: str, other: str) -> bool:
-    try:
-        first, second = (same_place(address.parse(text)) for text in (one, other))
-    except ValueError:  # reported as a fault of the address
-        return False
-    if first.port != second.port or not first.port:
-        return False
-    return first.host == second.host or _takes_in(first, second) or _takes_in(second, first)
-
-
-def _takes_in(one: Address, other: Address) -> bool:
-    """Returns whether the first binds all addresses of the second's family."""
-    return other.is_ip and one.host == _WILDCARDS[ipaddress.ip_address(other.host).version]
+        try:
+            place = same_place(address.parse(text))
+        except ValueError:  # reported as a fault of the address
+            continue
+        if not place.port:
+            continue
+        version = ipaddress.ip_address(place.host).version if place.is_ip else None
+        wildcard = _WILDCARDS.get(version or 0)
+        # a wildcard is in the way of all addresses of its family, and each of them in its way
+        others: list[object] = [place.host, *([wildcard] if wildcard else [])]
+        if place.host == wildcard:
+            others.append(version)
+        before = min(
+            (taken[at] for one in others if (at := (place.port, one)) in taken), default=-1
+        )
+        if before >= 0:
+            yield f"{key}: {text} is taken: {listeners[before][0]} is {listeners[before][1]}"
+        taken.setdefault((place.port, place.host), position)
+        if version:
+            taken.setdefault((place.port, version), position)
 
 
 def _listens_on_loopback(text: str) -> bool:

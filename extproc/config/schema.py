@@ -7,6 +7,7 @@ Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 from dataclasses import dataclass
 from typing import Literal
 
+from extproc.base.engine import ENGINES, Engine, release_of
 from extproc.config.sections import (
     ROLES,
     CacheAware,
@@ -28,7 +29,7 @@ RESPONSES = ("none", "headers", "usage")
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Which parts of responses are read; responses are never delayed or changed."""
+    """Which parts of responses are read: Envoy holds each until KVSteer lets it pass unchanged."""
 
     responses: str = key(
         "which parts of responses Envoy sends to KVSteer: none; headers (status, time to first"
@@ -89,6 +90,26 @@ class WorkerEvents:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerEngine:
+    """The engine that a worker runs, and its release."""
+
+    name: str = key("the engine", choices=ENGINES)
+    version: str = key('its release, in quotes, such as "0.32.0"')
+
+    @property
+    def known(self) -> Engine | None:
+        """The engine; None if its version names no release, which is a fault of the file."""
+        release = release_of(self.version)
+        return None if release is None else Engine(self.name, release)
+
+
+_ENGINE = (
+    "the engine and its release, which decide how requests become prompts; by default the {}"
+    " asked for them (/v1/models, /version, /server_info)"
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """One engine server."""
 
@@ -115,6 +136,7 @@ class Worker:
         " given here (/v1/models, /server_info)",
         default=False,
     )
+    engine: WorkerEngine | None = key(_ENGINE.format("worker is"), None)
     draining: bool = key("true: the worker gets no new requests", default=False)
     role: str = key(
         "which part of a request it takes: prefill computes prompts for other workers, decode"
@@ -185,6 +207,7 @@ class FoundWorker:
         " here (/v1/models, /server_info)",
         default=True,
     )
+    engine: WorkerEngine | None = key(_ENGINE.format("workers are"), None)
     events: EventPorts | Literal["auto"] | None = key(
         "their event feeds; without them, they are routed by load and by the prompts sent there;"
         " auto asks each worker for its own (/kv_event_sources of vLLM, /server_info of SGLang)",
@@ -355,6 +378,11 @@ class Admin:
     listen: str = key(
         "address of the admin server, host:port; keep it on loopback", "127.0.0.1:9090"
     )
+    hosts: tuple[str, ...] = key(
+        "names under which browsers and clients reach the admin server, without ports; its own"
+        " address and loopback need not be named",
+        (),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,10 +474,13 @@ class Policy:
         minimum=1,
         maximum=8,
     )
-    session_header: str | None = key(
-        "a request header that names a session: its requests prefer the same worker if their"
-        " tokens are not known or their body is not read; by default none is read",
-        None,
+    session_header: str | tuple[str, ...] | None = key(
+        "what names a client's session: while tokens are not known or a body is not read, its"
+        " requests prefer the same worker. auto: the headers x-claude-code-session-id,"
+        " session-id, x-session-affinity and x-session-id, and without one the body's"
+        " conversation, prompt_cache_key or metadata.user_id; none or null: nothing; or one"
+        " header or a list of them, of which the first that a request has counts",
+        AUTO,
     )
     rank_header: str | None = key(
         "a request header that KVSteer sets to the data-parallel rank that holds most of the"

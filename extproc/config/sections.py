@@ -179,10 +179,11 @@ class Steering:
         ALL_PERCENT,
         maximum=100,
     )
-    header: str | None = key(
-        "a request header that groups requests: of those with the same value, either all are"
-        " steered or none. By default, and for requests without it, they are grouped by the"
-        " beginning of the conversation",
+    header: str | tuple[str, ...] | None = key(
+        "a request header that groups requests, or a list of which the first that a request has"
+        " counts: of those with the same value, either all are steered or none. auto: the headers"
+        " of policy.session_header: auto. By default, and for requests without it, they are"
+        " grouped by the beginning of the conversation",
         None,
     )
 
@@ -220,7 +221,7 @@ class Recorder:
         maximum=24 * 366,
     )
     bytes: int = key(
-        "most bytes that FILE and FILE.old take together; each may take half",
+        "most bytes that FILE and the older files take together; FILE may take half",
         256 * 1024 * 1024,
         minimum=1024 * 1024,
         maximum=MAX_BYTES,
@@ -270,6 +271,27 @@ class PrefixCache:
     )
 
 
+# The headers by which clients name their sessions: Claude Code, Codex, opencode, and others.
+SESSION_HEADERS = (
+    "x-claude-code-session-id",
+    "session-id",
+    "x-session-affinity",
+    "x-session-id",
+)
+
+# Words in place of a header's name: the known ones, or none.
+KNOWN, NONE = "auto", "none"
+
+
+def session_headers(named: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the headers that a key names, in lower case, in the order in which they count."""
+    if named is None or named == NONE:
+        return ()
+    if named == KNOWN:
+        return SESSION_HEADERS
+    return tuple(map(str.lower, (named,) if isinstance(named, str) else named))
+
+
 # How Envoy chooses one of several routers for a request.
 ANY, STANDBY, CONVERSATION = ROUTER_CHOICES = ("any", "standby", "conversation")
 
@@ -284,14 +306,15 @@ class Routers:
     )
     choice: str = key(
         "which router a request goes to: any, each in turn; standby, the first of addresses that is"
-        " ready; conversation, always the same one for the same value of a conversation header",
+        " ready; conversation, the same one for equal values of a conversation header while it is"
+        " ready",
         ANY,
         choices=ROUTER_CHOICES,
     )
     conversation_headers: tuple[str, ...] = key(
         "request headers that name a conversation, for choice conversation; the first that a"
         " request has counts, and a request without any goes to a random router",
-        ("x-session-id", "x-session-affinity", "session-id", "x-claude-code-session-id"),
+        SESSION_HEADERS,
     )
 
 

@@ -6,7 +6,7 @@ connection error is answered by GOAWAY; then `fault` is set, and nothing more is
 
 from collections.abc import Callable
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
 from extproc.http2 import frames
 from extproc.http2.frames import (
     DEFAULT_WINDOW,
@@ -113,7 +113,7 @@ def _check(name: int, value: int) -> None:
     if name == Setting.MAX_FRAME_SIZE and not (
         frames.MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES
     ):
-        # this side never sends frames above the minimum, so the value itself is not needed
+        # no frame sent from here is above the smallest maximum, so the value itself is not needed
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of bounds")
 
 

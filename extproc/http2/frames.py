@@ -5,7 +5,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

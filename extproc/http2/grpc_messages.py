@@ -7,7 +7,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from extproc.errors import CallError
+from extproc.base.errors import CallError
 from extproc.http2.header_blocks import RequestHead, encode
 
 _PREFIX: Final = Struct(">BI")
@@ -36,8 +36,30 @@ class Status(IntEnum):
     UNAVAILABLE = 14
 
 
+# A message of this length or more is not joined by its reader, but kept in parts of this length:
+# joining all of it at once would hold up everybody else.
+LONG_BYTES: Final = 1024 * 1024
+_PART_BYTES: Final = 64 * 1024
+
+
+class Parts:
+    """A long message in parts, each of type bytes: a thread can join them beside others."""
+
+    __slots__ = ("_bytes", "parts")
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self.parts = parts
+        self._bytes = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._bytes
+
+
+Message = Piece | Parts
+
+
 class MessageReader:
-    """Joins pieces of DATA into gRPC messages.
+    """Joins pieces of DATA into gRPC messages, long ones into parts.
 
     max_message_bytes: a longer message is refused by its prefix alone, before any of it is kept.
     """
@@ -45,31 +67,32 @@ class MessageReader:
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
         self._kept = bytearray()
+        self._parts: list[bytes] = []
         self._missing = 0
 
     @property
     def held(self) -> int:
         """The number of kept bytes of an incomplete message."""
-        return len(self._kept)
+        return len(self._kept) + _PART_BYTES * len(self._parts)
 
-    def read(self, data: Piece) -> list[Piece]:
+    def read(self, data: Piece) -> list[Message]:
         """Returns the messages that this piece completes, and keeps the rest.
 
-        A message in one piece is not copied, one in many is copied once.
+        A message in one piece is not copied, one in many is copied once, a long one twice.
 
         Raises:
             CallError: a message is too long or compressed; do not use the reader again.
         """
-        if not self._kept and len(data) >= PREFIX_BYTES:
+        if not self._kept and not self._parts and len(data) >= PREFIX_BYTES:
             length = self._length(data)
             if length == len(data) - PREFIX_BYTES:
                 return [data[PREFIX_BYTES:]]
         return self._read_parts(memoryview(data))
 
-    def _read_parts(self, view: memoryview) -> list[Piece]:
-        messages: list[Piece] = []
+    def _read_parts(self, view: memoryview) -> list[Message]:
+        messages: list[Message] = []
         while view:
-            if len(self._kept) < PREFIX_BYTES:
+            if len(self._kept) < PREFIX_BYTES and not self._parts:
                 view = self._keep(view, PREFIX_BYTES - len(self._kept))
                 if len(self._kept) < PREFIX_BYTES:
                     break
@@ -78,9 +101,31 @@ class MessageReader:
             view = self._keep(view, self._missing)
             self._missing -= size - len(view)
             if not self._missing:
-                messages.append(memoryview(self._kept)[PREFIX_BYTES:])
+                messages.append(self._whole())
                 self._kept = bytearray()
+            elif len(self._kept) >= _PART_BYTES and self._is_long:
+                self._part()
         return messages
+
+    @property
+    def _is_long(self) -> bool:
+        return bool(self._parts) or self._length(self._kept) >= LONG_BYTES
+
+    def _part(self) -> None:
+        """Puts the first bytes of a long message, or its next ones, into parts."""
+        whole = len(self._kept) // _PART_BYTES * _PART_BYTES
+        with memoryview(self._kept) as view:
+            self._parts += [
+                bytes(view[at : at + _PART_BYTES]) for at in range(0, whole, _PART_BYTES)
+            ]
+        del self._kept[:whole]
+
+    def _whole(self) -> Message:
+        if not self._parts:
+            return memoryview(self._kept)[PREFIX_BYTES:]
+        parts, self._parts = self._parts, []
+        parts[0] = parts[0][PREFIX_BYTES:]
+        return Parts([*parts, bytes(self._kept)])
 
     def _keep(self, view: memoryview, size: int) -> memoryview:
         """Keeps up to this many bytes; returns the rest."""
@@ -135,6 +180,6 @@ def _status(status: int, text: str) -> list[tuple[bytes, bytes]]:
 def percent_encoded(text: str) -> bytes:
     """Returns a text encoded for grpc-message: "%", and all except printable ASCII, as %XX."""
     return "".join(
-        chr(one) if 0x20 <= one <= 0x7E and one != 0x25 else f"%{one:02X}"  # noqa: PLR2004
+        chr(one) if 0x20 <= one <= 0x7E and one != 0x25 else f"%{one:02X}"
         for one in text.encode("utf-8", "replace")
     ).encode()

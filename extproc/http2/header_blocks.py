@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
+from extproc.base.structs import Light
 from extproc.http2.frames import ErrorCode
-from extproc.structs import Light
 
 # The first byte: 1xxxxxxx an index; 01xxxxxx, 0001xxxx and 0000xxxx literals, with the index of
 # their name or 0; 001xxxxx a table size. The x begin an integer (section 5.1).
@@ -119,7 +119,7 @@ def head_of(fields: Fields) -> RequestHead | None:
             return None
         known[name] = value
     length = known.get(b"content-length")
-    if length is not None and not (length.isdigit() and len(length) < 20):  # noqa: PLR2004 - 64 bits
+    if length is not None and not (length.isdigit() and len(length) < 20):
         return None
     return RequestHead(
         known.keys() >= _REQUIRED and known[b":path"] != b"",
@@ -140,8 +140,8 @@ def _is_allowed(name: bytes, value: bytes) -> bool:
     return name != b"te" or value == b"trailers"
 
 
-# A proxy's blocks differ little. Blocks and fields with a request's id would never be found again,
-# so the cache is cleared when it is full.
+# A proxy's blocks differ little. Those with a request's id are not found again, and fill the cache:
+# when it is full, it is cleared.
 _MAX_CACHED = 256
 _MAX_CACHED_BLOCK_BYTES = 1024
 
@@ -278,7 +278,7 @@ def _size_updates(block: bytes) -> int:
         is_long = block[at] & _SIZE_PREFIX_MAX == _SIZE_PREFIX_MAX
         at += 1
         while is_long and at < len(block):
-            is_long = block[at] >= 0x80  # noqa: PLR2004 - RFC 7541 5.1: more follows
+            is_long = block[at] >= 0x80
             at += 1
     return found
 
@@ -295,7 +295,7 @@ def _string(text: bytes) -> bytes:
         return bytes((length,)) + text
     prefix = bytearray((_LENGTH_PREFIX_MAX,))
     length -= _LENGTH_PREFIX_MAX
-    while length >= 0x80:  # noqa: PLR2004 - seven bits a byte, RFC 7541 5.1
+    while length >= 0x80:
         prefix.append(length & 0x7F | 0x80)
         length >>= 7
     prefix.append(length)

@@ -12,7 +12,8 @@
 "Half closed" means the remote side; a stream is closed once the server's answer has ended, too.
 """
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
+from extproc.base.structs import Light
 from extproc.http2.frames import (
     MAX_WINDOW,
     ErrorCode,
@@ -25,7 +26,6 @@ from extproc.http2.frames import (
 from extproc.http2.header_blocks import RequestHead
 from extproc.http2.limits import Limits
 from extproc.http2.outbox import Outbox, Stream
-from extproc.structs import Light
 
 
 class Floods:

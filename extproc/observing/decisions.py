@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, Seen, histogram_family
-from extproc.picking.decision import Decision
+from extproc.routing.decision import Decision
 
 # In chronological order.
 PHASES = ("parse", "tokens", "lookup", "pick")
@@ -59,20 +59,20 @@ class Course:
         """Returns the time."""
         return self._clock()
 
-    def parsed(self) -> None:
+    def note_parsed(self) -> None:
         """Notes that the body was parsed."""
         self.parsed_at = self._clock()
 
-    def tokenized(self) -> None:
+    def note_tokenized(self) -> None:
         """Notes that tokenizing has ended, with or without tokens."""
         self.tokenized_at = self._clock()
 
-    def looked(self) -> float:
+    def note_looked_up(self) -> float:
         """Notes that the index lookup has ended; returns the time."""
         self.looked_at = now = self._clock()
         return now
 
-    def picked(self) -> float:
+    def note_picked(self) -> float:
         """Notes that the decision is made; returns the time."""
         self.picked_at = now = self._clock()
         return now
@@ -176,15 +176,15 @@ class DecisionCounts:
 
     def note(self, decision: Decision, course: Course) -> None:
         """Notes a decision to be counted, with the time of each of its phases."""
-        noted = self._noted
+        noted, basis = self._noted, decision.basis
         if decision.split is not None:
             self.by_split[decision.model or "", decision.split.outcome] += 1
         noted.append(
             (
                 decision.model,
                 decision.reason,
-                decision.prompt_tokens,
-                decision.certain_tokens,
+                basis.prompt_tokens,
+                basis.certain_tokens,
                 course.started_at,
                 course.parsed_at,
                 course.tokenized_at,

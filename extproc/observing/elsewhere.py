@@ -82,8 +82,8 @@ _STEPS = int(MINUTE_SECONDS / _STEP_SECONDS)
 class Deliveries:
     """How many steered requests reached the worker that was picked for them.
 
-    Only some are tracked, each from `look` until `note` or `untold`. looked_at, results: counts of
-    these requests, by model. Times are seconds of one monotonic clock.
+    Only some are tracked, each from `look` until `note` or `note_unreported`. looked_at, results:
+    counts of these requests, by model. Times are seconds of one monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Deliveries:
         """Notes that the proxy will report the response to a steered request."""
         self.looked_at[model or ""] += 1
 
-    def untold(self, model: str | None) -> None:
+    def note_unreported(self, model: str | None) -> None:
         """Notes that a request has ended, and the proxy did not report who answered."""
         self.results[model or "", UNTOLD] += 1
 
@@ -133,7 +133,7 @@ class Deliveries:
     def has_turned(self, now: float) -> bool:
         """Returns whether deliveries failed or recovered since the last call.
 
-        They have recovered after a minute in which the share was never too low.
+        They have recovered a minute after the last call that found the share too low.
         """
         share = self.share(now)
         if share is None:

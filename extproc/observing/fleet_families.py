@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.picking.load import Load
+from extproc.routing.load import Load
 
 
 class ServerFigures(NamedTuple):
@@ -48,6 +48,8 @@ class ServerCollector(Collector):
 
 Shown = Mapping[str, Any]
 
+_UNKNOWN_ENGINE = {"name": "unknown", "version": "unknown"}
+
 
 def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
     """Yields the metric families of workers and feeds.
@@ -81,6 +83,11 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     block_size = GaugeMetricFamily(
         "kvsteer_worker_block_size_tokens", "Tokens of a worker's block", labels=["worker"]
     )
+    engine = GaugeMetricFamily(
+        "kvsteer_worker_engine",
+        "1 for the engine that a worker runs, and its release; both are unknown if it is not known",
+        labels=["worker", "engine", "version"],
+    )
     blocks = GaugeMetricFamily(
         "kvsteer_index_blocks", "Blocks that a worker holds, by tier", labels=["worker", "tier"]
     )
@@ -89,9 +96,11 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         down.add_metric([worker["name"]], int(bool(worker["down"])))
         in_flight.add_metric([worker["name"]], worker["in_flight"])
         block_size.add_metric([worker["name"]], worker["block_size"])
+        known = worker["engine"] or _UNKNOWN_ENGINE
+        engine.add_metric([worker["name"], known["name"], known["version"]], 1)
         for tier, count in worker["blocks_by_tier"].items():
             blocks.add_metric([worker["name"], tier], count)
-    yield from (state, down, in_flight, block_size, blocks)
+    yield from (state, down, in_flight, block_size, engine, blocks)
 
 
 def _failed_halves(workers: Sequence[Shown]) -> Metric:
@@ -155,7 +164,7 @@ def _speed_families(workers: Sequence[Shown]) -> Iterator[Metric]:
 def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     checks = CounterMetricFamily(
         "kvsteer_token_checks",
-        "Requests whose tokens were compared with the engine's, by result",
+        "Requests whose blocks or tokens were compared with the engine's, by result",
         labels=["worker", "result"],
     )
     differ = GaugeMetricFamily(
@@ -163,12 +172,18 @@ def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         "1 while a worker's tokens differ from KVSteer's, and its overlap counts as uncertain",
         labels=["worker"],
     )
+    doubted = GaugeMetricFamily(
+        "kvsteer_tokens_doubted",
+        "1 while most of a worker's last requests were not stored as KVSteer tokenizes them",
+        labels=["worker"],
+    )
     for worker in workers:
         tokens = worker["tokens"]
         for result in ("matched", "mismatched", "without_evidence"):
             checks.add_metric([worker["name"], result], tokens[result])
-        differ.add_metric([worker["name"]], int(tokens["differs"]))
-    yield from (checks, differ)
+        differ.add_metric([worker["name"]], int(tokens["state"] == "refuted"))
+        doubted.add_metric([worker["name"]], int(tokens["doubted"]))
+    yield from (checks, differ, doubted)
 
 
 def _feed_states(workers: Sequence[Shown]) -> Iterator[Metric]:

@@ -22,8 +22,8 @@ from extproc.observing.outcomes import (
     OutcomeCounts,
 )
 from extproc.observing.report import Report
-from extproc.picking.decision import Decision
-from extproc.picking.load import Load
+from extproc.routing.decision import Decision
+from extproc.routing.load import Load
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -53,6 +53,9 @@ class Fleet(Protocol):
     def tokens_per_second(self, name: str) -> float:
         """Returns how many prompt tokens a worker computes in a second; 0 for an unknown worker."""
 
+    def note_usage(self, outcome: Outcome) -> None:
+        """Compares how many tokens an engine counted with how many the router did."""
+
     def circumstances(self, outcome: Outcome) -> Circumstances:
         """Returns facts that may explain a wrong prediction for a worker."""
 
@@ -74,7 +77,7 @@ class Metrics(Collector):
         self.registry.register(DecisionCollector(self._decisions))
         self._fleet = fleet
         self.report = Report(clock())
-        self._outcomes = OutcomeCounts(fleet.records, fleet.circumstances)
+        self._outcomes = OutcomeCounts(fleet.records, fleet.circumstances, fleet.note_usage)
         self.registry.register(OutcomeCollector(self._outcomes))
         self.registry.register(DriftCollector(fleet.records))
         self._questions = Counter(
@@ -116,6 +119,11 @@ class Metrics(Collector):
         self.protocol_errors = Counter(
             "kvsteer_protocol_errors",
             "Streams ended because the proxy broke the protocol or speaks another dialect",
+            registry=self.registry,
+        )
+        self.bodies_refused = Counter(
+            "kvsteer_bodies_refused",
+            "Requests answered with 400, since their bodies may hide fields of the router's",
             registry=self.registry,
         )
 

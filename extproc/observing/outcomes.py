@@ -2,8 +2,8 @@
 
 If a prediction was wrong, the likeliest cause is the first of these that fits:
 
-- `token_mismatch`: the engine counted the prompt tokens differently, or the self-check found its
-  tokens to differ, so it looked for other blocks.
+- `token_mismatch`: the engine counted the prompt tokens differently, or its tokens are refuted
+  (`extproc.proof.state`), so it looked for other blocks.
 - `feed_not_live`: its feed is not live, so the index may be out of date.
 - `block_size`: the difference is less than a block, or the reported tokens are no whole number of
   KVSteer's blocks, so the engine uses another block size.
@@ -18,26 +18,8 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
 - `evicted` again: less was reported, and according to its feed the worker now holds the whole
   prompt: it stored it again.
 - `unknown`: nothing in the worker's feed explains it.
-
-Usage is read from passing responses, in JSON or in server-sent events, split anywhere. Nothing is
-parsed, and only the last hundred bytes are kept: usage is a few numbers, and their names occur in
-a JSON text only as keys, since a quote inside a string is escaped. The last value counts, so that
-events which repeat it (SGLang's, Anthropic's) end with the final figures.
-
-Where engines put usage:
-
-    usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens   chat and text completions
-                                                                     (OpenAI, vLLM, SGLang)
-    usage.input_tokens, usage.input_tokens_details.cached_tokens     /v1/responses
-    usage.input_tokens, usage.cache_read_input_tokens,               /v1/messages (Anthropic)
-        usage.cache_creation_input_tokens
-    meta_info.prompt_tokens, meta_info.cached_tokens                 /generate (SGLang)
-
-For /v1/messages the prompt is the sum of all three: `input_tokens` excludes tokens read from the
-cache, and those that vLLM reports as created in it.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,26 +30,10 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.elsewhere import DELIVERED, ELSEWHERE, UNTOLD, Answers
-from extproc.picking.decision import Decision
-from extproc.picking.upstreams import FIRST_FAILURE
+from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
+from extproc.routing.decision import Decision
+from extproc.routing.upstreams import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
-
-
-class Usage(NamedTuple):
-    """An engine's report of a request; None for figures that it leaves out.
-
-    prompt_tokens: as it counted them, including cached ones. cached_tokens: how many of them were
-    in its cache. form: the key of its prompt count, which identifies the API; "" if there is none.
-    output_tokens: the answer's.
-    """
-
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    form: str = ""
-    output_tokens: int | None = None
-
-
-UNKNOWN = Usage()
 
 
 class Outcome(NamedTuple):
@@ -84,8 +50,7 @@ class Outcome(NamedTuple):
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
     `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
-    worker certainly held at the pick, whoever answered. conversation: a hash of the conversation's
-    beginning, 0 if unknown.
+    worker certainly held at the pick, whoever answered. forms: the forms of the request.
     """
 
     model: str
@@ -103,7 +68,18 @@ class Outcome(NamedTuple):
     is_steered: bool = True
     delivery: str = UNTOLD
     picked_tokens: int = 0
-    conversation: int = 0
+    forms: int = 0
+
+    @property
+    def counted_tokens(self) -> int | None:
+        """Prompt tokens that the engine counted; None if they are not comparable to ours.
+
+        /v1/messages reports parts, and releases disagree on whether they overlap.
+        """
+        reported = self.reported
+        if not self.is_comparable or reported.form == "messages":
+            return None
+        return reported.prompt_tokens
 
     @property
     def error_tokens(self) -> int | None:
@@ -190,7 +166,11 @@ def status_label(status: int | None) -> str:
         return "none"
     if status in _NAMED:
         return str(status)
-    return f"{status // 100}xx" if 100 <= status < 600 else "other"  # noqa: PLR2004 - RFC 9110
+    return f"{status // 100}xx" if 100 <= status < 600 else "other"
+
+
+def _noted_by_nobody(_: Outcome) -> None:
+    pass
 
 
 def _nothing_known(_: Outcome) -> Circumstances:
@@ -206,8 +186,13 @@ class Drift:
     """
 
     __slots__ = (
-        *("causes", "is_told", "predicted_tokens", "reported_tokens", "requests"),
-        *("_forms_with_hits", "_forms_with_zeros"),
+        "_forms_with_hits",
+        "_forms_with_zeros",
+        "causes",
+        "is_told",
+        "predicted_tokens",
+        "reported_tokens",
+        "requests",
     )
 
     def __init__(self) -> None:
@@ -291,7 +276,7 @@ class OutcomeCounts:
     """The outcomes of one router.
 
     records: the workers' records by name; each keeps its own counts. circumstances: returns the
-    current ones of the worker that answered.
+    current ones of the worker that answered. noted: is called with each outcome of a known worker.
     strangers: responses of unknown servers, by status. moved, reported_tokens: by model.
     first_byte_seconds: by model. error_tokens: by model, and by whether the prediction was `over`,
     `under` or `exact`.
@@ -301,9 +286,11 @@ class OutcomeCounts:
         self,
         records: Records,
         circumstances: Callable[[Outcome], Circumstances] = _nothing_known,
+        noted: Callable[[Outcome], None] = _noted_by_nobody,
     ) -> None:
         self.records = records
         self._circumstances = circumstances
+        self._noted = noted
         self.strangers: Counter[str] = Counter()
         self.moved: defaultdict[str, int] = defaultdict(int)
         self.reported_tokens: defaultdict[str, int] = defaultdict(int)
@@ -323,6 +310,7 @@ class OutcomeCounts:
         if worker is not None:
             outcome = worker.outcomes.drift.complete(outcome)
             worker.outcomes.responses[status_label(outcome.status)] += 1
+            self._noted(outcome)
             worker.outcomes.drift.count(outcome, self._circumstances)
         elif not outcome.worker:
             self.strangers[status_label(outcome.status)] += 1
@@ -441,67 +429,19 @@ class DriftCollector(Collector):
         yield from (compared, tokens, causes)
 
 
-_PROMPT, _INPUT, _CACHED = b"prompt_tokens", b"input_tokens", b"cached_tokens"
-_READ, _CREATED = b"cache_read_input_tokens", b"cache_creation_input_tokens"
-_COMPLETION, _OUTPUT = b"completion_tokens", b"output_tokens"
-_KEYS = b"|".join((_CACHED, _READ, _CREATED, _PROMPT, _INPUT, _COMPLETION, _OUTPUT))
-
-# Most digits of a number of tokens, and most spaces after a key.
-_MAX_DIGITS = 9
-_MAX_SPACE = 4
-
-# Longest possible match, including the byte that must follow its digits; this much must be kept.
-_TAIL_BYTES = 2 + max(map(len, _KEYS.split(b"|"))) + 2 * _MAX_SPACE + 1 + _MAX_DIGITS + 1
-
-# Most pieces of a stream contain no such name; this finds out three times as fast.
-_HINT = b"_tokens"
-
-_FIGURE = re.compile(
-    rb'"(%b)"[ \t\r\n]{0,%d}:[ \t\r\n]{0,%d}([0-9]{1,%d})(?=[,}\] \t\r\n])'
-    % (_KEYS, _MAX_SPACE, _MAX_SPACE, _MAX_DIGITS)
-)
-
-
-class UsageScanner:
-    """Reads the usage of one response; the result does not depend on how it is split."""
-
-    def __init__(self) -> None:
-        self._tail = b""
-        self._figures: dict[bytes, int] = {}
-
-    def read(self, piece: bytes) -> None:
-        """Scans the next piece of the response's body."""
-        seen = self._tail + piece
-        if _HINT in seen:
-            for key, digits in _FIGURE.findall(seen):
-                self._figures[key] = int(digits)
-        self._tail = seen[-_TAIL_BYTES:]
-
-    @property
-    def usage(self) -> Usage:
-        """Returns the usage reported so far."""
-        found = self._figures
-        output = found.get(_COMPLETION, found.get(_OUTPUT))
-        if _PROMPT in found or _INPUT not in found:
-            form = "prompt" if _PROMPT in found else ""
-            return Usage(found.get(_PROMPT), found.get(_CACHED), form, output)
-        if _CACHED in found:
-            return Usage(found[_INPUT], found[_CACHED], "responses", output)
-        cached = found.get(_READ)
-        whole = found[_INPUT] + (cached or 0) + found.get(_CREATED, 0)
-        return Usage(whole, cached, "messages", output)
-
-
 class Account:
     """One request in flight, for which a worker was picked.
 
-    sole: its prompt, if the engine's report can be compared with the prediction. began_at: when its
-    headers arrived; times are seconds of one monotonic clock.
+    compared: its prompt and the forms of the request, if the engine's report can be compared with
+    the prediction. began_at: when its headers arrived; times are seconds of one monotonic clock.
     """
 
-    def __init__(self, decision: Decision, sole: Prompt | None, began_at: float) -> None:
+    def __init__(
+        self, decision: Decision, compared: tuple[Prompt, int] | None, began_at: float
+    ) -> None:
         self._decision = decision
-        self._sole = sole
+        self._sole = None if compared is None else compared[0]
+        self._forms = 0 if compared is None else compared[1]
         self._began_at = began_at
         # for an unsteered request, only the proxy knows
         self._worker = decision.worker if decision.is_steered else ""
@@ -538,8 +478,7 @@ class Account:
 
     def worker_at(self, endpoint: str) -> str:
         """Returns the name of the worker at an endpoint; "" for an unknown endpoint."""
-        names = [one.name for one in self._decision.workers if one.endpoint == endpoint]
-        return names[0] if names else ""
+        return self._decision.basis.worker_at(endpoint)
 
     def read(self, piece: bytes, now: float, *, is_last: bool = False) -> None:
         """Reads a piece of the response's body; now: when it arrived."""
@@ -550,9 +489,23 @@ class Account:
             self._scanner = UsageScanner()
         self._scanner.read(piece)
 
+    @property
+    def response_id(self) -> str:
+        """Returns the id of the response, if it has one that a later request may continue."""
+        if self._scanner is None or self.has_failed:
+            return ""
+        if self._is_whole:
+            _ = self._scanner.usage  # reads a document, which is whole only now
+        return self._scanner.response_id
+
+    @property
+    def worker(self) -> str:
+        """Returns the name of the worker that answers, as far as is known; "" if it is unknown."""
+        return self._worker
+
     def outcome(self) -> Outcome:
         """Returns the outcome; call it when the stream has ended."""
-        decision, worker = self._decision, self._worker
+        decision, basis, worker = self._decision, self._decision.basis, self._worker
         first = self._headers_at if self._first_byte_at is None else self._first_byte_at
         is_known = decision.is_steered or bool(worker)
         return Outcome(
@@ -561,20 +514,20 @@ class Account:
             is_moved=decision.is_steered and worker != decision.worker,
             status=self._status,
             ttft_seconds=None if first is None else first - self._began_at,
-            prompt_tokens=decision.prompt_tokens,
+            prompt_tokens=basis.prompt_tokens,
             predicted_tokens=self._held_by(worker),
             reported=UNKNOWN if self._scanner is None else self._scanner.usage,
             is_comparable=self._sole is not None and not self.has_failed and is_known,
             is_whole=self._is_whole,
             prompt=self._sole,
-            held=decision.held[0] if len(decision.held) == 1 else {},
+            held=basis.held[0] if len(basis.held) == 1 else {},
             is_steered=decision.is_steered,
             delivery=self._delivery,
-            picked_tokens=decision.certain_tokens,
-            conversation=decision.conversation,
+            picked_tokens=basis.certain_tokens,
+            forms=self._forms,
         )
 
     def _held_by(self, worker: str) -> int:
         """Returns how many prompt tokens a worker certainly held at the pick."""
-        held = self._decision.held
+        held = self._decision.basis.held
         return sum([each[worker].certain_tokens for each in held if worker in each])

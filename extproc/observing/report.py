@@ -1,8 +1,8 @@
 """Counts the outcomes of requests by time: of steered ones, and of those left to the proxy.
 
 A request counts in the minute of its end, and minutes are added to their hour and day. Minutes
-are kept for an hour, hours for eight days, and days for a month. A report has only numbers: a hash
-of each worker's name, and one of `GROUPS` groups for each conversation.
+are kept for an hour, hours for eight days, and days for a month. A report has only numbers, and a
+hash of each worker's name.
 
 Everything here adds up: two reports merged are the report of all requests of both.
 """
@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-from extproc.errors import ReportError
+from extproc.base.errors import ReportError
 from extproc.observing.outcomes import Outcome
 
 # Times to the first byte are counted in buckets. A bucket's end is this multiple of its beginning.
@@ -26,17 +26,11 @@ _PER_STEP = 1 / log(RESOLUTION)
 _OFFSET = -log(SHORTEST_SECONDS) * _PER_STEP
 BUCKETS = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _PER_STEP)
 
-# Conversations are put into this many random groups, whose differences give the intervals.
-GROUPS = 20
-
 # Beyond this many workers in one period, requests are counted without their worker.
 MAX_WORKERS = 256
 
 # Largest count, so that no sum in a report is too large to be written.
 _MOST = 2**50
-
-# A prime; a conversation's hash is divided by it, so that its group does not depend on its side.
-_APART = 1_000_003
 
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
@@ -60,9 +54,8 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     unanswered: those without a response. known: successful requests with known prompt tokens.
     reported: those of them whose cached tokens the engine reported; for the rest, the prediction
     counts. saved_seconds: the time that the workers would have taken to compute the cached tokens.
-    groups: requests, prompt tokens and cached tokens of each group of conversations in turn, for
-    known requests. first_bytes: requests by the bucket of their time to the first byte. workers:
-    requests by the hash of the worker's name.
+    first_bytes: requests by the bucket of their time to the first byte. workers: requests by the
+    hash of the worker's name.
     """
 
     requests: Count = 0
@@ -74,9 +67,6 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     prompt_tokens: Count = 0
     cached_tokens: Count = 0
     saved_seconds: Annotated[float, Meta(ge=0, le=float(_MOST))] = 0.0
-    groups: Annotated[list[Count], Meta(min_length=3 * GROUPS, max_length=3 * GROUPS)] = (
-        msgspec.field(default_factory=lambda: [0] * (3 * GROUPS))
-    )
     first_bytes: Annotated[dict[Bucket, Count], Meta(max_length=BUCKETS)] = {}
     workers: Annotated[dict[Count, Count], Meta(max_length=MAX_WORKERS)] = {}
 
@@ -91,8 +81,6 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
         self.saved_seconds += other.saved_seconds
-        for at, count in enumerate(other.groups):
-            self.groups[at] += count
         for bucket, count in other.first_bytes.items():
             self.first_bytes[bucket] = self.first_bytes.get(bucket, 0) + count
         for worker, count in other.workers.items():
@@ -142,16 +130,6 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.cached_tokens += cached
         if tokens_per_second:
             self.saved_seconds += cached / tokens_per_second
-        if outcome.conversation:
-            at, groups = group_of(outcome.conversation) * 3, self.groups
-            groups[at] += 1
-            groups[at + 1] += tokens
-            groups[at + 2] += cached
-
-
-def group_of(conversation: int) -> int:
-    """Returns the group of a conversation, which is independent of its side."""
-    return conversation // _APART % GROUPS
 
 
 def bucket_of(seconds: float) -> int:
@@ -286,8 +264,8 @@ def _drop(span: int, kept: dict[int, Period], now: float) -> None:
         del kept[number]
 
 
-# The format's version; reports of other versions are refused.
-VERSION = 1
+# The format's version; reports of other versions are refused, except those of the first one.
+VERSION = 2
 
 # About twice the size of a report with the most periods, workers and buckets.
 MAX_BYTES = 8 * 1024 * 1024
@@ -314,7 +292,8 @@ def read(text: bytes) -> list[Period]:
     if len(text) > MAX_BYTES:
         raise ReportError(f"is larger than {MAX_BYTES} bytes")
     try:
-        found = msgspec.json.decode(text, type=_Written)
+        current = _without_groups(text) if text.startswith(_FIRST_VERSION) else text
+        found = msgspec.json.decode(current, type=_Written)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"cannot be read: {error}") from None
     if found.version != VERSION:
@@ -325,15 +304,30 @@ def read(text: bytes) -> list[Period]:
     return found.periods
 
 
+# How a report of version 1 begins. Its sides have counts of groups of conversations, in this place
+# of so many values.
+_FIRST_VERSION, _GROUPS, _VALUES = b"[1,", 9, 12
+
+
+def _without_groups(text: bytes) -> bytes:
+    """Returns a report of version 1 in this version."""
+    found = msgspec.json.decode(text)
+    match found:
+        case [1, [*periods]]:
+            sides = [side for one in periods if isinstance(one, list) for side in one[3:]]
+            for side in sides:
+                if isinstance(side, list) and len(side) == _VALUES:
+                    del side[_GROUPS]
+            found = [VERSION, periods]
+    return msgspec.json.encode(found)
+
+
 def _is_sound(side: Side) -> bool:
     failed = side.unanswered + side.server_errors + side.client_errors
     return (
         isfinite(side.saved_seconds)
         and side.reported <= side.known <= side.requests - failed
         and side.cached_tokens <= side.prompt_tokens
-        and sum(side.groups[::3]) <= side.known
-        and sum(side.groups[1::3]) <= side.prompt_tokens
-        and all(map(int.__le__, side.groups[2::3], side.groups[1::3]))
         and sum(side.first_bytes.values()) <= side.requests
         and sum(side.workers.values()) <= side.requests
     )

@@ -1,25 +1,29 @@
 """The content of a report: the figures of its windows for GET /report, and a sentence on each.
 
-Sentences claim no more than their intervals allow. If there is no interval yet, they say what is
-missing for one.
+Sentences claim no more than their intervals allow. They say what is missing for an interval, and
+how long it takes until it is narrow.
 """
 
-from math import sqrt
+from collections.abc import Sequence
+from itertools import pairwise
+from math import log, sqrt
 from typing import Any, NamedTuple
 
 from extproc.observing.comparison import (
     LEAST_REQUESTS,
     QUANTILES,
-    Estimate,
     Sides,
     cached_share,
-    difference,
     first_byte,
+    first_byte_gained,
     length_ratio,
     load_spread,
+    more_saved,
+    saved_seconds,
     share_gained,
 )
-from extproc.observing.report import RESOLUTION, Report, Side
+from extproc.observing.interval import BLOCKS, Estimate
+from extproc.observing.report import RESOLUTION, Period, Report, Side
 
 # The default windows, in seconds.
 WINDOWS = {
@@ -33,11 +37,16 @@ WINDOWS = {
 LENGTHS_DIFFER = 1.2
 SHARES_DIFFER = 0.2
 
+# The interval of the shares' difference is small enough if it reaches this far to both sides.
+NARROW = 0.02
+
 # The shares of failures differ if their difference exceeds this many standard deviations, as by
 # chance alone only one in several hundred does.
 _DEVIATIONS = 3.0
 
 STEERED, OTHERS = "Steered requests", "the others"
+
+_MONTH = 31 * 86_400
 
 
 class Asked(NamedTuple):
@@ -56,6 +65,9 @@ def told(report: Report, asked: Asked, now: float) -> dict[str, Any]:
         _window(name, Sides.of(report.window(seconds, now)))
         for name, seconds in asked.windows.items()
     ]
+    for shorter, longer in pairwise(windows):
+        if _requests(longer) == _requests(shorter):
+            longer["same_as"] = shorter["same_as"] or shorter["name"]
     return {
         "at": round(now, 3),
         "headline": _best(windows),
@@ -70,10 +82,7 @@ def _best(windows: list[dict[str, Any]]) -> str:
 
     windows: the shortest first; one with the same requests as a shorter one adds nothing.
     """
-    sure: list[dict[str, Any]] = []
-    for window in windows:
-        if window["is_enough"] and not (sure and _requests(sure[-1]) == _requests(window)):
-            sure.append(window)
+    sure = [one for one in windows if one["is_enough"] and one["same_as"] is None]
     found = min(sure, key=_width, default=None)
     if found is None:
         found = next((one for one in windows if one["steered"]["requests"]), windows[-1])
@@ -92,23 +101,24 @@ def _width(window: dict[str, Any]) -> float:
 def _window(name: str, sides: Sides) -> dict[str, Any]:
     window, gain = sides.window, share_gained(sides)
     shares = [cached_share(sides, which) for which in (0, 1)]
-    figures = [_figures(sides, which, shares[which]) for which in (0, 1)]
-    times = [one["first_byte_seconds"] for one in figures]
+    saved = more_saved(sides)
+    times = {name: first_byte_gained(sides, quantile) for name, quantile in QUANTILES.items()}
     return {
         "name": name,
         "step_seconds": window.step_seconds,
         "begins_at": window.begins_at,
         "seen_seconds": round(sum(one.seen_seconds for one in window.periods), 3),
         "is_enough": gain is not None and gain.low is not None,
+        "same_as": None,
         "headline": headline(sides, shares, gain),
         "warnings": warnings(sides),
-        "steered": {**figures[0], "first_byte_seconds": _shown(times[0])},
-        "others": {**figures[1], "first_byte_seconds": _shown(times[1])},
+        "steered": _figures(sides, 0, shares[0]),
+        "others": _figures(sides, 1, shares[1]),
         "difference": {
             "cached_share": gain and gain.shown(),
-            "first_byte_seconds": _shown(
-                {name: difference(times[0][name], times[1][name]) for name in QUANTILES}
-            ),
+            "first_byte_seconds": _shown(times),
+            "saved_prefill_seconds_per_request": saved and saved.shown(),
+            "seconds_until_narrow": gain and seconds_until_narrow(sides, gain),
         },
         "periods": [_period(one.steered, one.others) for one in window.periods],
     }
@@ -119,8 +129,9 @@ def _shown(times: dict[str, Estimate | None]) -> dict[str, Any]:
 
 
 def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]:
-    side = sides.both[which]
-    spread = load_spread(side, set(sides.steered.workers) | set(sides.others.workers))
+    side, saved = sides.both[which], saved_seconds(sides, which)
+    times = {name: first_byte(sides, which, quantile) for name, quantile in QUANTILES.items()}
+    spread = load_spread(side, set(sides.both.steered.workers) | set(sides.both.others.workers))
     return {
         "requests": side.requests,
         "unanswered": side.unanswered,
@@ -134,10 +145,9 @@ def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]
         "computed_tokens": side.prompt_tokens - side.cached_tokens,
         "mean_prompt_tokens": round(side.prompt_tokens / side.known, 1) if side.known else None,
         "cached_share": share and share.shown(),
-        "first_byte_seconds": {
-            name: first_byte(sides, which, quantile) for name, quantile in QUANTILES.items()
-        },
+        "first_byte_seconds": _shown(times),
         "saved_prefill_seconds": round(side.saved_seconds, 3),
+        "saved_prefill_seconds_per_request": saved and saved.shown(),
         "load_spread": None
         if spread is None
         else {
@@ -162,40 +172,84 @@ def _period(steered: Side, others: Side) -> list[int]:
 def percent(share: float) -> str:
     """Returns a share for people to read: 71 %, 7.1 %, 0.3 %."""
     points = 100 * share
-    return f"{points:.0f} %" if abs(points) >= 10 or not round(points, 1) else f"{points:.1f} %"  # noqa: PLR2004
+    return f"{points:.0f} %" if abs(points) >= 10 or not round(points, 1) else f"{points:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Returns a time for people to read: 90 seconds, 5 minutes, 2.5 hours."""
+    for name, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f}".removesuffix(".0") + f" {name}"
+    return f"{seconds:.0f} seconds"
 
 
 def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None) -> str:
-    """Returns the result in a sentence, or what is missing."""
+    """Returns the result in a sentence or two: the difference, and how sure it is."""
     steered, others = sides.both
     if not steered.requests and not others.requests:
         return "No request ended in this time."
-    if gain is not None and gain.low is not None and gain.high is not None:
-        return _compared(shares, gain.value, gain.low, gain.high)
-    alone = [which for which in (0, 1) if sides.both[which].requests]
-    if len(alone) == 1:
-        return _alone(sides, shares, alone[0])
-    few = [which for which in (0, 1) if sides.both[which].known < LEAST_REQUESTS]
-    if few:
-        missing = " and ".join(
-            f"{sides.both[which].known} of {LEAST_REQUESTS} {('steered', 'of the others')[which]}"
-            for which in few
-        )
-        return f"Not enough requests yet with known prompt tokens: {missing}."
-    return f"No interval yet: there are enough requests, but {TOO_SHORT}."
+    for which, other in ((0, others), (1, steered)):
+        if not other.requests:
+            return _alone(sides, shares, which)
+    if gain is None:
+        return f"Nothing to compare yet: {_missing(sides, (0, 1))}."
+    return _compared(sides, shares, gain)
 
 
-# Why there is no interval although there are enough requests.
-TOO_SHORT = "they came in too short a time, or nearly all at once"
-
-
-def _compared(shares: list[Estimate | None], gain: float, low: float, high: float) -> str:
+def _compared(sides: Sides, shares: list[Estimate | None], gain: Estimate) -> str:
     ours, theirs = (0.0 if one is None else one.value for one in shares)
     told = (
         f"{STEERED} found {percent(ours)} of their prompt tokens cached, {OTHERS} {percent(theirs)}"
-        f" (difference {100 * gain:.0f} points, 95 % interval {100 * low:.0f} to {100 * high:.0f})"
     )
-    return f"{told}; this may be chance." if low <= 0 <= high else f"{told}."
+    if gain.low is None or gain.high is None:
+        return f"{told} ({_points(gain)}; no interval yet: {_missing(sides, (0, 1))})."
+    low, high = 100 * gain.low, 100 * gain.high
+    told += f" ({_points(gain)}, 95 % interval {low:.0f} to {high:.0f})."
+    if gain.low <= 0 <= gain.high:
+        told = f"No difference seen: {told[0].lower()}{told[1:]}"
+    return f"{told}{_until_narrow(sides, gain)}"
+
+
+def _points(gain: Estimate) -> str:
+    return f"difference {100 * gain.value:.0f} points"
+
+
+def seconds_until_narrow(sides: Sides, gain: Estimate) -> float | None:
+    """Returns for how much longer such traffic must go on until the interval is narrow.
+
+    Half the interval shrinks as the root of the time grows. None without an interval.
+    """
+    if gain.low is None:
+        return None
+    seen = sum(one.seen_seconds for one in sides.window.periods if _has_known(one))
+    return round(max(0.0, seen * (((gain.value - gain.low) / NARROW) ** 2 - 1)), 1)
+
+
+def _has_known(period: Period) -> bool:
+    return bool(period.steered.known or period.others.known)
+
+
+def _until_narrow(sides: Sides, gain: Estimate) -> str:
+    seconds = seconds_until_narrow(sides, gain)
+    if not seconds:
+        return ""
+    time = f"about {duration(seconds)} more" if seconds < _MONTH else "more than a month"
+    return f" It takes {time} of such traffic to tell it to {100 * NARROW:.0f} points."
+
+
+def _missing(sides: Sides, which: Sequence[int]) -> str:
+    """Returns what is missing for an interval, and about how long it takes."""
+    names = ("steered requests", "requests not steered")
+    few = [at for at in which if sides.both[at].known < LEAST_REQUESTS]
+    if few:
+        counts = [f"{sides.both[at].known} of {LEAST_REQUESTS} {names[at]}" for at in few]
+        return f"{' and '.join(counts)} with known prompt tokens so far"
+    blocks = sides.together if len(which) > 1 else sides.alone[which[0]]
+    if not blocks.missing:
+        return "most came at one time"
+    step = sides.window.step_seconds
+    more = duration(blocks.missing * step)
+    return f"it takes {duration(BLOCKS * step)} with requests, so {more} more"
 
 
 def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
@@ -208,10 +262,7 @@ def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
     )
     if share is None:
         return f"{side.requests} requests ended, but no prompt tokens are known. {beside}"
-    if side.known < LEAST_REQUESTS:
-        why = f"{side.known} of {LEAST_REQUESTS} with known prompt tokens"
-        return f"Not enough requests yet: {why}. {beside}"
-    interval = f"no interval yet: {TOO_SHORT}"
+    interval = f"no interval yet: {_missing(sides, [which])}"
     if share.low is not None and share.high is not None:
         interval = f"95 % interval {100 * share.low:.0f} to {100 * share.high:.0f}"
     who = STEERED if which == 0 else "Requests"
@@ -229,9 +280,9 @@ def warnings(sides: Sides) -> list[str]:
 
 def _lengths(sides: Sides) -> list[str]:
     ratio = length_ratio(sides)
-    if ratio is None or 1 / LENGTHS_DIFFER < ratio.value < LENGTHS_DIFFER:
+    if ratio is None or abs(ratio.value) < log(LENGTHS_DIFFER):
         return []
-    if ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high:
+    if ratio.low is not None and ratio.high is not None and ratio.low <= 0 <= ratio.high:
         return []
     means = [round(side.prompt_tokens / side.known) for side in sides.both]
     told = (

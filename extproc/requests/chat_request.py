@@ -24,9 +24,19 @@ from typing import Any
 
 import msgspec
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
-from extproc.requests.prompt import MAX_MESSAGES, Chat, InferenceRequest, answers_in, kept_tokens
+from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.prompt import (
+    BILLING,
+    MAX_MESSAGES,
+    NO_TOOLS,
+    Chat,
+    InferenceRequest,
+    answers_in,
+    kept_tokens,
+    refusal_of,
+)
 
 # Kinds of text parts, and the key of the text in each. Older engines refuse newer kinds
 # ("output_text"), so no prompt differs.
@@ -41,7 +51,10 @@ _MEDIA_PARTS = {
 }
 
 # A line that some clients change with every request; engines before 0.32 keep it.
-_BILLING_LINE = "x-anthropic-billing-header"
+BILLING_LINE = "x-anthropic-billing-header"
+
+# The efforts that vLLM accepts; 0.19.1 and earlier refuse some of them.
+EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
 
 # A mark to find again in the rendered text; no template or client uses it.
 MEDIA_MARK = "\ue000kvsteer media\ue001"
@@ -54,8 +67,8 @@ _PLAIN_ROLES = ("user", "assistant")  # not a set: a role may be unhashable
 
 def messages_of(
     messages: list[dict[str, Any]], *, orders_calls: bool = True
-) -> tuple[list[dict[str, Any]], bool]:
-    """Returns the messages as templates get them, and whether a part of them is media.
+) -> tuple[list[dict[str, Any]], bool, int]:
+    """Returns the messages as templates get them, whether a part of them is media, and their forms.
 
     orders_calls: whether the engine puts the keys of tool calls into its own order, in which
         templates may print them.
@@ -68,10 +81,11 @@ def messages_of(
     if len(messages) > MAX_MESSAGES:
         raise RequestError("too_many_messages")
     if all(map(_is_plain, messages)):
-        return messages, False
+        return messages, False, 0
     refuse_costly(b"\n".join(_arguments(messages)))
     parsed = [_message(message, orders_calls) for message in messages]
-    return parsed, any(map(has_media, parsed))
+    forms = BILLING if any(map(has_billing_line, parsed)) else 0
+    return parsed, any(map(has_media, parsed)), forms
 
 
 def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
@@ -91,16 +105,14 @@ def _is_plain(message: dict[str, Any]) -> bool:
     role, content = message["role"], message["content"]
     if type(content) is not str:
         return False
-    return role in _PLAIN_ROLES or (role == "system" and not content.startswith(_BILLING_LINE))
+    return role in _PLAIN_ROLES or (role == "system" and not content.startswith(BILLING_LINE))
 
 
-def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # noqa: FBT001
+def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("bad_request")
     kept: dict[str, Any] = {"role": role, "content": _content(message.get("content"))}
-    if role == "system":
-        _refuse_billing_line(kept["content"])
     if role == "developer":
         if message.get("tools") is not None:
             raise RequestError("unsupported_tools")
@@ -116,7 +128,7 @@ def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # 
     return kept
 
 
-def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # noqa: FBT001
+def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
     """Returns the fields that only a model's own turn has: its reasoning and its tool calls."""
     keys = ("reasoning", "reasoning_content")
     turn = {key: message[key] for key in keys if message.get(key) is not None}
@@ -153,10 +165,13 @@ def _part(part: object) -> dict[str, Any]:
     return {"type": "text", "text": text, **others}
 
 
-def _refuse_billing_line(content: str | list[dict[str, Any]] | None) -> None:
+def has_billing_line(message: dict[str, Any]) -> bool:
+    """Returns whether a message is a system turn of which a text begins with a billing header."""
+    if message["role"] != "system":
+        return False
+    content = message["content"]
     parts = content if isinstance(content, list) else [{"text": content or ""}]
-    if any(part.get("text", "").startswith(_BILLING_LINE) for part in parts):
-        raise RequestError("unsupported_billing_line")
+    return any(part.get("text", "").startswith(BILLING_LINE) for part in parts)
 
 
 def _call(call: object) -> dict[str, Any]:
@@ -201,8 +216,7 @@ def flat(message: dict[str, Any]) -> dict[str, Any]:
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message with its content in parts; a tool's content without media stays text.
 
-    Raises:
-        RequestError: a part has fields besides its text, which newer releases pass to templates.
+    Parts keep the fields that they have besides their text, which newer releases pass to templates.
     """
     content = message.get("content")
     if message.get("role") == "tool" and not has_media(message):
@@ -212,9 +226,46 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
         return {**message, "content": text}
     if isinstance(content, str):
         return {**message, "content": [{"type": "text", "text": content}]}
-    if any(len(part) > len(("type", "text")) for part in content or ()):
-        raise RequestError("unsupported_content")
     return {**message, "content": content or []}
+
+
+def has_part_fields(message: dict[str, Any]) -> bool:
+    """Returns whether a text part of a message has fields besides its text."""
+    content = message.get("content")
+    if type(content) is not list or message.get("role") == "tool":
+        return False
+    return any(part["type"] == "text" and len(part) > len(("type", "text")) for part in content)
+
+
+def without_part_fields(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message whose text parts have no fields besides their text."""
+    if not has_part_fields(message):
+        return message
+    return {**message, "content": [_bare(part) for part in message["content"]]}
+
+
+def _bare(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": part["text"]} if part["type"] == "text" else part
+
+
+def without_billing_line(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a system turn without the first line of a text that is a billing header.
+
+    A text that has no other line is left out. Source: vLLM 0.32.
+    """
+    if not has_billing_line(message):
+        return message
+    content = message["content"]
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return {**message, "content": [kept for part in parts for kept in _without_line(part)]}
+
+
+def _without_line(part: dict[str, Any]) -> list[dict[str, Any]]:
+    text = part.get("text", "")
+    if not text.startswith(BILLING_LINE):
+        return [part]
+    rest = text.partition("\n")[2]
+    return [{**part, "text": rest}] if rest else []
 
 
 def has_media(message: dict[str, Any]) -> bool:
@@ -250,20 +301,20 @@ def texts_before_media(messages: Messages) -> list[str]:
 _KEYS = {"name", "description", "parameters", "strict"}
 
 
-def tools_of(tools: list[dict[str, Any]], choice: object) -> list[dict[str, Any]]:
-    """Returns the tools as the chat template gets them.
+def tools_of(tools: list[dict[str, Any]], choice: object) -> tuple[list[dict[str, Any]], int]:
+    """Returns the tools as the chat template gets them, and NO_TOOLS if they must not be used.
 
     choice: the request's tool_choice. Templates do not get it, but with "none" engines leave the
-        tools out if --exclude-tools-when-tool-choice-none is set.
+        tools out if --exclude-tools-when-tool-choice-none is set, which it is not by default.
 
     Raises:
         RequestError: the engine's releases or settings differ in what templates get.
     """
-    if choice not in (None, "auto", "required") and not _names_a_tool(choice):
+    if choice not in (None, "auto", "required", "none") and not _names_a_tool(choice):
         raise RequestError("unsupported_tool_choice")
     if not tools:
         raise RequestError("unsupported_tools")
-    return [_tool(tool) for tool in tools]
+    return [_tool(tool) for tool in tools], NO_TOOLS if choice == "none" else 0
 
 
 def _names_a_tool(choice: object) -> bool:
@@ -278,10 +329,10 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     is_plain = tool.keys() <= {"type", "function"} and tool.get("type", "function") == "function"
     if not is_plain or not isinstance(function, dict):
         raise RequestError("unsupported_tools")
-    return {"type": "function", "function": _function(function)}
+    return {"type": "function", "function": function_of(function)}
 
 
-def _function(function: dict[str, Any]) -> dict[str, Any]:
+def function_of(function: dict[str, Any]) -> dict[str, Any]:
     """Returns a function with null for missing keys, but `strict` only if it is set."""
     name = function.get("name")
     description = function.get("description")
@@ -303,9 +354,19 @@ PATH = "/v1/chat/completions"
 # they override the request itself, or change the form of the result.
 _RESERVED_VARIABLES = frozenset(
     (
-        *("messages", "conversation", "tools", "chat_template", "tokenize", "truncation"),
-        *("max_length", "padding", "return_tensors", "return_dict", "tokenizer_kwargs"),
-        *("return_assistant_tokens_mask", "sanitize_control_tokens"),
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "tokenize",
+        "truncation",
+        "max_length",
+        "padding",
+        "return_tensors",
+        "return_dict",
+        "tokenizer_kwargs",
+        "return_assistant_tokens_mask",
+        "sanitize_control_tokens",
     )
 )
 
@@ -314,7 +375,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
-    `messages_of`.
+    `messages_of`. effort, effort_rule, dialect, forms: as in `Chat`.
     """
 
     chat_template: str | None = None
@@ -325,8 +386,11 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    has_reasoning_effort: bool = False
     orders_calls: bool = True
+    effort: str = ""
+    effort_rule: Effort | None = None
+    dialect: Dialect | None = None
+    forms: int = 0
 
 
 class _Body(msgspec.Struct):
@@ -353,8 +417,10 @@ class _Body(msgspec.Struct):
 _body = msgspec.json.Decoder(_Body)
 
 
-def parse(content: bytes) -> InferenceRequest:
+def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """Parses the body of a chat completion.
+
+    speaks: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
@@ -364,6 +430,7 @@ def parse(content: bytes) -> InferenceRequest:
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they replace the prompt
     keep = kept_tokens(body.truncate_prompt_tokens, body.truncation_side)
+    dialect = speaks(body.model)
     options = Options(
         chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,
@@ -373,13 +440,16 @@ def parse(content: bytes) -> InferenceRequest:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
-        has_reasoning_effort=body.reasoning_effort is not None,
+        effort=effort_in(body.reasoning_effort),
+        effort_rule=None if dialect is None else dialect.effort,
+        dialect=dialect,
     )
     chat = conversation(body.messages, options)
     if keep is not None and chat.has_media:
         raise RequestError("unsupported_truncation")
     if keep is not None and chat.add_special_tokens:
-        chat = msgspec.structs.replace(chat, special_tokens_vary=True)
+        # tokenizers spare the special tokens they add when they truncate, whatever the release
+        chat = msgspec.structs.replace(chat, special_tokens_vary=True, dialect=None)
     # with echo the engine uses top_logprobs as prompt_logprobs, and 0 if that is not set
     reads_cache = body.prompt_logprobs is None and not body.echo
     answers = answers_in(body.n)
@@ -396,17 +466,56 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
         raise RequestError("unsupported_client_template")
     if options.add_generation_prompt and options.continue_final_message:
         raise RequestError("bad_request")
-    parsed, has_media = messages_of(messages, orders_calls=options.orders_calls)
+    dialect = options.dialect
+    if dialect is not None and dialect.has_own_template:
+        raise RequestError("unsupported_engine_arguments")
+    if dialect is not None and dialect.is_foreign:
+        _refuse_foreign(messages, options)
+        dialect = None
+    parsed, has_media, forms = messages_of(messages, orders_calls=options.orders_calls)
+    variables, more = _variables(options)
+    forms |= more | options.forms
+    if forms and dialect is None:
+        raise RequestError(refusal_of(forms))
     return Chat(
         parsed,
-        _variables(options),
+        variables,
         options.add_special_tokens,
-        options.has_reasoning_effort,
+        options.effort,
+        options.effort_rule,
         has_media,
+        dialect=dialect,
+        forms=forms,
     )
 
 
-def _variables(options: Options) -> dict[str, Any]:
+def _refuse_foreign(messages: list[dict[str, Any]], options: Options) -> None:
+    """Refuses what engines with conversions of their own read differently from vLLM.
+
+    Source: SGLang 0.5.23 (srt/entrypoints/openai/serving_chat.py, anthropic/serving.py): parts are
+    joined by spaces, tools are printed in another order, a last turn of the model is continued,
+    an effort sets `thinking` as well.
+    """
+    is_alike = options.tools is None and not options.effort and all(map(_is_plain, messages))
+    if not is_alike or messages[-1:] == [] or messages[-1]["role"] != "user":
+        raise RequestError("unsupported_by_engine")
+
+
+def effort_in(effort: object) -> str:
+    """Returns the effort that a request asks for, "" for none.
+
+    Raises:
+        RequestError: it is no effort.
+    """
+    if effort is None:
+        return ""
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        raise RequestError("bad_request")
+    return effort
+
+
+def _variables(options: Options) -> tuple[dict[str, Any], int]:
+    """Returns what the template gets besides the messages, and its forms."""
     given = options.template_kwargs or {}
     if not _RESERVED_VARIABLES.isdisjoint(given):
         raise RequestError("unsupported_template_kwargs")
@@ -417,8 +526,9 @@ def _variables(options: Options) -> dict[str, Any]:
         "add_generation_prompt": options.add_generation_prompt,
         "continue_final_message": options.continue_final_message,
     }
+    forms = 0
     if options.tools is not None:
-        variables["tools"] = tools_of(options.tools, options.tool_choice)
+        variables["tools"], forms = tools_of(options.tools, options.tool_choice)
     if options.documents is not None:
         variables["documents"] = options.documents
-    return variables
+    return variables, forms

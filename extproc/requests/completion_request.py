@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.chat_request import Options, conversation
 from extproc.requests.prompt import (
     NULL,

@@ -5,7 +5,7 @@ and commas costs almost nothing. Those inside texts are harmless: they are left 
 together are too many.
 """
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from kvstate.scan import marks, marks_outside
 
 # Limits of a body's content, since the decoder blocks every thread until it has made all of it.

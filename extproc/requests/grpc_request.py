@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.pb.kvsteer_generate_pb2 import (
     SglangRequest,
     TokenspeedRequest,
@@ -128,7 +128,7 @@ def _ids(ids: Sequence[int]) -> Tokens:
     return found
 
 
-def _has(request: Any, *fields: str) -> bool:  # noqa: ANN401 - any generated message
+def _has(request: Any, *fields: str) -> bool:
     return any(request.HasField(field) for field in fields)
 
 

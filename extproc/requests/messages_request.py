@@ -1,15 +1,18 @@
 """Anthropic's messages (POST /v1/messages), which vLLM turns into a conversation.
 
-Source: vLLM 0.19.1, 0.24.0 and 0.32.0; earlier releases wrote tool results in another form.
+Source: vLLM 0.19.1, 0.24.0 to 0.32.0; earlier releases wrote tool results in another form. System
+turns among the messages stay in their place here, and the effort is only named: what becomes of
+both depends on the release, and on the template (`extproc.templates`).
 """
 
 from typing import Any
 
 import msgspec
 
-from extproc.errors import RequestError
-from extproc.requests.chat_request import Options, conversation
-from extproc.requests.prompt import InferenceRequest
+from extproc.base.errors import RequestError
+from extproc.requests.chat_request import Options, conversation, effort_in
+from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, InferenceRequest
 
 PATH = "/v1/messages"
 
@@ -41,8 +44,10 @@ class _Body(msgspec.Struct):
 _body = msgspec.json.Decoder(_Body)
 
 
-def parse(content: bytes) -> InferenceRequest:
+def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """Parses the body of a messages request.
+
+    speaks: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
@@ -53,18 +58,34 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_template_kwargs")
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")
+    dialect = speaks(body.model)
     messages = _system(body.system)
+    if dialect is not None and dialect.is_foreign and isinstance(body.system, list):
+        raise RequestError("unsupported_by_engine")  # SGLang joins these by newlines
     for message in body.messages:
         messages += _converted(message)
-    thinking = (body.thinking or {}).get("type")
-    effort = (body.output_config or {}).get("effort")
+    effort, rule = _effort(body, dialect)
+    inline = any(message.role == "system" for message in body.messages)
     options = Options(
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_choice(body.tool_choice),
-        # templates of newer releases get an effort if thinking is switched off
-        has_reasoning_effort=thinking == "disabled" or effort is not None,
+        effort=effort,
+        effort_rule=rule,
+        dialect=dialect,
+        forms=INLINE_SYSTEM if inline else 0,
     )
     return InferenceRequest(body.model, [conversation(messages, options)], body.cache_salt)
+
+
+def _effort(body: _Body, dialect: Dialect | None) -> tuple[str, Effort | None]:
+    """Returns the effort of a request, and what templates get of it."""
+    effort = effort_in((body.output_config or {}).get("effort"))
+    rule = None if dialect is None else dialect.messages_effort
+    if (body.thinking or {}).get("type") != "disabled":
+        return effort, rule
+    if dialect is None or dialect.turns_off_thinking:
+        return DISABLED, rule
+    return (effort, rule) if effort else (DISABLED, Effort.IGNORED)
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -72,8 +93,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
         return []
     if isinstance(system, str):
         return [{"role": "system", "content": system}]
-    texts = [block.get("text") for block in system if block.get("type") == "text"]
-    kept = [text for text in texts if isinstance(text, str) and not text.startswith(BILLING_LINE)]
+    kept = _texts(system)
     if not any(kept):
         raise RequestError(
             "unsupported_content"
@@ -83,13 +103,29 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 def _converted(message: _Message) -> list[dict[str, Any]]:
     """Returns a message as chat messages; tool results become separate ones, before the rest."""
+    if message.role == "system":
+        return _inline_system(message.content)
     if message.role not in ("user", "assistant"):
-        raise RequestError("unsupported_inline_system")
+        raise RequestError("bad_request")
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "user":
         return _of_user(message.content)
     return [_of_assistant(message.content)]
+
+
+def _inline_system(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a system turn as one text, without billing headers; none if it is empty."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if any(block.get("type") in ("tool_addition", "tool_removal") for block in blocks):
+        raise RequestError("unsupported_tools")
+    text = "".join(_texts(blocks))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _texts(blocks: list[dict[str, Any]]) -> list[str]:
+    texts = [block.get("text") for block in blocks if block.get("type") == "text"]
+    return [text for text in texts if isinstance(text, str) and not text.startswith(BILLING_LINE)]
 
 
 def _of_user(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:

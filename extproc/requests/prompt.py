@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
+from extproc.requests.dialect import Dialect, Effort
 from kvstate.overlap import Tokens
 
 # Longer conversations and lists are not keyed: every message costs template time, and every prompt
@@ -21,19 +22,25 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
 
     messages: content is a text, None, or a list of parts: {"type": "text", "text": ...}, with the
         client's other fields, and for media {"type": "image"}, "audio" or "video".
-    has_reasoning_effort: whether the request sets one; engines pass it to templates differently.
+    effort: the reasoning effort that the request sets, "" if none, DISABLED if it switches thinking
+        off. effort_rule: what templates get of it, None if that is not known.
     has_media: a part is not text. Only the engine's processor knows its number of tokens, so only
         the text before it can be keyed.
-    special_tokens_vary: releases of the engine disagree on add_special_tokens here; the ids are
-        certain only if the tokenizer adds no special tokens by itself.
+    special_tokens_vary: releases of the engine disagree on add_special_tokens here; without a
+        dialect, the ids are certain only if the tokenizer adds no special tokens by itself.
+    dialect: the rules for what releases do differently; None if there are none, so that such a
+        conversation is not keyed. forms: those under which reading the request has put it.
     """
 
     messages: list[dict[str, Any]]
     variables: dict[str, Any]
     add_special_tokens: bool = False
-    has_reasoning_effort: bool = False
+    effort: str = ""
+    effort_rule: Effort | None = None
     has_media: bool = False
     special_tokens_vary: bool = False
+    dialect: Dialect | None = None
+    forms: int = 0
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
@@ -50,30 +57,84 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 # A prompt before tokenizing: a conversation, a text, or already token ids.
 Prompt = Chat | Text | Tokens
 
+# The effort of a request that switches thinking off: the engine's release decides what it means.
+DISABLED = "disabled"
+
 # Forms of prompts, one bit each. Each is tokenized in its own way, so one may be right while
 # another is wrong. A conversation with tools is both a conversation and one with tools.
 TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
-ALL_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
+
+# Forms that releases of engines read differently (`extproc.requests.dialect`): certain only once
+# they are proved.
+INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
+PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
+BY_RELEASE = 16384 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
     TOOLS: "conversations with tools",
     SWITCHES: "conversations with template arguments",
+    INLINE_SYSTEM: "messages with system turns among them",
+    REASONING: "conversations with reasoning",
+    EFFORT: "conversations with an effort",
+    DEVELOPER: "conversations with a developer's turn",
+    PARTS: "contents in parts",
+    ITEMS: "responses with tools or calls",
+    FRAME: "responses with special tokens",
+    BILLING: "system turns with a billing header",
+    NO_TOOLS: "conversations whose tools must not be used",
+    REBUILT: "texts of a tokenizer that some releases rebuild",
 }
+AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
+ALL_FORMS = AGREED_FORMS | BY_RELEASE
+
+
+# Why a prompt of a form is not keyed where nothing is known of the engine's dialect.
+_REFUSALS = {
+    INLINE_SYSTEM: "unsupported_inline_system",
+    REASONING: "unsupported_reasoning",
+    EFFORT: "unsupported_reasoning_effort",
+    DEVELOPER: "unsupported_developer_role",
+    PARTS: "unsupported_content_format",
+    ITEMS: "unsupported_items",
+    FRAME: "unsupported_special_tokens",
+    BILLING: "unsupported_billing_line",
+    NO_TOOLS: "unsupported_tool_choice",
+}
+
+
+def refusal_of(forms: int) -> str:
+    """Returns why prompts of forms that releases read differently are not keyed without a dialect.
+
+    forms: at least one of BY_RELEASE; the first one counts.
+    """
+    return next(reason for form, reason in _REFUSALS.items() if form & forms)
 
 
 def forms_of(prompt: Prompt) -> int:
     """Returns the forms of a prompt, 0 for token ids, which need no tokenizing."""
     if not isinstance(prompt, Chat):
         return TEXT if isinstance(prompt, Text) else 0
-    variables = prompt.variables
+    variables, forms = prompt.variables, prompt.forms
     others = len(variables)
     others -= ("add_generation_prompt" in variables) + ("continue_final_message" in variables)
     if not others:  # as in most requests
-        return CONVERSATION
+        return CONVERSATION | forms
     if "tools" not in variables:
-        return CONVERSATION | SWITCHES
-    return CONVERSATION | TOOLS | (SWITCHES if others > 1 else 0)
+        return CONVERSATION | SWITCHES | forms
+    return CONVERSATION | TOOLS | (SWITCHES if others > 1 else 0) | forms
+
+
+def names_of(forms: int) -> list[str]:
+    """Returns the names of forms."""
+    return [name for form, name in FORM_NAMES.items() if form & forms]
+
+
+def blamed(forms: int) -> int:
+    """Returns the forms to blame for a difference: those that releases read differently, if there
+    are any; CONVERSATION only if there is no other.
+    """
+    return forms & BY_RELEASE or forms & ~CONVERSATION or forms
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

@@ -8,11 +8,12 @@ both.
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 
+from extproc.base.errors import RequestError
 from extproc.config.schema import Model
-from extproc.errors import RequestError
 from extproc.requests import (
     chat_request,
     completion_request,
@@ -23,6 +24,7 @@ from extproc.requests import (
 from extproc.requests import completion_request as embeddings_request
 from extproc.requests import completion_request as generate_request
 from extproc.requests.costly_json import MAX_COMMAS, MAX_ID_COMMAS, refuse_costly
+from extproc.requests.dialect import Speaks, agreed
 from extproc.requests.prompt import (
     MAX_MESSAGES,
     MAX_PROMPTS,
@@ -38,16 +40,19 @@ __all__ = [
     "CHAT_PATH",
     "COMPLETIONS_PATH",
     "MAX_BYTES",
+    "MAX_LEARNED",
     "MAX_MESSAGES",
     "MAX_PROMPTS",
     "NOT_INFERENCE",
     "PATHS",
+    "UNKEYED",
     "UNKEYED_PATHS",
     "UNREAD",
     "Ask",
     "Chat",
     "Head",
     "InferenceRequest",
+    "LearnedPaths",
     "Models",
     "Prompt",
     "Served",
@@ -70,40 +75,86 @@ MAX_BYTES = 4 * 1024 * 1024
 _ENDS_BYTES = 65_536
 _MAX_PLACES = 8
 
-_PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
+# APIs whose bodies releases turn into conversations differently.
+_BY_RELEASE: dict[str, Callable[[bytes, Speaks], InferenceRequest]] = {
     CHAT_PATH: chat_request.parse,
-    COMPLETIONS_PATH: completion_request.parse,
     responses_request.PATH: responses_request.parse,
     messages_request.PATH: messages_request.parse,
+}
+
+_PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
+    COMPLETIONS_PATH: completion_request.parse,
     embeddings_request.EMBEDDINGS_PATH: embeddings_request.parse_embeddings,
     generate_request.GENERATE_PATH: generate_request.parse_generate,
     generate_request.TOKENS_PATH: generate_request.parse_tokens,
 }
 
 
-# Paths of vLLM and SGLang on which a model computes, but whose prompts are not keyed.
+# Paths of vLLM and SGLang on which a model computes, but whose prompts are not keyed. Sources: the
+# routes in `vllm/entrypoints` of vLLM 0.32.0 and in `srt/entrypoints` of SGLang 0.5.23.
 UNKEYED_PATHS = frozenset(
     {
+        "/api/chat",
+        "/api/generate",
         "/classify",
+        "/cohere/v2/chat",
         "/encode",
+        "/generative_scoring",
         "/invocations",
         "/pooling",
         "/rerank",
         "/score",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
+        "/v1/chat/completions/batch",
+        "/v1/classify",
+        "/v1/decisions",
         "/v1/rerank",
         "/v1/score",
+        "/v1/systemone",
+        "/v2/embed",
         "/v2/rerank",
+        "/vertex_generate",
     }
 )
+
+# SGLang serves these for PUT, too.
+_PUT_PATHS = frozenset({"/classify", "/encode", "/generate", "/v1/rerank"})
+
+# Other POSTs that engines answer without computing a prompt, though some report tokens. What is
+# behind the last of them names a response that exists already.
+_WITHOUT_MODEL = frozenset(
+    {
+        "/cohere/v2/chat/render",
+        "/detokenize",
+        "/tokenize",
+        "/v1/chat/completions/derender",
+        "/v1/chat/completions/render",
+        "/v1/completions/derender",
+        "/v1/completions/render",
+        "/v1/detokenize",
+        "/v1/messages/count_tokens",
+        "/v1/messages/render",
+        "/v1/responses/render",
+        "/v1/tokenize",
+    }
+)
+_RESPONSES = "/v1/responses/"
 
 # The reason for requests that call no model: a probe, a list of models, another service's route.
 NOT_INFERENCE = "not_inference"
 
+# The reason for those that call one by an API whose prompts are not keyed.
+UNKEYED = "unkeyed_api"
+
+# Paths that are learned, and their length.
+MAX_LEARNED = 64
+MAX_LEARNED_CHARACTERS = 128
+
 
 # The paths of HTTP APIs whose prompts can be keyed.
-PATHS = tuple(_PARSERS)
+PATHS = (*_BY_RELEASE, *_PARSERS)
+_KEYED = frozenset(PATHS)
 
 # Why the body of an inference request was not read.
 UNREAD = frozenset({"body_too_large", "body_not_buffered"})
@@ -130,7 +181,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 class Ask(msgspec.Struct, frozen=True, gc=False):
     """A request to place.
 
-    body: None if it is placed without its body; reason then says why. proxy_finds_model: whether
+    body: None if it is placed without its body; reason then says why. With both, the body is there
+    only to be cleaned of the router's fields. proxy_finds_model: whether
     the proxy's routes choose a cluster by the model, and find the model themselves if the router
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
     model.
@@ -159,6 +211,9 @@ ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
 _any_body = msgspec.json.Decoder(_AnyBody)
 _any_api = msgspec.json.Decoder(_AnyApi)
 
+# What is before the path in an absolute target, as clients send it to a proxy.
+_AUTHORITY = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+
 _MODEL = re.compile(rb'"model"\s*:')
 _TEXT = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")')
 _ID_PATHS = frozenset(
@@ -172,8 +227,17 @@ _ID_PATHS = frozenset(
 
 
 def path_of(target: str) -> str:
-    """Returns the path of a request target, without its query string."""
-    return target.partition("?")[0].removesuffix("/")
+    """Returns the path of a request target, as the engines' server (uvicorn) understands it.
+
+    It leaves out scheme, host, query string and fragment, and decodes percent-encoded letters once.
+    Without that, a request that an engine answers could look like none that calls a model.
+    """
+    if not target.startswith("/"):
+        target = _AUTHORITY.sub("", target)
+    path = target.partition("?")[0].partition("#")[0]
+    if "%" in path:
+        path = unquote(path)
+    return path.removesuffix("/")
 
 
 def is_inference(method: str, path: str) -> bool:
@@ -184,14 +248,48 @@ def is_inference(method: str, path: str) -> bool:
     """
     if not method and not path:
         return True
-    return method == "POST" and (path in _PARSERS or path in grpc_request.PATHS)
+    return _may_call(method, path) and (path in _KEYED or path in grpc_request.PATHS)
+
+
+def _may_call(method: str, path: str) -> bool:
+    return method == "POST" or (method == "PUT" and path in _PUT_PATHS)
 
 
 def why_unkeyed(method: str, path: str) -> str:
     """Returns why the body of a request is not needed, by its method and path; "" if it is."""
     if is_inference(method, path):
         return ""
-    return "unkeyed_api" if method == "POST" and path in UNKEYED_PATHS else NOT_INFERENCE
+    return UNKEYED if _may_call(method, path) and path in UNKEYED_PATHS else NOT_INFERENCE
+
+
+class LearnedPaths:
+    """Paths of other POSTs that were answered with usage: a model computes there, too.
+
+    An engine's newer releases have APIs that this one does not know. At most MAX_LEARNED are
+    remembered, the latest.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[str, None] = {}
+
+    def may_learn(self, method: str, path: str) -> bool:
+        """Returns whether the answer to a request could show that it calls a model."""
+        if method != "POST" or path in _WITHOUT_MODEL or path.startswith(_RESPONSES):
+            return False
+        return len(path) <= MAX_LEARNED_CHARACTERS and path not in self._paths
+
+    def learn(self, path: str) -> None:
+        """Notes that an answer to a POST of this path reported usage."""
+        self._paths.pop(path, None)
+        self._paths[path] = None
+        if len(self._paths) > MAX_LEARNED:
+            del self._paths[next(iter(self._paths))]
+
+    def why_unkeyed(self, method: str, path: str) -> str:
+        """Returns what `why_unkeyed` does, but counts learned paths as a model's."""
+        why = why_unkeyed(method, path)
+        is_learned = why == NOT_INFERENCE and method == "POST" and path in self._paths
+        return UNKEYED if is_learned else why
 
 
 def model_of(body: bytes) -> str | None:
@@ -233,8 +331,10 @@ def _named_first(start: bytes) -> str | None:
     return None
 
 
-def parse(path: str, body: bytes) -> InferenceRequest:
+def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """Parses the body of a request for which `is_inference` holds.
+
+    speaks: returns the dialect of the engines that serve a model, by its name in the body.
 
     Raises:
         RequestError: an engine would refuse the body too (bad_json, bad_request, empty_prompt), it
@@ -247,7 +347,10 @@ def parse(path: str, body: bytes) -> InferenceRequest:
         return grpc_request.parse(path, body)
     refuse_costly(body, MAX_ID_COMMAS if path in _ID_PATHS or not path else MAX_COMMAS)
     try:
-        return _PARSERS[path or _path_told_by(body)](body)
+        path = path or _path_told_by(body)
+        if path in _BY_RELEASE:
+            return _BY_RELEASE[path](body, speaks)
+        return _PARSERS[path](body)
     except msgspec.ValidationError:
         raise RequestError("bad_request") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,20 +1,34 @@
 """OpenAI's responses (POST /v1/responses), which vLLM turns into a conversation.
 
-Source: vLLM 0.14.1, 0.19.1, 0.24.0 and 0.32.0. Requests are keyed if all of these make the same
-messages: text input, messages, and a function call that is not next to another turn of the model
-(newer releases merge these into one message). Tools are not keyed, since releases print them
-differently, nor are previous responses, since only the worker that gave one knows its content.
+Source: vLLM 0.14.1, 0.19.1, 0.24.0 to 0.32.0 (openai/responses/utils.py and protocol.py,
+tool_parsers/utils.py). Text input, messages, and a function call that is not next to another turn
+of the model make the same messages in all of these. Other items, and tools, need the engine's
+dialect. Previous responses are not keyed, since only the worker that gave one knows its content.
 """
 
 from typing import Any
 
 import msgspec
 
-from extproc.errors import RequestError
-from extproc.requests.chat_request import Options, conversation
-from extproc.requests.prompt import InferenceRequest
+from extproc.base.errors import RequestError
+from extproc.requests.chat_request import Options, conversation, effort_in, function_of
+from extproc.requests.dialect import Dialect, Printed, Speaks, agreed
+from extproc.requests.prompt import ITEMS, NO_TOOLS, Chat, InferenceRequest
 
 PATH = "/v1/responses"
+
+# What a custom tool takes, as a function. Source: vLLM 0.32, custom_tool_parameters.
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "input": {"type": "string", "description": "The freeform text payload for this tool."}
+    },
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+# Kinds of tools that engines offer to a model; the others run elsewhere, and no template gets them.
+_FUNCTION, _NAMESPACE, _CUSTOM = "function", "namespace", "custom"
 
 
 class _Body(msgspec.Struct):
@@ -25,6 +39,7 @@ class _Body(msgspec.Struct):
     previous_input_messages: Any = None
     prompt: Any = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = "disabled"
     chat_template_kwargs: dict[str, Any] | None = None
@@ -35,8 +50,10 @@ class _Body(msgspec.Struct):
 _body = msgspec.json.Decoder(_Body)
 
 
-def parse(content: bytes) -> InferenceRequest:
+def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """Parses the body of a response request.
+
+    speaks: as in `extproc.requests.request.parse`.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
@@ -44,17 +61,28 @@ def parse(content: bytes) -> InferenceRequest:
     """
     body = _body.decode(content)
     _refuse_what_differs(body)
-    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    messages: list[dict[str, Any]] = []
+    dialect = speaks(body.model)
+    if dialect is not None and dialect.is_foreign:
+        raise RequestError("unsupported_by_engine")
+    if body.tools and dialect is None:
+        raise RequestError("unsupported_tools")
+    turns = _Turns(dialect)
     if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
+        turns.messages.append({"role": "system", "content": body.instructions})
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for item in items:
-        messages.append(_message(item, messages[-1] if messages else {}))
-    effort = (body.reasoning or {}).get("effort")
-    options = Options(has_reasoning_effort=effort is not None, orders_calls=False)
-    chat = conversation(messages, options)
+        turns.add(item)
+    options = Options(
+        orders_calls=False,
+        effort=effort_in((body.reasoning or {}).get("effort")),
+        effort_rule=None if dialect is None else dialect.responses_effort,
+        dialect=dialect,
+        forms=turns.forms,
+    )
+    chat = _with_tools(conversation(turns.messages, options), body, dialect)
     # from 0.19 the tokenizer adds its special tokens to the rendered text
-    chat = msgspec.structs.replace(chat, add_special_tokens=True, special_tokens_vary=True)
+    adds = dialect is None or dialect.adds_special_tokens
+    chat = msgspec.structs.replace(chat, add_special_tokens=adds, special_tokens_vary=True)
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 
@@ -62,8 +90,6 @@ def _refuse_what_differs(body: _Body) -> None:
     history = (body.previous_response_id, body.previous_input_messages, body.prompt)
     if any(part is not None for part in history):
         raise RequestError("unsupported_previous_response")
-    if body.tools:
-        raise RequestError("unsupported_tools")
     if body.truncation != "disabled":
         raise RequestError("unsupported_truncation")
     if body.chat_template_kwargs:
@@ -72,43 +98,192 @@ def _refuse_what_differs(body: _Body) -> None:
         raise RequestError("unsupported_kv_transfer")
 
 
-def _message(item: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    if item.get("status") in ("in_progress", "incomplete"):
-        raise RequestError("unsupported_continuation")
-    kind = item.get("type", "message")
-    if kind == "function_call_output":
-        return _tool_result(item)
-    is_models_turn = kind == "function_call" or item.get("role") == "assistant"
-    if is_models_turn and before.get("role") == "assistant":
+def _with_tools(chat: Chat, body: _Body, dialect: Dialect | None) -> Chat:
+    if not body.tools or dialect is None:
+        return chat
+    forms, is_none = chat.forms | ITEMS, body.tool_choice == "none"
+    if is_none:
+        forms |= NO_TOOLS
+    if is_none and not dialect.keeps_tools_for_none:
+        return msgspec.structs.replace(chat, forms=forms)
+    if dialect.tools is Printed.BY_LIBRARY:
+        raise RequestError("unsupported_tools")
+    tools = [one for tool in body.tools for one in _functions(tool, dialect)]
+    return msgspec.structs.replace(chat, variables={**chat.variables, "tools": tools}, forms=forms)
+
+
+def _functions(tool: dict[str, Any], dialect: Dialect) -> list[dict[str, Any]]:
+    """Returns the functions that a tool offers to the model, as the template gets them."""
+    kind = tool.get("type")
+    if kind == _FUNCTION:
+        return [_printed(tool, tool.get("name"))]
+    if kind == _NAMESPACE:
+        inner = tool.get("tools")
+        if not isinstance(inner, list):
+            raise RequestError("bad_request")
+        functions = [one for one in inner if isinstance(one, dict) and one.get("type") == _FUNCTION]
+        return [
+            _printed(one, _in_namespace(tool.get("name"), one.get("name"))) for one in functions
+        ]
+    if kind == _CUSTOM and dialect.takes_custom_tools:
+        match tool.get("format"):
+            case {"type": "grammar"}:
+                raise RequestError("bad_request")  # the engine refuses it
+        return [_printed({**tool, "parameters": _CUSTOM_PARAMETERS}, tool.get("name"))]
+    return []
+
+
+def _printed(tool: dict[str, Any], name: object) -> dict[str, Any]:
+    if tool.get("defer_loading") is not None:
+        raise RequestError("unsupported_tools")
+    function = {
+        "name": name,
+        "description": tool.get("description"),
+        "parameters": tool.get("parameters"),
+    }
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function_of(function)}
+
+
+def _in_namespace(namespace: object, name: object) -> str:
+    if not isinstance(namespace, str) or not isinstance(name, str):
+        raise RequestError("bad_request")
+    return f"{namespace}__{name}"
+
+
+class _Turns:
+    """The messages that a response's items make, one after the other.
+
+    forms: ITEMS if releases make different ones.
+    """
+
+    def __init__(self, dialect: Dialect | None) -> None:
+        self._dialect = dialect
+        self.messages: list[dict[str, Any]] = []
+        self.forms = 0
+
+    def add(self, item: dict[str, Any]) -> None:
+        """Adds an item.
+
+        Raises:
+            RequestError: it cannot be keyed.
+        """
+        if item.get("status") in ("in_progress", "incomplete"):
+            raise RequestError("unsupported_continuation")
+        kind = item.get("type", "message")
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            self._result(item, is_custom=kind != "function_call_output")
+        elif kind == "function_call":
+            self._call(_name_of(item), item.get("call_id"), item.get("arguments"))
+            if item.get("namespace"):
+                self._differs()
+        elif kind == "custom_tool_call":
+            self._custom_call(item)
+        elif kind == "reasoning":
+            self._reasoning(item)
+        elif kind != "message" or "role" not in item:
+            raise RequestError("unsupported_items")
+        elif item["role"] == "assistant":
+            self._text(item)
+        else:
+            self.messages.append({"role": item["role"], "content": item.get("content")})
+
+    def _differs(self) -> Dialect:
+        """Notes that releases differ, and returns the rules.
+
+        Raises:
+            RequestError: nothing is known of the engine's.
+        """
+        self.forms = ITEMS
+        if self._dialect is None:
+            raise RequestError("unsupported_items")
+        return self._dialect
+
+    def _result(self, item: dict[str, Any], *, is_custom: bool) -> None:
+        output = item.get("output")
+        if is_custom and not self._differs().takes_custom_tools:
+            raise RequestError("unsupported_items")
+        if isinstance(output, list):
+            self._differs()
+        elif not isinstance(output, str):
+            raise RequestError("unsupported_items")
+        self.messages.append(
+            {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+        )
+
+    def _call(self, name: object, call_id: object, arguments: object) -> None:
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "function": function, "type": "function"}
+        turn = self._open_turn()
+        if turn is None:
+            self.messages.append({"role": "assistant", "tool_calls": [call]})
+        else:
+            turn.setdefault("tool_calls", []).append(call)
+
+    def _custom_call(self, item: dict[str, Any]) -> None:
+        payload = item.get("input")
+        if not self._differs().takes_custom_tools or not isinstance(payload, str | None):
+            raise RequestError("unsupported_items")
+        self._call(item.get("name"), item.get("call_id"), {"input": payload or ""})
+
+    def _reasoning(self, item: dict[str, Any]) -> None:
+        self._differs()
+        if item.get("encrypted_content"):
+            raise RequestError("unsupported_items")  # vLLM refuses it, SGLang reads its own
+        self._join("reasoning", _thought(item))
+
+    def _text(self, item: dict[str, Any]) -> None:
+        content = item.get("content")
+        is_output = isinstance(content, list) and "type" in item
+        text = content if isinstance(content, str) else self._first_text(content)
+        if is_output or self._dialect is None or self._dialect.merges_texts:
+            self._join("content", text)
+        else:
+            self.forms |= ITEMS if self._is_open else 0
+            self.messages.append({"role": "assistant", "content": text})
+
+    def _join(self, key: str, text: str) -> None:
+        """Adds a part of a turn to the one before, or as a new one if that has such a part."""
+        turn = self._open_turn()
+        if turn is None or turn.get(key) is not None:
+            self.messages.append({"role": "assistant", key: text})
+        else:
+            turn[key] = text
+
+    @property
+    def _is_open(self) -> bool:
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
+
+    def _open_turn(self) -> dict[str, Any] | None:
+        """Returns the model's turn that the next item of it joins; None if that begins one."""
+        if not self._is_open or not self._differs().merges_turns:
+            return None
+        return self.messages[-1]
+
+    def _first_text(self, content: object) -> str:
+        """Returns the text of a turn's first part; releases differ on the others."""
+        match content:
+            case [{"type": "output_text", "text": str(text)}, *others]:
+                if others:
+                    self._differs()
+                return text
         raise RequestError("unsupported_items")
-    if kind == "function_call":
-        return _call(item)
-    if kind != "message" or "role" not in item:
-        raise RequestError("unsupported_items")
-    content = item.get("content")
-    if item["role"] == "assistant" and not isinstance(content, str):
-        content = _only_text(content)
-    return {"role": item["role"], "content": content}
 
 
-def _tool_result(item: dict[str, Any]) -> dict[str, Any]:
-    output = item.get("output")
-    if not isinstance(output, str):
-        raise RequestError("unsupported_items")
-    return {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+def _name_of(item: dict[str, Any]) -> object:
+    namespace = item.get("namespace")
+    return _in_namespace(namespace, item.get("name")) if namespace else item.get("name")
 
 
-def _call(item: dict[str, Any]) -> dict[str, Any]:
-    if item.get("namespace"):
-        raise RequestError("unsupported_items")
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    call = {"id": item.get("call_id"), "function": function, "type": "function"}
-    return {"role": "assistant", "tool_calls": [call]}
-
-
-def _only_text(content: object) -> str:
-    """Returns the text of a turn with one part; if there are several, releases use one or all."""
-    match content:
-        case [{"type": "output_text", "text": str(text)}]:
-            return text
-    raise RequestError("unsupported_items")
+def _thought(item: dict[str, Any]) -> str:
+    """Returns the text of a reasoning item: of its content, else of its summary."""
+    for part in (item.get("content"), item.get("summary")):
+        match part:
+            case [{"text": str(text)}, *_]:
+                return text
+            case None | []:
+                pass
+            case _:
+                raise RequestError("unsupported_items")
+    return ""

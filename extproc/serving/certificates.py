@@ -1,92 +1,16 @@
-"""The TLS files of the gRPC server: loaded together, and reloaded when they change.
-
-It also finds when a certificate expires, which `ssl` does not report for a server's own.
-
-Source: RFC 5280, sections 4.1 and 4.1.2.5 (the fields of a certificate, and its times), X.690,
-sections 8.1 and 10.1 (DER).
-"""
+"""The TLS files of the gRPC server: loaded together, and reloaded when they change."""
 
 import asyncio
-import base64
-import binascii
+import contextlib
 import logging
-import os
-import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from extproc.base.errors import StartError
 from extproc.config.schema import Tls
-from extproc.errors import StartError
-
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
-
-_SEQUENCE = 0x30
-_VERSION = 0xA0
-_UTC_TIME = 0x17
-_TIME_KINDS = (_UTC_TIME, 0x18)  # and GeneralizedTime
-
-# The index of the validity: the serial number, the algorithm and the issuer come before it.
-_VALIDITY_AT = 3
-_LONG_FORM = 0x80
-
-
-def expiry_of(pem: bytes) -> float:
-    """Returns when the first certificate of a PEM text expires, in seconds since 1970.
-
-    Raises:
-        ValueError: no certificate in it can be read.
-    """
-    found = _PEM.search(pem)
-    if found is None:
-        raise ValueError("no certificate in it")
-    try:
-        der = base64.b64decode(found[1])
-        content = _der_content(_der_content(der, _SEQUENCE), _SEQUENCE)
-        fields = _elements(content)
-        before_validity = _VALIDITY_AT + (fields[0][0] == _VERSION)
-        _, (kind, end) = _elements(_of_kind(fields[before_validity], _SEQUENCE))
-        return _time(kind, end.decode("ascii"))
-    except (binascii.Error, IndexError, ValueError):
-        raise ValueError("a certificate in it cannot be read") from None
-
-
-def _der_content(der: bytes, kind: int) -> bytes:
-    return _of_kind(_elements(der)[0], kind)
-
-
-def _of_kind(element: tuple[int, bytes], kind: int) -> bytes:
-    found, content = element
-    if found != kind:
-        raise ValueError("not DER of a certificate")
-    return content
-
-
-def _elements(der: bytes) -> list[tuple[int, bytes]]:
-    """Returns the kind and content of consecutive elements."""
-    found, at = [], 0
-    while at < len(der):
-        kind, size, at = der[at], der[at + 1], at + 2
-        if size & _LONG_FORM:
-            digits = size & ~_LONG_FORM
-            size, at = int.from_bytes(der[at : at + digits], "big"), at + digits
-        if at + size > len(der):
-            raise ValueError("cut off")
-        found.append((kind, der[at : at + size]))
-        at += size
-    return found
-
-
-def _time(kind: int, text: str) -> float:
-    if kind not in _TIME_KINDS:
-        raise ValueError("not a time")
-    if kind == _UTC_TIME:  # two-digit years, 1950 to 2049
-        text = ("19" if text >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
-
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -207,7 +131,7 @@ class ChangingContext(ssl.SSLContext):
         self,
         incoming: ssl.MemoryBIO,
         outgoing: ssl.MemoryBIO,
-        server_side: bool = False,  # noqa: FBT001, FBT002 - as the base class has it
+        server_side: bool = False,
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
@@ -226,7 +150,7 @@ def _stamps(options: Tls) -> list[tuple[int, int, int] | None]:
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116 - of what a link leads to, as Kubernetes mounts secrets
+        found = Path(path).stat()  # of what a link leads to, as Kubernetes mounts secrets
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
@@ -239,11 +163,7 @@ def _read(options: Tls) -> Material:
         StartError: a file cannot be read, or the files do not match or change while being read.
     """
     before = _contents(options)
-    context = _context(options)
-    try:
-        expires_at = expiry_of(before[0])
-    except ValueError as error:
-        raise StartError(f"extproc.tls.certificate: {options.certificate}: {error}") from None
+    context, expires_at = _context(options)
     if _contents(options) != before:
         raise StartError("extproc.tls: the files changed while they were read")
     certificate, key, client_ca = before
@@ -266,9 +186,36 @@ def _content(key: str, path: str) -> bytes:
     return content
 
 
-def _context(options: Tls) -> ssl.SSLContext:
+def expiry_of(server: ssl.SSLContext) -> float:
+    """Returns when the certificate of a server's context expires, in seconds since 1970.
+
+    `ssl` shows no certificate but a peer's, so a client in memory asks for it. The context requires
+    no certificate of its clients.
+
+    Raises:
+        OSError, ValueError: a handshake with it fails.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE  # it may have expired, or be for another purpose
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for side in (asking, answering, asking, answering, asking):  # TLS 1.2 takes one turn more
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    client.verify_mode = ssl.CERT_REQUIRED  # or the fields would not be shown
+    fields = asking.getpeercert()
+    return float(ssl.cert_time_to_seconds(str(fields and fields["notAfter"])))
+
+
+def _context(options: Tls) -> tuple[ssl.SSLContext, float]:
+    """Returns the context of a listener, and when its certificate expires, in seconds since 1970.
+
+    Raises:
+        StartError: the files cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sslobject_class = _Handshaking
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_ciphers(_CIPHERS)
@@ -279,10 +226,16 @@ def _context(options: Tls) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         both = f"{options.certificate} and {options.key}"
         raise StartError(f"extproc.tls: {both} are no certificate with its key: {error}") from None
+    try:
+        expires_at = expiry_of(context)
+    except (OSError, ValueError) as error:
+        why = f"{options.certificate}: no client can read it: {error}"
+        raise StartError(f"extproc.tls.certificate: {why}") from None
+    context.sslobject_class = _Handshaking
     if options.client_ca is not None:
         try:
             context.load_verify_locations(options.client_ca)
         except (OSError, ValueError) as error:
             raise StartError(f"extproc.tls.client_ca: {options.client_ca}: {error}") from None
         context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    return context, expires_at

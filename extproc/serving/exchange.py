@@ -1,24 +1,51 @@
-"""One ext_proc stream on any server: its messages, the router's decision, and its accounting."""
+"""One ext_proc stream on any server: its messages, the router's decision, and its accounting.
+
+An exchange is in one phase at a time:
+
+    phase      meaning                                  what may come            then
+    WAITING    the request is not complete              the request, complete    ROUTING
+                                                        the end of the stream    CLOSED
+    ROUTING    the router decides                       the answers are ready    PLACED
+                                                        it must be refused       REFUSED
+                                                        the end of the stream    CLOSED
+    PLACED     the proxy sends it on, response expected the end of the stream    CLOSED
+    REFUSED    we have answered it ourselves            the end of the stream    CLOSED
+    CLOSED     all is released and accounted for        nothing                  -
+
+From the decision on there is a passage, which holds what must be ended: the load, the record, the
+answers that are awaited. It is settled once: at the end of the stream, or, if the stream ended
+while the router was deciding, as soon as it has decided.
+"""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 
 import msgspec
 
+from extproc.base.structs import Record
 from extproc.config.schema import Config
+from extproc.config.sections import session_headers
+from extproc.disaggregation.announcement import Announcer
 from extproc.http2.limits import MIB, Budget
 from extproc.observing.metrics import Metrics
-from extproc.observing.outcomes import Account, Outcome
+from extproc.observing.outcomes import Account
+from extproc.observing.recorder import Recorder
+from extproc.observing.usage import UsageScanner
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
-from extproc.picking.decision import Decision, Refusal, Verdict, refusal_of
-from extproc.picking.disaggregation import Legs
-from extproc.picking.load import Booking
-from extproc.picking.policies import endpoints_named, rank_header
-from extproc.recorder import Recorder
-from extproc.requests.request import Ask
-from extproc.router import Routed, Router
-from extproc.serving.stream import Spoken, Stream, traceparent_of
+from extproc.requests.request import NOT_INFERENCE, Ask
+from extproc.requests.responses_request import PATH as RESPONSES_PATH
+from extproc.routing.decision import Decision, Verdict
+from extproc.routing.load import Booking
+from extproc.routing.policies import endpoints_named
+from extproc.routing.ranks import rank_header, rank_name
+from extproc.routing.upstreams import FIRST_FAILURE
+from extproc.serving.cleaning import Cleaning
+from extproc.serving.refusals import Refusal, refusal_of, refused_body
+from extproc.serving.router import Routed, Router
+from extproc.serving.stream import NamingHeaders, Spoken, Stream, traceparent_of
 from extproc.serving.stream_answers import Answers, Placement
 
 log = logging.getLogger("kvsteer.extproc")
@@ -54,20 +81,29 @@ class Service:
         self.reads_usage = config.accounting.responses == "usage"
         rules = config.disaggregation
         has_legs = rules.mode is not None or rules.changes_bodies
-        self.legs = Legs(config) if has_legs else None
-        header, session = config.policy.header, config.policy.session_header
-        shares = router.steering.header
+        self.legs = Announcer(config) if has_legs else None
+        self.cleaning = Cleaning()
+        self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
+        header = config.policy.header
         self.spoken = Spoken(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=Budget(_BODIES_BYTES),
             names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
-            session_header=None if session is None else session.lower(),
-            conversation_header=shares,
+            naming=NamingHeaders.of(
+                session_headers(config.policy.session_header), router.steering.headers
+            ),
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
-            owned=self.legs.headers if self.legs is not None else (),
+            owned=self._owned(config),
+            cleans=self.legs is not None,
         )
+
+    def _owned(self, config: Config) -> tuple[str, ...]:
+        """Returns the headers that only the router may set, besides those of every pick."""
+        of_legs = self.legs.headers if self.legs is not None else ()
+        rank = rank_name(config.policy.rank_header)
+        return of_legs if rank is None else (*of_legs, rank)
 
     def open(self, traceparent: str = "") -> "Exchange":
         """Returns the exchange of a new stream, which the caller must close.
@@ -78,8 +114,44 @@ class Service:
         return Exchange(self, traceparent)
 
 
+class Phase(StrEnum):
+    """The phases of an exchange; the table above says what they mean."""
+
+    WAITING = "waiting"
+    ROUTING = "routing"
+    PLACED = "placed"
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+MAY_FOLLOW: Mapping[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.ROUTING, Phase.CLOSED}),
+    Phase.ROUTING: frozenset({Phase.PLACED, Phase.REFUSED, Phase.CLOSED}),
+    Phase.PLACED: frozenset({Phase.CLOSED}),
+    Phase.REFUSED: frozenset({Phase.CLOSED}),
+    Phase.CLOSED: frozenset(),
+}
+
+
+class Passage(Record, eq=False):
+    """A request that the router decided on, until it is settled.
+
+    booking: None if it is no worker's load. account: of the response, None if that is not shown.
+    scanner: of a response that may show a model's work, None if it is a known API's. awaits_server:
+    whether the proxy still has to report which endpoint answered. is_kept: whether it is remembered
+    which worker keeps the response, for requests that continue it.
+    """
+
+    decision: Decision
+    booking: Booking | None
+    account: Account | None = None
+    scanner: UsageScanner | None = None
+    awaits_server: bool = False
+    is_kept: bool = False
+
+
 class Exchange:
-    """One ext_proc stream, which is one HTTP request.
+    """One ext_proc stream, which is one HTTP request. phase: see the module.
 
     A server passes it each message and sends the answers in order before passing the next one; the
     server closes it once, however the stream ended. A message may have any number of answers.
@@ -95,103 +167,167 @@ class Exchange:
         )
         self._stream = Stream(service.spoken, wants_status=self._wants_status)
         self._began_at = service.monotonic()
-        self._booking: Booking | None = None
-        self._account: Account | None = None
-        self._decision: Decision | None = None  # if we may see the response
-        self._recorded: Decision | None = None  # if requests are recorded
-        self._is_closed = False
+        self.phase = Phase.WAITING
+        self._passage: Passage | None = None
         service.metrics.open_streams += 1
 
-    async def receive(self, message: ProcessingRequest) -> Answers:
+    async def receive(self, message: ProcessingRequest, body: bytes | None = None) -> Answers:
         """Takes one message and returns the answers to it; waits as `Router.route` does.
+
+        body: of a request, None if it is in the message.
 
         Raises:
             ProtocolError: the stream must end with INVALID_ARGUMENT and the error's text.
         """
-        step = self._stream.receive(message)
+        step = self._stream.receive(message, body)
         service = self._service
         if service.is_traced and not self._traceparent and message.HasField("request_headers"):
             self._traceparent = traceparent_of(message)
         if not isinstance(step, Ask):
-            if self._booking is not None:
-                self._look_at(message, self._booking)
+            if self._passage is not None:
+                self._look_at(message, self._passage)
             return step
-        return self._place(await service.router.route(step, self._traceparent), step)
+        self._enter(Phase.ROUTING)
+        if service.legs is None:
+            return self._place(await service.router.route(step, self._traceparent), step)
+        cleaned = await self._cleaned(step)
+        if cleaned is None:
+            service.metrics.bodies_refused.inc()
+            return self._refuse(refused_body(step.head.path))
+        routed = await service.router.route(cleaned, self._traceparent)
+        return self._place(routed, cleaned, is_cut=cleaned is not step)
+
+    async def _cleaned(self, ask: Ask) -> Ask | None:
+        """Returns a request without the fields that only the router may write; None to refuse it.
+
+        Nothing is removed in dialect B, where no body is changed.
+        """
+        body = ask.body
+        if body is None or ask.wants_endpoint:
+            return ask
+        cleaned = await self._service.cleaning.of(ask.head.path, body)
+        if cleaned is None or cleaned is body:
+            return ask if cleaned is body else None
+        return msgspec.structs.replace(ask, body=cleaned)
+
+    def _enter(self, phase: Phase) -> None:
+        """Changes the phase, as the table says; a closed exchange stays closed."""
+        if phase not in MAY_FOLLOW[self.phase]:
+            raise RuntimeError(f"an exchange that is {self.phase.value} cannot be {phase.value}")
+        self.phase = phase
+
+    def _refuse(self, refusal: Refusal) -> Answers:
+        """Returns the answer of the router itself; nothing if the stream has ended."""
+        if self.phase is Phase.CLOSED:
+            return []
+        self._enter(Phase.REFUSED)
+        return self._stream.refuse(refusal)
 
     def close(self) -> None:
         """Ends the stream and releases its load; closing it again changes nothing."""
-        if self._is_closed:
+        phase = self.phase
+        if phase is Phase.CLOSED:
             return
-        self._is_closed = True
+        self._enter(Phase.CLOSED)
         self._stream.close()
         self._service.metrics.open_streams -= 1
-        if self._booking is not None:
-            self._service.router.release(self._booking)
-        if self._decision is not None and self._decision.is_steered:
-            self._service.router.deliveries.untold(self._decision.model)
+        passage = self._passage
+        if passage is not None:
+            self._settle(passage, is_placed=phase is Phase.PLACED)
+
+    def _settle(self, passage: Passage, *, is_placed: bool) -> None:
+        """Ends everything that a decided request began.
+
+        is_placed: whether the proxy got its answers; if not, it was refused, or placing it failed.
+        """
+        service, decision = self._service, passage.decision
+        if passage.booking is not None:
+            service.router.release(passage.booking)
+        if passage.awaits_server and decision.is_steered:
+            service.router.deliveries.note_unreported(decision.model)
+        if passage.scanner is not None and passage.scanner.usage.form:
+            service.spoken.learned.learn(self._stream.head.path)
         outcome = None
-        if self._account is not None and (self._always_shown or self._stream.response_head):
-            outcome = self._account.outcome()
-            self._service.metrics.observe_outcome(outcome)
-        self._end_recording(outcome)
+        if passage.account is not None and (self._always_shown or self._stream.response_head):
+            outcome = passage.account.outcome()
+            service.metrics.observe_outcome(outcome)
+        if service.recorder is not None:
+            if is_placed:
+                service.recorder.end(decision, outcome)
+            else:
+                service.recorder.note_drop(decision)
 
-    def _end_recording(self, outcome: Outcome | None) -> None:
-        recorder, decision = self._service.recorder, self._recorded
-        if recorder is not None and decision is not None:
-            recorder.end(decision, outcome)
+    def _place(self, routed: Routed, ask: Ask, *, is_cut: bool = False) -> Answers:
+        """Returns the answers that carry a decision. is_cut: whether the body has been changed."""
+        decision, booking = routed
+        passage = Passage(decision, booking)
+        if self.phase is Phase.CLOSED:
+            self._settle(passage, is_placed=False)
+            return []
+        self._passage = passage
+        verdict = self._verdict_of(decision)
+        if verdict is not Verdict.STEER:
+            refusal = refusal_of(verdict, ask.head.path)
+            if refusal is not None:
+                return self._refuse(refusal)
+        self._await_response(passage)
+        placement = self._placement(passage, ask, is_cut=is_cut)
+        if placement is None:
+            return self._refuse(refused_body(ask.head.path))
+        answers = self._stream.place(placement)
+        self._enter(Phase.PLACED)
+        return answers
 
-    def _place(self, routed: Routed, ask: Ask) -> Answers:
-        decision, self._booking = routed
-        if self._service.recorder is not None:
-            self._recorded = decision
-        if self._is_closed:
-            if self._booking is not None:
-                self._service.router.release(self._booking)
-            self._end_recording(None)
-        verdict = decision.verdict
-        service, is_duplex = self._service, self._stream.is_duplex
-        if not (decision.is_steered or is_duplex):
-            verdict = Verdict.NO_OVERRIDE
-        if verdict is Verdict.NO_OVERRIDE and is_duplex:
-            verdict = Verdict.UNAVAILABLE  # Endpoint Picker Protocol 1.0.0, Destination Endpoint
-        refusal = None if verdict is Verdict.STEER else refusal_of(verdict)
-        if refusal is not None:
-            return self._stream.refuse(refusal)
-        self._await_response(decision)
+    def _verdict_of(self, decision: Decision) -> Verdict:
+        """Returns what to do with the request on this stream."""
+        if self._stream.is_duplex:  # Endpoint Picker Protocol 1.0.0, Destination Endpoint
+            is_left = decision.verdict is Verdict.NO_OVERRIDE
+            return Verdict.UNAVAILABLE if is_left else decision.verdict
+        return decision.verdict if decision.is_steered else Verdict.NO_OVERRIDE
+
+    def _placement(self, passage: Passage, ask: Ask, *, is_cut: bool) -> Placement | None:
+        """Returns the destination and where the prompt is computed; None to refuse the request."""
+        service, is_duplex, decision = self._service, self._stream.is_duplex, passage.decision
         if decision.is_steered:
             rank = rank_header(service.config.policy.rank_header, decision.rank)
             named = endpoints_named(service.config.policy, is_duplex=is_duplex)
             destination = ",".join(decision.pick[:named])
         else:
-            rank, destination = None, self._left_to(decision)
+            rank, destination = None, self._left_to(passage)
         placement = Placement(destination, decision.model or "", rank)
-        if self._service.legs is None:
-            return self._stream.place(placement)
+        if service.legs is None:
+            return placement
         body = None if ask.wants_endpoint else ask.body
-        legs = self._service.legs.of(decision, ask.head.path, body)
-        if isinstance(legs, Refusal):
-            return self._stream.refuse(legs)
-        return self._stream.place(msgspec.structs.replace(placement, legs=legs[0], body=legs[1]))
+        legs = service.legs.of(decision, ask.head.path, body)
+        if legs is None:
+            return None
+        said, changed = legs
+        changed = body if changed is None and is_cut else changed
+        return msgspec.structs.replace(placement, legs=said, body=changed)
 
-    def _await_response(self, decision: Decision) -> None:
+    def _await_response(self, passage: Passage) -> None:
         """Prepares to account for the response, if the proxy will send it."""
-        booking, router, is_duplex = self._booking, self._service.router, self._stream.is_duplex
-        sees_responses = is_duplex or self._accounts  # always in dialect B
-        if booking is None or self._is_closed or not (sees_responses or self._wants_status):
+        decision, booking, router = passage.decision, passage.booking, self._service.router
+        if booking is None:
+            if decision.reason == NOT_INFERENCE and self._stream.reads_usage:
+                passage.scanner = UsageScanner()
             return
-        self._decision = decision
+        sees_responses = self._stream.is_duplex or self._accounts  # always in dialect B
+        if not (sees_responses or self._wants_status):
+            return
+        passage.awaits_server = True
         if decision.is_steered:
             router.deliveries.look(decision.model)
         if sees_responses:
-            self._account = Account(decision, router.compared(booking), self._began_at)
+            passage.account = Account(decision, router.watched.compared(booking), self._began_at)
 
-    def _left_to(self, decision: Decision) -> str:
+    def _left_to(self, passage: Passage) -> str:
         """Returns the endpoint for an unsteered request; "" if the proxy chooses by itself."""
-        if not self._stream.is_duplex or self._booking is None:
+        if not self._stream.is_duplex or passage.booking is None:
             return ""
-        endpoint = self._service.router.any_endpoint(decision, self._booking)
-        if self._account is not None:
-            self._account.left_to(endpoint)
+        endpoint = self._service.router.any_endpoint(passage.decision, passage.booking)
+        if passage.account is not None:
+            passage.account.left_to(endpoint)
         return endpoint
 
     @property
@@ -199,31 +335,45 @@ class Exchange:
         """Whether the proxy sends every response, so that a missing one means there was none."""
         return self._service.accounts or self._stream.is_duplex
 
-    def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
+    def _look_at(self, message: ProcessingRequest, passage: Passage) -> None:
         """Accounts for a message if it is part of a response."""
         try:
-            if message.HasField("response_headers"):
-                self._look_at_headers(booking)
-            elif self._account is not None and self._service.reads_usage:
-                self._look_at_body(message, self._account)
+            if passage.scanner is not None:
+                self._look_at_unknown(message, passage.scanner)
+            elif passage.booking is None:
+                return
+            elif message.HasField("response_headers"):
+                self._look_at_headers(passage, passage.booking)
+            elif passage.account is not None and self._service.reads_usage:
+                self._look_at_body(message, passage, passage.account)
         except Exception as error:  # noqa: BLE001 - whatever it is, the response must go on
             log.error("accounting failed with %s", type(error).__name__)
-            self._account = None
+            passage.account = None
 
-    def _look_at_headers(self, booking: Booking) -> None:
-        head, account, router = self._stream.response_head, self._account, self._service.router
+    def _look_at_unknown(self, message: ProcessingRequest, scanner: UsageScanner) -> None:
+        """Reads the response to a request that calls no model, as far as is known."""
+        head = self._stream.response_head
+        if not message.HasField("response_body") or head is None or not head.is_readable:
+            return
+        if head.status is not None and head.status < FIRST_FAILURE:
+            scanner.read(message.response_body.body)
+
+    def _look_at_headers(self, passage: Passage, booking: Booking) -> None:
+        head, account, router = self._stream.response_head, passage.account, self._service.router
         if head is None:
             return
         if account is not None:
             account.respond(head.status, head.served, self._service.monotonic())
-        if head.served and self._decision is not None:
-            decision, self._decision = self._decision, None  # reported once
-            router.served(decision, booking, head.served)
+        if head.served and passage.awaits_server:
+            passage.awaits_server = False  # reported once
+            router.note_server(passage.decision, booking, head.served)
         if head.status is not None:
-            router.answered(booking, head.status, head.served)
+            router.note_answer(booking, head.status, head.served)
 
-    def _look_at_body(self, message: ProcessingRequest, account: Account) -> None:
+    def _look_at_body(self, message: ProcessingRequest, passage: Passage, account: Account) -> None:
         head = self._stream.response_head
         if message.HasField("response_body") and head is not None and head.is_readable:
             body = message.response_body
             account.read(body.body, self._service.monotonic(), is_last=body.end_of_stream)
+            if self._stream.head.path == RESPONSES_PATH and not passage.is_kept:
+                passage.is_kept = self._service.router.keeps(account.worker, account.response_id)

@@ -5,11 +5,13 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from extproc import headers
+from extproc.base import headers
+from extproc.base.errors import ProtocolError, StartError
+from extproc.base.logs import tell_fault
 from extproc.config.schema import ExtProc
-from extproc.errors import ProtocolError, StartError
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.certificates import Certificates, Material
 from extproc.serving.exchange import Service
@@ -22,6 +24,7 @@ from extproc.serving.listening import (
     socket_path,
     try_address,
 )
+from extproc.serving.long_message import decoded
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -93,18 +96,32 @@ class GrpcServer:
         await self._server.stop(self._config.extproc.drain_ms / 1000)
 
     async def process(
-        self, requests: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
-        """Serves one ext_proc stream, which lasts as long as the HTTP request and its response."""
-        exchange = self._service.open(self._traceparent(context))
+        """Serves one ext_proc stream, which lasts as long as the HTTP request and its response.
+
+        requests: messages as they came; grpc would decode long ones on the event loop.
+        """
+        exchange, thread = self._service.open(self._traceparent(context)), self._service.joining
         try:
             async for message in requests:
-                for answer in await exchange.receive(message):
+                decoding = decoded(message, thread)
+                del message  # a long one is copied, and would be kept until it is answered
+                for answer in await exchange.receive(*await decoding):
                     yield answer
         except ProtocolError as error:
             self._service.metrics.protocol_errors.inc()
             log.warning("stream ended: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except DecodeError:
+            self._service.metrics.protocol_errors.inc()
+            log.warning("stream ended: malformed message")
+            await context.abort(grpc.StatusCode.INTERNAL, "malformed message")
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - grpcio would log its message
+            tell_fault(log, "stream ended by an internal error: %s", error)
+            await context.abort(grpc.StatusCode.INTERNAL)
         finally:
             exchange.close()
 
@@ -118,7 +135,6 @@ class GrpcServer:
     def _ext_proc_handler(self) -> grpc.GenericRpcHandler:
         process = grpc.stream_stream_rpc_method_handler(
             self.process,
-            request_deserializer=ProcessingRequest.FromString,
             response_serializer=ProcessingResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})

@@ -1,19 +1,34 @@
-"""One gRPC call on the lean server: pieces of its request in, answers and a status out."""
+"""One gRPC call on the lean server: pieces of its request in, answers and a status out.
+
+A call is in one state, and the tables below say which may follow. A request goes from the left to
+the right, its answer begins on the way down, and every state may be followed by OVER:
+
+    OPENED ── message ──> ASKED ────── last ──> WHOLE ──────────── taken ──> TAKEN
+                            │                     │                            │
+                          answer                answer                       answer
+                            v                     v                            v
+                        ANSWERING ──── last ──> WHOLE_ANSWERING ── taken ──> TAKEN_ANSWERING
+
+A request without a message goes from OPENED to WHOLE.
+"""
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from extproc.errors import CallError, ProtocolError
+from extproc.base.errors import CallError, ProtocolError
+from extproc.base.logs import tell_fault
 from extproc.http2.connection import Connection
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
+    Message,
     MessageReader,
+    Parts,
     Piece,
     Status,
     framed,
@@ -25,6 +40,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.exchange import Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
+from extproc.serving.long_message import joined
 from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
@@ -65,11 +81,58 @@ class Wire(Protocol):
         """Writes what was sent; needed only outside of `Call.receive`."""
 
 
-_NOTHING: deque[bytes] = deque(maxlen=0)
+class State:
+    """Where a call is. It is compared by identity, and shows its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        """Returns the state's name."""
+        return self.name
 
 
-def _with(kept: deque[bytes], data: bytes) -> deque[bytes]:
-    """Returns the kept pieces, with one more."""
+# The request goes on; no message of it has come, messages have, an answer was sent.
+OPENED: Final = State("OPENED")
+ASKED: Final = State("ASKED")
+ANSWERING: Final = State("ANSWERING")
+# The request has ended, but some of it may still be kept.
+WHOLE: Final = State("WHOLE")
+WHOLE_ANSWERING: Final = State("WHOLE_ANSWERING")
+# All of the request was taken.
+TAKEN: Final = State("TAKEN")
+TAKEN_ANSWERING: Final = State("TAKEN_ANSWERING")
+# The status was sent, or the stream is gone.
+OVER: Final = State("OVER")
+
+# What follows a state, by event; where a state is missing, the event cannot come.
+AFTER_MESSAGE: Final = {
+    OPENED: ASKED,
+    ASKED: ASKED,
+    ANSWERING: ANSWERING,
+    WHOLE: WHOLE,
+    WHOLE_ANSWERING: WHOLE_ANSWERING,
+}
+AFTER_ANSWER: Final = {
+    ASKED: ANSWERING,
+    ANSWERING: ANSWERING,
+    WHOLE: WHOLE_ANSWERING,
+    WHOLE_ANSWERING: WHOLE_ANSWERING,
+    TAKEN: TAKEN_ANSWERING,
+    TAKEN_ANSWERING: TAKEN_ANSWERING,
+}
+AFTER_LAST: Final = {OPENED: WHOLE, ASKED: WHOLE, ANSWERING: WHOLE_ANSWERING}
+AFTER_TAKEN: Final = {WHOLE: TAKEN, WHOLE_ANSWERING: TAKEN_ANSWERING}
+
+_UNANSWERED: Final = frozenset((OPENED, ASKED, WHOLE, TAKEN))
+
+Kept = TypeVar("Kept", bytes, bytes | Parts)
+
+_NOTHING: deque[Any] = deque(maxlen=0)
+
+
+def _with(kept: deque[Kept], data: Kept) -> deque[Kept]:
+    """Returns the kept pieces or messages, with one more."""
     if kept is _NOTHING:
         return deque((data,))
     kept.append(data)
@@ -80,30 +143,29 @@ class Call(ABC):
     """One open gRPC call.
 
     Bytes that arrive before a message is answered, or while the peer does not read the answers, are
-    kept as they arrived, at most the stream's window. Whoever creates a call has already taken
+    kept as they arrived; the stream's window bounds them. Whoever creates a call has already taken
     `CALL_BYTES` from the wire's budget for it.
+
+    state: changes only as the tables above say.
     """
 
     def __init__(self, wire: Wire, stream_id: int) -> None:
+        self.state = OPENED
         self._wire = wire
         self._id = stream_id
         self._reader = MessageReader(wire.max_message_bytes)
         # usually nothing is kept, and two queues would be most of a call's memory
-        self._messages = self._unread = _NOTHING
+        self._messages: deque[bytes | Parts] = _NOTHING
+        self._unread: deque[bytes] = _NOTHING
         self._kept_bytes = 0
         self._queued = 0
         self._used_bytes = 0
         self._charged = CALL_BYTES
         self._owed_ticks = 0
-        self._is_begun = False
-        self._is_whole = False
-        self._is_ended = False
-        self._is_over = False
-        self._has_come = False
         self._awaited: asyncio.Task[Answers] | None = None  # of the message taken last
 
     @abstractmethod
-    def take(self, message: Piece) -> None:
+    def take(self, message: Message) -> None:
         """Takes one message of the request.
 
         Raises:
@@ -133,16 +195,15 @@ class Call(ABC):
     @property
     def is_held_back(self) -> bool:
         """Whether bytes are kept that `go_on` can take as soon as the call is not busy."""
-        return not self._is_over and bool(
-            self._messages or self._unread or (self._is_whole and not self._is_ended)
-        )
+        return bool(self._messages or self._unread) or self.state in AFTER_TAKEN
 
     def receive(self, data: Piece, *, is_last: bool) -> bool:
         """Takes more bytes of the request; returns whether the call is then held back.
 
         is_last: whether the request ends with them.
         """
-        self._is_whole = is_last
+        if is_last:
+            self.state = AFTER_LAST[self.state]
         if not data:
             self.go_on()
         elif self._messages or self._unread or self.is_busy:
@@ -157,11 +218,11 @@ class Call(ABC):
                 self._charge()
             else:
                 return False
-        return self.is_held_back
+        return self.state is not OVER and self.is_held_back
 
     def go_on(self) -> None:
         """Takes the bytes that were kept while the call was busy, until it is busy again."""
-        while not self._is_over and not self.is_busy:
+        while not self.is_busy:  # nothing is kept of a call that is over
             if self._messages:
                 message = self._messages.popleft()
                 self._kept_bytes -= len(message) + _PIECE_BYTES
@@ -171,35 +232,38 @@ class Call(ABC):
                 self._kept_bytes -= len(piece) + _PIECE_BYTES
                 self.guarded(self._read, piece)
             else:
-                if self._is_whole and not self._is_ended:
+                if self.state in AFTER_TAKEN:
                     self.guarded(self._end)
                 break
-        self._charge()
+        if self.state is not OVER:
+            self._charge()
 
     def answer(self, message: bytes) -> None:
         """Sends one message of the answer; does nothing if the call has ended."""
-        if self._is_over:
+        before = self.state
+        if before is OVER:
             return
-        head = b"" if self._is_begun else ANSWER_HEAD
-        self._is_begun = True
+        self.state = after = AFTER_ANSWER[before]
+        head = b"" if after is before else ANSWER_HEAD
         self._queued = self._wire.send(self._id, framed(message), head)
 
     def finish(self, status: int = Status.OK, text: str = "") -> None:
         """Ends the call with a gRPC status; does nothing if it has ended."""
-        if not self._is_over:
+        before = self.state
+        if before is not OVER:
             self._over()
-            block = trailers(status, text) if self._is_begun else trailers_only(status, text)
+            block = (trailers_only if before in _UNANSWERED else trailers)(status, text)
             self._wire.finish(self._id, block)
 
     def abort(self) -> None:
         """Ends the call because its stream is gone; does nothing if it has ended."""
-        if not self._is_over:
+        if self.state is not OVER:
             self._over()
 
     def tick(self, most: int) -> None:
         """Called every 5 s: ends a call if its first message is missing, or another one is
         incomplete, for more than `most` ticks."""
-        if self._has_come and not self._reader.held:
+        if self.state is not OPENED and not self._reader.held:
             self._owed_ticks = 0
             return
         self._owed_ticks += 1
@@ -212,8 +276,8 @@ class Call(ABC):
             function(*arguments)
         except CallError as error:
             self.finish(error.status, str(error))
-        except Exception:
-            log.exception("stream ended by an internal error")
+        except Exception as error:  # noqa: BLE001 - whatever it is, other calls go on
+            tell_fault(log, "stream ended by an internal error: %s", error)
             self.finish(Status.INTERNAL)
 
     def _read(self, data: Piece) -> None:
@@ -223,22 +287,23 @@ class Call(ABC):
             self._wire.http2.consume(self._id, self._used_bytes)
             self._used_bytes = 0
         if messages:
-            self._has_come = True
+            self.state = AFTER_MESSAGE[self.state]
             self._owed_ticks = 0
             for later in messages[1:]:
-                self._messages = _with(self._messages, bytes(later))
+                kept = later if isinstance(later, Parts) else bytes(later)
+                self._messages = _with(self._messages, kept)
                 self._kept_bytes += len(later) + _PIECE_BYTES
             self.take(messages[0])
 
     def _end(self) -> None:
-        self._is_ended = True
+        self.state = AFTER_TAKEN[self.state]
         if self._reader.held:
             raise CallError(Status.INTERNAL, "the last message is incomplete")
         self.end()
 
     def _charge(self) -> None:
         """Books the kept bytes; ends the call if there is no room for them."""
-        if self._is_over:
+        if self.state is OVER:
             return
         more = CALL_BYTES + self._kept_bytes + self._reader.held - self._charged
         if more < 0:
@@ -249,7 +314,7 @@ class Call(ABC):
         self._charged += more
 
     def _over(self) -> None:
-        self._is_over = True
+        self.state = OVER
         self._messages = self._unread = _NOTHING
         self._wire.budget.give_back(self._charged)
         self.close()
@@ -262,25 +327,44 @@ class ExtProcCall(Call):
         super().__init__(wire, stream_id)
         self._metrics = service.metrics
         self._encoded = service.spoken.phrases.encoded
+        self._joining = service.joining
         self._exchange = service.open(traceparent)
 
-    def take(self, message: Piece) -> None:
+    def take(self, message: Message) -> None:
         """Passes a message to the exchange and sends its answers.
 
-        The exchange nearly always answers without waiting; otherwise a task waits for it.
+        The exchange usually answers without waiting, and then needs no task, which would add a
+        sixth to a request's work (docs/performance-appendix.md, "No task for a message"). Only
+        where it waits, as for a long message to be joined, a task runs the rest of it. A task
+        cannot take over what was awaited before it was made, so the first wait must be
+        `asyncio.sleep(0)`; anything else fails, like an `asyncio.timeout` before that.
         """
+        if isinstance(message, Parts):
+            self._wait_for(self._long(message))
+            return
         try:
             answering = self._exchange.receive(ProcessingRequest.FromString(message))  # type: ignore[arg-type]
-            answering.send(None)
+            waited_for = answering.send(None)
         except StopIteration as done:
-            self._send(done.value)
+            for answer in done.value:
+                self.answer(self._encoded(answer))
         except DecodeError:
-            raise self._refusal(Status.INTERNAL, "malformed message") from None
+            raise self._malformed() from None
         except ProtocolError as error:
             raise self._refusal(Status.INVALID_ARGUMENT, str(error)) from None
         else:
-            self._awaited = asyncio.get_running_loop().create_task(answering)
-            self._awaited.add_done_callback(self._answered)
+            if waited_for is not None:
+                answering.close()
+                raise TypeError("it awaits something before asyncio.sleep(0)")
+            self._wait_for(answering)
+
+    def _wait_for(self, answering: Coroutine[Any, Any, Answers]) -> None:
+        self._awaited = asyncio.get_running_loop().create_task(answering)
+        self._awaited.add_done_callback(self._answered)
+
+    async def _long(self, message: Parts) -> Answers:
+        """Returns the answers to a long message, which is joined in a thread."""
+        return await self._exchange.receive(*await joined(message, self._joining))
 
     def end(self) -> None:
         """Ends the call with OK: the HTTP request has ended."""
@@ -292,14 +376,9 @@ class ExtProcCall(Call):
             self._awaited.cancel()
         self._exchange.close()
 
-    def _send(self, answers: Answers) -> None:
-        for answer in answers:
-            self.answer(self._encoded(answer))
-
     def _answered(self, awaited: asyncio.Task[Answers]) -> None:
         if awaited.cancelled():
-            if not self._is_over:
-                self.finish(Status.INTERNAL)
+            self.finish(Status.INTERNAL)
         else:
             self.guarded(self._take_awaited, awaited)
         self.go_on()
@@ -308,9 +387,16 @@ class ExtProcCall(Call):
     def _take_awaited(self, awaited: asyncio.Task[Answers]) -> None:
         self._awaited = None
         try:
-            self._send(awaited.result())
+            answers = awaited.result()
+        except DecodeError:
+            raise self._malformed() from None
         except ProtocolError as error:
             raise self._refusal(Status.INVALID_ARGUMENT, str(error)) from None
+        for answer in answers:
+            self.answer(self._encoded(answer))
+
+    def _malformed(self) -> CallError:
+        return self._refusal(Status.INTERNAL, "malformed message")
 
     def _refusal(self, status: int, text: str) -> CallError:
         self._metrics.protocol_errors.inc()
@@ -326,10 +412,12 @@ class HealthCall(Call):
         self._health = health
         self._question: str | None = None
 
-    def take(self, message: Piece) -> None:
+    def take(self, message: Message) -> None:
         """Takes the question; a second one is an error."""
         if self._question is not None:
             raise CallError(Status.INTERNAL, "more than one message")
+        if isinstance(message, Parts):
+            raise CallError(Status.INTERNAL, "malformed message")
         try:
             self._question = HealthCheckRequest.FromString(message).service  # type: ignore[arg-type]
         except DecodeError:
@@ -372,7 +460,7 @@ class WatchCall(HealthCall):
             self._wire.flush()
         if self._health.is_stopping:
             raise CallError(Status.UNAVAILABLE, "stopping")
-        if not self._is_over:
+        if self.state is not OVER:
             self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_again)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from extproc import address, headers
+from extproc.base import address, headers
 from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import OK_TRAILERS, Status, refusal_of, trailers_only
@@ -42,8 +42,9 @@ Route = Callable[["LeanConnection", int, RequestHead], Call | None]
 class Host:
     """What all connections of a server share.
 
-    max_message_bytes: largest message of a request. came, rested, left: called when a connection is
-    established (with TLS, after its handshake), when its last call has ended, and when it is lost.
+    max_message_bytes: largest message of a request. add, note_rest, remove: called when a
+    connection is established (with TLS, after its handshake), when its last call has ended, and
+    when it is lost.
     """
 
     limits: Limits
@@ -51,9 +52,9 @@ class Host:
     budget: Budget
     max_message_bytes: int
     route: Route
-    came: Callable[["LeanConnection"], None]
-    rested: Callable[["LeanConnection"], None]
-    left: Callable[["LeanConnection"], None]
+    add: Callable[["LeanConnection"], None]
+    note_rest: Callable[["LeanConnection"], None]
+    remove: Callable[["LeanConnection"], None]
 
 
 # How long the ends of successful streams are kept back, to be written together with an answer: they
@@ -83,7 +84,7 @@ class LeanConnection(asyncio.Protocol):
         """Called by asyncio when the connection is made."""
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
-        self._host.came(self)
+        self._host.add(self)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -115,7 +116,7 @@ class LeanConnection(asyncio.Protocol):
         for stream_id in list(self._calls):
             self._abort(stream_id)
         self.http2.close()
-        self._host.left(self)
+        self._host.remove(self)
 
     def pause_writing(self) -> None:
         """Called by asyncio when the peer does not read: stops reading, to bound the answers."""
@@ -176,10 +177,11 @@ class LeanConnection(asyncio.Protocol):
 
     def finish(self, stream_id: int, block: bytes) -> None:
         """Ends a call's answer with its last header block, and forgets the call."""
-        self._held_back.pop(stream_id, None)
+        if self._held_back:
+            self._held_back.pop(stream_id, None)
         self.http2.end(stream_id, block, is_due=block is not OK_TRAILERS)
         if self._calls.pop(stream_id, None) is not None and not self._calls:
-            self._host.rested(self)
+            self._host.note_rest(self)
 
     def flush(self) -> None:
         """Writes all data to send if any is due, and lets calls that waited for it continue."""
@@ -256,7 +258,7 @@ class LeanConnection(asyncio.Protocol):
         if call is not None:
             call.abort()
             if not self._calls:
-                self._host.rested(self)
+                self._host.note_rest(self)
 
 
 TICK_SECONDS = 5.0
@@ -295,9 +297,9 @@ class LeanServer:
             Budget(max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)),
             longest,
             self._route,
-            self._came,
-            self._rested,
-            self._left,
+            self._add,
+            self._note_rest,
+            self._remove,
         )
         self._connections: dict[LeanConnection, None] = {}  # the longest idle one first
         self._coming = 0
@@ -415,18 +417,18 @@ class LeanServer:
                 used = used or one
         return used
 
-    def _came(self, connection: LeanConnection) -> None:
+    def _add(self, connection: LeanConnection) -> None:
         self._coming = max(0, self._coming - 1)
         self._connections[connection] = None
         if self._health.is_stopping:  # its handshake was not done when the others were drained
             connection.drain()
 
-    def _rested(self, connection: LeanConnection) -> None:
+    def _note_rest(self, connection: LeanConnection) -> None:
         if connection in self._connections:  # not closing yet
             del self._connections[connection]
             self._connections[connection] = None
 
-    def _left(self, connection: LeanConnection) -> None:
+    def _remove(self, connection: LeanConnection) -> None:
         self._connections.pop(connection, None)
         if connection.fault is not None:
             self._faults[connection.fault.name] += 1
@@ -453,9 +455,22 @@ class LeanServer:
             path.unlink(missing_ok=True)
 
     def _tick(self) -> None:
-        for connection in list(self._connections):
-            connection.tick()
+        # first: whatever happens here, stalls must be found again
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        for connection in list(self._connections):
+            try:
+                connection.tick()
+            except Exception:  # the other connections must be looked at
+                self._faults[TICK_FAULT] += 1
+                if self._faults[TICK_FAULT].bit_count() == 1:
+                    log.exception(
+                        "a connection could not be checked for stalls (%d so far)",
+                        self._faults[TICK_FAULT],
+                    )
+
+
+# The name under which checks that failed by an error of the router's own are counted.
+TICK_FAULT = "ROUTER_ERROR"
 
 
 class _Refused(asyncio.Protocol):

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from extproc import address
+from extproc.base import address
+from extproc.base.errors import StartError
 from extproc.config.schema import Config, ExtProc
-from extproc.errors import StartError
 from extproc.serving.certificates import Certificates, ChangingContext
 
 log = logging.getLogger("kvsteer.extproc")
@@ -191,7 +191,7 @@ def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             made.bind(place)
             made.listen(backlog)
-            made.setblocking(False)  # noqa: FBT003 - as asyncio wants it
+            made.setblocking(False)
             sockets.append(made)
         undoing.pop_all()
         return sockets

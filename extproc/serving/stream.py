@@ -17,7 +17,8 @@ B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router sends ev
                                                                 all that was collected    PLACED*
     BODY     request_trailers   Ask, the pick goes with them    Ask, headers with the pick,
                                                                 what was collected, trailers ENDED
-    PLACED   request_body       go on (it came in spite of us)  echo                      PLACED*
+    PLACED   request_body       go on: Envoy sent it although   echo                      PLACED*
+                                it was told not to
     PLACED   request_trailers   go on                           go on                     ENDED
     ENDED    request_body       go on                           nothing: Envoy 1.35 and   ENDED
                                                                 later may repeat the last
@@ -36,31 +37,32 @@ direction has its own mode: a response is echoed if `response_body_mode` is FULL
 A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
 allow_mode_override). Envoy holds the headers until the body is answered, so a pick with the body
 still steers. A pick on trailers steers by its metadata: Envoy accepts no other headers there.
-Headers are never rebuilt: duplicates stay. A body is changed only in dialect A: to say which worker
-computes the prompt or has its KV blocks, and to remove a client's own such fields (disaggregation).
+Headers are set and removed by name, and otherwise stay as they are. A body is changed only in
+dialect A: to say which worker computes the prompt or has its KV blocks, and to remove a client's
+own such fields (disaggregation).
 
 A response may begin at any time, even before the request has ended: its headers are read, and it
 passes unchanged.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from extproc import headers
-from extproc.errors import ProtocolError
+from extproc.base import headers
+from extproc.base.errors import ProtocolError
 from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderValue,
     ProcessingMode,
     ProcessingRequest,
 )
-from extproc.picking.decision import Refusal
-from extproc.picking.eligibility import subset_of
-from extproc.requests.request import NOT_INFERENCE, Ask, Head, path_of, why_unkeyed
+from extproc.requests.request import NOT_INFERENCE, UNKEYED, Ask, Head, LearnedPaths, path_of
+from extproc.routing.eligibility import subset_of
 from extproc.serving import stream_answers as say
+from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import Answers, Phrases, Placement
 
 # Most decimal digits of a content-length (64 bits) and of a status.
@@ -70,6 +72,8 @@ _STATUS_DIGITS = 3
 # Header values are cut at this length, since they are kept for the whole stream; no expected value
 # is this long.
 _TEXT_BYTES = 1024
+
+_AUDIO = "/v1/audio/"
 
 # Media types of responses that may carry usage (OpenAI's, Anthropic's and SGLang's APIs).
 JSON = "application/json"
@@ -88,15 +92,37 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     served: str = ""
 
 
+class NamingHeaders(NamedTuple):
+    """Headers with names that a client gives, in lower case; the first that it sends counts.
+
+    session: those that may name its session. conversation: those by which requests are steered
+    together. all: both.
+    """
+
+    session: Sequence[str]
+    conversation: Sequence[str]
+    all: frozenset[str]
+
+    @classmethod
+    def of(cls, session: Sequence[str], conversation: Sequence[str]) -> "NamingHeaders":
+        """Returns these headers."""
+        return cls(session, conversation, frozenset((*session, *conversation)))
+
+
+NO_NAMES = NamingHeaders.of((), ())
+
+
 def head_of(
-    message: ProcessingRequest, policy_header: str | None, session_header: str | None = None
+    message: ProcessingRequest,
+    policy_header: str | None,
+    naming: NamingHeaders = NO_NAMES,
 ) -> Head:
     """Returns the parts of a request's headers on which its treatment depends.
 
-    policy_header, session_header: the headers that may name a policy and the client's session, in
-    lower case; None if there is no such header.
+    policy_header: the header that may name a policy, in lower case; None without one.
     """
-    method = path = session = ""
+    method = path = ""
+    named: dict[str, str] = {}
     length: int | None = None
     policy: str | None = None
     for header in message.request_headers.headers.headers:
@@ -109,9 +135,17 @@ def head_of(
             length = _number(_text(header), _LENGTH_DIGITS)
         elif key == policy_header:
             policy = _text(header)
-        elif key == session_header:
-            session = _text(header)
-    return Head(method, path, length, policy, _subset(message), session)
+        elif key in naming.all:
+            named[key] = _text(header)
+    if not named:
+        return Head(method, path, length, policy, _subset(message))
+    session, conversation = (_first(named, naming.session), _first(named, naming.conversation))
+    return Head(method, path, length, policy, _subset(message), session, conversation)
+
+
+def _first(named: Mapping[str, str], headers: Sequence[str]) -> str:
+    """Returns the first of these headers that is not empty, "" if all are."""
+    return next(filter(None, map(named.get, headers)), "")
 
 
 def traceparent_of(message: ProcessingRequest) -> str:
@@ -269,26 +303,28 @@ class Spoken(msgspec.Struct, frozen=True):
     content-length says so. bodies: the limit for the bodies of all streams together; a body that
     exceeds it counts as too long.
     names_model: whether routes choose a cluster by the model header that the router sets.
-    policy_header, session_header: the request headers that may name a policy and the client's
-    session, in lower case; None if there is no such header.
-    conversation_header: the header by which requests are steered together, in lower case, or None.
+    policy_header: the request header that may name a policy, in lower case; None without one.
+    naming: those with names that clients give.
     dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" uses it with a proxy that
     declares no mode.
     reads_usage: whether to request, in dialect A, the bodies of responses that may report usage.
-    owned: headers that say where a prompt is computed, and that no client may set.
-    phrases: the answers that most streams get.
+    owned: headers that say where a prompt is computed, or on which rank, and that no client may
+    set. cleans: whether bodies are cleaned of fields that no client may set.
+    phrases: the answers that most streams get. learned: the paths on which a model computes, though
+    no API of theirs is known.
     """
 
     max_body_bytes: int
     bodies: Budget
     names_model: bool
     policy_header: str | None = None
-    session_header: str | None = None
-    conversation_header: str | None = None
+    naming: NamingHeaders = NO_NAMES
     dialect: str = "auto"
     reads_usage: bool = False
     owned: tuple[str, ...] = ()
+    cleans: bool = False
     phrases: Phrases = msgspec.field(default_factory=Phrases)
+    learned: LearnedPaths = msgspec.field(default_factory=LearnedPaths)
 
 
 class Stream:
@@ -312,10 +348,14 @@ class Stream:
         self._head = _NO_HEAD
         self._collected: CollectedBody | None = None  # used in dialect B only
         self._asked_with = ""
+        self._unkeyed = ""  # why a body that is cleaned has no keys
         self._is_last = False
+        self._body: bytes | None = None
 
-    def receive(self, message: ProcessingRequest) -> Step:
+    def receive(self, message: ProcessingRequest, body: bytes | None = None) -> Step:
         """Handles one message from Envoy; returns the answers, or the request to be placed.
+
+        body: of a request, None if it is in the message.
 
         Raises:
             ProtocolError: the message is out of order, or sets an unsupported body mode.
@@ -330,7 +370,18 @@ class Stream:
         row = self._rows.get((self.state, kind))
         if row is None:
             raise ProtocolError(f"{kind.replace('_', ' ')} {self.state.value}")
+        self._body = body
         return row(self, message)
+
+    @property
+    def head(self) -> Head:
+        """Returns the request's head, an empty one before it arrived."""
+        return self._head
+
+    @property
+    def reads_usage(self) -> bool:
+        """Returns whether the response's body is to be read for its usage."""
+        return self._reads_usage
 
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
@@ -386,24 +437,30 @@ class Stream:
         return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
     def _request_headers(self, message: ProcessingRequest) -> Step:
-        self._head = head = head_of(
-            message, self._spoken.policy_header, self._spoken.session_header
-        )
-        if self._spoken.conversation_header is not None:
-            value = header_of(message, self._spoken.conversation_header)
-            self._head = head = msgspec.structs.replace(head, conversation=value)
+        spoken = self._spoken
+        self._head = head = head_of(message, spoken.policy_header, spoken.naming)
         self._is_last = message.request_headers.end_of_stream
-        unkeyed = why_unkeyed(head.method, head.path)
+        learned = self._spoken.learned
+        unkeyed = learned.why_unkeyed(head.method, head.path)
         if unkeyed:
-            self._reads_usage = False
+            self._reads_usage &= unkeyed == NOT_INFERENCE
+            self._reads_usage &= learned.may_learn(head.method, head.path)
             self._wants_status &= unkeyed != NOT_INFERENCE
         reason = unkeyed or self._reason_without_body(head)
+        if unkeyed == UNKEYED and self._is_cleaned(head):
+            self._unkeyed, reason = unkeyed, ""
         if reason:
             return self._ask("request_headers", None, reason)
         self.state = State.BODY
         if self.is_duplex:
             return []
         return [self._spoken.phrases.go_on(self._told_mode if self._wants_status else None)]
+
+    def _is_cleaned(self, head: Head) -> bool:
+        """Returns whether a body is needed only to be cleaned; those of audio are not."""
+        if self.is_duplex or not self._spoken.cleans or head.path.startswith(_AUDIO):
+            return False
+        return not self._reason_without_body(head)
 
     def _reason_without_body(self, head: Head) -> str:
         """Returns why a request is placed on its headers, "" if its body is needed."""
@@ -417,19 +474,24 @@ class Stream:
     def _request_body(self, message: ProcessingRequest) -> Step:
         if self.is_duplex:
             return self._collect(message)
-        body, length = message.request_body.body, self._head.content_length
+        body, length = self._body_of(message), self._head.content_length
         if len(body) > self._spoken.max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
         if length is not None and len(body) < length and not message.request_body.end_of_stream:
             return self._ask("request_body", None, "body_not_buffered")  # BUFFERED_PARTIAL
-        return self._ask("request_body", body)
+        return self._ask("request_body", body, self._unkeyed)
+
+    def _body_of(self, message: ProcessingRequest) -> bytes:
+        """Returns the body in a message, or beside it; the stream does not keep it."""
+        body, self._body = self._body, None
+        return message.request_body.body if body is None else body
 
     def _collect(self, message: ProcessingRequest) -> Step:
         self._is_last = message.request_body.end_of_stream
         body = self._collected
         if body is None:
             body = self._collected = CollectedBody(self._spoken.bodies)
-        has_room = body.add(message.request_body.body)
+        has_room = body.add(self._body_of(message))
         if not has_room or body.size_bytes > self._spoken.max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
         return self._ask("request_body", body.whole()) if self._is_last else []
@@ -455,7 +517,8 @@ class Stream:
         part = message.request_body
         if part.end_of_stream:
             self.state = State.ENDED
-        return list(say.request_body_echo(part.body, end_of_stream=part.end_of_stream))
+        body = self._body_of(message)
+        return list(say.request_body_echo(body, end_of_stream=part.end_of_stream))
 
     def _request_body_after_end(self, _: ProcessingRequest) -> Step:
         return [] if self.is_duplex else [say.request_body_goes_on()]

@@ -6,7 +6,8 @@ Protocol 1.0.0 for the names of the pick.
 
 from collections.abc import Iterator, Mapping
 
-from extproc import headers
+from extproc.base import headers
+from extproc.base.structs import Light
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -21,8 +22,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     StreamedBodyResponse,
     TrailersResponse,
 )
-from extproc.picking.decision import Refusal
-from extproc.structs import Light
+from extproc.serving.refusals import Refusal
 
 # Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
 # that Envoy's documentation requires (BodyMutation.streamed_response).
@@ -130,10 +130,12 @@ _WITH_RESPONSE_BODY = ProcessingMode(
 def pick_of(
     placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
 ) -> CommonResponse:
-    """Returns the header mutation of a pick; it always removes or overwrites a client's headers.
+    """Returns the header mutation of a pick; it removes or overwrites what a client set of them.
+
+    That holds for the endpoint, the model if `names_model`, and all `owned` headers.
 
     names_model: whether routes choose by KVSteer's model header. owned: headers that say where the
-    prompt is computed, and that no client may set.
+    prompt is computed, or on which rank, and that no client may set.
     """
     mutation = HeaderMutation()
     names = [(headers.DESTINATION, placement.destination)]
@@ -144,13 +146,12 @@ def pick_of(
             mutation.set_headers.append(_overwrite(name, value))
         else:
             mutation.remove_headers.append(name)
-    for name in owned:
-        if name not in dict(placement.legs):
-            mutation.remove_headers.append(name)
-    for name, value in placement.legs:
+    told = placement.legs if placement.rank is None else (*placement.legs, placement.rank)
+    for name, value in told:
         mutation.set_headers.append(_overwrite(name, value))
-    if placement.rank is not None:
-        mutation.set_headers.append(_overwrite(*placement.rank))
+    if owned:
+        set_names = {name for name, _ in told}
+        mutation.remove_headers.extend([name for name in owned if name not in set_names])
     return CommonResponse(header_mutation=mutation, clear_route_cache=names_model)
 
 

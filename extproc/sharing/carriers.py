@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from extproc import address
-from extproc.address import Meeting
+from extproc.base import address
+from extproc.base.address import Meeting
+from extproc.base.errors import StartError, importing_extra
 from extproc.config.sections import Sharing as Options
-from extproc.errors import StartError, importing_extra
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
@@ -48,8 +48,11 @@ MAX_RETRY_SECONDS = 2.0
 # Most characters of an engine's error that are shown.
 MAX_WORDS = 120
 
-# Largest incomplete message; routers send much shorter ones.
+# Most bytes of an answer or message that is not complete; routers send much shorter ones.
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
+
+# Most pieces, of 64 KiB at most, in which the answers to the greeting may arrive.
+MAX_GREETING_READS = 32
 
 _NO_MORE = object()
 
@@ -89,8 +92,8 @@ class Engine:
         answer_seconds: float,
     ) -> None:
         with importing_extra("sharing.url", "sharing"):
-            import libvalkey  # noqa: PLC0415 - an extra
-            import valkey.asyncio  # noqa: PLC0415
+            import libvalkey
+            import valkey.asyncio
         self._timeouts = (TimeoutError, valkey.TimeoutError)
         self._packed = libvalkey.pack_command
         self._access = access
@@ -150,9 +153,15 @@ class Engine:
             await connection.disconnect(nowait=True)
 
     def _answered(self) -> None:
-        """Notes that the engine accepted the oldest message that it had not confirmed."""
-        if self._unanswered:
-            self._unanswered.popleft()
+        """Notes that the engine accepted the oldest message that it had not confirmed.
+
+        Raises:
+            ConnectionError: it had confirmed all; an engine that answers without end would take as
+                much time as it likes.
+        """
+        if not self._unanswered:
+            raise ConnectionError("the server answers what it was not asked")
+        self._unanswered.popleft()
         if self.fault:
             self.fault = ""
             self._retries.reset()
@@ -181,13 +190,14 @@ class _Line(asyncio.Protocol):
         hear: Callable[[bytes], float],
         answered: Callable[[], None],
     ) -> None:
-        import libvalkey  # noqa: PLC0415 - an extra
+        import libvalkey
 
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._hear = hear
         self._answered = answered
         self._reader = libvalkey.Reader(notEnoughData=_NO_MORE)
+        self._unread_bytes = 0  # since the last complete answer or message
         self._is_paused = False
         self.subscribed: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[Exception] = self._loop.create_future()
@@ -211,6 +221,7 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Processes the bytes that have arrived."""
         self._reader.feed(data)
+        self._unread_bytes += len(data)
         if not self._is_paused:
             self._read()
 
@@ -222,27 +233,36 @@ class _Line(asyncio.Protocol):
         """Processes complete messages, until `hear` asks for a pause."""
         try:
             while (said := self._reader.gets()) is not _NO_MORE:
+                self._unread_bytes = 0
                 seconds = self._take(said)
                 if seconds:
                     self._is_paused = True
                     self._transport.pause_reading()
                     self._loop.call_later(seconds, self._resume)
                     return
-            if self._reader.len() > MAX_UNREAD_BYTES:
+            # the reader's own buffer lacks the elements of a long array that it has parsed already
+            if self._unread_bytes > MAX_UNREAD_BYTES:
                 raise ConnectionError("the server sent a message that is too long")
         except Exception as error:  # noqa: BLE001 - as in Engine.run
             self.end(error)
 
     def _take(self, said: object) -> float:
-        """Processes one answer or message; returns how many seconds to pause before the next."""
+        """Processes one answer or message; returns how many seconds to pause before the next.
+
+        Raises:
+            ConnectionError: it is neither an answer to this router nor a message.
+        """
         if isinstance(said, Exception):
             raise said
-        if not isinstance(said, list):
-            self._answered()
-        elif len(said) == 3 and said[0] == b"message":  # noqa: PLR2004 - kind, channel, text
-            return self._hear(said[2])
-        elif not self.subscribed.done():
-            self.subscribed.set_result(None)
+        match said:
+            case [b"message", bytes(), bytes(text)]:
+                return self._hear(text)
+            case list() if self.subscribed.done():
+                raise ConnectionError("the server sent something that is no message")
+            case list():
+                self.subscribed.set_result(None)
+            case _:
+                self._answered()
         return 0.0
 
     def _resume(self) -> None:
@@ -262,7 +282,7 @@ def _transport(connection: "AbstractConnection") -> asyncio.Transport:
 
 def _connection(access: Access) -> "AbstractConnection":
     """Returns a connection of the client library that is not open yet."""
-    from valkey.asyncio import connection  # noqa: PLC0415 - an extra
+    from valkey.asyncio import connection
 
     meeting = access.meeting
     options: dict[str, Any] = {
@@ -273,6 +293,7 @@ def _connection(access: Access) -> "AbstractConnection":
         "socket_connect_timeout": CONNECT_SECONDS,
         "lib_name": None,
         "lib_version": None,
+        "parser_class": _greeting_parser(connection.DefaultParser),
     }
     if meeting.engine is None:
         return connection.UnixDomainSocketConnection(path=meeting.socket, **options)
@@ -282,6 +303,27 @@ def _connection(access: Access) -> "AbstractConnection":
     return connection.SSLConnection(
         host=host, port=port, ssl_ca_certs=access.ca or None, ssl_check_hostname=True, **options
     )
+
+
+def _greeting_parser(parser: Any) -> type:
+    """Returns the client library's parser with a limit: it only reads answers to the greeting."""
+
+    class GreetingParser(parser):  # type: ignore[misc]
+        """Refuses answers that do not end."""
+
+        def on_connect(self, connection: object) -> None:
+            """Begins a connection."""
+            super().on_connect(connection)
+            self._reads = 0
+
+        async def read_from_socket(self) -> bool:
+            """Reads a piece."""
+            self._reads += 1
+            if self._reads > MAX_GREETING_READS:
+                raise ConnectionError("the server sent a greeting that is too long")
+            return bool(await super().read_from_socket())
+
+    return GreetingParser
 
 
 SUFFIX = ".router"

@@ -13,12 +13,14 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from operator import lt
 from typing import Annotated, NamedTuple
 
 import msgspec
 import xxhash
 
-from extproc.picking.sent import LENGTHS, Marks
+from extproc.requests.outline import MOST_DIGESTS
+from extproc.routing.marks import LAST_TOKENS, LENGTHS, Marks
 from kvstate.errors import KVSteerError
 
 # Of the first version; a format that older routers do not understand gets another one.
@@ -27,10 +29,13 @@ MAGIC = b"KVS\x01"
 # Also fits into one datagram.
 MAX_BYTES = 64 * 1024
 
-# Most entries of one message; more are sent in several messages.
+# Most entries of one message; more are sent in several messages. Merging a mark of a claim costs a
+# microsecond or so.
 MAX_WORKERS = 256
 MAX_CLAIMS = 40
+MAX_MARKS = 1_024
 MAX_OVER = 512
+MAX_CHALLENGES = 64
 
 _KEY_BYTES = 8
 _TAG_BYTES = 8
@@ -45,14 +50,20 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[!-~]+$")]
+_Tag = Annotated[bytes, msgspec.Meta(min_length=_TAG_BYTES, max_length=_TAG_BYTES)]
 _Keys = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * len(LENGTHS))]
+_LENGTH_BYTES = 4
+_Ends = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * MOST_DIGESTS)]
+_Lengths = Annotated[
+    bytes, msgspec.Meta(min_length=_LENGTH_BYTES, max_length=_LENGTH_BYTES * MOST_DIGESTS)
+]
 
 
 class MessageError(KVSteerError):
     """A message was rejected.
 
     reason: wrong_size, other_version, other_secret, forged or malformed; from `Picture`, also
-    too_many_routers or out_of_order.
+    unproven, late, too_many_routers or out_of_order.
     """
 
     def __init__(self, reason: str) -> None:
@@ -116,15 +127,75 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keys: _Keys
 
     @property
+    def mark_count(self) -> int:
+        """How many marks the prompt has."""
+        return len(self.keys) // _KEY_BYTES
+
+    @property
     def marks(self) -> Marks:
         """The prompt's marks."""
-        count = len(self.keys) // _KEY_BYTES
+        count = self.mark_count
         return Marks(LENGTHS[:count], struct.unpack(f"<{count}Q", self.keys))
+
+
+class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A prompt without known tokens that the sender sent to a worker.
+
+    number, worker: as in `ClaimNews`. keys: those of the prompt's marks, for the shortest prefix
+    first. lengths: theirs in estimated tokens, ascending.
+    """
+
+    number: _Number
+    worker: _Number
+    keys: _Ends
+    lengths: _Lengths
+
+    @property
+    def mark_count(self) -> int:
+        """How many marks the prompt has."""
+        return len(self.keys) // _KEY_BYTES
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there is a length for each key, and each is longer than the one before."""
+        if len(self.keys) * _LENGTH_BYTES != len(self.lengths) * _KEY_BYTES:
+            return False
+        lengths = (0, *self.marks.lengths)
+        return lengths[-1] <= LAST_TOKENS and all(map(lt, lengths, lengths[1:]))
+
+    @property
+    def marks(self) -> Marks:
+        """The prompt's marks."""
+        count = self.mark_count
+        lengths = struct.unpack(f"<{count}I", self.lengths)
+        return Marks(lengths, struct.unpack(f"<{count}Q", self.keys))
+
+
+# A claim of either kind.
+AnyClaim = ClaimNews | OutlineNews
+
+
+def claim_news(number: int, worker: int, marks: Marks) -> AnyClaim:
+    """Returns the news that a prompt with these marks was sent to a worker."""
+    count, keys = len(marks.keys), packed(marks.keys)
+    if marks.lengths == LENGTHS[:count]:
+        return ClaimNews(number, worker, keys)
+    return OutlineNews(number, worker, keys, struct.pack(f"<{count}I", *marks.lengths))
 
 
 def packed(keys: Sequence[int]) -> bytes:
     """Returns the keys of marks in the form of `ClaimNews.keys`."""
     return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Asks a router to prove that it runs now: to send a number back.
+
+    tag: the router's, see `sender_tag`. number: random, and told to nobody before.
+    """
+
+    tag: _Tag
+    number: _Number
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
@@ -136,6 +207,9 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     is_whole: whether this message completes a report of all workers to which the sender ever sent
     anything. workers: those whose figures changed, or all. claims: the new ones, or the open ones
     if another router asked. ended, withdrawn: the numbers of claims that ended or were withdrawn.
+    challenges: to routers whose messages do not count for the sender yet. answers: the numbers of
+    challenges to the sender. outlines: claims of prompts without known tokens; older routers skip
+    them.
     """
 
     origin: _Name
@@ -148,13 +222,16 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     claims: Annotated[tuple[ClaimNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
     ended: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
     withdrawn: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
+    challenges: Annotated[tuple[Challenge, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
+    answers: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
+    outlines: Annotated[tuple[OutlineNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(News)
 
 
-@lru_cache(maxsize=8)  # it is the same in each message
+@lru_cache(maxsize=128)  # it is the same in each message of a router
 def sender_tag(origin: str, incarnation: int) -> bytes:
     """Returns the tag by which a router recognizes its own messages, which come back to it."""
     return blake2b(f"{incarnation} {origin}".encode(), digest_size=_TAG_BYTES).digest()
@@ -192,6 +269,8 @@ def decoded(wire: bytes, keys: Keys) -> News:
     except (msgspec.DecodeError, RecursionError):
         raise MessageError("malformed") from None
     if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
+        raise MessageError("malformed")
+    if not all(one.is_sound for one in news.outlines):
         raise MessageError("malformed")
     return news
 

@@ -4,24 +4,46 @@ Each router's figures about its own requests are absolute, so later messages mak
 A router that is silent for too long is forgotten with all its figures. The number of routers and
 the size of their figures are bounded: at worst, a message makes known workers look busier than they
 are, or as if they held prompts that they do not.
+
+A recorded message proves nothing. So a router counts only after it has sent back a number that was
+drawn here, and then only what is newer than its last message and was not held back. After it was
+forgotten, it has to do so again. Two routers of the same name are told apart by their incarnations,
+so none of them can silence the other.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol
 
-from extproc.picking.load import Loads
-from extproc.picking.sent import Claim, Holdings, Sent
-from extproc.sharing.messages import Keys, MessageError, News, decoded
+from extproc.routing.load import Loads
+from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.sharing.messages import MAX_MARKS, AnyClaim, MessageError, News, decoded, sender_tag
+from extproc.sharing.telling import Telling
 
 MAX_ROUTERS = 64
 
 # Most open claims of one router; beyond that, the oldest are left to expire.
 MAX_CLAIMS = 8_192
 
+# The marks of its claims that one router may add at once, and in each second after that.
+MARKS_AT_ONCE = 131_072
+MARKS_PER_SECOND = 32_768
+
 # Shortest time between two requests for what was missed, in seconds.
 ASK_SECONDS = 1.0
+
+# Routers that have not answered a challenge yet, and the shortest time between two challenges of
+# one of them, in seconds.
+MAX_STRANGERS = 64
+CHALLENGE_SECONDS = 0.1
+
+# Routers that were forgotten, of which the last message is remembered.
+MAX_GONE = 1_024
+
+# How fast two clocks may part: a thousand times as fast as ordinary ones do.
+DRIFT = 0.001
 
 
 class Place(NamedTuple):
@@ -38,48 +60,93 @@ class Places(Protocol):
         """Returns them by their ids in messages."""
 
 
+class Identity(NamedTuple):
+    """One run of a router: its name, and a number that is higher after every restart."""
+
+    origin: str
+    incarnation: int
+
+
 @dataclass(slots=True)
 class Other:
     """Another router.
 
-    since, heard_at: when its first and its last message arrived, in seconds of a monotonic clock.
-    delay_seconds: how long its last message took, by both wall clocks. lost: messages that never
-    arrived. is_known: whether it has named all workers to which it sent anything.
+    key: its name in the workers' records. since, heard_at: when its first and its last message
+    arrived, in seconds of a monotonic clock. lag: the smallest that a message had, see `_lag`.
+    delay_seconds: how long its last message took, by both wall clocks. lost: messages that had not
+    arrived when a later one did. is_known: whether it has named all workers to which it sent
+    anything. marks_left: how many marks it may add now.
     """
 
-    origin: str
-    incarnation: int
+    identity: Identity
     since: float
     heard_at: float
+    lag: float
     sequence: int = 0
     lost: int = 0
     delay_seconds: float = 0.0
     is_known: bool = False
     claims: dict[int, Claim] = field(default_factory=dict)
+    marks_left: float = MARKS_AT_ONCE
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = f"{self.identity.incarnation} {self.identity.origin}"
+
+    @property
+    def origin(self) -> str:
+        """Its name."""
+        return self.identity.origin
+
+
+@dataclass(slots=True)
+class Stranger:
+    """A router that has not yet sent back the number that it was sent.
+
+    drawn_at, asked_at: when the number was drawn and last sent. is_hello: whether the router asked
+    for everything.
+    """
+
+    number: int
+    drawn_at: float
+    asked_at: float = -inf
+    is_hello: bool = False
 
 
 class Picture:
     """The other routers. Times are seconds of one monotonic clock.
 
-    loads, sent: the records into which messages are merged. places: returns the workers.
-    forget_seconds: for how long a router may be silent. counts: messages, by "accepted" or the
-    reason why they were rejected. unknown_workers: figures and claims for workers that are not
-    known here.
+    telling: makes this router's messages; it sends challenges and answers. loads, sent: the records
+    into which messages are merged. places: returns the workers. forget_seconds: for how long a
+    router may be silent, and its messages may be held back. draw: returns a random number of 63
+    bits. counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
+    figures and claims for workers that are not known here. excess_claims: claims of routers that
+    sent too many.
     """
 
     def __init__(
-        self, keys: Keys, loads: Loads, sent: Sent, places: Places, forget_seconds: float
+        self,
+        telling: Telling,
+        loads: Loads,
+        sent: Sent,
+        places: Places,
+        forget_seconds: float,
+        draw: Callable[[], int],
     ) -> None:
-        self._keys = keys
+        self._telling = telling
         self._loads = loads
         self._sent = sent
         self._places = places
         self._forget_seconds = forget_seconds
+        self._draw = draw
         self._has_gap = False
         self._asked_at = -ASK_SECONDS
-        self.others: dict[str, Other] = {}
+        self._strangers: OrderedDict[Identity, Stranger] = OrderedDict()
+        self._gone: OrderedDict[Identity, int] = OrderedDict()
+        self.others: dict[Identity, Other] = {}
         self.counts: Counter[str] = Counter()
         self.unknown_workers = 0
+        self.excess_claims = 0
 
     def hear(self, wire: bytes, now: float, wall_us: int) -> News | None:
         """Merges a message and returns it; returns None if it was rejected.
@@ -87,8 +154,9 @@ class Picture:
         wall_us: microseconds since 1970.
         """
         try:
-            news = decoded(wire, self._keys)
-            other = self._sender(news, now)
+            news = decoded(wire, self._telling.keys)
+            self._answer(news)
+            other = self._sender(news, now, wall_us)
         except MessageError as error:
             self.counts[error.reason] += 1
             return None
@@ -96,10 +164,12 @@ class Picture:
         if other.sequence and news.sequence > other.sequence + 1:
             other.lost += news.sequence - other.sequence - 1
             self._has_gap = True
+        added = MARKS_PER_SECOND * (now - other.heard_at)
+        other.marks_left = min(MARKS_AT_ONCE, other.marks_left + added)
         other.sequence, other.heard_at = news.sequence, now
         other.delay_seconds = max(0.0, (wall_us - news.sent_us) / 1e6)
-        if news.sequence == 1:
-            other.is_known = True
+        if news.is_hello:
+            self._telling.note_hello()
         self._merge(other, news, now)
         other.is_known |= news.is_whole
         return news
@@ -112,49 +182,94 @@ class Picture:
         return True
 
     def lost(self) -> int:
-        """Returns how many messages of the routers known now never arrived."""
+        """Returns how many messages of the routers known now did not arrive before later ones."""
         return sum(other.lost for other in self.others.values())
 
     def forget(self, now: float) -> list[Other]:
         """Forgets the routers that have been silent for too long, and returns them."""
-        silent = [
-            other for other in self.others.values() if now - other.heard_at > self._forget_seconds
-        ]
+        silent = [other for other in self.others.values() if self._is_over(other, now)]
         for other in silent:
             self._drop(other, now)
         return silent
+
+    def _is_over(self, other: Other, now: float) -> bool:
+        """Returns whether a router is silent for good, sooner if another run has its name."""
+        silence = now - other.heard_at
+        return silence > self._forget_seconds or (
+            silence > self._forget_seconds / 10
+            and any(
+                one.origin == other.origin and one.identity > other.identity
+                for one in self.others.values()
+            )
+        )
 
     def forget_all(self, now: float) -> None:
         """Forgets every other router."""
         for other in list(self.others.values()):
             self._drop(other, now)
 
-    def _sender(self, news: News, now: float) -> Other:
+    def _answer(self, news: News) -> None:
+        """Answers the challenge to this router in a message, if there is one."""
+        for one in news.challenges:
+            if one.tag == self._telling.tag:
+                self._telling.answer(one.number)
+
+    def _sender(self, news: News, now: float, wall_us: int) -> Other:
         """Returns the record of a message's sender.
 
         Raises:
-            MessageError: it is no newer than one that was accepted, or there are too many routers.
+            MessageError: the sender has not proved that it runs, the message is no newer than one
+                that was accepted, or was held back, or there are too many routers.
         """
-        other = self.others.get(news.origin)
-        if other is not None and news.incarnation > other.incarnation:
-            self._drop(other, now)
-            other = None
+        identity = Identity(news.origin, news.incarnation)
+        other = self.others.get(identity)
         if other is None:
-            if len(self.others) >= MAX_ROUTERS:
-                raise MessageError("too_many_routers")
-            other = Other(news.origin, news.incarnation, now, now)
-            self.others[news.origin] = other
-        elif news.incarnation < other.incarnation or news.sequence <= other.sequence:
+            return self._newcomer(identity, news, now, wall_us)
+        if news.sequence <= other.sequence:
             raise MessageError("out_of_order")
+        lag = _lag(news, wall_us)
+        least = min(lag, other.lag + DRIFT * (now - other.heard_at))
+        if lag - least > self._forget_seconds:
+            raise MessageError("late")
+        other.lag = least
+        return other
+
+    def _newcomer(self, identity: Identity, news: News, now: float, wall_us: int) -> Other:
+        """Returns a record for a sender that has answered its challenge; else challenges it.
+
+        Raises:
+            MessageError: as `_sender` does.
+        """
+        if news.sequence <= self._gone.get(identity, 0):
+            raise MessageError("out_of_order")
+        if len(self.others) >= MAX_ROUTERS:
+            raise MessageError("too_many_routers")
+        stranger = self._strangers.get(identity)
+        if stranger is None or now - stranger.drawn_at > self._forget_seconds:
+            stranger = Stranger(self._draw(), now)
+            self._strangers[identity] = stranger
+            self._strangers.move_to_end(identity)
+            if len(self._strangers) > MAX_STRANGERS:
+                self._strangers.popitem(last=False)
+        stranger.is_hello |= news.is_hello
+        if stranger.number not in news.answers:
+            if now - stranger.asked_at >= CHALLENGE_SECONDS:
+                stranger.asked_at = now
+                self._telling.challenge(sender_tag(*identity), stranger.number)
+            raise MessageError("unproven")
+        del self._strangers[identity]
+        if stranger.is_hello:
+            self._telling.note_hello()
+        other = self.others[identity] = Other(identity, now, now, _lag(news, wall_us))
         return other
 
     def _merge(self, other: Other, news: News, now: float) -> None:
-        if news.workers or news.claims:
+        if news.workers or news.claims or news.outlines:
             places = self._places()
-            told, origin, is_known = self._loads.told, other.origin, other.is_known
+            told, key, is_known = self._loads.record_report, other.key, other.is_known
             for one in news.workers:
                 place = places.get(one.worker)
-                if place is None or not told(origin, place.endpoint, one, now, is_known=is_known):
+                if place is None or not told(key, place.endpoint, one, now, is_known=is_known):
                     self.unknown_workers += 1
             self._claim(other, news, places, now)
         claims = other.claims
@@ -166,19 +281,36 @@ class Picture:
                 self._sent.withdraw(known)
 
     def _claim(self, other: Other, news: News, places: Mapping[int, Place], now: float) -> None:
-        claims = other.claims
-        for claim in news.claims:
-            place = places.get(claim.worker)
-            if place is None:
+        left = MAX_MARKS
+        claims: tuple[AnyClaim, ...] = (*news.claims, *news.outlines)
+        for claim in claims:
+            left -= claim.mark_count
+            if left < 0 or other.marks_left < claim.mark_count:
+                self.excess_claims += 1
+            elif (place := places.get(claim.worker)) is None:
                 self.unknown_workers += 1
-            elif claim.number not in claims:
-                if len(claims) >= MAX_CLAIMS:
-                    del claims[next(iter(claims))]
-                claims[claim.number] = self._sent.record(place.holdings, claim.marks, now)
+            elif claim.number not in other.claims:
+                other.marks_left -= claim.mark_count
+                self._record(other, claim, place, now)
+
+    def _record(self, other: Other, claim: AnyClaim, place: Place, now: float) -> None:
+        claims = other.claims
+        if len(claims) >= MAX_CLAIMS:
+            del claims[next(iter(claims))]
+        claims[claim.number] = self._sent.record(place.holdings, claim.marks, now)
 
     def _drop(self, other: Other, now: float) -> None:
         """Forgets a router: its requests may still be under way, but nobody reports them."""
-        del self.others[other.origin]
-        self._loads.forget(other.origin, now)
+        del self.others[other.identity]
+        self._gone[other.identity] = other.sequence
+        self._gone.move_to_end(other.identity)
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+        self._loads.forget(other.key, now)
         for claim in other.claims.values():
             self._sent.end(claim, now)
+
+
+def _lag(news: News, wall_us: int) -> float:
+    """Returns how long a message took and how far the wall clocks differ, together, in seconds."""
+    return (wall_us - news.sent_us) / 1e6

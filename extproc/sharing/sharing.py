@@ -9,17 +9,18 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.config.sections import Sharing as Options
-from extproc.picking.load import Loads
-from extproc.picking.sent import Claim, Holdings, Sent
+from extproc.routing.load import Loads
+from extproc.routing.sent import Claim, Holdings, Sent
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
     CONNECTING,
@@ -29,23 +30,28 @@ from extproc.sharing.carriers import (
     transport_of,
 )
 from extproc.sharing.messages import Keys, is_from, keys_of, worker_id
+from extproc.sharing.outages import Outages
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
 
 log = logging.getLogger("kvsteer.sharing")
 
-# A router is forgotten after this many ticks, plus this many seconds, without a message.
+# A router is forgotten after this many ticks, plus this many seconds, without a message. On a busy
+# machine a healthy one may say nothing for half a second.
 FORGET_TICKS = 10
-FORGET_SECONDS = 0.1
+FORGET_SECONDS = 3.0
+
+# The server at sharing.url is down after as many ticks, plus this many seconds, without a reply.
+DOWN_SECONDS = 0.1
+
+# Shortest time between two messages, even if another router waits for an answer.
+LEAST_TICK_SECONDS = 0.01
 
 # After this many ticks without news, a router sends a sign of life.
 ALIVE_TICKS = 4
 
-# Recovery is logged after this time without a fault: a slow engine or a busy machine may fail and
-# recover several times a second.
-SETTLED_SECONDS = 1.0
-
-# In each window of WINDOW_SECONDS, receiving messages may take at most MOST_SECONDS.
+# Once receiving messages has taken MOST_SECONDS of a window of WINDOW_SECONDS, the next message
+# waits for the next window.
 WINDOW_SECONDS = 0.1
 MOST_SECONDS = 0.02
 
@@ -73,16 +79,30 @@ class Fleet(Protocol):
 class PromptTelling(Telling):
     """Also signals news that should not wait for the next tick.
 
-    news: set when a request begins that has enough work to be reported.
+    news: set when a request begins that has enough work to be reported. meeting: set when another
+    router is to be challenged or answered.
     """
 
     def __init__(self, keys: Keys, origin: str, incarnation: int, silent_seconds: float) -> None:
         super().__init__(keys, origin, incarnation, silent_seconds)
         self.news = asyncio.Event()
+        self.meeting = asyncio.Event()
 
-    def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+    def challenge(self, tag: bytes, number: int) -> None:
+        """Asks the router with this tag to send a number back, so that its messages count here."""
+        super().challenge(tag, number)
+        self.meeting.set()
+        self.news.set()
+
+    def answer(self, number: int) -> None:
+        """Answers a challenge of another router, to which all figures and open claims are new."""
+        super().answer(number)
+        self.meeting.set()
+        self.news.set()
+
+    def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
         """Notes that a request was sent to an endpoint."""
-        super().begun(claims, endpoint, uncached_tokens)
+        super().begin(claims, endpoint, uncached_tokens)
         if uncached_tokens >= LEAST_UNCACHED_TOKENS:
             self.news.set()
 
@@ -126,14 +146,17 @@ class Sharing:
         self._monotonic = monotonic
         self._seconds = options.tick_ms / 1000
         self._forget_seconds = FORGET_TICKS * self._seconds + FORGET_SECONDS
-        self.picture = Picture(telling.keys, fleet.loads, sent, self._places, self._forget_seconds)
-        self._transport = transport_of(options, self._hear, telling.hello, self._forget_seconds)
+        self.picture = Picture(
+            telling, fleet.loads, sent, self._places, self._forget_seconds, _random_number
+        )
+        down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
+        self._transport = transport_of(options, self.hear, telling.hello, down_seconds)
         self._known_change: asyncio.Event | None = None
         self._known: dict[int, Place] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._did_tell = False
         self._window_ends = self._passed = self._worked = self._ticked_at = 0.0
-        self._said, self._faulty_at = "", 0.0
+        self._outages = Outages()
         self._patient_until = monotonic() + 2 * CONNECT_SECONDS
         self.sent = self.sent_bytes = self.not_sent = self.received_bytes = 0
 
@@ -176,7 +199,7 @@ class Sharing:
                     "known_seconds": round(now - other.since, 1),
                     "messages": other.sequence,
                     "lost": other.lost,
-                    "in_flight": self._fleet.loads.in_flight_of(other.origin),
+                    "in_flight": self._fleet.loads.in_flight_of(other.key),
                     "claims": len(other.claims),
                 }
                 for other in self.picture.others.values()
@@ -190,24 +213,28 @@ class Sharing:
                 self._tell(self._monotonic())
             except Exception:  # what fails once must not end it
                 log.exception("a tick of sharing failed")
-                await asyncio.sleep(FORGET_SECONDS)
+                await asyncio.sleep(DOWN_SECONDS)
 
     async def _pause(self) -> None:
-        """Waits for a tick; if the last one sent no message, `news` ends the wait early."""
-        news = self._telling.news
+        """Waits for a tick; if the last one sent no message, `news` ends the wait early.
+
+        `meeting` does so in any case: a newcomer does not wait for a slow tick.
+        """
+        news, meeting = self._telling.news, self._telling.meeting
         if self._did_tell:
-            await asyncio.sleep(self._seconds)
+            least = min(self._seconds, LEAST_TICK_SECONDS)
+            await asyncio.sleep(least)
+            await _set_within(meeting, self._seconds - least)
         else:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds):
-                    await news.wait()
+            await _set_within(news, self._seconds)
         news.clear()
+        meeting.clear()
 
     def _tell(self, now: float) -> None:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
         # if this process itself paused, the others' messages have yet to be read
         for other in self.picture.forget(now) if was_here else ():
-            if not self._said:
+            if not self._outages.is_going_on:
                 log.info("router %s is silent and no longer counted", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
@@ -223,22 +250,21 @@ class Sharing:
         self._say(self._monotonic())
 
     def _say(self, now: float) -> None:
-        """Logs once that this router decides alone, and once that it shares again."""
+        """Logs that this router decides alone, and that it shares again, but seldom."""
         fault = self._transport.fault
-        if fault:
-            self._faulty_at = now
-        is_beginning = fault == CONNECTING and now < self._patient_until
-        if fault and not self._said and not is_beginning:
-            self._said = fault
-            log.warning("not sharing with other routers: %s: %s", self._options.url, fault)
-        elif self._said and now - self._faulty_at >= SETTLED_SECONDS:
-            self._said = ""
-            log.info("sharing with other routers over %s", self._options.url)
+        if fault == CONNECTING and now < self._patient_until:
+            return
+        news = self._outages.look(fault, now)
+        if news is None:
+            return
+        url, times = self._options.url, f" (outage {news.number})" if news.number > 1 else ""
+        if news.fault:
+            log.warning("not sharing with other routers: %s: %s%s", url, news.fault, times)
+        else:
+            log.info("sharing with other routers over %s", url)
 
-    def _hear(self, message: bytes) -> float:
+    def hear(self, message: bytes) -> float:
         """Handles a message; returns how many seconds to pause before the next."""
-        if is_from(message, self._telling.tag):
-            return 0.0
         began = time.perf_counter()
         now = self._monotonic()
         if now >= self._window_ends:
@@ -254,15 +280,17 @@ class Sharing:
         return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS / 2 else 0.0
 
     def _heard(self, message: bytes, now: float) -> None:
-        """Merges a message unless it is rejected; notes if its sender asks for everything."""
+        """Merges a message unless it is rejected, or is this router's own."""
+        if is_from(message, self._telling.tag):
+            return
         self.received_bytes += len(message)
         routers = len(self.picture.others)
         news = self.picture.hear(message, now, time.time_ns() // 1000)
-        if news is None:
-            return
-        if news.is_hello:
-            self._telling.asked()
-        if len(self.picture.others) > routers and not self._said:
+        if (
+            news is not None
+            and len(self.picture.others) > routers
+            and not self._outages.is_going_on
+        ):
             log.info("router %s joined", news.origin)
 
     def _places(self) -> Mapping[int, Place]:
@@ -276,28 +304,16 @@ class Sharing:
         return self._known
 
 
-@contextlib.asynccontextmanager
-async def shared(
-    options: Options | None,
-    telling: PromptTelling | None,
-    fleet: Fleet,
-    sent: Sent,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> AsyncIterator[Sharing | None]:
-    """Shares as configured; yields None if sharing is not configured.
+def _random_number() -> int:
+    return secrets.randbits(63)
 
-    Raises:
-        StartError: the client library is missing, or a file with a secret cannot be read.
-    """
-    if options is None or telling is None:
-        yield None
-        return
-    sharing = Sharing(options, telling, fleet, sent, monotonic)
-    sharing.start()
-    try:
-        yield sharing
-    finally:
-        await sharing.close()
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Waits until an event is set, at most so many seconds."""
+    if seconds > 0.0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
 
 
 def note_of(sharing: Sharing | None) -> Callable[[], str]:
@@ -354,8 +370,9 @@ def _fill(
     status, picture = sharing.status(), sharing.picture
     alone.add_metric([], int(bool(status["alone"])))
     routers.add_metric([], len(status["routers"]))
-    for router in status["routers"]:
-        age.add_metric([router["name"]], router["age_ms"] / 1000)
+    ages = {router["name"]: router["age_ms"] / 1000 for router in status["routers"]}
+    for name, seconds in ages.items():  # two runs of a router may have one name
+        age.add_metric([name], seconds)
     outcomes = {"sent": sharing.sent, "not_sent": sharing.not_sent, **picture.counts}
     for outcome, count in outcomes.items():
         messages.add_metric([outcome], count)

@@ -1,26 +1,31 @@
 """Makes this router's messages: changes since the last tick, and everything from time to time.
 
-Nothing queues up. Figures are absolute and are read when a message is made, so a router that cannot
-send for a while keeps only the set of changed workers. Claims beyond a limit are dropped, the
-oldest first, and counted.
+Figures are absolute and are read when a message is made, so of them a router that cannot send for a
+while keeps only the set of changed workers. Claims, their ends and their withdrawals wait up to a
+limit each; beyond it the oldest are dropped, and dropped claims are counted.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from extproc.picking.load import Loads
-from extproc.picking.sent import Claim
+from extproc.routing.load import Loads
+from extproc.routing.sent import Claim
 from extproc.sharing.messages import (
+    MAX_CHALLENGES,
     MAX_CLAIMS,
+    MAX_MARKS,
     MAX_OVER,
     MAX_WORKERS,
+    AnyClaim,
+    Challenge,
     ClaimNews,
     Keys,
     News,
+    OutlineNews,
     WorkerNews,
+    claim_news,
     encoded,
-    packed,
     sender_tag,
     worker_id,
 )
@@ -61,21 +66,23 @@ class Telling:
         self._silent_seconds = silent_seconds
         self._sequence = 0
         self._number = 0
-        self._open: dict[Claim, ClaimNews] = {}
-        self._waiting: deque[ClaimNews] = deque(maxlen=MAX_WAITING)
+        self._open: dict[Claim, AnyClaim] = {}
+        self._waiting: deque[AnyClaim] = deque(maxlen=MAX_WAITING)
         self._ended: deque[int] = deque(maxlen=MAX_WAITING)
         self._withdrawn: deque[int] = deque(maxlen=MAX_WAITING)
         self._ids: dict[str, int] = {}
-        self._told_at = self._whole_at = -WHOLE_SECONDS
+        self._told_at = self._whole_at = self._answered_at = -WHOLE_SECONDS
         self._says_hello = True
         self._is_asked = False
+        self._challenges: dict[bytes, Challenge] = {}
+        self._answers: dict[int, None] = {}
 
     @property
     def secret(self) -> int:
         """The key of all routers' marks."""
         return self.keys.marks
 
-    def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+    def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
         """Notes a request's claims on an endpoint; ignores those of a request with little work."""
         if uncached_tokens < LEAST_UNCACHED_TOKENS:
             return
@@ -87,17 +94,17 @@ class Telling:
             if len(self._waiting) == MAX_WAITING:
                 self.dropped += 1
             self._number += 1
-            news = ClaimNews(self._number, self._id(endpoint), packed(claim.marks.keys))
+            news = claim_news(self._number, self._id(endpoint), claim.marks)
             self._open[claim] = news
             self._waiting.append(news)
 
-    def ended(self, claim: Claim) -> None:
+    def end(self, claim: Claim) -> None:
         """Notes that the request has ended."""
         news = self._open.pop(claim, None)
         if news is not None:
             self._ended.append(news.number)
 
-    def withdrawn(self, claim: Claim) -> None:
+    def withdraw(self, claim: Claim) -> None:
         """Notes that the request never reached its worker."""
         news = self._open.pop(claim, None)
         if news is not None:
@@ -107,9 +114,20 @@ class Telling:
         """Makes the next message ask the others for all their figures and open claims."""
         self._says_hello = True
 
-    def asked(self) -> None:
+    def note_hello(self) -> None:
         """Notes that another router asked for all figures and open claims."""
         self._is_asked = True
+
+    def challenge(self, tag: bytes, number: int) -> None:
+        """Asks the router with this tag to send a number back, so that its messages count here."""
+        if tag in self._challenges or len(self._challenges) < MAX_CHALLENGES:
+            self._challenges[tag] = Challenge(tag, number)
+
+    def answer(self, number: int) -> None:
+        """Answers a challenge of another router, to which all figures and open claims are new."""
+        if len(self._answers) < MAX_CHALLENGES:
+            self._answers[number] = None
+            self.note_hello()
 
     def due(self, loads: Loads, now: float, wall_us: int) -> list[bytes]:
         """Returns the messages of this tick: usually one, none if there is nothing to report.
@@ -117,15 +135,19 @@ class Telling:
         now: seconds of the loads' clock. wall_us: microseconds since 1970.
         """
         endpoints, claims = list(self.touched), list(self._waiting)
-        is_answer = self._is_asked and now - self._whole_at >= ANSWER_SECONDS
+        # whoever challenged this router has ignored all that it said so far
+        since = self._answered_at if self._answers else self._whole_at
+        is_answer = self._is_asked and now - since >= ANSWER_SECONDS
         is_whole = is_answer or now - self._whole_at >= WHOLE_SECONDS
         if is_whole:
-            endpoints, self._whole_at = loads.used(), now
+            endpoints, self._whole_at = loads.used_endpoints(), now
         if is_answer:
             claims, self._is_asked = list(self._open.values())[-MAX_ANSWERED:], False
+            self._answered_at = now
         is_silent = now - self._told_at >= self._silent_seconds
         has_news = endpoints or claims or self._ended or self._withdrawn
-        if not (has_news or self._says_hello or is_silent):
+        is_met = self._challenges or self._answers
+        if not (has_news or is_met or self._says_hello or is_silent):
             return []
         workers = self._workers(endpoints, loads, now)
         over = (list(self._ended), list(self._withdrawn))
@@ -141,30 +163,50 @@ class Telling:
     def _messages(
         self,
         workers: list[WorkerNews],
-        claims: list[ClaimNews],
+        claims: list[AnyClaim],
         over: tuple[list[int], list[int]],
         wall_us: int,
         *,
         is_whole: bool,
     ) -> Iterator[bytes]:
-        """Yields the news in as many messages as needed, at least one."""
-        begun, ended, withdrawn = iter(claims), iter(over[0]), iter(over[1])
+        """Yields the news in as many messages as needed, at least one.
+
+        No claim's end comes before the claim itself: it would be ignored, and the claim kept.
+        """
+        begun, ended, withdrawn = deque(claims), iter(over[0]), iter(over[1])
+        challenges, answers = tuple(self._challenges.values()), tuple(self._answers)
+        self._challenges.clear()
+        self._answers.clear()
         is_first, told = True, 0
         while True:
-            parts = (
-                tuple(workers[told : told + MAX_WORKERS]),
-                tuple(islice(begun, MAX_CLAIMS)),
-                tuple(islice(ended, MAX_OVER)),
-                tuple(islice(withdrawn, MAX_OVER)),
-            )
-            if not (is_first or any(parts)):
+            some_workers = tuple(workers[told : told + MAX_WORKERS])
+            some_begun = _some(begun)
+            over_now = 0 if begun else MAX_OVER
+            some_ended = tuple(islice(ended, over_now))
+            some_withdrawn = tuple(islice(withdrawn, over_now))
+            if not (is_first or some_workers or some_begun or some_ended or some_withdrawn):
                 return
             self._sequence += 1
-            is_hello, self._says_hello, is_first = self._says_hello, False, False
             told += MAX_WORKERS
             is_all, is_whole = is_whole and told >= len(workers), is_whole and told < len(workers)
-            begins = (self.origin, self.incarnation, self._sequence, wall_us, is_hello, is_all)
-            yield encoded(News(*begins, *parts), self.keys)
+            news = News(
+                self.origin,
+                self.incarnation,
+                self._sequence,
+                wall_us,
+                self._says_hello,
+                is_all,
+                some_workers,
+                tuple([one for one in some_begun if isinstance(one, ClaimNews)]),
+                some_ended,
+                some_withdrawn,
+                challenges,
+                answers,
+                tuple([one for one in some_begun if isinstance(one, OutlineNews)]),
+            )
+            yield encoded(news, self.keys)
+            self._says_hello, is_first = False, False
+            challenges, answers = (), ()
 
     def _id(self, endpoint: str) -> int:
         known = self._ids.get(endpoint)
@@ -173,3 +215,15 @@ class Telling:
                 self._ids.clear()  # some are of workers that no longer exist
             known = self._ids[endpoint] = worker_id(self.keys, endpoint)
         return known
+
+
+def _some(claims: deque[AnyClaim]) -> tuple[AnyClaim, ...]:
+    """Takes as many claims as one message may have."""
+    taken: list[AnyClaim] = []
+    marks = 0
+    while claims and len(taken) < MAX_CLAIMS:
+        marks += claims[0].mark_count
+        if marks > MAX_MARKS:
+            break
+        taken.append(claims.popleft())
+    return tuple(taken)

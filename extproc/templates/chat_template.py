@@ -13,31 +13,59 @@ syntax tree. Source: its detection in 0.10.2 to 0.19.1, 0.24.0 and 0.32.0.
 Templates run in a sandbox with limits. It offers what the transformers library (4.55 to 5.23)
 offers. A template is code from the model's files, and its input comes from clients: a loop that is
 harmless for ten messages may not be for thousands. A rendering runs in a thread, which cannot be
-stopped from outside, so every turn of a loop and every call of a macro checks the time left.
+stopped from outside, so every turn of a loop and every call of a macro checks the time left, and
+single operations are bounded, see `bounds`.
 """
 
 import json
-import operator
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
+from jinja2.runtime import Macro
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.chat_request import (
     MEDIA_MARK,
     Messages,
     flat,
     has_media,
+    has_part_fields,
     in_parts,
     marked,
     texts_before_media,
+    without_billing_line,
+    without_part_fields,
 )
+from extproc.requests.dialect import Dialect, Effort, Format, InlineSystem
+from extproc.requests.prompt import (
+    BILLING,
+    DEVELOPER,
+    DISABLED,
+    EFFORT,
+    INLINE_SYSTEM,
+    PARTS,
+    REASONING,
+    Chat,
+    refusal_of,
+)
+from extproc.templates.bounds import (
+    MAX_CHARACTERS,
+    TICK,
+    Tick,
+    bound_filters,
+    bounded_pattern,
+    check_call,
+    check_product,
+    guard,
+    joined,
+)
+from extproc.templates.told import merged_developers, merged_systems, with_reasoning
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -93,9 +121,10 @@ class _UntrackedError(Exception):
     """A name is bound in a way that the engine does not track; the engine then assumes text."""
 
 
-def content_formats(tree: nodes.Template) -> frozenset[bool]:
+def content_formats(tree: nodes.Template) -> dict[Format, bool]:
     """Returns the formats that releases detect: True for parts, False for text."""
-    return frozenset(_finds_parts(rule, tree) for rule in (_oldest, _newer, _newest))
+    rules = {Format.OLDEST: _oldest, Format.NEWER: _newer, Format.NEWEST: _newest}
+    return {name: _finds_parts(rule, tree) for name, rule in rules.items()}
 
 
 def _finds_parts(rule: Callable[[nodes.Template, set[str]], bool], tree: nodes.Template) -> bool:
@@ -116,7 +145,7 @@ def _newer(tree: nodes.Template, items: set[str]) -> bool:
 
 
 def _newest(tree: nodes.Template, items: set[str]) -> bool:
-    """From 0.32: within macros only if the macro is called with the content of a message."""
+    """From 0.30: within macros only if the macro is called with the content of a message."""
     parameters: dict[int, set[str]] = {}
     for macro in tree.find_all(nodes.Macro):
         given = _given_content(tree, macro, items)
@@ -202,53 +231,61 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 
-# Longer texts are not keyed; the largest body, printed with indented tools, is shorter.
-MAX_CHARACTERS = 8 * 1024 * 1024
-
-# How large a product may become: characters or items of what is repeated, bits of a number.
-_MAX_PRODUCT = 1_000_000
-
-# The name by which compiled templates check their time budget; no template uses it for itself.
-_TICK = "kvsteer_tick_"
-
-
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with what transformers adds.
 
     now: returns the time that strftime_now formats; local time, as in transformers.
+    is_bare: whether it lacks what transformers adds.
     """
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("*", "**", "%"))
+    concat = staticmethod(joined)
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Callable[[], datetime], *, is_bare: bool = False) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[jinja2.ext.loopcontrols, *([] if is_bare else [_Generation])],
+            optimized=False,  # constants would be computed at the start, without a limit of time
         )
-        self.filters["tojson"] = _tojson
-        self.filters[_TICK] = operator.call
+        bound_filters(self.filters, _tojson)
+        del self.globals["lipsum"]
+        if is_bare:
+            return
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+        self.globals["strftime_now"] = lambda pattern: now().strftime(bounded_pattern(pattern))
 
     def call_binop(
         self,
         context: jinja2.runtime.Context,
         operator: str,
-        left: Any,  # noqa: ANN401 - whatever a template multiplies
-        right: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        """Multiplies, unless the result would be enormous."""
-        if _product_size(operator, left, right) > _MAX_PRODUCT:
-            raise jinja2.exceptions.SecurityError("too large a product")
+        left: Any,
+        right: Any,
+    ) -> Any:
+        """Multiplies, or formats a text, unless the result would be enormous."""
+        if operator == "%" and left.__class__ is int:
+            return left % right
+        check_product(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
+    def call(
+        self,
+        context: jinja2.runtime.Context,
+        function: Any,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls a function or a method, unless the result would be enormous."""
+        if function.__class__ is not Macro:  # a template's own, and safe
+            if not self.is_safe_callable(function):
+                raise jinja2.exceptions.SecurityError("not safely callable")
+            check_call(function, args, kwargs)
+        return context.call(function, *args, **kwargs)
+
     def compiled(self, tree: nodes.Template) -> jinja2.Template:
-        """Returns a template whose loops and macros check their time budget."""
-        turns: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For)]
-        turns += tree.find_all(nodes.Macro)
-        for node in turns:
-            # a filter, since the sandbox's checks of a call cost more than the rest of a turn
-            asking = nodes.Filter(nodes.Name(_TICK, "load"), _TICK, [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(asking).set_lineno(node.lineno))
+        """Returns a template that checks its time budget and the size of its values."""
+        guard(tree)
         return self.from_string(tree)
 
 
@@ -267,27 +304,22 @@ class _Generation(jinja2.ext.Extension):
 def rendered(
     template: jinja2.Template,
     variables: Mapping[str, Any],
-    monotonic: Callable[[], float],
-    end: float,
+    tick: Tick,
 ) -> str:
     """Returns the text that a template makes of its variables.
 
-    monotonic: returns seconds. end: when the rendering is given up, by the same clock.
+    tick: gives the rendering up in time.
 
     Raises:
         RequestError: the template fails (template_failed), takes too long
             (template_too_slow), or writes too much (too_many_characters).
     """
 
-    def tick() -> None:
-        if monotonic() > end:
-            raise RequestError("template_too_slow")
-
     environment = template.environment
     # like template.generate at half the cost: that merges globals and finds errors' lines anew
     context = environment.context_class(
         environment,
-        {**environment.globals, **variables, _TICK: tick},
+        {**environment.globals, **variables, TICK: tick},
         template.name,
         template.blocks,
     )
@@ -306,24 +338,12 @@ def rendered(
     return "".join(pieces)
 
 
-def _product_size(operator: str, left: object, right: object) -> int:
-    match left, right:
-        case int(), int():
-            bits = left.bit_length(), right.bit_length()
-            return bits[0] * abs(right) if operator == "**" else sum(bits)
-        case (str() | list() | tuple(), int()):
-            return len(left) * right
-        case (int(), str() | list() | tuple()):
-            return len(right) * left
-    return 0
-
-
 def _tojson(
     value: object,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - the signature templates call
+    ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(
         value,
@@ -341,19 +361,35 @@ def _raise_exception(message: str) -> None:
 # A rendering takes under a millisecond; one that takes this long is given up.
 BUDGET_SECONDS = 0.25
 
+# Words, marks and texts of a template: as many are compiled within two seconds, and take 200 MB.
+# The longest of known models has 10,000.
+MAX_WORDS = 32_768
+
 # The keys under which clients send back what a model thought before an answer.
 _REASONING = frozenset(("reasoning", "reasoning_content"))
+
+
+# The efforts that are compared with "none", in their order.
+_PROBED_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+class _Told(NamedTuple):
+    """What a template is given of a chat, and the forms that its dialect decided."""
+
+    messages: Messages
+    variables: Mapping[str, Any]
+    forms: int
 
 
 class ChatTemplate:
     """One compiled template; safe to use from several threads.
 
     special_tokens: by the names that templates use for them (bos_token, eos_token, ...).
-    monotonic: returns seconds, for the budget of a rendering.
+    tick: makes what gives a rendering up, from the seconds that it may take.
     now: returns local time, for templates that print the date.
 
     Raises:
-        ValueError: the source is no template.
+        ValueError: the source is no template, or too costly to compile.
     """
 
     def __init__(
@@ -361,64 +397,186 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str],
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        tick: Callable[[float], Tick] = Tick,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         environment = Sandbox(now)
         try:
+            _refuse_costly(source, environment)
             tree = environment.parse(source)
-            self._formats = content_formats(tree)
+            self._format_by_rule = content_formats(tree)
+            self._formats = frozenset(self._format_by_rule.values())
             self._reads_reasoning = "reasoning" in source or _names(tree, "thinking")
             self._template = environment.compiled(tree)
-        except (jinja2.TemplateError, SyntaxError) as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise ValueError(f"not a Jinja template: {error}") from None
         self._reads_effort = "reasoning_effort" in source or "enable_thinking" in source
         self._knows_developers = any(name in source for name in ('"developer"', "'developer'"))
         self._reads_content = "content" in source
         self._special_tokens = dict(special_tokens)
-        self._monotonic = monotonic
+        self._tick = tick
+        self._source, self._now = source, now
+        self._keeps_later_systems: bool | None = None
+        self._off_effort = ""
 
-    def render(
-        self,
-        messages: Messages,
-        variables: Mapping[str, Any],
-        *,
-        has_reasoning_effort: bool = False,
-        budget_seconds: float = BUDGET_SECONDS,
-    ) -> str:
-        """Returns the prompt text of a conversation.
+    def render(self, chat: Chat, *, budget_seconds: float = BUDGET_SECONDS) -> tuple[str, int]:
+        """Returns the prompt text of a conversation, and the forms that its dialect decided.
 
-        has_reasoning_effort: whether the request sets it beside the variables.
-        budget_seconds: how long it may take, however often the template runs.
+        budget_seconds: how long its thread may work, however often the template runs.
 
         Raises:
             RequestError: the template refuses the conversation, as an engine would, or takes too
-                long; it reads values that engines or their versions pass differently; or the
-                conversation has media.
+                long; it reads values that releases pass differently, and the chat has no dialect;
+                or the conversation has media.
         """
-        self._refuse_what_differs(messages, has_reasoning_effort)
-        plain = messages
-        if not _are_texts(messages):
-            if any(map(has_media, messages)):
-                raise RequestError("unsupported_media")
-            plain = [flat(message) for message in messages]
-        end = self._monotonic() + budget_seconds
-        text, *others = [
-            self._text([in_parts(one) for one in messages] if parts else plain, variables, end)
-            for parts in self._formats
-        ]
-        if any(other != text for other in others):
-            raise RequestError("unsupported_content_format")
-        return text
+        told = self._told(chat)
+        tick = self._tick(budget_seconds)
+        if _are_texts(told.messages):
+            texts = {
+                parts: self._shaped_text(told, told.messages, tick, parts=parts)
+                for parts in self._formats
+            }
+        elif any(map(has_media, told.messages)):
+            raise RequestError("unsupported_media")
+        else:
+            return self._of_parts(told, chat.dialect, tick)
+        return self._chosen(texts, chat.dialect, told.forms)
 
-    def render_until_media(
-        self,
-        messages: Messages,
-        variables: Mapping[str, Any],
-        *,
-        added_tokens: Collection[str],
-        has_reasoning_effort: bool = False,
-    ) -> str:
+    def _of_parts(self, told: "_Told", dialect: Dialect | None, tick: Tick) -> tuple[str, int]:
+        """Returns the same as `render`, for contents of which some are no texts."""
+        messages, forms = told.messages, told.forms
+        flats = [flat(message) for message in messages]
+        texts = {
+            parts: self._shaped_text(told, messages if parts else flats, tick, parts=parts)
+            for parts in self._formats
+        }
+        if True in texts and any(map(has_part_fields, messages)):
+            if dialect is None:
+                raise RequestError("unsupported_content")
+            bare = [without_part_fields(message) for message in messages]
+            other = self._shaped_text(told, bare, tick, parts=True)
+            if other != texts[True]:
+                forms |= PARTS
+                texts[True] = texts[True] if dialect.keeps_part_fields else other
+        return self._chosen(texts, dialect, forms)
+
+    def _chosen(
+        self, texts: Mapping[bool, str], dialect: Dialect | None, forms: int
+    ) -> tuple[str, int]:
+        """Returns the text of the format that the dialect detects, if they differ."""
+        text, *others = texts.values()
+        if all(other == text for other in others):
+            return text, forms
+        if dialect is None:
+            raise RequestError("unsupported_content_format")
+        return texts[self._format_by_rule[dialect.format]], forms | PARTS
+
+    def _shaped_text(self, told: "_Told", messages: Messages, tick: Tick, *, parts: bool) -> str:
+        shaped = [in_parts(one) for one in messages] if parts else messages
+        if told.forms & DEVELOPER:
+            shaped = merged_developers(shaped)
+        return self._text(shaped, told.variables, tick)
+
+    def _told(self, chat: Chat) -> "_Told":
+        """Returns what the template is given of a chat, by the rules of its dialect.
+
+        Raises:
+            RequestError: releases differ, and it has no dialect, or its dialect refuses this.
+        """
+        dialect, forms = chat.dialect, self._forms_of(chat)
+        messages: Messages = chat.messages
+        variables: Mapping[str, Any] = chat.variables
+        if not forms:
+            return _Told(messages, variables, 0)
+        if dialect is None:
+            raise RequestError(refusal_of(forms))
+        if forms & INLINE_SYSTEM:
+            messages = self._with_systems(messages, dialect.inline_system)
+        if forms & BILLING and dialect.drops_billing_line:
+            messages = [without_billing_line(message) for message in messages]
+        if forms & REASONING:
+            messages = [with_reasoning(message, dialect.reasoning) for message in messages]
+        if forms & EFFORT:
+            variables = self._with_effort(chat)
+        if forms & DEVELOPER and not dialect.merges_developers:
+            raise RequestError("unsupported_developer_role")
+        return _Told(messages, variables, forms)
+
+    def _forms_of(self, chat: Chat) -> int:
+        """Returns the forms under which a chat comes with this template."""
+        messages, forms = chat.messages, chat.forms & (INLINE_SYSTEM | BILLING)
+        if chat.effort and self._reads_effort:
+            forms |= EFFORT
+        if self._reads_reasoning and not all(map(_REASONING.isdisjoint, messages)):
+            forms |= REASONING
+        if not self._knows_developers and "developer" in [one.get("role") for one in messages]:
+            forms |= DEVELOPER
+        return forms
+
+    def _with_systems(self, messages: Messages, rule: InlineSystem) -> Messages:
+        if rule is InlineSystem.REFUSED:
+            raise RequestError("bad_request")
+        keeps = rule is InlineSystem.PROBED and self.keeps_later_systems
+        return messages if keeps else merged_systems(messages)
+
+    def _with_effort(self, chat: Chat) -> Mapping[str, Any]:
+        rule = chat.effort_rule
+        if rule is None or rule is Effort.IGNORED:
+            return chat.variables
+        effort = self.off_effort if chat.effort == DISABLED else chat.effort
+        variables = {**chat.variables, "reasoning_effort": effort}
+        if rule is Effort.SWITCHES:
+            variables.setdefault("enable_thinking", effort != "none")
+        return variables
+
+    @property
+    def keeps_later_systems(self) -> bool:
+        """Whether the template renders a system turn that is not the first.
+
+        Source: the probe of vLLM 0.31 and 0.32. It gives the template no special tokens and no
+        tools, and nothing that transformers adds: a template that uses any of that fails.
+        """
+        if self._keeps_later_systems is None:
+            self._keeps_later_systems = self._renders_probe()
+        return self._keeps_later_systems
+
+    def _renders_probe(self) -> bool:
+        turns = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
+        context = {"messages": turns, "add_generation_prompt": False}
+        environment = Sandbox(self._now, is_bare=True)
+        try:
+            template = environment.compiled(environment.parse(self._source))
+            rendered(template, context, self._tick(BUDGET_SECONDS))
+        except (jinja2.TemplateError, RequestError):
+            return False
+        return True
+
+    @property
+    def off_effort(self) -> str:
+        """The effort by which thinking is switched off: "none", or "low" where that has no effect.
+
+        Source: vLLM 0.31 and 0.32, which compare what the template makes of each effort.
+        """
+        if not self._off_effort:
+            none = self._rendered_with("none")
+            thinks = (self._rendered_with(effort) for effort in _PROBED_EFFORTS)
+            self._off_effort = "low" if none is None or none in thinks else "none"
+        return self._off_effort
+
+    def _rendered_with(self, effort: str) -> str | None:
+        variables = {
+            "add_generation_prompt": True,
+            "reasoning_effort": effort,
+            "enable_thinking": effort != "none",
+        }
+        turn = {"role": "user", "content": "Hi"}
+        shaped = in_parts(turn) if self._format_by_rule[Format.NEWEST] else turn
+        try:
+            return self._rendered([shaped], variables, self._tick(BUDGET_SECONDS))
+        except RequestError:
+            return None
+
+    def render_until_media(self, chat: Chat, *, added_tokens: Collection[str]) -> tuple[str, int]:
         """Returns the part of a conversation's prompt text that is certain before its first media.
 
         Up to there, the engine's text equals the text rendered with a mark for every media part.
@@ -431,36 +589,35 @@ class ChatTemplate:
             RequestError: as in `render`; or the template expects texts, before which engines write
                 their own placeholders; or a message contains the text of an added token.
         """
-        self._refuse_what_differs(messages, has_reasoning_effort)
-        if self._formats != {True} or variables.get("continue_final_message"):
+        messages, variables, forms = self._told(chat)
+        if any(map(has_part_fields, messages)):
+            raise RequestError("unsupported_content")
+        if self._formats != {True}:
+            takes_parts = chat.dialect is not None and self._format_by_rule[chat.dialect.format]
+            if not takes_parts:
+                raise RequestError("unsupported_media")
+            forms |= PARTS
+        if variables.get("continue_final_message") or forms & DEVELOPER:
             raise RequestError("unsupported_media")
         if any(token in text for text in texts_before_media(messages) for token in added_tokens):
             raise RequestError("unsupported_media")
         shaped = [in_parts(message) for message in messages]
-        end = self._monotonic() + BUDGET_SECONDS
-        theirs = self._rendered(shaped, variables, end)
-        ours = self._rendered([marked(message) for message in shaped], variables, end)
-        return _common_prefix(theirs, ours.partition(MEDIA_MARK)[0])
+        tick = self._tick(BUDGET_SECONDS)
+        theirs = self._rendered(shaped, variables, tick)
+        ours = self._rendered([marked(message) for message in shaped], variables, tick)
+        return _common_prefix(theirs, ours.partition(MEDIA_MARK)[0]), forms
 
-    def _refuse_what_differs(self, messages: Messages, has_reasoning_effort: bool) -> None:  # noqa: FBT001
-        if has_reasoning_effort and self._reads_effort:
-            raise RequestError("unsupported_reasoning_effort")
-        if self._reads_reasoning and not all(map(_REASONING.isdisjoint, messages)):
-            raise RequestError("unsupported_reasoning")
-        if not self._knows_developers and "developer" in [one.get("role") for one in messages]:
-            raise RequestError("unsupported_developer_role")
-
-    def _text(self, shaped: Messages, variables: Mapping[str, Any], end: float) -> str:
+    def _text(self, shaped: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         if not variables.get("continue_final_message"):
-            return self._rendered(shaped, variables, end)
-        return self._continued(shaped, variables, end)
+            return self._rendered(shaped, variables, tick)
+        return self._continued(shaped, variables, tick)
 
-    def _rendered(self, messages: Messages, variables: Mapping[str, Any], end: float) -> str:
+    def _rendered(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         context = {**self._special_tokens, "tools": None, "documents": None, **variables}
         context["messages"] = messages
-        return rendered(self._template, context, self._monotonic, end)
+        return rendered(self._template, context, tick)
 
-    def _continued(self, messages: Messages, variables: Mapping[str, Any], end: float) -> str:
+    def _continued(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         """Returns the text up to the end of the final message, by both of transformers' ways.
 
         Raises:
@@ -469,16 +626,26 @@ class ChatTemplate:
         final, open_ended = tagged(messages[-1])
         if not self._reads_content:
             raise RequestError("template_failed")
-        with_tag = self._rendered([*messages[:-1], open_ended], variables, end)
-        plain = self._rendered(messages, variables, end)
+        with_tag = self._rendered([*messages[:-1], open_ended], variables, tick)
+        plain = self._rendered(messages, variables, tick)
         text = up_to_tag(with_tag, final)
         if text != up_to_final(plain, final):
             raise RequestError("unsupported_continuation")
         return text
 
 
+def _refuse_costly(source: str, environment: jinja2.Environment) -> None:
+    """Refuses a template that would take seconds and gigabytes to be compiled.
+
+    Raises:
+        ValueError: it has too many words.
+    """
+    if sum(1 for _ in islice(environment.lex(source), MAX_WORDS + 1)) > MAX_WORDS:
+        raise ValueError(f"a template of more than {MAX_WORDS} words and marks")
+
+
 def _are_texts(messages: Messages) -> bool:
-    """Returns whether all contents are plain texts, as they nearly always are."""
+    """Returns whether all contents are plain texts, the usual case."""
     return {type(message.get("content")) for message in messages} <= {str}
 
 

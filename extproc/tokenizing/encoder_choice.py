@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import tokenizers
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import (
     AddedToken,
@@ -123,9 +123,6 @@ def _reason(texts: Sequence[str]) -> str:
     except UnicodeEncodeError:
         return "not_unicode"
     return "tokenizer_failed"
-
-
-# ruff: noqa: RUF001 - characters that look alike are the point
 
 
 # How many added tokens of one kind are tried; models have thousands that differ only in a number.
@@ -317,16 +314,24 @@ def choose(
     tokenizer: tokenizers.Tokenizer,
     model: str,
     max_known_bytes: int,
-    seconds: Callable[[], float] = time.thread_time,
+    *,
+    clock: Callable[[], float] = time.thread_time,
+    proof_seconds: float = PROOF_SECONDS,
 ) -> Choice:
     """Returns the cheapest way to get the same ids as `tokenizers`, and logs which it is.
 
     model: its name, for the log.
-    seconds: the clock of the proofs.
+    clock: of the proofs, in seconds.
+    proof_seconds: the most that each of the up to three proofs may take; what is not proved by then
+        is not used.
+
+    Raises:
+        ValueError: it has too many added tokens, or too long ones.
     """
     source = tokenizer.to_str()
     layout = read(source)
-    proofs = _Proofs(tokenizer, probes(layout.added_tokens), seconds, model)
+    texts = probes(layout.added_tokens)
+    proofs = _Proofs(tokenizer, texts, model, clock, proof_seconds)
     plain = PlainEncoder(tokenizer)
     encoder = _fast(source, proofs, model) or plain
     cutter = Cutter(layout.added_tokens) if tokenizes_piecewise(layout) else None
@@ -339,8 +344,8 @@ def choose(
         around = None
     cut_at = len(cutter.contents) if cutter else 0
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
-    texts = TextEncoder(encoder, cutter, max_known_bytes)
-    return Choice(texts, around, plain.framed_ids, layout.added_tokens)
+    text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
+    return Choice(text_encoder, around, plain.framed_ids, layout.added_tokens)
 
 
 class _Proofs:
@@ -350,12 +355,14 @@ class _Proofs:
         self,
         tokenizer: tokenizers.Tokenizer,
         texts: list[str],
-        seconds: Callable[[], float],
         model: str,
+        clock: Callable[[], float],
+        proof_seconds: float,
     ) -> None:
         self._texts = texts
-        self._seconds = seconds
         self._model = model
+        self._clock = clock
+        self._proof_seconds = proof_seconds
         self._bare = functools.cache(_reference(tokenizer, add_special_tokens=False))
         self._framed = functools.cache(_reference(tokenizer, add_special_tokens=True))
 
@@ -367,12 +374,15 @@ class _Proofs:
 
     def hold_for_frame(self, encoder: Encoder, around: Frame) -> bool:
         encode = _one(encoder)
-        framed: Encode = lambda text: framed_ids(encode(text), around)  # noqa: E731
+
+        def framed(text: str) -> Tokens:
+            return framed_ids(encode(text), around)
+
         return self._holds("added special tokens", framed, self._framed)
 
     def _holds(self, what: str, ours: Encode, reference: Encode) -> bool:
-        end = self._seconds() + PROOF_SECONDS
-        found = difference(ours, reference, self._texts, lambda: self._seconds() < end)
+        end = self._clock() + self._proof_seconds
+        found = difference(ours, reference, self._texts, lambda: self._clock() < end)
         if found is not None:
             log.warning("model %s: %s: %s; not used", self._model, what, found)
         return found is None
@@ -405,6 +415,8 @@ def _one(encoder: Encoder) -> Encode:
 
 def _reference(tokenizer: tokenizers.Tokenizer, *, add_special_tokens: bool) -> Encode:
     def encode(text: str) -> Tokens:
-        return array("I", tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # unlike `encode`, it lets other threads run, which may give this one up
+        (one,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return array("I", one.ids)
 
     return encode

@@ -1,13 +1,14 @@
 """Returns the token ids of a request's prompts within a deadline, from its model's tokenizer."""
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from extproc.errors import RequestError
-from extproc.requests.prompt import Chat, InferenceRequest, Prompt
+from extproc.base.errors import RequestError
+from extproc.requests.prompt import Chat, InferenceRequest, Prompt, forms_of
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.overlap import Tokens
@@ -27,30 +28,71 @@ TOKENIZER_THREADS = 2
 MAX_WAITING = 256
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 
+# Work of a thread that takes longer is taken for endless: what is honest ends within seconds, and
+# nothing can end a thread.
+HUNG_SECONDS = 60.0
+
+log = logging.getLogger("kvsteer.tokenizing")
+
 Result = TypeVar("Result")
 
 _IDS = frozenset((array,))
 
 
+class Keyed(NamedTuple):
+    """The tokens of each prompt of a request that the engine computes, and its prompts' forms."""
+
+    tokens: list[Tokens]
+    forms: int
+
+
+class Held:
+    """Which model's template and tokenizer a thread runs; None if it runs none, or none yet.
+
+    The work in a thread may learn its model only when it has read a request: `PromptTokens.here`
+    names it.
+    """
+
+    __slots__ = ("model",)
+
+    def __init__(self, model: str | None = None) -> None:
+        self.model = model
+
+
 class PromptTokens:
     """Tokenizes the prompts of requests.
 
-    tokenizers: by model. deadline_seconds: for one request.
+    A model whose template or tokenizer does not come back from a thread is not tokenized any more,
+    and the thread is replaced: one model cannot take the tokens of the others away.
+
+    tokenizers: by model. deadline_seconds: for one request. hung_seconds: after which a thread is
+    given up.
     """
 
-    def __init__(self, tokenizers: Mapping[str, AnyTokenizer], deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        tokenizers: Mapping[str, AnyTokenizer],
+        deadline_seconds: float,
+        hung_seconds: float = HUNG_SECONDS,
+    ) -> None:
         self._tokenizers = tokenizers
         self._deadline_seconds = deadline_seconds
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
+        self._hung_seconds = hung_seconds
+        self._hung: set[str] = set()
+        self._threads = _threads()
         self._free = asyncio.Semaphore(TOKENIZER_THREADS)
         self._waiting = self._waiting_bytes = 0
+
+    def is_hung(self, model: str) -> bool:
+        """Returns whether a model is not tokenized any more, since it has held a thread."""
+        return model in self._hung
 
     def close(self) -> None:
         """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def of(self, request: InferenceRequest, model: str, body_bytes: int) -> list[Tokens]:
-        """Returns the tokens of each prompt that the engine computes.
+    async def of(self, request: InferenceRequest, model: str, body_bytes: int) -> Keyed:
+        """Returns the tokens of each prompt that the engine computes, and their forms.
 
         It waits only for work that takes a millisecond or more, like `apart`.
 
@@ -59,21 +101,25 @@ class PromptTokens:
         Raises:
             RequestError: they are not certain. TimeoutError: they are not known by the deadline.
         """
-        whole = _ids_of(request)
+        whole, forms = _ids_of(request), 0
         if whole is None:
             tokenizer = self._tokenizers.get(model)
             if tokenizer is None:
                 raise RequestError("no_tokenizer")
             if isinstance(tokenizer, RemoteTokenizer):
                 whole = await self._asked(tokenizer, request)
+            elif model in self._hung:
+                raise RequestError("tokenizer_hung")
             else:
-                whole = await self._local(tokenizer, request.prompts, body_bytes)
-        return whole if request.keep_last_tokens is None else list(map(request.kept, whole))
+                whole, forms = await self._local(tokenizer, request.prompts, model, body_bytes)
+        return _kept(request, whole, forms)
 
-    def here(self, request: InferenceRequest, model: str) -> list[Tokens] | None:
+    def here(self, request: InferenceRequest, model: str, held: Held) -> Keyed | None:
         """Returns the same as `of`, without waiting, however long it takes.
 
         Returns None if workers must be asked.
+
+        held: what was given to `apart`, in whose thread this runs.
 
         Raises:
             RequestError: as `of`.
@@ -81,17 +127,23 @@ class PromptTokens:
         tokenizer = self._tokenizers.get(model)
         if isinstance(tokenizer, RemoteTokenizer):
             return None
-        whole = _ids_of(request)
+        whole, forms = _ids_of(request), 0
         if whole is None:
             if tokenizer is None:
                 raise RequestError("no_tokenizer")
-            whole = [tokenizer.encode(prompt) for prompt in request.prompts]
-        return whole if request.keep_last_tokens is None else list(map(request.kept, whole))
+            if model in self._hung:
+                raise RequestError("tokenizer_hung")
+            held.model = model
+            whole, forms = _finished([tokenizer.start(prompt) for prompt in request.prompts])
+        return _kept(request, whole, forms)
 
-    async def apart(self, work: Callable[[], Result], body_bytes: int) -> Result:
+    async def apart(
+        self, work: Callable[[], Result], body_bytes: int, held: Held | None = None
+    ) -> Result:
         """Runs work that takes a millisecond or more in a thread, and returns its result.
 
-        body_bytes: the memory that it keeps until it is done.
+        body_bytes: the memory that it keeps until it is done. held: whose template and tokenizer it
+        runs, if any; the work may name the model later.
 
         Raises:
             RequestError: too much work is waiting already (too_many_waiting); or work raises it.
@@ -106,12 +158,34 @@ class PromptTokens:
             async with asyncio.timeout(self._deadline_seconds):
                 # waiting work is dropped at its deadline, not only once it has a thread
                 await self._free.acquire()
-                done = asyncio.get_running_loop().run_in_executor(self._threads, work)
+                loop = asyncio.get_running_loop()
+                done = loop.run_in_executor(self._threads, work)
                 done.add_done_callback(self._release)
+                if held is not None:
+                    timer = loop.call_later(self._hung_seconds, self._give_up, done, held)
+                    done.add_done_callback(lambda _: timer.cancel())
                 return await asyncio.shield(done)
         finally:
             self._waiting -= 1
             self._waiting_bytes -= body_bytes
+
+    def _give_up(self, done: asyncio.Future[Any], held: Held) -> None:
+        """Replaces the threads, one of which does not come back.
+
+        One that runs no model's template or tokenizer does: it only reads a request.
+        """
+        if held.model is None:
+            return
+        self._threads.shutdown(wait=False)
+        self._threads = _threads()
+        self._hung.add(held.model)
+        log.error(
+            "model %s: its template or tokenizer has held a thread for %g s: the thread is"
+            " replaced, and the model's requests are placed by load until the router restarts",
+            held.model,
+            self._hung_seconds,
+        )
+        done.cancel()  # gives its place to the new threads
 
     def _release(self, done: asyncio.Future[Any]) -> None:
         self._free.release()
@@ -125,15 +199,21 @@ class PromptTokens:
             return await asyncio.gather(*asked)
 
     async def _local(
-        self, tokenizer: Tokenizer, prompts: Sequence[Prompt], body_bytes: int
-    ) -> list[Tokens]:
+        self, tokenizer: Tokenizer, prompts: Sequence[Prompt], model: str, body_bytes: int
+    ) -> tuple[list[Tokens], int]:
         started = _started(tokenizer, prompts) if all(map(_is_short, prompts)) else None
         if started is None:
-            encode = tokenizer.encode
-            return await self.apart(lambda: [encode(prompt) for prompt in prompts], body_bytes)
+            start = tokenizer.start
+            return await self.apart(
+                lambda: _finished([start(prompt) for prompt in prompts]), body_bytes, Held(model)
+            )
         if len(started) == 1 and started[0].is_cheap:
-            return [started[0].finish()]
-        return await self.apart(lambda: [one.finish() for one in started], body_bytes)
+            return [started[0].finish()], started[0].forms
+        return await self.apart(lambda: _finished(started), body_bytes, Held(model))
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
 
 
 async def _in_a_task() -> None:
@@ -146,9 +226,26 @@ async def _in_a_task() -> None:
 
 def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
     """Returns the prompts if all of them are token ids already, else None."""
-    if not _IDS.issuperset(map(type, request.prompts)):  # nearly always
+    if not _IDS.issuperset(map(type, request.prompts)):  # the usual case
         return None
     return [prompt for prompt in request.prompts if isinstance(prompt, array)]
+
+
+def _finished(started: Sequence[Started]) -> tuple[list[Tokens], int]:
+    """Returns the tokens of rendered prompts, and the forms that their dialects decided."""
+    forms = 0
+    for one in started:
+        forms |= one.forms
+    return [one.finish() for one in started], forms
+
+
+def _kept(request: InferenceRequest, whole: list[Tokens], forms: int) -> Keyed:
+    """Returns what the engine computes of whole prompts. forms: those that dialects decided."""
+    for prompt in request.prompts:
+        forms |= forms_of(prompt)
+    if request.keep_last_tokens is not None:
+        whole = list(map(request.kept, whole))
+    return Keyed(whole, forms)
 
 
 def _is_short(prompt: Prompt) -> bool:

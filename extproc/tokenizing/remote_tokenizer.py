@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import random
 import time
 from array import array
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from extproc.base.errors import RequestError
 from extproc.config import schema
-from extproc.errors import RequestError
 from extproc.requests.prompt import Prompt, Text
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_answer_bytes, question
 from kvstate.feeds.backoff import Backoff
 from kvstate.overlap import Tokens
+
+log = logging.getLogger("kvsteer.tokens")
 
 # A worker that fails this often in a row is not asked until a probe succeeds.
 MAX_FAILURES = 3
@@ -90,7 +93,7 @@ _ENTRY_BYTES = 260
 
 
 def key_of(question: bytes) -> bytes:
-    """Returns the key of a question: a hash for which clients cannot find a collision."""
+    """Returns the key of a question: 128 bits of a cryptographic hash, since clients choose it."""
     return hashlib.blake2b(question, digest_size=16).digest()
 
 
@@ -268,7 +271,13 @@ class RemoteTokenizer:
         if worker is not None:
             probe = asyncio.create_task(self._run_probe(worker, workers[worker]))
             self._probes.add(probe)
-            probe.add_done_callback(self._probes.discard)
+            probe.add_done_callback(self._ended)
+
+    def _ended(self, probe: asyncio.Task[None]) -> None:
+        self._probes.discard(probe)
+        error = None if probe.cancelled() else probe.exception()
+        if error is not None:
+            log.error("a worker's tokenizer could not be probed: %s", type(error).__name__)
 
     async def _run_probe(self, worker: str, failures: Failures) -> None:
         """Probes a worker; no request waits for it, so the worker may still hang."""
@@ -277,6 +286,11 @@ class RemoteTokenizer:
                 await self._ask(worker, self._probe, failures)
         except (TimeoutError, RequestError, _FailedError):
             failures.add(time.monotonic(), random.random)
+        except Exception:  # `_ended` logs it; the worker must be probed again, later
+            failures.add(time.monotonic(), random.random)
+            raise
+        finally:
+            failures.is_probed = False
 
     async def _ask(self, worker: str, asked: bytes, failures: Failures) -> Tokens:
         """Returns one worker's answer.

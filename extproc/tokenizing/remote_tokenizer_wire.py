@@ -8,17 +8,23 @@ from typing import Annotated, Any
 
 import msgspec
 
-from extproc.errors import RequestError
-from extproc.requests.prompt import Chat, Text
+from extproc.base.errors import RequestError
+from extproc.requests.dialect import Dialect
+from extproc.requests.prompt import INLINE_SYSTEM, Chat, Text
+from extproc.templates.told import with_reasoning
 from kvstate.overlap import Tokens
 
 PATH = "/tokenize"
 
-# An answer is at most this many times as long as its question: a byte becomes at most one token,
-# and a token id has ten digits, a comma and a space. Templates may add more.
+# Longer answers are refused. A byte seldom becomes more than one token, whose id has up to ten
+# digits, a comma and a space; templates add more.
 _ANSWER_BYTES_PER_BYTE = 12
 _TEMPLATE_BYTES = 256 * 1024
 _LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
+
+# Keys of a message that parsing added, or that /tokenize does not read.
+_UNSENT = ("tools", "reasoning_content")
+_REASONING = frozenset(("reasoning", "reasoning_content"))
 
 # These variables of a conversation are separate fields; the rest are template arguments.
 _FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
@@ -77,23 +83,32 @@ def _chat(prompt: Chat) -> dict[str, Any]:
     if prompt.has_media:
         raise RequestError("unsupported_media")
     # /tokenize supports neither, and would ignore them silently
-    if prompt.has_reasoning_effort:
+    if prompt.effort:
         raise RequestError("unsupported_reasoning_effort")
     if "documents" in prompt.variables:
         raise RequestError("unsupported_documents")
+    if prompt.forms & INLINE_SYSTEM:
+        raise RequestError("unsupported_inline_system")
     fields = {key: prompt.variables[key] for key in _FIELDS if key in prompt.variables}
     others = {key: value for key, value in prompt.variables.items() if key not in _FIELDS}
     body = {
-        "messages": [_message(message) for message in prompt.messages],
+        "messages": [_message(message, prompt.dialect) for message in prompt.messages],
         "add_special_tokens": prompt.add_special_tokens,
         **fields,
     }
     return {**body, "chat_template_kwargs": others} if others else body
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message as clients send it: without what parsing added, call arguments as text."""
-    sent = {key: value for key, value in message.items() if key != "tools"}
+def _message(message: dict[str, Any], dialect: Dialect | None) -> dict[str, Any]:
+    """Returns a message as clients send it: without what parsing added, call arguments as text.
+
+    Its reasoning is under the key that /tokenize reads: unlike chat completions, that renames none.
+    """
+    if not _REASONING.isdisjoint(message):
+        if dialect is None:
+            raise RequestError("unsupported_reasoning")
+        message = with_reasoning(message, dialect.reasoning)
+    sent = {key: value for key, value in message.items() if key not in _UNSENT}
     if "tool_calls" in message:
         sent["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     return sent

@@ -2,8 +2,8 @@
 
 A conversation's next turn begins with the text of the turn before, so only the new text must be
 tokenized. Earlier texts are found by hashes of samples of their beginnings, and then compared, so
-that tokens never depend on a hash alone. Memory is bounded in bytes; the least recently used text
-is dropped first.
+that texts with equal hashes do not get each other's tokens. Memory is bounded in bytes; the least
+recently used text is dropped first.
 """
 
 import sys
@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from extproc.errors import RequestError
-from extproc.structs import Alone, Light
+from extproc.base.errors import RequestError
+from extproc.base.structs import Alone, Light
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 

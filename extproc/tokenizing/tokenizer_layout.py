@@ -28,14 +28,35 @@ import msgspec
 # include Prepend, Strip and Metaspace, which treat every piece like a whole text.
 _NORMALIZERS = frozenset(
     (
-        *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt"),
-        *("Precompiled", "Prepend", "Replace", "Sequence", "Strip", "StripAccents"),
+        "BertNormalizer",
+        "ByteLevel",
+        "Lowercase",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Precompiled",
+        "Prepend",
+        "Replace",
+        "Sequence",
+        "Strip",
+        "StripAccents",
     )
 )
 _PRE_TOKENIZERS = frozenset(
     (
-        *("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength"),
-        *("Metaspace", "Punctuation", "Sequence", "Split", "UnicodeScripts", "Whitespace"),
+        "BertPreTokenizer",
+        "ByteLevel",
+        "CharDelimiterSplit",
+        "Digits",
+        "FixedLength",
+        "Metaspace",
+        "Punctuation",
+        "Sequence",
+        "Split",
+        "UnicodeScripts",
+        "Whitespace",
         "WhitespaceSplit",
     )
 )
@@ -87,14 +108,24 @@ class Frame(NamedTuple):
 
 _layout = msgspec.json.Decoder(Layout)
 
+# Most added tokens, and most characters of one; the largest known models (of speech) have 66,000.
+MAX_ADDED_TOKENS = 131_072
+MAX_ADDED_CHARACTERS = 1_024
+
 
 def read(text: str) -> Layout:
     """Returns the layout of a tokenizer.json.
 
     Raises:
         msgspec.DecodeError: the text is not one.
+        ValueError: it has too many added tokens, or too long ones.
     """
-    return _layout.decode(text)
+    layout = _layout.decode(text)
+    if len(layout.added_tokens) > MAX_ADDED_TOKENS:
+        raise ValueError(f"more than {MAX_ADDED_TOKENS} added tokens")
+    if any(len(token.content) > MAX_ADDED_CHARACTERS for token in layout.added_tokens):
+        raise ValueError(f"an added token of more than {MAX_ADDED_CHARACTERS} characters")
+    return layout
 
 
 def tokenizes_piecewise(layout: Layout) -> bool:
@@ -176,6 +207,10 @@ _MAX_FIRST_CHARACTERS = 4
 # Longer tokens would nest the search pattern too deeply; no known tokenizer has any.
 _MAX_TOKEN_CHARACTERS = 64
 
+# Where added tokens have more characters than this, those of each squared, texts are not cut: to
+# find out which overlap would take longer than a second.
+_MAX_OVERLAP_WORK = 2_097_152
+
 # Only ASCII, since versions of Unicode differ; the underscore is part of words.
 _FIRST_CHARACTERS = frozenset(string.punctuation) - {"_"}
 
@@ -205,7 +240,8 @@ class Cutter:
     ) -> None:
         self._distance = distance
         matched = {token.content for token in added if _is_matched(token)}
-        overlapping = _overlapping(matched)
+        is_long = sum(len(content) ** 2 for content in matched) > _MAX_OVERLAP_WORK
+        overlapping = matched if is_long else _overlapping(matched)
         contents = {one.content for one in added if _stands_alone(one)} - overlapping
         firsts = Counter(content[:1] for content in contents).most_common(_MAX_FIRST_CHARACTERS)
         groups = [{one for one in contents if one[:1] == first} for first, _ in firsts]

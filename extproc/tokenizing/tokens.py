@@ -3,18 +3,20 @@
 import json
 import logging
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import tokenizers
 
+from extproc.base.errors import RequestError, StartError
+from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
 from extproc.config.schema import Model
-from extproc.errors import RequestError, StartError
-from extproc.requests.prompt import Chat, Prompt, Text
+from extproc.requests.prompt import FRAME, REBUILT, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
-from extproc.tokenizer_files import TokenizerFiles
+from extproc.tokenizing.cpu_limit import within
+from extproc.tokenizing.declared import KINDS, added_by_settings, may_be_rebuilt, text_of
 from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
 from extproc.tokenizing.text_encoder import Encoded
 from extproc.tokenizing.tokenizer_layout import Frame
@@ -25,17 +27,21 @@ log = logging.getLogger("kvsteer.tokens")
 # Memory for a model's texts and their ids: enough for a thousand conversations of 32k tokens each.
 MAX_KNOWN_BYTES = 256 * 1024 * 1024
 
-_SPECIAL_TOKENS = tuple(
-    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
+# CPU time for a model's tokenizer.json and some texts of every kind; large ones take two seconds.
+MAX_LOAD_SECONDS = 10.0
 
 # Architectures (config.json) whose prompts vLLM builds in code, not by a template.
 _RENDERED_IN_CODE = frozenset(
     (
-        *("GptOssForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"),
-        *("DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM"),
-        *("MoonshotKimiaForCausalLM", "KimiK3ForConditionalGeneration"),
-        *("InklingForCausalLM", "InklingForConditionalGeneration"),
+        "GptOssForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4ForConditionalGeneration",
+        "DeepseekV41ForCausalLM",
+        "MoonshotKimiaForCausalLM",
+        "KimiK3ForConditionalGeneration",
+        "InklingForCausalLM",
+        "InklingForConditionalGeneration",
     )
 )
 
@@ -77,13 +83,38 @@ def load(directory: Path, override: Path | None = None) -> ChatTemplates:
     """
     settings = _json(directory / "tokenizer_config.json")
     special_tokens = {
-        name: text for name in _SPECIAL_TOKENS if (text := _text(settings.get(name))) is not None
+        name: text for name in KINDS if (text := text_of(settings.get(name))) is not None
     }
     if _is_rendered_in_code(directory):
         return ChatTemplates({})
-    sources = {"default": override.read_text("utf-8")} if override else _sources(directory)
-    compiled = {source: ChatTemplate(source, special_tokens) for source in set(sources.values())}
-    return ChatTemplates({name: compiled[source] for name, source in sources.items()})
+    own = [_Source("default", _template(override), override)] if override else _sources(directory)
+    return ChatTemplates(_compiled(own, special_tokens))
+
+
+class _Source(NamedTuple):
+    """The text of a template, and the file that it is from."""
+
+    name: str
+    text: str
+    file: Path
+
+
+def _compiled(
+    sources: Iterable[_Source], special_tokens: Mapping[str, str]
+) -> dict[str, ChatTemplate]:
+    """Returns the templates by name; of two with one name, the last."""
+    left, compiled, named = MAX_TEMPLATE_BYTES, dict[str, ChatTemplate](), dict[str, ChatTemplate]()
+    for name, text, file in sources:
+        left -= len(text)
+        if left < 0:
+            raise ValueError(f"{file}: chat templates of more than {MAX_TEMPLATE_BYTES} characters")
+        try:
+            if text not in compiled:
+                compiled[text] = ChatTemplate(text, special_tokens)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        named[name] = compiled[text]
+    return named
 
 
 def _is_rendered_in_code(directory: Path) -> bool:
@@ -93,21 +124,30 @@ def _is_rendered_in_code(directory: Path) -> bool:
     return any(True for pattern in _MISTRAL_FILES for _ in directory.glob(pattern))
 
 
-def _sources(directory: Path) -> dict[str, str]:
+def _sources(directory: Path) -> Iterator[_Source]:
     files = _files(directory)
     if files:
-        return files
-    named = _settings_templates(_json(directory / "tokenizer_config.json").get("chat_template"))
-    processor = _json(directory / "chat_template.json").get("chat_template")
-    return {**named, "processor": processor} if isinstance(processor, str) else named
+        yield from (_Source(name, _template(file), file) for name, file in files)
+        return
+    settings, of_processor = directory / "tokenizer_config.json", directory / "chat_template.json"
+    for name, text in _settings_templates(_json(settings).get("chat_template")).items():
+        yield _Source(name, text, settings)
+    processor = _json(of_processor).get("chat_template")
+    if isinstance(processor, str):
+        yield _Source("processor", processor, of_processor)
 
 
-def _files(directory: Path) -> dict[str, str]:
+def _files(directory: Path) -> list[tuple[str, Path]]:
     """Returns the templates in separate files; if there are any, those in settings are unused."""
     more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-    found = {path.stem: path.read_text("utf-8") for path in more}
+    # a pipe would be read for ever
+    found = [(path.stem, path) for path in more if path.is_file()]
     default = directory / "chat_template.jinja"
-    return {**found, "default": default.read_text("utf-8")} if default.is_file() else found
+    return [*found, ("default", default)] if default.is_file() else found
+
+
+def _template(path: Path) -> str:
+    return read_file(path, MAX_TEMPLATE_BYTES).decode()
 
 
 def _settings_templates(entry: object) -> dict[str, str]:
@@ -123,15 +163,11 @@ def _settings_templates(entry: object) -> dict[str, str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    values = json.loads(path.read_bytes()) if path.is_file() else {}
+    try:
+        values = json.loads(read_file(path)) if path.is_file() else {}
+    except RecursionError:
+        raise ValueError(f"{path.name}: nested too deeply") from None
     return values if isinstance(values, dict) else {}
-
-
-def _text(token: object) -> str | None:
-    """Returns a special token's text, given as text or as an object with `content`."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -139,6 +175,7 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
     new_characters: how many characters of its text are new.
     is_cheap: whether they are tokenized without a thread (see `Encoder.inline_characters`).
+    forms: those that the chat's dialect decided (`extproc.requests.prompt`).
     finish: returns the token ids, which must not be changed, or raises RequestError; any thread may
         call it.
     """
@@ -146,14 +183,23 @@ class Started(msgspec.Struct, frozen=True, gc=False):
     new_characters: int
     is_cheap: bool
     finish: Callable[[], Tokens]
+    forms: int = 0
 
 
 class Tokenizer:
-    """The tokenizer and chat templates of one model; safe to use from several threads."""
+    """The tokenizer and chat templates of one model; safe to use from several threads.
+
+    forms: those of all its texts, since releases may tokenize them otherwise.
+    """
 
     def __init__(
-        self, choice: Choice, templates: ChatTemplates, library: tokenizers.Tokenizer
+        self,
+        choice: Choice,
+        templates: ChatTemplates,
+        library: tokenizers.Tokenizer,
+        forms: int = 0,
     ) -> None:
+        self._forms = forms
         self._library = library
         self._texts = choice.texts
         self._frame = choice.frame
@@ -173,12 +219,13 @@ class Tokenizer:
         override = Path(model.chat_template) if model.chat_template is not None else None
         try:
             files = TokenizerFiles.find(model.tokenizer)
-            tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
-            # leftovers of training in the file; engines switch both off
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            choice = choose(tokenizer, model.name, MAX_KNOWN_BYTES)
-            return cls(choice, load(files.directory, override), tokenizer)
+            settings = _json(files.directory / "tokenizer_config.json")
+            library, choice = _chosen(files.tokenizer, model.name, settings)
+            model_type = _json(files.directory / "config.json").get("model_type")
+            by_bytes = "ByteLevel" in repr(library.pre_tokenizer)
+            is_doubtful = may_be_rebuilt(settings, model_type, by_bytes=by_bytes)
+            templates = load(files.directory, override)
+            return cls(choice, templates, library, REBUILT if is_doubtful else 0)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -209,12 +256,15 @@ class Tokenizer:
         """
         if isinstance(prompt, array):
             return Started(0, is_cheap=True, finish=lambda: prompt)
-        if prompt.special_tokens_vary and self._frame != NO_FRAME:
-            raise RequestError("unsupported_special_tokens")
+        forms = self._forms | self._forms_of_frame(prompt)
         has_media = isinstance(prompt, Chat) and prompt.has_media
-        text = prompt.text if isinstance(prompt, Text) else self._render(prompt, render_seconds)
+        if isinstance(prompt, Text):
+            text = prompt.text
+        else:
+            text, decided = self._render(prompt, render_seconds)
+            forms |= decided
         if prompt.add_special_tokens and self._frame is None:
-            return self._start_whole(text, has_media=has_media)
+            return self._start_whole(text, forms, has_media=has_media)
         around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
         work = self._texts.begin(text)
 
@@ -224,29 +274,60 @@ class Tokenizer:
                 return _before_media(encoded, around)
             return framed_ids(encoded.ids, around)
 
-        return Started(work.new_characters, self._texts.is_cheap(work.new_characters), finish)
+        is_cheap = self._texts.is_cheap(work.new_characters)
+        return Started(work.new_characters, is_cheap, finish, forms)
 
-    def _start_whole(self, text: str, *, has_media: bool) -> Started:
+    def _forms_of_frame(self, prompt: Chat | Text) -> int:
+        """Returns FRAME if the special tokens of a prompt depend on the engine's release.
+
+        Raises:
+            RequestError: they do, and nothing tells it.
+        """
+        if not prompt.special_tokens_vary or self._frame == NO_FRAME:
+            return 0
+        if isinstance(prompt, Text) or prompt.dialect is None:
+            raise RequestError("unsupported_special_tokens")
+        return FRAME
+
+    def _start_whole(self, text: str, forms: int, *, has_media: bool) -> Started:
         if has_media:
             raise RequestError("unsupported_special_tokens")
         size = self._texts.begin(text).new_characters
-        return Started(size, self._texts.is_cheap(size), lambda: self._whole(text))
+        return Started(size, self._texts.is_cheap(size), lambda: self._whole(text), forms)
 
-    def _render(self, chat: Chat, seconds: float) -> str:
+    def _render(self, chat: Chat, seconds: float) -> tuple[str, int]:
+        """Returns the text of a chat, and the forms that its dialect decided."""
         template = self._templates.chosen(chat.variables)
         if not chat.has_media:
-            return template.render(
-                chat.messages,
-                chat.variables,
-                has_reasoning_effort=chat.has_reasoning_effort,
-                budget_seconds=seconds,
-            )
-        return template.render_until_media(
-            chat.messages,
-            chat.variables,
-            added_tokens=self._added,
-            has_reasoning_effort=chat.has_reasoning_effort,
-        )
+            return template.render(chat, budget_seconds=seconds)
+        return template.render_until_media(chat, added_tokens=self._added)
+
+
+def _chosen(
+    file: Path, model: str, settings: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, Choice]:
+    """Returns the tokenizer of a tokenizer.json, and how it is used.
+
+    settings: of tokenizer_config.json.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is none, or tokenizing takes too long.
+    """
+    text = read_file(file).decode()
+
+    def load_and_choose() -> tuple[tokenizers.Tokenizer, Choice]:
+        library = tokenizers.Tokenizer.from_str(text)
+        # leftovers of training in the file; engines switch both off
+        library.no_truncation()
+        library.no_padding()
+        added = {token.content for token in library.get_added_tokens_decoder().values()}
+        library.add_special_tokens(added_by_settings(settings, added))
+        return library, choose(library, model, MAX_KNOWN_BYTES)
+
+    try:
+        return within(MAX_LOAD_SECONDS, load_and_choose)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _before_media(encoded: Encoded, around: Frame) -> Tokens:

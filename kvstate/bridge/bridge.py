@@ -16,12 +16,20 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import BridgedRank, BridgeLimits, Ended, History, StateOfRank, Status
+from kvstate.bridge.rank import (
+    BatchHistory,
+    BridgedRank,
+    BridgeLimits,
+    Ended,
+    StateOfRank,
+    StreamStatus,
+)
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.subscriber import Shared, Subscriber, Turns
-from kvstate.feeds.transport import Place, Transport
+from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
+from kvstate.feeds.transport import FeedTransport, RankName
+from kvstate.feeds.turns import Turns
 from kvstate.pb.kvsteer_kv_events_pb2 import KvSnapshotChunk, SubscribeKvEventsRequest
 from kvstate.wire.grpc_encoding import encode_cleared, encode_head
 
@@ -53,7 +61,7 @@ def subscribe(ranks: Sequence[BridgedRank], start: int) -> "Subscription | Ended
         if start and not history.resumable <= start <= history.next:
             others = f"{history.resumable} to {history.next} are"
             reason = f"batch {start} of rank {history.rank} is not available; {others}"
-            return Ended(Status.OUT_OF_RANGE, reason)
+            return Ended(StreamStatus.OUT_OF_RANGE, reason)
     return Subscription(ranks, start)
 
 
@@ -94,7 +102,7 @@ class Subscription:
 class _Cursor:
     """A stream's position in one rank's history."""
 
-    def __init__(self, history: History, start: int) -> None:
+    def __init__(self, history: BatchHistory, start: int) -> None:
         self._history = history
         self._next = start
         self._holes = history.holes
@@ -104,10 +112,10 @@ class _Cursor:
         """Why the stream cannot continue."""
         rank = self._history.rank
         if self._history.holes != self._holes:
-            return Ended(Status.DATA_LOSS, f"batches of the engine's rank {rank} were lost")
+            return Ended(StreamStatus.DATA_LOSS, f"batches of the engine's rank {rank} were lost")
         if self._next < self._history.oldest:
             reason = f"this subscriber is too slow: batch {self._next} of rank {rank} is gone"
-            return Ended(Status.DATA_LOSS, reason)
+            return Ended(StreamStatus.DATA_LOSS, reason)
         return None
 
     def take(self) -> bytes | None:
@@ -135,10 +143,10 @@ def _pieces(state: StateOfRank) -> Iterator[bytes]:
 
 
 # Numbers begin at the microseconds since 1970: no feed has a million batches a second, so no
-# earlier run of this bridge has reached them.
+# earlier run of this bridge has reached them, unless the clock was set back.
 _NUMBERS_A_SECOND = 1_000_000
 
-_STOPPED = Ended(Status.UNAVAILABLE, "the bridge is stopping")
+_STOPPED = Ended(StreamStatus.UNAVAILABLE, "the bridge is stopping")
 
 
 class Bridge:
@@ -150,7 +158,7 @@ class Bridge:
 
     def __init__(
         self,
-        transports: Sequence[Transport],
+        transports: Sequence[FeedTransport],
         clock: Callable[[], float],
         chance: Callable[[], float],
         limits: BridgeLimits | None = None,
@@ -159,7 +167,7 @@ class Bridge:
         now = clock()
         self.ranks = [
             BridgedRank(
-                History(
+                BatchHistory(
                     rank,
                     int(now * _NUMBERS_A_SECOND),
                     now,
@@ -172,9 +180,11 @@ class Bridge:
             )
             for rank, transport in enumerate(transports)
         ]
-        shared = Shared(Turns(), ReplaySlots(len(transports), len(transports)), clock, chance)
+        shared = SharedByFeeds(
+            Turns(), ReplaySlots(len(transports), len(transports)), clock, chance
+        )
         self._subscribers = [
-            Subscriber(Place("the engine", rank), bridged.feed, bridged, transport, shared)
+            Subscriber(RankName("the engine", rank), bridged.feed, bridged, transport, shared)
             for rank, (bridged, transport) in enumerate(zip(self.ranks, transports, strict=True))
         ]
         self.is_stopped = False

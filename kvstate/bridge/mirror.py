@@ -25,7 +25,7 @@ from kvstate.wire.grpc_encoding import (
 COPY_OVERHEAD_BYTES = 300
 
 
-class Origin(NamedTuple):
+class StoreOrigin(NamedTuple):
     """The common part of the blocks of one store; `encoded` is that of EncodedStore."""
 
     medium: str
@@ -40,7 +40,7 @@ class Copy(NamedTuple):
     last_token: the last one that the engine sent for it, to convert its children if they are pairs.
     """
 
-    origin: Origin
+    origin: StoreOrigin
     parent: int | None
     last_token: int
     block: bytes
@@ -67,6 +67,8 @@ class Mirror:
         self.copies = 0
         self.size_bytes = 0
         self.refused = 0  # copies rejected for lack of room, ever
+        self.removed = 0  # copies removed by the engine, ever
+        self.removed_unknown = 0  # removals of blocks that were not held here, ever
         self._max_bytes = max_bytes
         self._blocks: dict[int, list[Copy]] = {}
 
@@ -103,7 +105,7 @@ class Mirror:
 
         ends: the tokens as the engine sent them; with pairs, they are one position ahead.
         """
-        origin = Origin(stored.medium, stored.group, encoded.namespace.salt, encoded.origin)
+        origin = StoreOrigin(stored.medium, stored.group, encoded.namespace.salt, encoded.origin)
         parent = None if stored.parent is None else signed_hash(stored.parent)
         end = -1
         for block_hash, block in zip(stored.hashes, encoded.blocks, strict=True):
@@ -132,7 +134,10 @@ class Mirror:
             for position, copy in enumerate(copies):
                 if copy.origin[:2] == (removed.medium, removed.group):
                     self._drop(number, position)
+                    self.removed += 1
                     break
+            else:
+                self.removed_unknown += 1
 
     def clear(self) -> None:
         """Drops everything."""
@@ -184,5 +189,5 @@ class Mirror:
 
 def _copied(copy: Copy, medium: str, group: int | None) -> Copy:
     encoded = copied_origin(copy.origin.encoded, medium, group)
-    origin = Origin(medium, group, copy.origin.salt, encoded)
+    origin = StoreOrigin(medium, group, copy.origin.salt, encoded)
     return copy._replace(origin=origin, block=copied_block(copy.block, medium))

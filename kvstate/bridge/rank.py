@@ -1,9 +1,9 @@
 """One rank of the bridge: follows the engine's feed, and keeps its state and recent batches.
 
 The batches kept are numbered for subscribers. Numbers ascend by one, independently of the
-subscribers. They begin at a number that no earlier run of the bridge has reached, so a cursor of an
-earlier run is never mistaken for one of this run. A hole takes a number of its own, so that no
-cursor from before it can continue.
+subscribers. They begin at a number made from the wall clock. Unless the clock was set back, no
+earlier run has reached it, so a cursor of an earlier run is refused. A hole takes a number of its
+own, so that no cursor from before it can continue.
 
 A stream of the bridge ends, or is refused, with one of these:
 
@@ -30,14 +30,16 @@ from kvstate.events import (
     BlocksStored,
     Body,
     Event,
+    EventBatch,
     OtherGroupStored,
     Taken,
 )
-from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed import Feed, FeedState
+from kvstate.turnover import Turnover
 from kvstate.wire.extras import ADMISSION_FAULTS, Admission, Groups, missed_of
 from kvstate.wire.grpc_encoding import (
     MAX_ENTRY_BYTES,
-    Head,
+    BatchHead,
     encode_cleared,
     encode_head,
     encode_removed,
@@ -56,7 +58,7 @@ class BridgeLimits:
     mirror_bytes: int = 1024 * 1024 * 1024
 
 
-class History:
+class BatchHistory:
     """One rank's batches.
 
     first: the number of the first batch. timestamp: of the last batch, in seconds by the engine's
@@ -97,7 +99,7 @@ class History:
 
     def append(self, entries: list[bytes], timestamp: float) -> None:
         """Adds these entries as one batch with the next number."""
-        batch = encode_head(Head(self.next, timestamp, self.rank)) + b"".join(entries)
+        batch = encode_head(BatchHead(self.next, timestamp, self.rank)) + b"".join(entries)
         self.next += 1
         self.timestamp = timestamp
         self._batches.append(batch)
@@ -128,7 +130,7 @@ class History:
         return len(self._batches) > self._max_batches or self.size_bytes > self._max_bytes
 
 
-class Status(StrEnum):
+class StreamStatus(StrEnum):
     """The gRPC status codes that a stream ends with, by name."""
 
     OUT_OF_RANGE = "OUT_OF_RANGE"
@@ -141,7 +143,7 @@ class Status(StrEnum):
 class Ended:
     """The stream ends; the reason is for operators."""
 
-    status: Status
+    status: StreamStatus
     reason: str
 
 
@@ -154,19 +156,23 @@ class Standing:
     """
 
     def __init__(self) -> None:
-        self.fault: Ended | None = Ended(Status.UNAVAILABLE, "the engine is not connected yet")
+        self.fault: Ended | None = Ended(
+            StreamStatus.UNAVAILABLE, "the engine is not connected yet"
+        )
 
-    def note(self, state: State, reason: str) -> None:
+    def note(self, state: FeedState, reason: str) -> None:
         """Notes the state of the feed and its reason."""
         match state:
-            case State.LIVE | State.DEGRADED:
+            case FeedState.LIVE | FeedState.DEGRADED:
                 self.fault = None
-            case State.UNSUPPORTED:
-                self.fault = Ended(Status.UNIMPLEMENTED, f"it publishes no events: {reason}")
-            case State.REPLAYING if self.fault is None:
+            case FeedState.UNSUPPORTED:
+                self.fault = Ended(StreamStatus.UNIMPLEMENTED, f"it publishes no events: {reason}")
+            case FeedState.REPLAYING if self.fault is None:
                 pass
             case _:
-                self.fault = Ended(Status.UNAVAILABLE, f"the engine's feed is {state}: {reason}")
+                self.fault = Ended(
+                    StreamStatus.UNAVAILABLE, f"the engine's feed is {state}: {reason}"
+                )
 
 
 # As in TensorRT-LLM's own bridge: one event per batch would saturate the serving process.
@@ -185,21 +191,21 @@ class StateOfRank(NamedTuple):
     if none is missing.
     """
 
-    head: Head
+    head: BatchHead
     pieces: list[list[Copy]]
     blocks: int
     unknown_before: int
 
 
 class BridgedRank:
-    """One rank of the engine; a `kvstate.feeds.subscriber.Sink`.
+    """One rank of the engine; a `kvstate.feeds.effects.Sink`.
 
     feed: the feed that writes into this sink. changed: called when there is something to flush or
     send.
     """
 
     def __init__(
-        self, history: History, mirror: Mirror, feed: Feed, changed: Callable[[], None]
+        self, history: BatchHistory, mirror: Mirror, feed: Feed, changed: Callable[[], None]
     ) -> None:
         self.history = history
         self.mirror = mirror
@@ -213,6 +219,7 @@ class BridgedRank:
         self._timestamp = 0.0
         self._event_id = 0
         self._holes = 0
+        self._turnover = Turnover()
         self._may_hold = False  # whether a subscriber may hold a block of this rank
 
     def applying(self, body: Body) -> Generator[None, None, Taken]:
@@ -230,7 +237,20 @@ class BridgedRank:
         if batch.removal_lost or len(self._doubtful) > doubtful:
             yield from self.demoting()
         self._changed()
-        return Taken(batch.clears and not missed, missed, tuple(faults))
+        return Taken(self._is_healed(batch, missed), missed, tuple(faults))
+
+    def _is_healed(self, batch: EventBatch, missed: str) -> bool:
+        """Whether nothing matters any more of what was missed before this batch or in it."""
+        mirror = self.mirror
+        if missed:
+            self._turnover.begin(mirror.removed)
+            return False
+        is_renewed = self._turnover.is_complete(
+            mirror.removed, mirror.removed_unknown, mirror.copies
+        )
+        if is_renewed:
+            self._holes = 0
+        return is_renewed or batch.clears
 
     def forgetting(self) -> Generator[None, None, None]:
         """Forgets all blocks, because the engine restarted: subscribers get a cleared event."""
@@ -249,16 +269,17 @@ class BridgedRank:
         self.unknown_before = self._holes
         self._pending.clear()
         self.mirror.clear()
+        self._turnover.begin(self.mirror.removed)
         self.history.hole()
         self._may_hold = False
         self._changed()
 
-    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as Sink has it
+    def trust(self, *, trusted: bool) -> None:
         """Updates subscribers' view of the rank from the state of the feed."""
         state = self.feed.state
         self.standing.note(state, self.feed.reason)
         if trusted:
-            self.unknown_before = 0 if state is State.LIVE else max(1, self._holes)
+            self.unknown_before = 0 if state is FeedState.LIVE else max(1, self._holes)
         self._changed()
 
     def flush(self) -> None:
@@ -271,7 +292,7 @@ class BridgedRank:
         """Returns what the rank holds now."""
         self.flush()
         history = self.history
-        head = Head(history.last, history.timestamp, history.rank)
+        head = BatchHead(history.last, history.timestamp, history.rank)
         copies = self.mirror.in_order()
         room = MAX_BATCH_EVENTS - 1  # the first message begins with a clear
         pieces = list(_packed(copies, attrgetter("size_bytes"), room)) or [[]]

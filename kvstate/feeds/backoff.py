@@ -1,5 +1,6 @@
 """Exponential backoff with jitter, up to a limit."""
 
+import math
 from collections.abc import Callable
 
 
@@ -27,3 +28,28 @@ class Backoff:
     def reset(self) -> None:
         """Notes that a try succeeded."""
         self._nominal_seconds = self._first_seconds
+
+
+class FailureWaits:
+    """The waits after failures of something that works most of the time.
+
+    They grow from failure to failure, and begin anew once it has worked for the longest wait.
+    """
+
+    def __init__(
+        self, first_seconds: float, limit_seconds: float, chance: Callable[[], float]
+    ) -> None:
+        self._limit_seconds = limit_seconds
+        self._backoff = Backoff(first_seconds, limit_seconds, chance)
+        self._over_at = math.inf
+
+    def again_at(self, now: float, *, worked: bool) -> float:
+        """Returns when to go on after a failure now, in seconds of the same clock.
+
+        worked: whether it had gone on after the last failure, and worked until this one.
+        """
+        if worked and now >= self._over_at:
+            self._backoff.reset()
+        again_at = now + self._backoff.next_seconds()
+        self._over_at = again_at + self._limit_seconds
+        return again_at

@@ -8,11 +8,12 @@ what happens through its methods, which return what to do as effects, in order.
     replaying    catching up with what was missed                           uncertain
     live         nothing is missing since the first batch that was asked    certain
     degraded     something is missing and could not be had: a hole          certain since the hole
+                 a snapshot does not end                                    uncertain until one does
     stale        the connection is lost                                     uncertain
     unsupported  the worker publishes no events                             none
 
 Effects: apply a batch; `Demote`, a hole: stored blocks become uncertain; `Forget`, nothing is held
-any more; `Replay`, request batches again.
+any more; `RequestReplay`, request batches again.
 
 The rules, in the order in which they are tried; n is the number expected next. Missed batches can
 be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or they are lost.
@@ -30,6 +31,7 @@ be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or 
     batch < n, known stamp       a duplicate: drop               a duplicate: drop
     batch < n, other stamp       restarted: forget, hold it,     restarted: forget, apply; what was
                                  replay everything               before it is not known
+    some < n, never received     drop, replay from n - 1         likewise
     batch that is undecodable    a hole of one batch             a hole of one batch
     replayed n                   apply; if n - 1 did not come,   -
                                  it is gone: a hole before
@@ -46,6 +48,7 @@ be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or 
     restarts in a row            replays contradict the live     -
                                  stream: none until reconnection
     snapshot                     forget; what follows is all     forget; what follows is all
+    none ends for long           -                               degraded until one ends
     lost, or it cannot be made   drop what is pending            drop what is pending
     refused                      forget                          forget
     failed, on our side          a hole, and as lost             a hole, and as lost
@@ -64,7 +67,8 @@ The possible next states, by their first letters (S for stale; a dot: always the
     replay_ended    .     RLD   RLD   RD    .     .
     replay_failed   .     RLD   .     .     .     .
     ask_everything  .     .     .     .     .     .
-    snapshot        R     .     R     R     R     R
+    snapshot        R     .     R     RD    R     R
+    snapshot_late   .     RD    .     .     .     .
     healed          .     .     .     LD    .     .
     miss            .     .     D     .     .     .
     quiet           .     RD    .     .     .     .
@@ -79,32 +83,18 @@ seems to restart again and again, and its replays never contain the batches rece
 two publishers: the replay endpoint is another worker's. Its replays are then ignored.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
 from kvstate.events import Batch
 from kvstate.feeds.feed_sources import Recovery
-
-# Stamps kept to distinguish a duplicate from a restarted publisher. Duplicates come from a replay
-# that overtakes the live stream, so they are at most as old as the replay.
-MAX_STAMPS = 4096
-
-# Live batches held back while a replay runs. If one does not fit, the oldest is dropped: the gap is
-# then before the held batches, and is requested at the end of the replay.
-MAX_HELD_BATCHES = 4096
-MAX_HELD_BYTES = 64 * 1024 * 1024
-
-# Restarts over one connection, without a replay that contains the batches received live, after
-# which replays are ignored.
-MAX_RESTARTS_IN_A_ROW = 3
-# The last batches of the live stream; replays are compared with them.
-MAX_HEARD = 64
+from kvstate.feeds.held import HeldBatches
+from kvstate.feeds.replay_trust import ReplayTrust
+from kvstate.feeds.stamps import Doubt, Stamps
 
 
-class State(StrEnum):
+class FeedState(StrEnum):
     """The state of a feed; the module's table says what credits it allows."""
 
     CONNECTING = "connecting"
@@ -123,18 +113,19 @@ class Demote(msgspec.Struct, frozen=True):
     """Everything stored so far is uncertain: there is a hole."""
 
 
-class Replay(msgspec.Struct, frozen=True):
+class RequestReplay(msgspec.Struct, frozen=True):
     """Request the publisher's batches from this number on; replaces a replay under way."""
 
     start: int
 
 
 # A batch to apply.
-Effect = Batch | Forget | Demote | Replay
+Effect = Batch | Forget | Demote | RequestReplay
 
 # Why the first batch received was not the publisher's first.
 NOTHING_YET = "nothing was received yet: blocks stored before this connection are unknown"
 NO_REPLAY = "no replay endpoint: blocks stored before this connection are unknown"
+SNAPSHOT_LATE = "a snapshot of everything began and does not end"
 OTHER_PUBLISHER = (
     "its replays contradict what it publishes: is `replay` the endpoint of another worker?"
 )
@@ -147,82 +138,42 @@ _NOT_TO_BE_HAD = {
 }
 
 # A batch that arrives without a connection is a remnant of the last one.
-_WITHOUT_CONNECTION = (State.CONNECTING, State.STALE, State.UNSUPPORTED)
-
-
-class Held:
-    """Live batches that are held back while a replay runs, in order and bounded."""
-
-    def __init__(self) -> None:
-        self._batches: deque[Batch] = deque()
-        self._bytes = 0
-
-    @property
-    def first_sequence(self) -> int | None:
-        """Number of the oldest one."""
-        return self._batches[0].sequence if self._batches else None
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def append(self, batch: Batch) -> None:
-        """Adds a batch and drops the oldest beyond the limits; the newest always stays."""
-        self._batches.append(batch)
-        self._bytes += batch.size_bytes
-        while len(self._batches) > 1 and self._is_over_limit():
-            self._bytes -= self._batches.popleft().size_bytes
-
-    def extend(self, batches: Iterable[Batch]) -> None:
-        """Adds several."""
-        for batch in batches:
-            self.append(batch)
-
-    def take_all(self) -> list[Batch]:
-        """Returns all of them, oldest first, and keeps none."""
-        taken = list(self._batches)
-        self.clear()
-        return taken
-
-    def clear(self) -> None:
-        """Drops all of them."""
-        self._batches.clear()
-        self._bytes = 0
-
-    def _is_over_limit(self) -> bool:
-        return len(self._batches) > MAX_HELD_BATCHES or self._bytes > MAX_HELD_BYTES
+_WITHOUT_CONNECTION = (FeedState.CONNECTING, FeedState.STALE, FeedState.UNSUPPORTED)
 
 
 class Feed:
     """One rank's feed, not connected yet.
 
-    recovery: how missed batches are recovered. wants_everything: a replay failed, and a complete
-    one may repair this.
+    recovery: how missed batches are recovered. held: for live batches during a replay.
+    wants_everything: a replay failed, and a complete one may repair this. dropped: counts the live
+    batches that were dropped because of their number.
     """
 
-    def __init__(self, recovery: Recovery) -> None:
-        self.state = State.CONNECTING
+    def __init__(self, recovery: Recovery, held: HeldBatches | None = None) -> None:
+        self.state = FeedState.CONNECTING
         self.reason = "not connected yet"
         self.gaps = 0
         self.restarts = 0
         self.replays = 0
+        self.dropped = 0
         self.wants_everything = False
         self._recovery = recovery
         self._asks = recovery is Recovery.REPLAY
         self._next: int | None = None
-        self._stamps: OrderedDict[int, float] = OrderedDict()
+        self._stamps = Stamps()
+        self._doubt = Doubt()
         self._incomplete = ""
         self._unproven: int | None = None  # this batch, repeated, proves the publisher
         self._snapshot_last: int | None = None
+        self._is_snapshot_late = False
         # only for publishers with replays
-        self._held: Held = Held()
+        self._held = held or HeldBatches()
         self._asked_at: int | None = None
         self._overtaken: int | None = None  # the number expected before a replay started over
         self._proof: float | None = None  # the stamp of the batch that proves the publisher
         self._asks_everything = False
         self._heard = False
-        self._heard_stamps: OrderedDict[int, float] = OrderedDict()
-        self._restarts_in_a_row = 0
-        self._was_answered = False  # since the last restart
+        self._replay_trust = ReplayTrust()
 
     @property
     def last_sequence(self) -> int | None:
@@ -232,20 +183,27 @@ class Feed:
     @property
     def certain(self) -> bool:
         """Whether blocks stored since the last hole are certain now."""
-        return self.state is State.LIVE or self.state is State.DEGRADED
+        if self._is_snapshot_late:
+            return False
+        return self.state is FeedState.LIVE or self.state is FeedState.DEGRADED
+
+    @property
+    def is_in_snapshot(self) -> bool:
+        """Whether batches of a snapshot are still to come."""
+        return self._snapshot_last is not None
 
     @property
     def _has_replays(self) -> bool:
         """Whether the publisher has replays that can be trusted."""
-        return self._asks and self._restarts_in_a_row < MAX_RESTARTS_IN_A_ROW
+        return self._asks and not self._replay_trust.is_lost
 
-    def connected(self) -> list[Effect]:
+    def connect(self) -> list[Effect]:
         """Notes that the subscription is in place, for the first time or again."""
+        self._is_snapshot_late = False
         if self._asks:
             self._heard = True  # it may take effect only after the replay and one more batch
-            self._heard_stamps.clear()
             self.wants_everything |= not self._has_replays  # replays may be this publisher's now
-            self._restarts_in_a_row, self._was_answered = 0, False
+            self._replay_trust.begin()
             return self._ask("connected")
         is_without = self._recovery is Recovery.NONE
         if self._next is None:
@@ -255,56 +213,54 @@ class Feed:
             return self._hole("the connection was lost and there is no replay endpoint")
         else:
             self._unproven = self._next - 1
-            self.state, self.reason = State.REPLAYING, f"resuming after batch {self._unproven}"
+            self.state, self.reason = FeedState.REPLAYING, f"resuming after batch {self._unproven}"
         return []
 
-    def disconnected(self, reason: str = "connection lost") -> list[Effect]:
+    def disconnect(self, reason: str = "connection lost") -> list[Effect]:
         """Handles a connection that is lost or cannot be made; events sent meanwhile are missed."""
         self.reason = reason
-        if self.state is not State.CONNECTING:  # else there never was one
-            self.state = State.STALE
+        if self.state is not FeedState.CONNECTING:  # else there never was one
+            self.state = FeedState.STALE
         self._drop_pending()
         return []
 
-    def failed(self, reason: str) -> list[Effect]:
+    def fail(self, reason: str) -> list[Effect]:
         """Notes an error on this side: the last batches may not have been applied.
 
-        It is treated as a lost connection; the caller calls `connected` to try again.
+        It is treated as a lost connection; the caller calls `connect` to try again.
         """
-        self.disconnected(reason)
+        self.disconnect(reason)
         self._incomplete = reason
         self.wants_everything = self._asks
         return [Demote()]
 
-    def refused(self, reason: str) -> list[Effect]:
+    def refuse(self, reason: str) -> list[Effect]:
         """Handles the publisher's report that it has no events; its earlier ones are forgotten."""
-        self.state, self.reason = State.UNSUPPORTED, reason
+        self.state, self.reason = FeedState.UNSUPPORTED, reason
         self._drop_pending()
         self._next = None
         self._stamps.clear()
         return [Forget()]
 
-    def received(self, batch: Batch) -> list[Effect]:
+    def receive(self, batch: Batch) -> list[Effect]:
         """Handles a batch of the live stream, or a remnant of the last connection."""
         if self.state in _WITHOUT_CONNECTION:
             return []
         if self._asks:
             self._heard = True
-            self._note_heard(batch)
-            if self.state is State.REPLAYING:
+            self._replay_trust.note_live(batch)
+            if self.state is FeedState.REPLAYING:
                 self._held.append(batch)
                 return []
         elif self._unproven is not None:
-            return self._resumed(batch, self._unproven)
+            return self._resume(batch, self._unproven)
         return self._live(batch)
 
-    def replayed(self, batch: Batch) -> list[Effect]:
+    def receive_replayed(self, batch: Batch) -> list[Effect]:
         """Handles a batch of the requested replay."""
         if not self._has_replays or self.state in _WITHOUT_CONNECTION:
             return []
-        self._was_answered = True
-        if self._heard_stamps.get(batch.sequence) == batch.stamp:
-            self._restarts_in_a_row = 0
+        self._replay_trust.note_replayed(batch)
         effects: list[Effect] = []
         if self._asks_everything:
             effects += self._start_over()
@@ -323,11 +279,11 @@ class Feed:
         self._unproven = None
         return effects + self._take(batch)
 
-    def replay_ended(self) -> list[Effect]:
+    def end_replay(self) -> list[Effect]:
         """Notes that the replay is complete."""
         if not self._has_replays or self.state in _WITHOUT_CONNECTION:
             return []
-        self._was_answered = True
+        self._replay_trust.note_answer()
         if self._unproven is not None or self._asks_everything:
             return self._restart("the publisher counts from 0 again")
         if self._next is None and not self._held:
@@ -337,12 +293,13 @@ class Feed:
             return self._ask("more was missed meanwhile")
         return self._catch_up("missing in the replay")
 
-    def replay_failed(self, reason: str) -> list[Effect]:
+    def fail_replay(self, reason: str) -> list[Effect]:
         """Notes that the replay failed or broke off, for this reason."""
         self._asks_everything = False
-        if not self._asks or self.state is not State.REPLAYING:
+        if not self._asks or self.state is not FeedState.REPLAYING:
             return []  # nothing is repaired or proven by it
         self.wants_everything = True
+        self._doubt.is_unanswered = self._doubt.is_asked
         failed = f"replay failed: {reason}"
         if self._next is not None:
             return [*self._hole(failed), *self._catch_up(failed)]
@@ -361,28 +318,45 @@ class Feed:
         self.replays += 1
         self._unproven = None
         self._asked_at = None
-        return [Replay(0)]
+        return [RequestReplay(0)]
 
     def snapshot(self, first: int, last: int, unknown_before: int) -> list[Effect]:
         """Notes that a snapshot of all the publisher has follows: batches `first` to `last`."""
+        is_late = self._is_snapshot_late
         self._drop_pending()
         self._stamps.clear()
         self._next, self._snapshot_last = first, last
         self._incomplete = f"{unknown_before} batches were never received" if unknown_before else ""
-        self.state, self.reason = State.REPLAYING, f"snapshot of batch {last}"
+        self.state, self.reason = FeedState.REPLAYING, f"snapshot of batch {last}"
+        if is_late:
+            self.note_late_snapshot()
         return [Forget()]
 
-    def healed(self) -> None:
-        """Forgets earlier holes: nothing uncertain is left, or the cache was emptied."""
+    def note_late_snapshot(self) -> list[Effect]:
+        """Notes that a snapshot, and those begun instead of it, have not ended for long.
+
+        What they contain stays uncertain until one ends, since removals come only then.
+        """
+        if self.is_in_snapshot and not self._asks and self.state is FeedState.REPLAYING:
+            self._is_snapshot_late = True
+            self._settle()
+        return []
+
+    def heal(self) -> None:
+        """Forgets earlier holes: nothing of what was missed matters any more.
+
+        Nothing uncertain is left, or the cache was emptied, or replaced (`kvstate.owner.Turnover`).
+        This raises no credit: in a degraded feed, blocks stored since the hole are certain already.
+        """
         self._incomplete = ""
         self.wants_everything = False
-        if self.state is State.DEGRADED:
+        if self.state is FeedState.DEGRADED:
             self._settle()
 
     def miss(self, reason: str) -> None:
         """Notes that a part of a batch is not known, for a reason other than its number."""
         self._incomplete = reason
-        if self.state is State.LIVE:
+        if self.state is FeedState.LIVE:
             self._settle()
 
     def quiet(self, *, for_long: bool = False) -> list[Effect]:
@@ -427,24 +401,40 @@ class Feed:
 
     def _regress(self, batch: Batch, expected: int) -> list[Effect]:
         """Handles an earlier number: a duplicate, or a publisher that counts from 0 again."""
-        known = self._stamps.get(batch.sequence)
-        latest = self._stamps.get(expected - 1, batch.stamp)
-        if known == batch.stamp or (known is None and batch.stamp < latest):
-            return []
         reason = f"batch {batch.sequence} came again with different content"
+        if not self._stamps.is_other(batch.sequence, batch.stamp):
+            if not self._is_doubted(batch, expected):
+                self.dropped += 1
+                return []
+            reason = "batches with lower numbers came that it never sent before"
+            if self._has_replays and not self._doubt.is_unanswered:
+                self.dropped += 1
+                return self._ask_about_doubt(reason)
         if not self._asks:
             self._forget_publisher()
             self._incomplete = f"publisher restarted: {reason}; its first batches were missed"
             self._settle()
             return [Forget(), *self._first(batch)]
         effects = self._restart(reason)
-        self._note_heard(batch)
+        self._replay_trust.note_live(batch)
         if not self._has_replays:
             return effects + self._first(batch)
         self._held.append(batch)
         return effects
 
-    def _resumed(self, batch: Batch, unproven: int) -> list[Effect]:
+    def _is_doubted(self, batch: Batch, expected: int) -> bool:
+        """Whether several batches came that the publisher cannot have sent before."""
+        is_strange = self._stamps.was_never_taken(batch.sequence)
+        return is_strange and self._doubt.note(batch.sequence, expected)
+
+    def _ask_about_doubt(self, reason: str) -> list[Effect]:
+        """Requests the last batch again, as proof that the publisher is the same; asks once."""
+        if self._doubt.is_asked:
+            return []
+        self._doubt.is_asked = True
+        return self._ask(f"has the publisher restarted? {reason}")
+
+    def _resume(self, batch: Batch, unproven: int) -> list[Effect]:
         """Handles a batch of a new connection, whose publisher is not known to be the same yet."""
         if batch.sequence <= unproven:
             if self._stamps.get(batch.sequence) != batch.stamp:
@@ -465,7 +455,7 @@ class Feed:
     # Replays
 
     def _ask(self, reason: str) -> list[Effect]:
-        self.state, self.reason = State.REPLAYING, reason
+        self.state, self.reason = FeedState.REPLAYING, reason
         return self._request()
 
     def _request(self) -> list[Effect]:
@@ -475,15 +465,13 @@ class Feed:
         start = max(0, (self._next or 0) - 1)
         self._proof = self._stamps.get(start)
         self._unproven = None if self._proof is None else start
-        return [Replay(start)]
+        return [RequestReplay(start)]
 
     def _restart(self, reason: str) -> list[Effect]:
         """The publisher restarted: requests everything, unless its replays are ignored."""
         self._forget_publisher()
-        self._heard_stamps.clear()
+        self._replay_trust.note_restart()
         self._incomplete = ""
-        self._restarts_in_a_row += self._was_answered
-        self._was_answered = False
         if not self._has_replays:
             self._settle()
             return [Forget()]
@@ -506,7 +494,7 @@ class Feed:
         self._overtaken, self._next = self._next, None
         self._incomplete = ""
         self._stamps.clear()
-        self.state, self.reason = State.REPLAYING, "replaying all batches again"
+        self.state, self.reason = FeedState.REPLAYING, "replaying all batches again"
         return [Forget()]
 
     def _catch_up(self, why: str) -> list[Effect]:
@@ -520,23 +508,16 @@ class Feed:
                 effects += self._take(batch)
                 continue
             effects += self._live(batch)
-            if self.state is State.REPLAYING:  # it restarted again
+            if self.state is FeedState.REPLAYING:  # it restarted again
                 self._held.extend(held[position + 1 :])
                 break
         return effects
-
-    def _note_heard(self, batch: Batch) -> None:
-        self._heard_stamps[batch.sequence] = batch.stamp
-        if len(self._heard_stamps) > MAX_HEARD:
-            self._heard_stamps.popitem(last=False)
 
     # Common to both
 
     def _take(self, batch: Batch) -> list[Effect]:
         self._next = batch.sequence + 1
-        self._stamps[batch.sequence] = batch.stamp
-        if len(self._stamps) > MAX_STAMPS:
-            self._stamps.popitem(last=False)
+        self._stamps.note(batch.sequence, batch.stamp)
         effects: list[Effect]
         if batch.fault:
             effects = self._hole(f"batch {batch.sequence} could not be decoded: {batch.fault}")
@@ -544,6 +525,7 @@ class Feed:
             effects = [batch]
         if self._snapshot_last is not None and batch.sequence >= self._snapshot_last:
             self._snapshot_last = None
+            self._is_snapshot_late = False
             self._settle()
         return effects
 
@@ -557,6 +539,7 @@ class Feed:
     def _drop_pending(self) -> None:
         """Ends a replay or resumption under way."""
         self._unproven = self._snapshot_last = None
+        self._is_snapshot_late = False
         self._held.clear()
         self._asks_everything = False
 
@@ -565,13 +548,16 @@ class Feed:
 
     def _hole(self, reason: str) -> list[Effect]:
         self._incomplete = reason
-        if self.state is not State.REPLAYING:
+        if self.state is not FeedState.REPLAYING:
             self._settle()
         return [Demote()]
 
     def _settle(self) -> None:
         """Sets the state: live if nothing is missing, degraded otherwise."""
+        if self._is_snapshot_late:
+            self.state, self.reason = FeedState.DEGRADED, SNAPSHOT_LATE
+            return
         if self._asks and not self._has_replays:  # earlier events are not known
             self._incomplete = OTHER_PUBLISHER
-        self.state = State.DEGRADED if self._incomplete else State.LIVE
+        self.state = FeedState.DEGRADED if self._incomplete else FeedState.LIVE
         self.reason = self._incomplete

@@ -28,7 +28,7 @@ from kvstate.feeds.transport import (
     LoadReport,
     Malformed,
     Refused,
-    Snapshot,
+    SnapshotBegun,
 )
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
 from kvstate.wire.grpc_wire import decoding, load_of, parsing, rank_of, snapshot_of
@@ -104,7 +104,7 @@ _NOT_CONNECTED = re.compile(
 )
 
 
-class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an error
+class _Lost(Exception):
     """The stream can no longer be used, for this reason.
 
     starts_over: earlier batches cannot be trusted either, so the next stream requests everything,
@@ -177,7 +177,7 @@ class _GrpcFeeds:
         }
         return start
 
-    async def _begin(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio is not typed
+    async def _begin(self, call: Any) -> None:
         try:
             async with asyncio.timeout(SUBSCRIBE_SECONDS):
                 await call.wait_for_connection()
@@ -188,7 +188,7 @@ class _GrpcFeeds:
         self._was_connected = True
         self._shared.tell(Connected())
 
-    async def _read(self, call: Any) -> NoReturn:  # noqa: ANN401 - grpc.aio is not typed
+    async def _read(self, call: Any) -> NoReturn:
         """Processes the stream's messages until it ends with an exception."""
         while True:
             patience_seconds = HEARTBEAT_TIMEOUT_SECONDS if self._has_heartbeats else None
@@ -219,7 +219,7 @@ class _GrpcFeeds:
             return
         span = snapshot_of(message)
         if span is not None:
-            await transport.hand(Snapshot(*span))
+            await transport.hand(SnapshotBegun(*span))
         self._prove(rank, message)
         batch = await self._batch(message)
         await transport.hand(batch, len(raw))

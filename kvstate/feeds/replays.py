@@ -15,20 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch
-from kvstate.feeds.transport import Malformed, Place, Transport
+from kvstate.feeds.feed_times import USUAL, FeedTimes
+from kvstate.feeds.transport import FeedTransport, Malformed, RankName
 
 log = logging.getLogger("kvsteer.feed")
 
-# The most time for a whole replay; engines send it from the thread that publishes.
-MAX_REPLAY_SECONDS = 60.0
-# Two publishers on one endpoint seem to restart all the time; they are not asked for a replay each
-# time.
-REPLAY_SPACING_SECONDS = 0.5
-REPLAYS_AT_ONCE = 20
-
-# The longest total wait for a publisher: this, and more for each batch that it has sent.
-PATIENCE_SECONDS = 5.0
-SECONDS_A_BATCH = 0.1
+# A publisher may take longer if it sends much.
 BYTES_A_SECOND = 64 * 1024
 
 # Replays under way at once, over all feeds of a process and of one worker.
@@ -98,15 +90,17 @@ class ReplaySlots:
 class Replays:
     """The replay of one feed that is under way, if any; a new one replaces it.
 
-    slots: of the process. take: is called with each message. end: is called when the replay is
-    complete, or with the reason why it is not. fail: is called after an unexpected error.
+    slots: of the process. times: of all feeds. take: is called with each message. end: is called
+    when the replay is complete, or with the reason why it is not. fail: is called after an
+    unexpected error.
     """
 
     def __init__(
         self,
-        place: Place,
-        transport: Transport,
+        place: RankName,
+        transport: FeedTransport,
         slots: ReplaySlots,
+        times: FeedTimes = USUAL,
         *,
         take: Callable[[Batch | Malformed], Awaitable[None]],
         end: Callable[[ReplayError | None], Awaitable[None]],
@@ -115,6 +109,7 @@ class Replays:
         self._place = place
         self._transport = transport
         self._slots = slots
+        self._times = times
         self._take = take
         self._end = end
         self._fail = fail
@@ -125,8 +120,9 @@ class Replays:
         """Starts a replay from this number on, as soon as a slot is free."""
         self.stop()
         now = asyncio.get_running_loop().time()
-        credit_seconds = REPLAYS_AT_ONCE * REPLAY_SPACING_SECONDS
-        self._due = max(self._due + REPLAY_SPACING_SECONDS, now - credit_seconds)
+        spacing_seconds = self._times.replay_spacing_seconds
+        credit_seconds = self._times.replays_at_once * spacing_seconds
+        self._due = max(self._due + spacing_seconds, now - credit_seconds)
         self._running = asyncio.create_task(self._run(start, self._due - now))
 
     def stop(self) -> None:
@@ -145,7 +141,8 @@ class Replays:
     async def _run(self, start: int, wait_seconds: float) -> None:
         try:
             await asyncio.sleep(wait_seconds)
-            async with self._slots.one(self._place.worker), _limited(MAX_REPLAY_SECONDS):
+            limit = _limited(self._times.max_replay_seconds)
+            async with self._slots.one(self._place.worker), limit:
                 await self._receive(start)
             if self._is_current():
                 self._running = None
@@ -160,7 +157,7 @@ class Replays:
     async def _receive(self, start: int) -> None:
         async with (
             contextlib.aclosing(self._transport.replay(start)) as batches,
-            contextlib.aclosing(_in_time(batches)) as in_time,
+            contextlib.aclosing(_in_time(batches, self._times)) as in_time,
         ):
             async for batch in in_time:
                 await self._take(batch)
@@ -173,7 +170,7 @@ class Replays:
 
 
 async def _in_time(
-    batches: AsyncGenerator[Batch | Malformed],
+    batches: AsyncGenerator[Batch | Malformed], times: FeedTimes
 ) -> AsyncGenerator[Batch | Malformed]:
     """Yields the batches as they arrive, unless the publisher is too slow.
 
@@ -181,11 +178,11 @@ async def _in_time(
         ReplayError: the publisher is too slow to keep its slot.
     """
     time = asyncio.get_running_loop().time
-    waited_seconds, earned_seconds, count, began_at = 0.0, PATIENCE_SECONDS, 0, time()
+    waited_seconds, earned_seconds, count, began_at = 0.0, times.patience_seconds, 0, time()
     async for batch in batches:
         count += 1
         waited_seconds += time() - began_at
-        earned_seconds += SECONDS_A_BATCH
+        earned_seconds += times.seconds_a_batch
         if isinstance(batch, Batch) and isinstance(batch.body, bytes):
             earned_seconds += len(batch.body) / BYTES_A_SECOND
         if waited_seconds > earned_seconds:

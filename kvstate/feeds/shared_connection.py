@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class RankTransport:
-    """One rank's end of a shared connection; a `Transport`.
+    """One rank's end of a shared connection; a `FeedTransport`.
 
     last_taken: the last batch that the rank's subscriber received, None before the first.
     """

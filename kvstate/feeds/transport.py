@@ -9,7 +9,8 @@ from kvstate.errors import ReplayError, printable
 from kvstate.events import Batch, Body, EngineLoad
 from kvstate.feeds.feed_sources import Recovery
 
-# Events are decoded and applied in slices of this length, so that a pick never waits behind a feed.
+# Events are decoded and applied in slices of about this length: a pick waits for one of them, not
+# for a whole feed.
 SLICE_SECONDS = 0.001
 
 # A publisher that was never reached is reported after this time: it may start together with the
@@ -17,7 +18,7 @@ SLICE_SECONDS = 0.001
 UNREACHED_SECONDS = 3.0
 
 
-class Place(NamedTuple):
+class RankName(NamedTuple):
     """The worker and rank of a feed, for messages."""
 
     worker: str
@@ -56,7 +57,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SnapshotBegun:
     """Batches `first` to `last`, which follow, are a snapshot of everything that the rank holds.
 
     unknown_before: batches that the sender of the snapshot missed; 0 if none.
@@ -79,10 +80,10 @@ class LoadReport:
     load: EngineLoad
 
 
-Signal = Connected | Disconnected | Refused | Batch | Snapshot | Malformed | LoadReport
+Signal = Connected | Disconnected | Refused | Batch | SnapshotBegun | Malformed | LoadReport
 
 
-class Transport(Protocol):
+class FeedTransport(Protocol):
     """A connection to one publisher that reconnects by itself.
 
     Signals are in order: no batch of a new connection comes before its Connected, and none of an

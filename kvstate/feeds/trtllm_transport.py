@@ -149,11 +149,11 @@ _OK = 200
 _MAX_WORDS = 200
 
 
-class _Refusal(Exception):  # noqa: N818 - control flow inside this module, not an error
+class _Refusal(Exception):
     """The server publishes no events."""
 
 
-class _Unusable(Exception):  # noqa: N818 - control flow inside this module, not an error
+class _Unusable(Exception):
     """The server's answer cannot be read."""
 
 

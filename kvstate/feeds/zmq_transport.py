@@ -8,7 +8,7 @@ batches and the end marker alike, and a full buffer has 10,000 batches.
 
 So an answer is read as fast as it arrives, independently of the code that applies it, and missing
 batches are requested again, each time over a new connection, whose queue is empty. None of an
-answer's first messages (`NEVER_DROPPED`) can have been dropped, so conclusions differ:
+answer's first messages (`never_dropped`) can have been dropped, so conclusions differ:
 
     early, a batch does not follow    the missing ones are no longer in the publisher's buffer
     later, a batch does not follow    they may have been dropped: ask again
@@ -32,38 +32,30 @@ from kvstate.events import Batch
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import Recovery, ZmqSource
 from kvstate.feeds.transport import (
-    UNREACHED_SECONDS,
     Connected,
     Disconnected,
     LoadReport,
     Malformed,
     Signal,
 )
-from kvstate.feeds.zmtp_connection import Connection, Place, place_of
+from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
+from kvstate.feeds.zmtp_connection import ZmtpAddress, ZmtpConnection, place_of
 from kvstate.wire.zmq_wire import ends_replay, load_of, parse_frames
 
-# The most time until an answer begins.
-REPLAY_TIMEOUT_SECONDS = 5.0
 REPLAY_CONNECT_SECONDS = 0.05
 
-# Silence, after a new batch, that shows that the end of an answer was dropped. It grows with each
-# answer that ends like this, to spare a publisher that is merely slow.
-SILENCE_SECONDS = 0.1
+# The longest silence for which the end of an answer is waited.
 MAX_SILENCE_SECONDS = 1.6
 
-# Messages of an answer that fit in its queue however slowly they are sent: half of libzmq's 1,000,
-# in case a publisher sets a lower limit.
-NEVER_DROPPED = 500
-
-# The most batches read but not applied yet. Beyond it the publisher waits, then drops.
-MAX_READ_BYTES = 40 * 1024 * 1024
 _BATCH_BYTES = 192  # of memory for a batch, besides its payload
 
 # Messages read before other tasks can run; seven more replays may be under way: about 0.1 ms.
 MAX_MESSAGES = 16
 
 
-async def replay_from(endpoint: str | None, start: int) -> AsyncGenerator[Batch | Malformed]:
+async def replay_from(
+    endpoint: str | None, start: int, limits: ZmqLimits = USUAL
+) -> AsyncGenerator[Batch | Malformed]:
     """Requests the batches from `start` on from an endpoint, None if there is none.
 
     They come in order; a missing one is no longer in the publisher's buffer. One that comes twice
@@ -74,7 +66,7 @@ async def replay_from(endpoint: str | None, start: int) -> AsyncGenerator[Batch 
     """
     if endpoint is None:
         raise ReplayError("no replay endpoint")
-    reading = _Reading(endpoint, start)
+    reading = _Reading(endpoint, start, limits)
     reader = asyncio.create_task(reading.read_all())
     try:
         while batches := await reading.take(reader):
@@ -96,13 +88,14 @@ class _End(Enum):
 class _Reading:
     """Reads a whole replay, in as many answers as it takes."""
 
-    def __init__(self, endpoint: str, start: int) -> None:
+    def __init__(self, endpoint: str, start: int, limits: ZmqLimits) -> None:
+        self._limits = limits
         self._endpoint = endpoint
         self._start = start
         self._last: Batch | None = None  # the last batch received, in any answer
         self._came = 0  # batches of the present answer
         self._has_new = False  # whether one of them is new
-        self._silence_seconds = SILENCE_SECONDS
+        self._silence_seconds = limits.silence_seconds
         self._read: deque[Batch] = deque()
         self._read_bytes = 0
         self._has_room = asyncio.Event()
@@ -137,10 +130,10 @@ class _Reading:
 
     async def _read_answer(self) -> _End:
         wake = asyncio.Event()
-        connection = Connection(b"DEALER", lambda _: wake.set())
+        connection = ZmtpConnection(b"DEALER", lambda _: wake.set(), limits=self._limits)
         self._came, self._has_new = 0, False
         try:
-            await _connect(connection, self._endpoint)
+            await _connect(connection, self._endpoint, self._limits.replay_seconds)
             first = self._start if self._last is None else self._last.sequence
             connection.send([b"", first.to_bytes(8, "big")])
             while messages := await self._messages(connection, wake):
@@ -152,13 +145,13 @@ class _Reading:
         finally:
             connection.give_up("done")
 
-    async def _messages(self, connection: Connection, wake: asyncio.Event) -> list[list[bytes]]:
+    async def _messages(self, connection: ZmtpConnection, wake: asyncio.Event) -> list[list[bytes]]:
         """Returns messages of an answer; none after a silence that may be its end."""
         await asyncio.sleep(0)  # lets other tasks run, however many messages wait
-        while self._read_bytes > MAX_READ_BYTES:
+        while self._read_bytes > self._limits.max_read_bytes:
             self._has_room.clear()
             await self._has_room.wait()
-        seconds = self._silence_seconds if self._has_new else REPLAY_TIMEOUT_SECONDS
+        seconds = self._silence_seconds if self._has_new else self._limits.replay_seconds
         while not (messages := connection.take(MAX_MESSAGES)):
             if connection.is_lost:
                 raise ReplayError(connection.fault or "connection lost")
@@ -174,7 +167,8 @@ class _Reading:
 
     def _judge(self, batch: Batch) -> _End | None:
         """Keeps a new batch; returns how the answer ended, if it did."""
-        last, is_first, is_early = self._last, self._came == 0, self._came < NEVER_DROPPED
+        last, is_first = self._last, self._came == 0
+        is_early = self._came < self._limits.never_dropped
         if is_first and last is not None:
             self._compare(batch, last)
             return None
@@ -204,13 +198,13 @@ class _Reading:
         self._wake.set()
 
 
-async def _connect(connection: Connection, endpoint: str) -> None:
+async def _connect(connection: ZmtpConnection, endpoint: str, seconds: float) -> None:
     """Connects for a replay, with retries: a starting publisher may open sockets one by one."""
     place = place_of(endpoint)
     if place is None:
         raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
     try:
-        async with asyncio.timeout(REPLAY_TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             while not connection.is_ready:
                 try:
                     await connection.open(place)
@@ -219,7 +213,7 @@ async def _connect(connection: Connection, endpoint: str) -> None:
                 if connection.is_lost:
                     raise ReplayError(connection.fault or "connection lost")
     except TimeoutError:
-        raise ReplayError(f"no answer within {REPLAY_TIMEOUT_SECONDS:g} s") from None
+        raise ReplayError(f"no answer within {seconds:g} s") from None
 
 
 def _size_bytes(batch: Batch) -> int:
@@ -227,8 +221,6 @@ def _size_bytes(batch: Batch) -> int:
 
 
 CONNECT_SECONDS = 15.0
-RECONNECT_SECONDS = (0.05, 2.0)
-BIND_RETRY_SECONDS = (0.5, 10.0)
 # On an endpoint that KVSteer binds: peers, other clients, and handshakes under way.
 MAX_ACCEPTED = 16
 
@@ -247,14 +239,20 @@ class ZmqTransport:
     chance: 0 to 1, for the jitter of tries to open it.
     """
 
-    def __init__(self, source: ZmqSource, chance: Callable[[], float] = lambda: 0.5) -> None:
+    def __init__(
+        self,
+        source: ZmqSource,
+        chance: Callable[[], float] = lambda: 0.5,
+        limits: ZmqLimits = USUAL,
+    ) -> None:
+        self._limits = limits
         self._source = source
         self._chance = chance
         self._topic = source.topic.encode()
-        self._accepted: set[Connection] = set()
-        self._peers: list[Connection] = []
+        self._accepted: set[ZmtpConnection] = set()
+        self._peers: list[ZmtpConnection] = []
         self._changes: list[Signal] = []
-        self._load: Connection | None = None  # for load reports
+        self._load: ZmtpConnection | None = None  # for load reports
         self._wake = asyncio.Event()
         self._keeper = self._start()
 
@@ -279,7 +277,7 @@ class ZmqTransport:
 
     def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
         """Requests the batches from `start` on; each replay has its own connection."""
-        return replay_from(self._source.replay, start)
+        return replay_from(self._source.replay, start, self._limits)
 
     async def close(self) -> None:
         """Closes the subscription."""
@@ -301,19 +299,19 @@ class ZmqTransport:
         keeper.add_done_callback(lambda _: self._wake.set())
         return keeper
 
-    def _changed(self, connection: Connection) -> None:
+    def _note_change(self, connection: ZmtpConnection) -> None:
         was_peer = connection in self._peers
         if connection.is_lost:
             self._accepted.discard(connection)
         if was_peer and connection.is_lost:
             self._peers.remove(connection)
-            self._changes.append(self._told(connection.fault))
+            self._changes.append(self._news_of_peers(connection.fault))
         elif not was_peer and connection.is_ready:
             self._peers.append(connection)
-            self._changes.append(self._told(""))
+            self._changes.append(self._news_of_peers(""))
         self._wake.set()
 
-    def _told(self, fault: str) -> Signal:
+    def _news_of_peers(self, fault: str) -> Signal:
         count = len(self._peers)
         if count == 1:
             return Connected()
@@ -332,11 +330,13 @@ class ZmqTransport:
             group.create_task(self._keep())
             group.create_task(self._keep_load(place))
 
-    async def _keep_load(self, place: Place) -> None:
+    async def _keep_load(self, place: ZmtpAddress) -> None:
         """Keeps the subscription to load reports open; a failure is not reported."""
-        retries = Backoff(*RECONNECT_SECONDS, self._chance)
+        retries = Backoff(*self._limits.reconnect_seconds, self._chance)
         while True:
-            connection = self._load = Connection(b"SUB", lambda _: self._wake.set())
+            connection = self._load = ZmtpConnection(
+                b"SUB", lambda _: self._wake.set(), limits=self._limits
+            )
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await connection.open(place)
@@ -364,8 +364,8 @@ class ZmqTransport:
             for connection in [*self._accepted]:
                 connection.give_up("closed")
 
-    async def _keep_connected(self, place: Place) -> None:
-        retries = Backoff(*RECONNECT_SECONDS, self._chance)
+    async def _keep_connected(self, place: ZmtpAddress) -> None:
+        retries = Backoff(*self._limits.reconnect_seconds, self._chance)
         time = asyncio.get_running_loop().time
         began_at, told, was_ready = time(), "", False
         while True:
@@ -381,15 +381,19 @@ class ZmqTransport:
                 retries.reset()
                 await connection.lost.wait()
             was_ready = was_ready or connection.was_ready
-            if not was_ready and fault != told and time() - began_at >= UNREACHED_SECONDS:
+            if (
+                not was_ready
+                and fault != told
+                and time() - began_at >= self._limits.unreached_seconds
+            ):
                 told = fault
                 self._tell(fault)
             self._accepted.discard(connection)
             await asyncio.sleep(retries.next_seconds())
 
-    async def _keep_bound(self, place: Place) -> None:
+    async def _keep_bound(self, place: ZmtpAddress) -> None:
         loop = asyncio.get_running_loop()
-        retries = Backoff(*BIND_RETRY_SECONDS, self._chance)
+        retries = Backoff(*self._limits.bind_retry_seconds, self._chance)
         host = None if place.host == "*" else place.host
         while True:
             try:
@@ -412,8 +416,8 @@ class ZmqTransport:
             finally:
                 server.close()
 
-    def _connection(self) -> Connection:
-        connection = Connection(b"SUB", self._changed, self._topic)
+    def _connection(self) -> ZmtpConnection:
+        connection = ZmtpConnection(b"SUB", self._note_change, self._topic, self._limits)
         if len(self._accepted) >= MAX_ACCEPTED:
             connection.give_up("too many connections")
         self._accepted.add(connection)

@@ -11,26 +11,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvstate.errors import WireError
+from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
 from kvstate.wire.zmtp import Session, message
 
-# The most bytes queued here while the loop is busy, besides an incomplete message. Further
-# messages wait in the publisher, which drops those beyond its own limit (hwm).
-QUEUE_BYTES = 1024 * 1024
 # Twice the largest message that is decoded (kvstate.wire.zmq_wire), so that a batch that is too
 # large is reported by its number; beyond this the connection is closed.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 # Answers to heartbeats that the peer does not read.
 MAX_ANSWER_BYTES = 64 * 1024
 
-HANDSHAKE_SECONDS = 10.0
-
-# Heartbeats come now and then; a peer that sends this many commands in this time is flooding.
-MAX_COMMANDS = 256
+# Heartbeats come now and then; a peer that sends many more commands in this time is flooding.
 COMMANDS_SECONDS = 2.0
 
 # A peer that sends nothing for this many intervals, and answers no heartbeats, is dead or hangs.
 # Intervals are counted, not timed: a delay of this process's own loop is not the peer's fault.
-HEARTBEAT_SECONDS = 2.0
 MAX_SILENT_HEARTBEATS = 2
 
 # A peer of ZMTP 3.0 answers no heartbeats; its system answers TCP keep-alives after ten silent
@@ -38,7 +32,7 @@ MAX_SILENT_HEARTBEATS = 2
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
-class Place(NamedTuple):
+class ZmtpAddress(NamedTuple):
     """The address of a ZMQ endpoint: host and port, or the path of a Unix socket."""
 
     host: str
@@ -46,25 +40,29 @@ class Place(NamedTuple):
     path: str = ""
 
 
-def place_of(endpoint: str) -> Place | None:
+def place_of(endpoint: str) -> ZmtpAddress | None:
     """Parses tcp://host:port and ipc://path; returns None for anything else."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
-        return Place("", 0, "\0" + rest[1:] if rest[0] == "@" else rest)
+        return ZmtpAddress("", 0, "\0" + rest[1:] if rest[0] == "@" else rest)
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not (port.isascii() and port.isdigit()):
         return None
-    return Place(host.strip("[]"), int(port)) if int(port) < 1 << 16 else None
+    return ZmtpAddress(host.strip("[]"), int(port)) if int(port) < 1 << 16 else None
 
 
-class Connection(asyncio.Protocol):
+class ZmtpConnection(asyncio.Protocol):
     """One connection, opened by either side.
 
     changed: is called when it is ready, when messages can be taken, and when it is lost.
     """
 
     def __init__(
-        self, kind: bytes, changed: Callable[["Connection"], None], topic: bytes = b""
+        self,
+        kind: bytes,
+        changed: Callable[["ZmtpConnection"], None],
+        topic: bytes = b"",
+        limits: ZmqLimits = USUAL,
     ) -> None:
         self.is_lost = False
         self.fault = ""  # why it was closed, if it was
@@ -72,6 +70,7 @@ class Connection(asyncio.Protocol):
         self.lost = asyncio.Event()
         self._session = Session(kind, MAX_MESSAGE_BYTES, topic)
         self._changed = changed
+        self._limits = limits
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._silent_heartbeats = 0
@@ -88,7 +87,7 @@ class Connection(asyncio.Protocol):
         """Whether the handshake succeeded, even if the connection is lost now."""
         return self._session.is_ready
 
-    async def open(self, place: Place) -> None:
+    async def open(self, place: ZmtpAddress) -> None:
         """Connects and waits for the handshake to succeed or fail.
 
         Raises:
@@ -135,17 +134,17 @@ class Connection(asyncio.Protocol):
             return
         _keep_alive(transport.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HANDSHAKE_SECONDS, self.give_up, "no handshake")
+        self._timer = loop.call_later(self._limits.handshake_seconds, self.give_up, "no handshake")
         self._answer()
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio.Protocol; messages are parsed when they are taken."""
         session = self._session
-        session.received(data)
+        session.receive(data)
         self._silent_heartbeats = 0
         if not session.is_ready and not self._shake():
             return
-        if session.size_bytes >= QUEUE_BYTES and self._transport:
+        if session.size_bytes >= self._limits.queue_bytes and self._transport:
             self._is_paused = True
             self._transport.pause_reading()
         self._changed(self)
@@ -163,15 +162,17 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         if loop.time() >= self._commands_at + COMMANDS_SECONDS:
             self._commands, self._commands_at = self._session.commands, loop.time()
-        elif self._session.commands - self._commands > MAX_COMMANDS:
-            self.give_up(f"more than {MAX_COMMANDS} commands in {COMMANDS_SECONDS:g} s")
+        elif self._session.commands - self._commands > self._limits.max_commands:
+            self.give_up(
+                f"more than {self._limits.max_commands} commands in {COMMANDS_SECONDS:g} s"
+            )
         loop.call_soon(self._changed, self)
 
     def _go_on(self, *, has_more: bool) -> None:
         """Resumes reading once there is room, or if a message is incomplete."""
         if not self._is_paused or self._transport is None or self._transport.is_closing():
             return
-        if not has_more or self._session.size_bytes < QUEUE_BYTES // 2:
+        if not has_more or self._session.size_bytes < self._limits.queue_bytes // 2:
             self._is_paused = False
             self._transport.resume_reading()
 
@@ -190,7 +191,9 @@ class Connection(asyncio.Protocol):
         return is_done
 
     def _beat_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
+        self._timer = asyncio.get_running_loop().call_later(
+            self._limits.heartbeat_seconds, self._beat
+        )
 
     def _beat(self) -> None:
         if not self._is_paused:  # otherwise it waits for us

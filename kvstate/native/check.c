@@ -49,11 +49,12 @@ static const char *check_rows(Index *index, uint64_t *memberships) {
 }
 
 const char *index_check(Index *index) {
-    uint64_t pairs = 0, memberships = 0, shared = 0, sized = 0, blocks = 0;
+    uint64_t pairs = 0, memberships = 0, shared = 0, sized = 0, blocks = 0, pools = 0, used = 0;
     for (uint32_t n = 0; n < index->owner_count; n++) {
         const char *fault = check_owner(index, n, &pairs);
         if (fault) return fault;
         blocks += index->owners[n].blocks;
+        pools += index->owners[n].pool_count;
     }
     const char *fault = check_rows(index, &memberships);
     if (fault) return fault;
@@ -63,8 +64,13 @@ const char *index_check(Index *index) {
             if (shard->tags[at]) shared += shard->tags[at] - 1;
     }
     for (uint32_t n = 0; n < index->model_count; n++)
-        for (uint32_t size = 0; size < index->models[n].size_count; size++)
-            sized += index->models[n].sizes[size].blocks;
+        for (uint32_t size = 0; size < index->models[n].size_count; size++) {
+            const SizeInUse *in_use = &index->models[n].sizes[size];
+            if (!in_use->pools) return "a block size without pools is looked up";
+            sized += in_use->blocks;
+            used += in_use->pools;
+        }
     if (pairs != memberships + shared) return "a row has a holder too many";
+    if (used != pools) return "a model miscounts its pools";
     return sized == blocks ? NULL : "a model miscounts its blocks";
 }

@@ -21,12 +21,13 @@ bool index_init(Index *index, uint64_t secret, size_t limit_blocks) {
     return index_widen(index, 64);
 }
 
+static void pool_free(Pool *pool) {
+    for (int segment = 0; segment < SEGMENTS; segment++) table_clear(&pool->blocks[segment]);
+    free(pool);
+}
+
 static void owner_free(Owner *owner) {
-    for (uint32_t n = 0; n < owner->pool_count; n++) {
-        for (int segment = 0; segment < SEGMENTS; segment++)
-            table_clear(&owner->pools[n]->blocks[segment]);
-        free(owner->pools[n]);
-    }
+    for (uint32_t n = 0; n < owner->pool_count; n++) pool_free(owner->pools[n]);
     free(owner->pools);
     owner->pools = NULL;
     owner->pool_count = 0;
@@ -77,9 +78,14 @@ uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t
     }
     index->owners[at] = (Owner){.present = true, .worker = worker, .model = model,
                                 .rank = rank, .names_salts = -1, .names_loras = -1,
-                                .removing = REMOVING_MEDIA, .age = 1,
+                                .removing = REMOVING_MEDIA, .age = 1, .mark = 1,
                                 .limit_blocks = index->limit_blocks};
     return at;
+}
+
+/* Whether only the removal of another copy made this uncertain block so, since the last hole. */
+static bool is_marked(const Owner *owner, uint32_t tag) {
+    return owner->mark && tag >> MARK_SHIFT == owner->mark;
 }
 
 static bool has_medium(uint32_t media, uint32_t medium) { return media >> medium & 1; }
@@ -93,27 +99,39 @@ static void note_removals(Owner *owner, uint32_t medium) {
     if (has_medium(owner->removing, medium)) return;
     owner->removing |= 1u << medium;
     owner->doubted = 0;
-    for (uint32_t n = 0; n < owner->pool_count; n++)
-        if (is_doubted(owner, owner->pools[n]->medium)) owner->doubted |= 1u << owner->pools[n]->tier;
+    for (uint32_t tier = 0; tier < TIERS; tier++)
+        if (owner->aging_on[tier] & ~owner->removing) owner->doubted |= 1u << tier;
 }
 
 void index_forget_media(Index *index, uint32_t number) {
     index->owners[number].removing = REMOVING_MEDIA;
+    index->owners[number].copies_announced = false;
 }
 
-/* Counts blocks of one size in a model, down if negative; returns false if out of memory. */
-static bool count_size(Model *model, uint32_t block_size, int64_t change) {
-    for (uint32_t n = 0; n < model->size_count; n++) {
-        if (model->sizes[n].block_size == block_size) {
-            model->sizes[n].blocks += change;
-            return true;
-        }
+static SizeInUse *size_find(Model *model, uint32_t block_size) {
+    for (uint32_t n = 0; n < model->size_count; n++)
+        if (model->sizes[n].block_size == block_size) return &model->sizes[n];
+    return NULL;
+}
+
+/* Counts a pool of this size; returns false if out of memory. */
+static bool size_use(Model *model, uint32_t block_size) {
+    SizeInUse *size = size_find(model, block_size);
+    if (!size) {
+        SizeInUse *sizes = realloc(model->sizes, (model->size_count + 1) * sizeof *sizes);
+        if (!sizes) return false;
+        model->sizes = sizes;
+        size = &sizes[model->size_count++];
+        *size = (SizeInUse){.block_size = block_size};
     }
-    SizeInUse *sizes = realloc(model->sizes, (model->size_count + 1) * sizeof *sizes);
-    if (!sizes) return false;
-    model->sizes = sizes;
-    sizes[model->size_count++] = (SizeInUse){block_size, (size_t)change};
+    size->pools++;
     return true;
+}
+
+/* Counts a pool less; a size without pools is not looked up any more. */
+static void size_leave(Model *model, uint32_t block_size) {
+    SizeInUse *size = size_find(model, block_size);
+    if (!--size->pools) *size = model->sizes[--model->size_count];
 }
 
 static Pool *pool_find(Owner *owner, const PoolName *name) {
@@ -132,22 +150,51 @@ static bool pool_is_before(const Pool *pool, const PoolName *name) {
     return pool->block_size < name->block_size;
 }
 
+#define SHARDS_OF_POOL (SEGMENTS * SHARDS)
+
 /* Makes room for a new pool; moves later pools up, and returns the new one's position. */
 static uint32_t make_place(Owner *owner, const PoolName *name) {
     uint32_t at = owner->pool_count++;
     for (; at && !pool_is_before(owner->pools[at - 1], name); at--)
         owner->pools[at] = owner->pools[at - 1];
+    if (at * SHARDS_OF_POOL <= owner->swept) owner->swept += SHARDS_OF_POOL; /* it has no old block */
     return at;
+}
+
+/* Frees an empty pool; later ones move down. */
+static void pool_drop(Index *index, Owner *owner, uint32_t at) {
+    uint32_t begin = at * SHARDS_OF_POOL;
+    if (owner->swept >= begin + SHARDS_OF_POOL) {
+        owner->swept -= SHARDS_OF_POOL;
+    } else if (owner->swept >= begin) {
+        owner->swept = begin;
+        owner->swept_slot = 0;
+    }
+    size_leave(&index->models[owner->model], owner->pools[at]->block_size);
+    pool_free(owner->pools[at]);
+    owner->pool_count--;
+    for (; at < owner->pool_count; at++) owner->pools[at] = owner->pools[at + 1];
+}
+
+static bool pool_is_empty(const Pool *pool) {
+    return !pool->blocks[0].used && !pool->blocks[1].used;
+}
+
+static void drop_empty_pools(Index *index, Owner *owner) {
+    for (uint32_t at = owner->pool_count; at--;)
+        if (pool_is_empty(owner->pools[at])) pool_drop(index, owner, at);
 }
 
 static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, Pool **made) {
     if (owner->pool_count == MAX_POOLS) return INDEX_OVER_LIMIT;
-    if (!count_size(&index->models[owner->model], name->block_size, 0)) return INDEX_NO_MEMORY;
     Pool **pools = realloc(owner->pools, (owner->pool_count + 1) * sizeof *pools);
     if (!pools) return INDEX_NO_MEMORY;
     owner->pools = pools;
     Pool *pool = malloc(sizeof *pool);
-    if (!pool) return INDEX_NO_MEMORY;
+    if (!pool || !size_use(&index->models[owner->model], name->block_size)) {
+        free(pool);
+        return INDEX_NO_MEMORY;
+    }
     *pool = (Pool){.medium = name->medium, .group = name->group, .block_size = name->block_size,
                    .tier = name->tier};
     for (int segment = 0; segment < SEGMENTS; segment++)
@@ -156,6 +203,7 @@ static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, P
     owner->pools[make_place(owner, name)] = pool;
     if (!has_medium(owner->removing, name->medium)) {
         owner->aging |= 1u << name->medium;
+        owner->aging_on[name->tier] |= 1u << name->medium;
         owner->doubted |= 1u << name->tier;
     }
     *made = pool;
@@ -164,7 +212,7 @@ static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, P
 
 static void count_block(Index *index, Owner *owner, const Pool *pool, int change) {
     owner->blocks += change;
-    count_size(&index->models[owner->model], pool->block_size, change);
+    size_find(&index->models[owner->model], pool->block_size)->blocks += change;
 }
 
 /* Drops all copies of the hash in this slot. */
@@ -174,26 +222,30 @@ static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, S
     count_block(index, &index->owners[owner], pool, -1);
 }
 
-/* Adds `copies` copies of a block (on an aging medium: sets its age); false if out of memory. */
+/* Adds the copies of a tag to those of another; `again` is MAY_BE_FEWER or 0. */
+static uint32_t add_copies(uint32_t tag, uint32_t added, uint32_t again) {
+    uint32_t copies = (tag & MAX_COPIES) + (added & MAX_COPIES);
+    return (copies > MAX_COPIES ? MAX_COPIES : copies) | (tag & MAY_BE_FEWER) | again;
+}
+
+/* Adds the copies in `tag` (on an aging medium: sets the age); `again` is MAY_BE_FEWER if a block
+ * that is held may not have another copy now, or 0. Returns false if out of memory. */
 static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, uint64_t hash,
-                 uint64_t key, uint32_t copies) {
+                 uint64_t key, uint32_t tag, uint32_t again) {
     Owner *owner = &index->owners[number];
     Table *blocks = &pool->blocks[segment];
     index->work += 4;
     Slot slot = table_find(blocks, hash);
     if (slot.shard && slot.shard->extras[slot.at] == key) {
-        uint32_t *count = &slot.shard->tags[slot.at];
-        if (has_medium(owner->aging, pool->medium))
-            *count = copies;
-        else
-            *count = *count > MAX_COPIES - copies ? MAX_COPIES : *count + copies;
+        uint32_t *old = &slot.shard->tags[slot.at];
+        *old = has_medium(owner->aging, pool->medium) ? tag : add_copies(*old, tag, again);
         return true;
     }
     if (slot.shard) {
         owner->restored_with_other_tokens++;
         forget(index, number, pool, segment, slot);
     }
-    slot = table_add(blocks, hash, copies);
+    slot = table_add(blocks, hash, tag);
     if (!slot.shard) return false;
     slot.shard->extras[slot.at] = key;
     if (!row_hold(index, index_holder(number, segment, pool->tier), key)) {
@@ -204,7 +256,8 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
     return true;
 }
 
-/* Finds a block under this hash, a certain one first; NULL if it is not held. */
+/* Finds a block under this hash, a certain one first; NULL if it is not held. `segment` is where
+ * its children belong. */
 static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *segment,
                             uint64_t *key) {
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
@@ -214,6 +267,9 @@ static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t 
             Slot slot = table_find(&owner->pools[n]->blocks[*segment], hash);
             if (slot.shard) {
                 *key = slot.shard->extras[slot.at];
+                if (uncertain && !has_medium(owner->aging, owner->pools[n]->medium) &&
+                    is_marked(owner, slot.shard->tags[slot.at]))
+                    *segment = owner->certain; /* its chain was stored since the hole */
                 return owner->pools[n];
             }
         }
@@ -222,14 +278,15 @@ static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t 
 }
 
 static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32_t segment,
-                               uint64_t hash, uint64_t key) {
+                               uint64_t hash, uint64_t key, uint32_t again) {
     Owner *owner = &index->owners[number];
     if (segment == owner->certain) { /* it was stored again after the hole */
         Slot old = table_find(&pool->blocks[segment ^ 1], hash);
         if (old.shard) forget(index, number, pool, segment ^ 1, old);
     }
-    uint32_t copies = has_medium(owner->aging, pool->medium) ? owner->age : 1;
-    return hold(index, number, pool, segment, hash, key, copies) ? INDEX_OK : INDEX_NO_MEMORY;
+    uint32_t tag = has_medium(owner->aging, pool->medium) ? owner->age : 1;
+    bool is_held = hold(index, number, pool, segment, hash, key, tag, again);
+    return is_held ? INDEX_OK : INDEX_NO_MEMORY;
 }
 
 IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
@@ -237,6 +294,7 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     uint32_t block_size = stored->pool.block_size, segment = owner->certain;
     owner->block_size = block_size;
     uint64_t key = index_root(index, owner->model, stored->lora, block_size);
+    uint32_t again = stored->may_repeat ? MAY_BE_FEWER : 0;
     if (stored->has_parent && !find_key(index, owner, stored->parent, &segment, &key))
         return INDEX_UNKNOWN_PARENT;
     if (!index_widen(index, block_size)) return INDEX_NO_MEMORY;
@@ -251,7 +309,7 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
         uint64_t extra = stored->extras ? stored->extras[n] : 0;
         key = index_child(index, key, tokens, block_size, extra);
         index->work += block_size / 32;
-        result = store_block(index, number, pool, segment, stored->hashes[n], key);
+        result = store_block(index, number, pool, segment, stored->hashes[n], key, again);
     }
     if (result == INDEX_OVER_LIMIT) owner->over_limit++;
     return result;
@@ -271,7 +329,7 @@ static IndexResult copy_block(Index *index, uint32_t number, PoolName name, uint
     name.block_size = source->block_size;
     Pool *pool = pool_find(owner, &name);
     IndexResult result = pool ? INDEX_OK : pool_make(index, owner, &name, &pool);
-    return result == INDEX_OK ? store_block(index, number, pool, segment, hash, key) : result;
+    return result == INDEX_OK ? store_block(index, number, pool, segment, hash, key, 0) : result;
 }
 
 IndexResult index_copy(Index *index, uint32_t number, const PoolName *pool, const uint64_t *hashes,
@@ -283,7 +341,55 @@ IndexResult index_copy(Index *index, uint32_t number, const PoolName *pool, cons
     return result;
 }
 
-bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group, uint64_t hash) {
+/* Makes what is left of a certain block uncertain; of a block in both segments, these copies are
+ * kept. Without memory it is forgotten. */
+static void doubt(Index *index, uint32_t number, Pool *pool, Slot slot, uint32_t tag) {
+    uint32_t certain = index->owners[number].certain;
+    uint64_t hash = slot.shard->keys[slot.at], key = slot.shard->extras[slot.at];
+    forget(index, number, pool, certain, slot);
+    Slot old = table_find(&pool->blocks[certain ^ 1], hash);
+    if (old.shard) forget(index, number, pool, certain ^ 1, old);
+    hold(index, number, pool, certain ^ 1, hash, key, tag, 0);
+}
+
+/* Drops a copy of a block that has several, or whose copies left are told. */
+static void drop_copy(Index *index, uint32_t number, Pool *pool, uint32_t segment, Slot slot,
+                      uint32_t left) {
+    Owner *owner = &index->owners[number];
+    if (left != NOT_TOLD) {
+        slot.shard->tags[slot.at] = left > MAX_COPIES ? MAX_COPIES : left;
+        return;
+    }
+    uint32_t tag = slot.shard->tags[slot.at] - 1; /* its mark stays */
+    bool is_believed = owner->copies_announced && !(tag & MAY_BE_FEWER);
+    if (segment == owner->certain && !is_believed)
+        doubt(index, number, pool, slot, tag | owner->mark << MARK_SHIFT);
+    else
+        slot.shard->tags[slot.at] = tag;
+}
+
+/* Removes a block, or a copy of it. */
+static void remove_from(Index *index, uint32_t number, uint32_t at, uint32_t segment, Slot slot,
+                        uint32_t left) {
+    Owner *owner = &index->owners[number];
+    Pool *pool = owner->pools[at];
+    bool is_aging = has_medium(owner->aging, pool->medium);
+    uint32_t tag = slot.shard->tags[slot.at], copies = is_aging ? 1 : tag & MAX_COPIES;
+    if (!is_aging && left == NOT_TOLD && is_marked(owner, tag) && !owner->copies_announced) {
+        owner->copies_announced = true; /* removed twice, without a store between */
+        owner->restoring = 2;           /* this age may have begun */
+    }
+    if (left == NOT_TOLD ? copies == 1 : !left) {
+        owner->removed_certain += segment == owner->certain;
+        forget(index, number, pool, segment, slot);
+        if (pool_is_empty(pool)) pool_drop(index, owner, at);
+    } else if (!is_aging) {
+        drop_copy(index, number, pool, segment, slot, left);
+    }
+}
+
+bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group, uint64_t hash,
+                  uint32_t left) {
     Owner *owner = &index->owners[number];
     note_removals(owner, medium);
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
@@ -295,35 +401,49 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
             index->work++;
             Slot slot = table_find(&pool->blocks[segment], hash);
             if (!slot.shard) continue;
-            if (slot.shard->tags[slot.at] > 1 && !has_medium(owner->aging, medium))
-                slot.shard->tags[slot.at]--;
-            else
-                forget(index, number, pool, segment, slot);
+            remove_from(index, number, n, segment, slot, left);
             return true;
         }
     }
     return false;
 }
 
+/* Makes a marked block certain again, unless the copies left may be none. Returns false if it stays
+ * as it is, also if out of memory. */
+static bool restore(Index *index, uint32_t number, Pool *pool, Slot slot) {
+    uint32_t certain = index->owners[number].certain, tag = slot.shard->tags[slot.at];
+    uint64_t hash = slot.shard->keys[slot.at], key = slot.shard->extras[slot.at];
+    if (tag & MAY_BE_FEWER) return false;
+    if (!hold(index, number, pool, certain, hash, key, tag & MAX_COPIES, 0)) return false;
+    forget(index, number, pool, certain ^ 1, slot);
+    return true;
+}
+
 bool index_expire(Index *index, uint32_t number, size_t slots) {
     Owner *owner = &index->owners[number];
-    for (; owner->swept < owner->pool_count * SEGMENTS * SHARDS; owner->swept++) {
-        Pool *pool = owner->pools[owner->swept / (SEGMENTS * SHARDS)];
+    for (; owner->swept < owner->pool_count * SHARDS_OF_POOL; owner->swept++, owner->swept_slot = 0) {
+        Pool *pool = owner->pools[owner->swept / SHARDS_OF_POOL];
         uint32_t segment = owner->swept / SHARDS % SEGMENTS;
         Shard *shard = &pool->blocks[segment].shards[owner->swept % SHARDS];
-        if (!is_doubted(owner, pool->medium)) continue;
+        bool is_old = is_doubted(owner, pool->medium);
+        bool may_be_marked = owner->restoring && segment != owner->certain &&
+                             !has_medium(owner->aging, pool->medium);
+        if (!is_old && !may_be_marked) continue;
         while (owner->swept_slot < shard->capacity) {
             if (!slots--) return false;
-            Slot slot = {shard, owner->swept_slot};
-            if (shard->tags[slot.at] && shard->tags[slot.at] < owner->age)
-                forget(index, number, pool, segment, slot); /* another may have moved up here */
-            else
+            Slot slot = {shard, owner->swept_slot}; /* another may have moved up here */
+            uint32_t tag = shard->tags[slot.at];
+            if (is_old && tag && tag < owner->age)
+                forget(index, number, pool, segment, slot);
+            else if (!may_be_marked || !is_marked(owner, tag) ||
+                     !restore(index, number, pool, slot))
                 owner->swept_slot++;
         }
-        owner->swept_slot = 0;
     }
     owner->swept = owner->swept_slot = 0;
     owner->age++;
+    owner->restoring -= owner->restoring > 0;
+    drop_empty_pools(index, owner);
     return true;
 }
 
@@ -341,7 +461,7 @@ static IndexResult empty_segment(Index *index, uint32_t number, Pool *pool, uint
                 Slot old = table_find(&pool->blocks[to], shard->keys[at]);
                 if (old.shard) forget(index, number, pool, to, old);
                 if (!hold(index, number, pool, to, shard->keys[at], shard->extras[at],
-                          shard->tags[at]))
+                          shard->tags[at], 0))
                     return INDEX_NO_MEMORY;
             }
             index->work += 4;
@@ -360,8 +480,11 @@ IndexResult index_clear_some(Index *index, uint32_t number) {
         for (uint32_t segment = 0; segment < SEGMENTS; segment++)
             if (empty_segment(index, number, owner->pools[n], segment, segment) == INDEX_MORE)
                 return INDEX_MORE;
+    drop_empty_pools(index, owner);
     owner_free(owner);
     owner->aging = owner->doubted = owner->swept = owner->swept_slot = 0;
+    memset(owner->aging_on, 0, sizeof owner->aging_on);
+    owner->mark = 1;
     return INDEX_OK;
 }
 
@@ -382,12 +505,18 @@ static bool segment_is_empty(const Owner *owner, uint32_t segment) {
     return true;
 }
 
+/* After a hole a second removal proves nothing: a store between may have been lost. */
+static void next_mark(Owner *owner) {
+    if (owner->mark) owner->mark = owner->mark == MAX_MARK ? 0 : owner->mark + 1;
+}
+
 /* Moves certain blocks to the uncertain ones; of a block in both, the certain copies are kept. */
 IndexResult index_demote_some(Index *index, uint32_t number) {
     Owner *owner = &index->owners[number];
     uint32_t from = owner->certain;
     if (segment_is_empty(owner, from ^ 1)) {
         owner->certain ^= 1;
+        next_mark(owner);
         return INDEX_OK;
     }
     for (uint32_t n = 0; n < owner->pool_count; n++) {
@@ -396,6 +525,7 @@ IndexResult index_demote_some(Index *index, uint32_t number) {
             index_clear(index, number); /* better to know nothing than something wrong */
         if (result != INDEX_OK) return result;
     }
+    next_mark(owner);
     return INDEX_OK;
 }
 

@@ -9,7 +9,9 @@
  *     and a pool of that tier, has that key; a row with no holder does not exist;
  *  2. `sharers` counts the hashes behind one (holder, key) wherever there are two or more;
  *  3. each set counts its rows;
- *  4. each model counts its blocks of each block size, and each owner its blocks.
+ *  4. each model counts its blocks and pools of each block size, and has none without a pool; each
+ *     owner counts its blocks;
+ *  5. after a removal or an age, no pool is empty.
  * Input from outside is checked before it gets here; the invariants still hold after a function
  * returned INDEX_NO_MEMORY.
  */
@@ -21,7 +23,13 @@
 
 #define TIERS 4
 #define MAX_POOLS 64
-#define MAX_COPIES UINT32_MAX
+#define MAX_COPIES 0x7ffffu
+/* Above the copies in a tag: whether some may be none, because an engine may have announced a block
+ * again that it held; above that the mark of blocks that a removal made uncertain, or 0. */
+#define MAY_BE_FEWER 0x80000u
+#define MARK_SHIFT 20
+#define MAX_MARK 0xfffu
+#define NOT_TOLD UINT32_MAX /* how many copies a removal leaves */
 #define MAX_BLOCK_SIZE 65536u
 
 #define SEGMENTS 2 /* certain, and uncertain */
@@ -46,13 +54,14 @@ typedef struct {
     int64_t group;   /* or NO_GROUP */
     uint32_t block_size;
     uint32_t tier;
-    /* hash -> copies (tag), block key (extra); by physical segment. On an aging medium the tag is
-     * the age in which the block was last stored. */
+    /* hash -> copies, MAY_BE_FEWER and mark (tag), block key (extra); by physical segment. On an
+     * aging medium the tag is the age in which the block was last stored. */
     Table blocks[SEGMENTS];
 } Pool;
 
 typedef struct {
     uint32_t block_size;
+    uint32_t pools;
     size_t blocks;
 } SizeInUse;
 
@@ -76,11 +85,16 @@ typedef struct {
     int8_t names_salts, names_loras; /* whether stores could name them: -1 unknown, 0 no, 1 yes */
     uint32_t removing; /* media whose removals are announced, one bit each */
     uint32_t aging;    /* media that were doubted when their first block arrived */
+    uint32_t aging_on[TIERS]; /* the same by tier */
     uint32_t doubted;  /* tiers that have a doubted medium, one bit each */
     uint32_t age;      /* from 1 on */
+    bool copies_announced; /* the removal of each copy is announced, not only of the last */
+    uint32_t mark; /* of removals since the last hole, another after each; 0 when all are used */
+    uint32_t restoring; /* how many more ages to look for marked blocks, which are certain again */
     uint32_t swept, swept_slot; /* how far index_expire() got in this age */
     void *pending; /* a message applied in part, see module.c */
     uint64_t removed_unknown, restored_with_other_tokens, over_limit, copied_unknown;
+    uint64_t removed_certain; /* blocks that were removed while they were certain */
 } Owner;
 
 typedef struct {
@@ -109,6 +123,7 @@ typedef struct {
     const uint64_t *hashes;
     uint32_t count;
     uint32_t following; /* blocks of the same event that are stored afterwards */
+    bool may_repeat;    /* blocks that are held may be announced again, without a new copy */
     bool has_parent;
     uint64_t parent;
     const uint32_t *tokens;
@@ -139,11 +154,13 @@ IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
 /* Adds a copy, in the pool of this medium and group, of each block held under its hash. */
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
                        uint32_t count);
-bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
+/* Drops a copy; kvstate/core.py has the rules. left: copies left then, or NOT_TOLD. */
+bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash,
+                  uint32_t left);
 /* Checks up to this many more slots of doubted media, and forgets blocks last stored before this
  * age; returns true once all are checked: the next age has begun. */
 bool index_expire(Index *index, uint32_t owner, size_t slots);
-/* Forgets what was learned of an owner's media: it may be another engine. */
+/* Forgets what was learned of an owner's media and copies: it may be another engine. */
 void index_forget_media(Index *index, uint32_t owner);
 size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
 uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);

@@ -12,6 +12,12 @@
 /* The feed rejects longer payloads before they get here. */
 #define MAX_FAST_PAYLOAD (8u << 20)
 
+/* The first version of Python whose tuples keep their hash, which a plain allocation would leave at
+ * 0. Before it, the plain allocation is right, and three times faster. */
+#ifndef HASHED_TUPLES
+#define HASHED_TUPLES 0x030E0000
+#endif
+
 /* The largest piece of a store applied at once; it has at least one block, however large. */
 #define PIECE_TOKENS 16384u
 #define PIECE_BLOCKS 1024u
@@ -32,7 +38,15 @@ typedef struct {
     LookupSpace space;
     Message message; /* the present one; its arrays are reused */
     PyTypeObject *overlap;
+    newfunc new_tuple; /* the constructor of tuples; NULL if they are nothing but their items */
 } Core;
+
+/* Returns a constant with a reference taken at run time. Py_RETURN_NONE and the like take none if
+ * the headers are of CPython 3.12 or later, where constants are immortal; in 3.11 they are not. */
+static PyObject *constant(PyObject *object) {
+    Py_IncRef(object);
+    return object;
+}
 
 static Owner *owner_of(Core *self, PyObject *number) {
     size_t at = PyLong_AsSize_t(number);
@@ -141,6 +155,8 @@ static PyObject *core_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_
     }
     Py_INCREF(overlap);
     self->overlap = (PyTypeObject *)overlap;
+    if (Py_Version >= HASHED_TUPLES)
+        self->new_tuple = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
     return (PyObject *)self;
 }
 
@@ -200,7 +216,7 @@ static PyObject *core_limit(Core *self, PyObject *const *arguments, Py_ssize_t c
     size_t blocks = PyLong_AsSize_t(arguments[1]);
     if (PyErr_Occurred()) return NULL;
     owner->limit_blocks = blocks;
-    Py_RETURN_NONE;
+    return constant(Py_None);
 }
 
 static PyObject *core_remove_owner(Core *self, PyObject *number) {
@@ -208,7 +224,7 @@ static PyObject *core_remove_owner(Core *self, PyObject *number) {
     if (!owner) return NULL;
     abandon(owner);
     index_remove_owner(&self->index, number_of(self, owner));
-    Py_RETURN_NONE;
+    return constant(Py_None);
 }
 
 /* Clears or demotes until the limit of work; returns whether all is done. */
@@ -225,7 +241,7 @@ static PyObject *go_on(Core *self, PyObject *number, uint64_t work,
 static PyObject *nothing(PyObject *answer) {
     if (!answer) return NULL;
     Py_DECREF(answer);
-    Py_RETURN_NONE;
+    return constant(Py_None);
 }
 
 static PyObject *core_clear(Core *self, PyObject *number) {
@@ -260,7 +276,7 @@ static PyObject *core_trust(Core *self, PyObject *const *arguments, Py_ssize_t c
     int trusted = PyObject_IsTrue(arguments[1]);
     if (!owner || trusted < 0) return NULL;
     owner->trusted = trusted;
-    Py_RETURN_NONE;
+    return constant(Py_None);
 }
 
 /* Converts the hashes and extras of a store; both are in `memory`, which the caller frees. */
@@ -305,9 +321,11 @@ static PyObject *store(Core *self, uint32_t owner, Stored *stored, PyObject *tok
 }
 
 static PyObject *core_store(Core *self, PyObject *const *given, Py_ssize_t count) {
-    if (!arguments_are(count, 9)) return NULL;
+    if (!arguments_are(count, 10)) return NULL;
     Owner *owner = owner_of(self, given[0]);
-    Stored stored = {.has_parent = given[2] != Py_None};
+    int may_repeat = PyObject_IsTrue(given[9]);
+    if (may_repeat < 0) return NULL;
+    Stored stored = {.has_parent = given[2] != Py_None, .may_repeat = may_repeat};
     uint64_t *memory = NULL;
     PyObject *answer = NULL;
     if (!owner || (stored.has_parent && !hash_of(self, given[2], &stored.parent))) return NULL;
@@ -321,13 +339,16 @@ static PyObject *core_store(Core *self, PyObject *const *given, Py_ssize_t count
 }
 
 static PyObject *core_remove(Core *self, PyObject *const *given, Py_ssize_t count) {
-    if (!arguments_are(count, 4)) return NULL;
+    if (count != 4 && !arguments_are(count, 5)) return NULL;
     Owner *owner = owner_of(self, given[0]);
     PoolName pool;
-    uint64_t hash;
+    uint64_t hash, left = NOT_TOLD;
     if (!owner || !hash_of(self, given[1], &hash) || !place_of(given[2], given[3], &pool))
         return NULL;
-    bool held = index_remove(&self->index, number_of(self, owner), pool.medium, pool.group, hash);
+    if (count == 5 && given[4] != Py_None) left = PyLong_AsUnsignedLongLong(given[4]);
+    if (PyErr_Occurred()) return NULL;
+    bool held = index_remove(&self->index, number_of(self, owner), pool.medium, pool.group, hash,
+                             left > NOT_TOLD ? MAX_COPIES : (uint32_t)left);
     return PyBool_FromLong(held);
 }
 
@@ -345,7 +366,7 @@ static PyObject *core_copy(Core *self, PyObject *const *given, Py_ssize_t count)
     PyMem_Free(memory);
     if (!sound) return NULL;
     if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return constant(Py_None);
 }
 
 /* holds_prefix: None, True or False */
@@ -378,7 +399,7 @@ static PyObject *core_forget_layout(Core *self, PyObject *number) {
     groups_forget(&owner->groups);
     owner->names_salts = owner->names_loras = -1;
     index_forget_media(&self->index, number_of(self, owner));
-    Py_RETURN_NONE;
+    return constant(Py_None);
 }
 
 static PyObject *told(int8_t yes) { return yes < 0 ? Py_None : yes ? Py_True : Py_False; }
@@ -411,6 +432,7 @@ static Step apply_stored(Core *self, uint32_t number, Message *message, const Wi
         .hashes = hashes,
         .count = count,
         .following = left - count,
+        .may_repeat = !event->has_parent,
         .has_parent = message->offset || event->has_parent,
         .parent = message->offset ? hashes[-1] : event->parent,
         .tokens = message->batch.tokens + event->first_token +
@@ -427,10 +449,13 @@ static Step apply_stored(Core *self, uint32_t number, Message *message, const Wi
 static Step apply_removed(Core *self, uint32_t number, Message *message, const WireEvent *event) {
     Owner *owner = &self->index.owners[number];
     const uint64_t *hashes = message->batch.hashes + event->first_hash;
+    const uint32_t *lefts = message->batch.tokens + event->first_token;
     while (message->offset < event->hash_count) {
         if (index_is_over(&self->index)) return STEP_MORE;
+        uint32_t left = event->tells_left ? lefts[message->offset] : NOT_TOLD;
         uint64_t hash = hashes[message->offset++];
-        if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hash) &&
+        if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hash,
+                          left) &&
             groups_admission(&owner->groups, event->pool.group) == GROUP_INDEXED)
             owner->removed_unknown++;
     }
@@ -505,13 +530,13 @@ static PyObject *proceed(Core *self, uint32_t number, Message *message, uint64_t
     if (!message->parsed) {
         WireResult parsed = wire_parse(&self->index, &message->batch);
         if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory();
-        if (parsed == WIRE_SURPRISE) Py_RETURN_FALSE;
-        if (parsed == WIRE_MORE) Py_RETURN_TRUE;
+        if (parsed == WIRE_SURPRISE) return constant(Py_False);
+        if (parsed == WIRE_MORE) return constant(Py_True);
         message->parsed = true;
     }
     Step step;
     if (!apply_events(self, number, message, &step)) return NULL;
-    if (step == STEP_MORE) Py_RETURN_TRUE;
+    if (step == STEP_MORE) return constant(Py_True);
     return Py_BuildValue("(nnON)", (Py_ssize_t)message->done,
                          (Py_ssize_t)message->batch.event_count,
                          message->clears ? Py_True : Py_False, PyList_AsTuple(message->faults));
@@ -578,11 +603,23 @@ static PyObject *core_abandon(Core *self, PyObject *number) {
     Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
     abandon(owner);
-    Py_RETURN_NONE;
+    return constant(Py_None);
+}
+
+/* Makes an overlap by the constructor of tuples, which knows what else a tuple has. */
+static PyObject *constructed(Core *self, const Overlap *overlap) {
+    PyObject *arguments = Py_BuildValue(
+        "((I(IIII)II))", overlap->block_size, overlap->tiers[0], overlap->tiers[1],
+        overlap->tiers[2], overlap->tiers[3], overlap->uncertain, overlap->rank);
+    if (!arguments) return NULL;
+    PyObject *made = self->new_tuple(self->overlap, arguments, NULL);
+    Py_DECREF(arguments);
+    return made;
 }
 
 /* (block_size, (device, host, disk, remote), uncertain, rank), as kvstate.overlap.Overlap */
 static PyObject *overlap_object(Core *self, const Overlap *overlap) {
+    if (self->new_tuple) return constructed(self, overlap);
     PyObject *tiers = Py_BuildValue("(IIII)", overlap->tiers[0], overlap->tiers[1],
                                     overlap->tiers[2], overlap->tiers[3]);
     PyObject *fields[] = {PyLong_FromUnsignedLong(overlap->block_size), tiers,
@@ -637,12 +674,16 @@ static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t co
 static PyObject *core_status(Core *self, PyObject *number) {
     const Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
-    return Py_BuildValue("{s:n,s:n,s:I,s:K,s:K,s:K,s:K}", "blocks", (Py_ssize_t)owner->blocks, "block_size",
-                         (Py_ssize_t)owner->block_size, "doubted", owner->doubted, "removed_unknown",
-                         (unsigned long long)owner->removed_unknown, "restored_with_other_tokens",
-                         (unsigned long long)owner->restored_with_other_tokens, "over_limit",
-                         (unsigned long long)owner->over_limit, "copied_unknown",
-                         (unsigned long long)owner->copied_unknown);
+    return Py_BuildValue("{s:n,s:n,s:I,s:K,s:K,s:K,s:K,s:K}",
+                         "blocks", (Py_ssize_t)owner->blocks,
+                         "block_size", (Py_ssize_t)owner->block_size,
+                         "doubted", owner->doubted,
+                         "removed_unknown", (unsigned long long)owner->removed_unknown,
+                         "removed_certain", (unsigned long long)owner->removed_certain,
+                         "restored_with_other_tokens",
+                         (unsigned long long)owner->restored_with_other_tokens,
+                         "over_limit", (unsigned long long)owner->over_limit,
+                         "copied_unknown", (unsigned long long)owner->copied_unknown);
 }
 
 static PyObject *core_tiers(Core *self, PyObject *const *given, Py_ssize_t count) {
@@ -671,7 +712,7 @@ static PyObject *core_memory(Core *self, PyObject *Py_UNUSED(none)) {
 
 static PyObject *core_check(Core *self, PyObject *Py_UNUSED(none)) {
     const char *fault = index_check(&self->index);
-    if (!fault) Py_RETURN_NONE;
+    if (!fault) return constant(Py_None);
     PyErr_SetString(PyExc_AssertionError, fault);
     return NULL;
 }
@@ -704,6 +745,9 @@ static PyType_Spec core_spec = {"kvstate._core.CompiledCore", sizeof(Core), 0, P
 /* Below this, releasing the interpreter lock costs more than the scan. */
 #define BRIEF_BYTES 65536
 
+/* Most members that are found in one object: more are no honest client's. */
+#define MAX_MEMBERS 64
+
 static PyObject *marks_in(PyObject *body, bool is_outside, size_t max_quotes) {
     char *bytes;
     Py_ssize_t length;
@@ -728,20 +772,36 @@ static PyObject *module_marks_outside(PyObject *Py_UNUSED(module), PyObject *con
     return PyErr_Occurred() ? NULL : marks_in(given[0], true, max_quotes);
 }
 
-static PyObject *module_runs(PyObject *Py_UNUSED(module), PyObject *tokens) {
-    Py_buffer view;
-    if (!tokens_of(tokens, &view)) return NULL;
-    size_t count = (size_t)view.len / 4, runs = count < RUN_TOKENS ? 0 : count - RUN_TOKENS + 1;
-    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(runs * sizeof(uint64_t)));
-    if (made) scan_runs(view.buf, count, (uint64_t *)(void *)PyBytes_AsString(made));
-    PyBuffer_Release(&view);
+static PyObject *offsets_of(const Span *spans, size_t count) {
+    PyObject *made = PyTuple_New((Py_ssize_t)count);
+    for (size_t n = 0; made && n < count; n++) {
+        PyObject *span = Py_BuildValue("(nn)", (Py_ssize_t)spans[n].start, (Py_ssize_t)spans[n].end);
+        if (!span || PyTuple_SetItem(made, (Py_ssize_t)n, span)) Py_CLEAR(made);
+    }
     return made;
+}
+
+static PyObject *module_members(PyObject *Py_UNUSED(module), PyObject *const *given,
+                                Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    char *body, *names;
+    Py_ssize_t length, names_length;
+    if (PyBytes_AsStringAndSize(given[0], &body, &length) ||
+        PyBytes_AsStringAndSize(given[1], &names, &names_length))
+        return NULL;
+    Span spans[MAX_MEMBERS];
+    PyThreadState *left = length > BRIEF_BYTES ? PyEval_SaveThread() : NULL;
+    size_t found = scan_members((const uint8_t *)body, (size_t)length, (const uint8_t *)names,
+                                (size_t)names_length, spans, MAX_MEMBERS);
+    if (left) PyEval_RestoreThread(left);
+    if (found > MAX_MEMBERS) Py_RETURN_NONE; /* too many, or no object */
+    return offsets_of(spans, found);
 }
 
 static PyMethodDef module_functions[] = {
     {"marks", module_marks, METH_O, NULL},
     {"marks_outside", (PyCFunction)(void (*)(void))module_marks_outside, METH_FASTCALL, NULL},
-    {"runs", module_runs, METH_O, NULL},
+    {"members", (PyCFunction)(void (*)(void))module_members, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,7 +9,7 @@
 
 #define MAX_NESTING 32
 
-/* A reader never goes past `end`; once it has failed, it stays failed and returns zeros. */
+/* A reader stops at `end`. Once it has failed, it stays failed, and what is then read is 0. */
 typedef struct {
     const unsigned char *at, *end;
     bool failed;

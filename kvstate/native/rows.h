@@ -38,7 +38,7 @@ static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
 }
 
 /* Drops a whole row because there is no memory to change it: its other holders get no credit for it
- * any more, which is never wrong. When they release it, they find nothing. */
+ * any more, which costs hits but claims nothing false. When they release it, they find nothing. */
 static inline void row_drop(Index *index, Slot row) {
     SetId set = row.shard->tags[row.at];
     table_remove(&index->rows, row);

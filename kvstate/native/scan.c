@@ -1,9 +1,9 @@
 #include "scan.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #define TO_BRACE 0x20u /* maps "[" and "{" to "{", and no other byte */
-#define MULTIPLIER 0x9E3779B97F4A7C15u
 
 /* At most 255 bytes at once, so that each count fits in one byte: compilers vectorize this. */
 Marks scan_marks(const uint8_t *body, size_t length) {
@@ -42,10 +42,105 @@ Marks scan_marks_outside(const uint8_t *body, size_t length, size_t max_quotes) 
     return found;
 }
 
-void scan_runs(const uint32_t *tokens, size_t count, uint64_t *runs) {
-    for (size_t at = 0; at + RUN_TOKENS <= count; at++) {
-        uint64_t run = 0;
-        for (size_t n = 0; n < RUN_TOKENS; n++) run = run * MULTIPLIER + tokens[at + n];
-        runs[at] = run;
+static size_t behind_space(const uint8_t *body, size_t length, size_t at) {
+    while (at < length &&
+           (body[at] == ' ' || body[at] == '\n' || body[at] == '\r' || body[at] == '\t'))
+        at++;
+    return at;
+}
+
+/* at: behind the opening quote. Returns the place behind the closing one, or NO_OBJECT. */
+static size_t behind_text(const uint8_t *body, size_t length, size_t at) {
+    while (at < length) {
+        uint8_t byte = body[at++];
+        if (byte == '"') return at;
+        at += byte == '\\';
     }
+    return NO_OBJECT;
+}
+
+static uint8_t digit_of(uint8_t byte) {
+    if (byte >= '0' && byte <= '9') return (uint8_t)(byte - '0');
+    byte |= 0x20; /* upper case to lower case */
+    return byte >= 'a' && byte <= 'f' ? (uint8_t)(byte - 'a' + 10) : 0xff;
+}
+
+/* Returns the place behind a letter of a text if it stands there, plain or as \u00XX; else 0. */
+static size_t behind_letter(const uint8_t *body, size_t at, size_t end, uint8_t letter) {
+    if (at < end && body[at] == letter) return at + 1;
+    if (at + 6 > end || body[at] != '\\' || body[at + 1] != 'u' || body[at + 2] != '0') return 0;
+    if (body[at + 3] != '0' || digit_of(body[at + 4]) != letter >> 4) return 0;
+    return digit_of(body[at + 5]) == (letter & 15) ? at + 6 : 0;
+}
+
+static bool is_named(const uint8_t *body, size_t start, size_t end, const uint8_t *names,
+                     size_t names_length) {
+    const uint8_t *name = names, *behind = names + names_length;
+    while (name < behind) {
+        const uint8_t *stop = memchr(name, 0, (size_t)(behind - name));
+        size_t at = stop && (size_t)(stop - name) <= end - start ? start : 0;
+        for (; at && name < stop; name++) at = behind_letter(body, at, end, *name);
+        if (at == end) return true;
+        if (!stop) break;
+        name = stop + 1;
+    }
+    return false;
+}
+
+/* Returns the length of the shortest name: shorter ones, of which there may be millions, are none. */
+static size_t shortest_of(const uint8_t *names, size_t names_length) {
+    size_t shortest = names_length, start = 0;
+    for (size_t n = 0; n < names_length; n++) {
+        if (names[n]) continue;
+        if (n - start < shortest) shortest = n - start;
+        start = n + 1;
+    }
+    return shortest;
+}
+
+/* Returns the place of the comma or brace that ends a value, or NO_OBJECT. */
+static size_t end_of_value(const uint8_t *body, size_t length, size_t at) {
+    for (size_t depth = 0; at < length; at++) {
+        uint8_t byte = body[at];
+        if (byte == '"') {
+            at = behind_text(body, length, at + 1) - 1;
+            if (at >= length) return NO_OBJECT;
+        } else if ((byte | TO_BRACE) == '{') {
+            depth++;
+        } else if ((byte | TO_BRACE) == '}') {
+            if (!depth) return byte == '}' ? at : NO_OBJECT;
+            depth--;
+        } else if (byte == ',' && !depth) {
+            return at;
+        }
+    }
+    return NO_OBJECT;
+}
+
+size_t scan_members(const uint8_t *body, size_t length, const uint8_t *names, size_t names_length,
+                    Span *spans, size_t most) {
+    size_t found = 0, at = behind_space(body, length, 0);
+    size_t shortest = shortest_of(names, names_length);
+    if (at >= length || body[at] != '{') return NO_OBJECT;
+    size_t start = at + 1;
+    at = behind_space(body, length, start);
+    bool is_empty = at < length && body[at] == '}';
+    while (!is_empty) {
+        size_t name = behind_space(body, length, start) + 1;
+        if (name >= length || body[name - 1] != '"') return NO_OBJECT;
+        size_t behind = behind_text(body, length, name);
+        if (behind == NO_OBJECT) return NO_OBJECT;
+        at = behind_space(body, length, behind);
+        if (at >= length || body[at] != ':') return NO_OBJECT;
+        at = end_of_value(body, length, at + 1);
+        if (at == NO_OBJECT) return NO_OBJECT;
+        if (behind - 1 - name >= shortest &&
+            is_named(body, name, behind - 1, names, names_length)) {
+            if (found == most) return most + 1;
+            spans[found++] = (Span){start, at};
+        }
+        if (body[at] == '}') break;
+        start = at + 1;
+    }
+    return behind_space(body, length, at + 1) == length ? found : NO_OBJECT;
 }

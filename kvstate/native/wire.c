@@ -100,6 +100,14 @@ static bool read_tokens(Reader *reader, WireBatch *batch, Fields *fields) {
     return true;
 }
 
+/* Reads how many copies of each removed block are left; nil if the source does not count them. */
+static bool read_lefts(Reader *reader, WireBatch *batch, Fields *fields) {
+    if (fields->event.kind != EVENT_REMOVED) return skip(reader), true;
+    if (take_nil(reader)) return true;
+    fields->event.tells_left = true;
+    return read_tokens(reader, batch, fields);
+}
+
 static void read_medium(Reader *reader, PoolName *pool) {
     pool->medium = pool->tier = 0;
     if (take_nil(reader)) return; /* none: GPU, number 0 */
@@ -155,6 +163,7 @@ static bool read_field(Index *index, Reader *reader, Text name, WireBatch *batch
     WireEvent *event = &fields->event;
     if (text_is(name, "block_hashes")) return read_hashes(index, reader, batch, fields);
     if (text_is(name, "token_ids")) return read_tokens(reader, batch, fields);
+    if (text_is(name, "remaining_copy_counts")) return read_lefts(reader, batch, fields);
     if (text_is(name, "parent_block_hash")) {
         event->has_parent = !take_nil(reader);
         if (event->has_parent) event->parent = take_hash(index, reader);
@@ -234,7 +243,8 @@ static bool classify(const Reader *reader, Fields *fields) {
     } else if (event->kind == EVENT_STORED) {
         return fields->has_hashes && stored_is_sound(reader, fields);
     } else if (event->kind == EVENT_REMOVED) {
-        return fields->has_hashes;
+        return fields->has_hashes &&
+               (!event->tells_left || fields->token_count == event->hash_count);
     }
     return true;
 }

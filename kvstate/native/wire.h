@@ -35,6 +35,7 @@ typedef struct {
     size_t first_hash, first_token;
     uint32_t hash_count;
     bool has_parent;
+    bool tells_left; /* a removal: its tokens are how many copies of each block are left */
     uint64_t parent, lora;
     GroupKind group_kind;
     int8_t names_salts, names_loras; /* as in Owner */

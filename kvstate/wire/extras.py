@@ -103,7 +103,8 @@ def _next(state: _State | None, *, holds_prefix: bool | None) -> _State:
 # kinds hold only a window or a state.
 PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
-# Skipped events that cannot have removed an indexed block: their blocks are never stored.
+# Skipped events that are taken not to have removed an indexed block: their blocks are not stored,
+# and an event of an unknown kind is assumed to be an addition of a later release.
 HARMLESS = frozenset({"unknown_event", "unknown_medium", "other_locality", "foreign_ownership"})
 
 # Blocks under this ownership (vLLM 0.30) are managed by a residency agent beside the engine, which
@@ -116,7 +117,7 @@ MAX_GROUP = 0xFFFF_FFFF
 INTEGERS = range(-(2**63), 2**64)
 
 
-class Skipped(Exception):  # noqa: N818 - control flow of the decoders, not an error
+class Skipped(Exception):
     """A skipped event, with the name under which it is counted."""
 
 

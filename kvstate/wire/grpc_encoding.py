@@ -64,7 +64,7 @@ def is_text(item: str) -> bool:
 def varint(number: int) -> bytes:
     """Encodes a number as protobuf does: seven bits per byte, lowest first."""
     written = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - what seven bits hold
+    while number > 0x7F:
         written.append(number & 0x7F | 0x80)
         number >>= 7
     written.append(number)
@@ -128,7 +128,7 @@ class Namespace(NamedTuple):
     salt: str | None = None
 
 
-class Head(NamedTuple):
+class BatchHead(NamedTuple):
     """The fields of a batch besides its events."""
 
     sequence: int
@@ -136,7 +136,7 @@ class Head(NamedTuple):
     rank: int
 
 
-def encode_head(head: Head, chunk: KvSnapshotChunk | None = None) -> bytes:
+def encode_head(head: BatchHead, chunk: KvSnapshotChunk | None = None) -> bytes:
     """Encodes the first piece of a batch; entries follow."""
     batch = KvEventBatch(
         sequence_number=head.sequence, timestamp=head.timestamp, dp_rank=head.rank, snapshot=chunk

@@ -49,7 +49,7 @@ class DrainedEvent(NamedTuple):
     data: msgspec.Raw
 
 
-class _Envelope(msgspec.Struct):
+class _EventEnvelope(msgspec.Struct):
     event_id: int
     data: msgspec.Raw = msgspec.Raw(b"")
     window_size: int | None = None
@@ -66,7 +66,7 @@ class _Error(msgspec.Struct):
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _numbered_decoder = msgspec.json.Decoder(list[_Numbered])
-_envelope_decoder = msgspec.json.Decoder(_Envelope)
+_envelope_decoder = msgspec.json.Decoder(_EventEnvelope)
 _error_decoder = msgspec.json.Decoder(_Error)
 
 
@@ -258,14 +258,14 @@ class _RemovedData(msgspec.Struct):
     block_hashes: list[int]
 
 
-class _Change(msgspec.Struct):
+class _BlocksChange(msgspec.Struct):
     old_value: int
     new_value: int
 
 
 class _UpdatedData(msgspec.Struct):
     block_hash: int
-    cache_level: _Change | None = None
+    cache_level: _BlocksChange | None = None
 
 
 _kind_decoder = msgspec.json.Decoder(_Kind)

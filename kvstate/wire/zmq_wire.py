@@ -37,6 +37,7 @@ from kvstate.overlap import Tokens
 from kvstate.wire.extras import (
     HARMLESS,
     INTEGERS,
+    MAX_GROUP,
     Skipped,
     checked_group,
     checked_medium,
@@ -64,7 +65,7 @@ def parse_frames(frames: Sequence[bytes]) -> Batch:
     Raises:
         WireError: fewer than two frames, or a sequence number that is not 8 bytes.
     """
-    if len(frames) < 2 or len(frames[-2]) != 8:  # noqa: PLR2004 - the layout above
+    if len(frames) < 2 or len(frames[-2]) != 8:
         raise WireError(f"message of {len(frames)} frames has no sequence number")
     return Batch(int.from_bytes(frames[-2], "big"), frames[-1])
 
@@ -100,7 +101,7 @@ def load_of(frames: Sequence[bytes]) -> EngineLoad:
     Raises:
         WireError: it is not a load report.
     """
-    if len(frames) < 2 or len(frames[-1]) > MAX_LOAD_BYTES:  # noqa: PLR2004 - as for events
+    if len(frames) < 2 or len(frames[-1]) > MAX_LOAD_BYTES:
         raise WireError(f"message of {len(frames)} frames has no load")
     stat: _LoadStat = _decoded(_load_decoder, frames[-1])
     share = min(1.0, stat.used / stat.capacity) if stat.capacity else None
@@ -214,7 +215,20 @@ def _names_loras(fields: Fields, *, salt_follows: bool, is_array: bool) -> bool 
 
 def _removed(fields: Fields) -> BlocksRemoved:
     reject_foreign(fields.get("locality"), fields.get("ownership"))
-    return BlocksRemoved(_hashes(fields.get("block_hashes")), *_place(fields))
+    hashes = _hashes(fields.get("block_hashes"))
+    left = fields.get("remaining_copy_counts")
+    return BlocksRemoved(hashes, *_place(fields), _left(left, len(hashes)))
+
+
+def _left(raw: object, blocks: int) -> list[int] | None:
+    """Returns how many copies are left of each block (announced for vLLM, pull request 48933)."""
+    if raw is None:
+        return None
+    if not isinstance(raw, list) or len(raw) != blocks:
+        raise Skipped("bad_remaining_copy_counts")
+    if not all(type(one) is int and 0 <= one <= MAX_GROUP for one in raw):
+        raise Skipped("bad_remaining_copy_counts")
+    return raw
 
 
 def _place(fields: Fields) -> tuple[str, int | None]:
@@ -373,7 +387,7 @@ def _head(payload: bytes) -> _Head:
     return _Head(float(timestamp), events, rank if type(rank) is int else None)
 
 
-def _scalar(raw: msgspec.Raw | None) -> Any:  # noqa: ANN401 - whatever it is
+def _scalar(raw: msgspec.Raw | None) -> Any:
     """Decodes a field that is no longer than a number can be; None for others."""
     if raw is None or len(memoryview(raw)) > _MAX_SCALAR_BYTES:
         return None
@@ -409,7 +423,7 @@ def _event(raw: msgspec.Raw) -> object:
     return _decoded(_decoder, raw)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes | msgspec.Raw) -> Any:  # noqa: ANN401
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes | msgspec.Raw) -> Any:
     try:
         return decoder.decode(raw)
     except _NOT_MSGPACK as error:

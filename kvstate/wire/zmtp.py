@@ -70,7 +70,7 @@ class Session:
         """The bytes received and not taken yet."""
         return len(self._buffer) - self._at + len(self._pending)
 
-    def received(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         """Adds received bytes."""
         self._pending += data
 

@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from extproc.config.reader import parse
-from extproc.envoy_config import render
+from extproc.envoy.envoy_config import render
 from tests.deploy.manifests import KUBERNETES, containers, of_kind, pod_templates
-from tests.e2e.envoy_process import running_envoy
-from tests.e2e.gateway import served
 from tests.ports import free_port
+from tests.system.envoy_process import running_envoy
+from tests.system.gateway import served
 
 DRAIN = KUBERNETES / "overlays/sidecar/drain.sh"
 PIECES = 20
@@ -85,7 +85,7 @@ async def ended(process: Process) -> int:
     return await asyncio.wait_for(process.wait(), WAIT_SECONDS)
 
 
-async def test_a_stream_under_way_is_finished_and_no_other_is_taken(pair: Pair) -> None:
+async def test_drain_finishes_open_streams_and_admits_no_other(pair: Pair) -> None:
     async with pair.session.get(pair.url) as response:
         assert await response.content.readexactly(1) == b"x"
         draining = await pair.drain(60)
@@ -96,7 +96,7 @@ async def test_a_stream_under_way_is_finished_and_no_other_is_taken(pair: Pair) 
     assert await ended(draining) == 0
 
 
-async def test_a_stream_that_does_not_end_is_waited_for_until_the_limit(pair: Pair) -> None:
+async def test_drain_waits_for_an_endless_stream_until_the_limit(pair: Pair) -> None:
     async with pair.session.get(pair.url) as response:
         await response.content.readexactly(1)
         draining = await pair.drain(1)
@@ -105,7 +105,7 @@ async def test_a_stream_that_does_not_end_is_waited_for_until_the_limit(pair: Pa
     assert (draining.returncode, said) == (1, b"requests still under way after 1 s: 1\n")
 
 
-async def test_a_client_is_told_to_go_elsewhere_with_its_next_request(pair: Pair) -> None:
+async def test_draining_envoy_closes_client_connections(pair: Pair) -> None:
     async with pair.session.get(pair.url) as first:
         await first.content.readexactly(1)  # keeps the drain from ending
         pair.may_end.set()
@@ -115,7 +115,7 @@ async def test_a_client_is_told_to_go_elsewhere_with_its_next_request(pair: Pair
             assert second.headers["connection"] == "close"
 
 
-async def test_where_nothing_is_under_way_or_envoy_is_gone_nothing_is_waited_for(
+async def test_drain_ends_at_once_without_streams_or_without_envoy(
     pair: Pair,
 ) -> None:
     assert await ended(await pair.drain(3600)) == 0
@@ -123,7 +123,7 @@ async def test_where_nothing_is_under_way_or_envoy_is_gone_nothing_is_waited_for
     assert await ended(await pair.drain(3600)) == 0
 
 
-def test_the_pod_is_given_longer_than_its_drain() -> None:
+def test_pod_has_more_time_than_its_drain() -> None:
     (template,) = [one for one in pod_templates("sidecar") if one["spec"].get("initContainers")]
     (envoy,) = [one for one in containers(template) if one["name"] == "envoy"]
     command = envoy["lifecycle"]["preStop"]["exec"]["command"]

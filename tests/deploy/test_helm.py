@@ -84,7 +84,7 @@ def test_helm_finds_no_fault_in_the_chart() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_chart_renders_what_the_kustomize_base_applies() -> None:
+def test_chart_renders_what_the_kustomize_base_applies() -> None:
     base = {(one["kind"], one["apiVersion"]): one for one in kustomized(KUBERNETES / "base")}
     chart = {(one["kind"], one["apiVersion"]): one for one in rendered()}
     assert set(chart) == set(base)
@@ -109,21 +109,21 @@ def test_the_chart_renders_what_the_kustomize_base_applies() -> None:
         ("serviceAccount.create=false", "networkPolicy.enabled=false"),
     ],
 )
-def test_what_is_rendered_is_valid(values: tuple[str, ...]) -> None:
+def test_rendered_manifests_are_valid(values: tuple[str, ...]) -> None:
     for manifest in rendered(*values):
         kubernetes_validate.validate(manifest, OLDEST_KUBERNETES, strict=True)
     text = one_of("ConfigMap", rendered(*values))["data"]["kvsteer.yaml"]
     assert parse(text, "chart").discovery.kubernetes is not None
 
 
-def test_numbers_of_a_configuration_stay_whole() -> None:
+def test_configuration_numbers_stay_whole() -> None:
     manifests = rendered("config.extproc.max_body_bytes=33554432")
     config = parse(one_of("ConfigMap", manifests)["data"]["kvsteer.yaml"], "chart")
     assert config.extproc.max_body_bytes == 33_554_432
     assert config.extproc.listen == "0.0.0.0:9002"  # what was not set keeps its value
 
 
-def test_a_changed_configuration_rolls_the_pods_out_anew() -> None:
+def test_changed_configuration_rolls_the_pods_out() -> None:
     before, after = (
         one_of("Deployment", some)["spec"]["template"]["metadata"]["annotations"]
         for some in (rendered(), rendered("config.extproc.deadline_ms=200"))
@@ -131,7 +131,7 @@ def test_a_changed_configuration_rolls_the_pods_out_anew() -> None:
     assert before["checksum/config"] != after["checksum/config"]
 
 
-def test_with_a_secret_the_router_serves_tls_and_is_probed_beside_it() -> None:
+def test_tls_secret_makes_the_router_serve_tls_and_moves_its_probe() -> None:
     manifests = rendered('tls={"secret": "mine"}')
     config = parse(one_of("ConfigMap", manifests)["data"]["kvsteer.yaml"], "chart")
     assert config.extproc.tls is not None
@@ -145,7 +145,7 @@ def test_with_a_secret_the_router_serves_tls_and_is_probed_beside_it() -> None:
     assert one_of("Service", manifests)["spec"]["ports"][0]["appProtocol"] == "https"
 
 
-def test_prometheus_is_told_where_to_scrape_if_that_is_wanted() -> None:
+def test_service_monitor_is_rendered_if_wanted() -> None:
     assert [one for one in rendered() if one["kind"] == "ServiceMonitor"] == []
     monitor = one_of("ServiceMonitor", rendered("serviceMonitor.enabled=true"))
     service = one_of("Service", rendered())
@@ -167,7 +167,7 @@ def test_prometheus_is_told_where_to_scrape_if_that_is_wanted() -> None:
         "networkPolicy.envoy=[]",
     ],
 )
-def test_values_that_cannot_work_are_refused(value: str) -> None:
+def test_impossible_values_are_refused(value: str) -> None:
     done = helm("template", "kvsteer", str(CHART), "--set-json", value)
     assert done.returncode != 0
     assert value.partition("=")[0].rpartition(".")[2] in done.stderr

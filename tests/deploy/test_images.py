@@ -43,7 +43,7 @@ def named() -> dict[str, tuple[str, str]]:
     return found
 
 
-def test_every_image_has_a_version_and_is_pinned_where_its_digest_is_known() -> None:
+def test_images_have_a_version_and_the_known_digest() -> None:
     images = named()
     pinned = {name: image for name, image in images.items() if name in PINS}
     assert pinned == PINS
@@ -54,7 +54,7 @@ def test_every_image_has_a_version_and_is_pinned_where_its_digest_is_known() -> 
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_pod_runs_an_image_without_a_version(overlay: str) -> None:
+def test_pods_run_no_image_without_a_version(overlay: str) -> None:
     for template in pod_templates(overlay):
         for container in containers(template):
             image, tag = split(container["image"])

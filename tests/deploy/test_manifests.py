@@ -10,10 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from extproc.base.headers import DESTINATION, MODEL
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.envoy_config import render
-from extproc.headers import DESTINATION, MODEL
+from extproc.envoy.envoy_config import render
 from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -54,13 +54,13 @@ def strictly_typed(node: Any) -> bool:
 
 
 @overlays
-def test_every_manifest_is_valid(overlay: str) -> None:
+def test_manifests_are_all_valid(overlay: str) -> None:
     for manifest in built(overlay):
         validate(manifest)
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_a_misspelt_field_is_found_in_every_resource_that_is_not_kubernetes_own(kind: str) -> None:
+def test_misspelt_field_is_found_in_every_custom_resource(kind: str) -> None:
     (manifest, *_) = [one for overlay in OVERLAYS for one in of_kind(overlay, kind)]
     wrong = copy.deepcopy(manifest)
     wrong["spec"]["misspelt"] = True
@@ -70,7 +70,7 @@ def test_a_misspelt_field_is_found_in_every_resource_that_is_not_kubernetes_own(
 
 
 @overlays
-def test_every_router_accepts_its_configuration(overlay: str) -> None:
+def test_routers_accept_their_configuration(overlay: str) -> None:
     texts = [one["data"].get("kvsteer.yaml") for one in of_kind(overlay, "ConfigMap")]
     (text,) = [text for text in texts if text is not None]
     config = parse(text, overlay)
@@ -78,7 +78,7 @@ def test_every_router_accepts_its_configuration(overlay: str) -> None:
 
 
 @overlays
-def test_every_mounted_config_map_exists(overlay: str) -> None:
+def test_mounted_config_maps_exist(overlay: str) -> None:
     names = {one["metadata"]["name"] for one in of_kind(overlay, "ConfigMap")}
     volumes = [one for template in pod_templates(overlay) for one in template["spec"]["volumes"]]
     mounted = {one["configMap"]["name"] for one in volumes if "configMap" in one}
@@ -86,7 +86,7 @@ def test_every_mounted_config_map_exists(overlay: str) -> None:
 
 
 @overlays
-def test_every_selector_takes_a_pod(overlay: str) -> None:
+def test_selectors_select_a_pod(overlay: str) -> None:
     templates = pod_templates(overlay)
     selectors = [one["spec"]["selector"] for one in of_kind(overlay, "Service")]
     selectors += [
@@ -100,7 +100,7 @@ def test_every_selector_takes_a_pod(overlay: str) -> None:
 
 
 @overlays
-def test_every_port_of_a_service_is_one_of_its_pods(overlay: str) -> None:
+def test_service_ports_are_ports_of_their_pods(overlay: str) -> None:
     for service in of_kind(overlay, "Service"):
         labels = service["spec"]["selector"]
         (template,) = [one for one in pod_templates(overlay) if selects(labels, one)]
@@ -109,7 +109,7 @@ def test_every_port_of_a_service_is_one_of_its_pods(overlay: str) -> None:
 
 
 @overlays
-def test_every_reference_of_a_policy_or_a_route_leads_somewhere(overlay: str) -> None:
+def test_references_of_policies_and_routes_exist(overlay: str) -> None:
     there = {(one["kind"], one["metadata"]["name"]) for one in built(overlay)}
     for manifest in built(overlay):
         for reference in references(manifest.get("spec", {})):
@@ -127,13 +127,13 @@ def references(spec: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", [one.name for one in ROOT.glob("docs/*.md")])
-def test_whoever_is_told_to_apply_an_overlay_is_told_to_make_its_namespace_first(page: str) -> None:
+def test_pages_create_the_namespace_before_they_apply_an_overlay(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     told = text.find("kubectl apply -k deploy")
     assert told < 0 or -1 < text.find("kubectl create namespace llm") < told
 
 
-def test_the_class_of_a_gateway_that_its_chart_does_not_make_is_shown() -> None:
+def test_gateway_class_that_no_chart_makes_is_shown() -> None:
     (gateway,) = of_kind("envoy-gateway", "Gateway")
     page = (ROOT / "docs/ingress-envoy-gateway.md").read_text()
     shown = yaml.safe_load(page.split("<<END\n")[1].split("   END")[0])
@@ -142,7 +142,7 @@ def test_the_class_of_a_gateway_that_its_chart_does_not_make_is_shown() -> None:
 
 
 @overlays
-def test_the_router_may_only_look_at_what_it_looks_for(overlay: str) -> None:
+def test_role_of_the_router_grants_only_reading_of_what_it_discovers(overlay: str) -> None:
     allowed = {
         (resource, verb)
         for role in of_kind(overlay, "Role")
@@ -156,7 +156,7 @@ def test_the_router_may_only_look_at_what_it_looks_for(overlay: str) -> None:
 
 
 @overlays
-def test_a_router_and_its_envoy_are_confined(overlay: str) -> None:
+def test_router_and_envoy_are_confined(overlay: str) -> None:
     every = [one for template in pod_templates(overlay) for one in containers(template)]
     ours = [one for one in every if one["name"] in ("kvsteer", "envoy")]
     assert ours
@@ -183,7 +183,7 @@ def peers(overlay: str, policy: str, port: int) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "deployment"])
-def test_only_envoy_and_the_router_reach_the_workers(overlay: str) -> None:
+def test_network_policy_lets_only_envoy_and_the_router_reach_workers(overlay: str) -> None:
     if overlay == "sidecar":  # the router is in Envoy's pod
         envoys = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "envoy"}}}]
         routers = envoys
@@ -195,8 +195,17 @@ def test_only_envoy_and_the_router_reach_the_workers(overlay: str) -> None:
     assert peers(overlay, "vllm", 8000) == expected
 
 
+def test_base_lets_proxies_and_scrapers_reach_a_router() -> None:
+    def named(peer: Manifest) -> str:
+        return str(peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"])
+
+    assert [named(one) for one in peers("deployment", "kvsteer", 9002)] == ["envoy"]
+    assert [named(one) for one in peers("deployment", "kvsteer", 9091)] == ["prometheus"]
+    assert peers("deployment", "kvsteer", 9090) == []
+
+
 @overlays
-def test_only_the_router_gets_the_token_of_its_service_account(overlay: str) -> None:
+def test_service_account_token_is_mounted_in_the_router_only(overlay: str) -> None:
     for template in pod_templates(overlay):
         spec, every = template["spec"], containers(template)
         if spec.get("automountServiceAccountToken") is True:
@@ -222,7 +231,7 @@ def test_only_the_router_gets_the_token_of_its_service_account(overlay: str) -> 
 
 
 @overlays
-def test_the_ports_of_events_are_those_that_the_workers_publish_on(overlay: str) -> None:
+def test_event_ports_equal_those_of_the_workers(overlay: str) -> None:
     (text,) = [
         one["data"]["kvsteer.yaml"]
         for one in of_kind(overlay, "ConfigMap")
@@ -245,7 +254,7 @@ def test_the_ports_of_events_are_those_that_the_workers_publish_on(overlay: str)
 
 
 @pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "sidecar"])
-def test_the_service_says_whether_the_router_speaks_tls(overlay: str) -> None:
+def test_service_names_whether_the_router_speaks_tls(overlay: str) -> None:
     (service,) = [
         one for one in of_kind(overlay, "Service") if one["metadata"]["name"] == "kvsteer"
     ]
@@ -256,7 +265,7 @@ def test_the_service_says_whether_the_router_speaks_tls(overlay: str) -> None:
 
 
 @dial_tls
-def test_gateways_that_dial_tls_are_served_it_from_a_mounted_secret(overlay: str) -> None:
+def test_gateways_that_dial_tls_are_served_from_a_mounted_secret(overlay: str) -> None:
     tls = configuration(overlay).extproc.tls
     assert tls is not None
     (template,) = [one for one in pod_templates(overlay) if is_router(one)]
@@ -273,14 +282,14 @@ def test_gateways_that_dial_tls_are_served_it_from_a_mounted_secret(overlay: str
 
 
 @dial_tls
-def test_with_tls_nothing_else_of_an_inference_pools_router_is_different(overlay: str) -> None:
+def test_tls_changes_only_the_tls_section_of_an_inference_pool_router(overlay: str) -> None:
     plain = parse((KUBERNETES / "components/inferencepool/kvsteer.yaml").read_text(), "plain")
     over_tls = configuration(overlay)
     extproc = dataclasses.replace(over_tls.extproc, tls=None)
     assert dataclasses.replace(over_tls, extproc=extproc) == plain
 
 
-def test_only_istio_is_named_a_list_of_endpoints_by_its_inference_pools_router() -> None:
+def test_istio_router_alone_names_a_list_of_endpoints() -> None:
     named = {one: configuration(one).policy.endpoints for one in OVERLAYS}
     assert named == {**dict.fromkeys(OVERLAYS), "istio-inferencepool": 3}
     istio = configuration("istio-inferencepool")
@@ -299,7 +308,7 @@ def is_router(template: Manifest) -> bool:
     return labels.get("app.kubernetes.io/name") == "kvsteer"
 
 
-def test_a_client_of_envoy_gateway_cannot_steer_nor_is_a_long_prompt_refused() -> None:
+def test_envoy_gateway_client_cannot_steer_and_may_send_a_long_prompt() -> None:
     (policy,) = of_kind("envoy-gateway", "ClientTrafficPolicy")
     spec = policy["spec"]
     assert set(spec["headers"]["earlyRequestHeaders"]["remove"]) == {DESTINATION, MODEL}
@@ -308,7 +317,7 @@ def test_a_client_of_envoy_gateway_cannot_steer_nor_is_a_long_prompt_refused() -
 
 
 @overlays
-def test_a_router_that_is_away_stops_nothing(overlay: str) -> None:
+def test_absent_router_fails_open_everywhere(overlay: str) -> None:
     for policy in of_kind(overlay, "EnvoyExtensionPolicy"):
         assert all(one["failOpen"] for one in policy["spec"]["extProc"])
     for pool in of_kind(overlay, "InferencePool"):
@@ -318,12 +327,12 @@ def test_a_router_that_is_away_stops_nothing(overlay: str) -> None:
         assert all("readinessProbe" not in container for container in beside)
 
 
-def test_the_sidecars_envoy_yaml_is_what_is_rendered() -> None:
+def test_sidecar_envoy_yaml_equals_the_rendered_one() -> None:
     config = parse((KUBERNETES / "components/sidecar/kvsteer.yaml").read_text(), "kvsteer.yaml")
     assert (KUBERNETES / "overlays/sidecar/envoy.yaml").read_text() == render(config)
 
 
-def test_a_sidecar_and_its_envoy_share_the_socket_and_the_endpoints() -> None:
+def test_sidecar_and_envoy_share_the_socket_and_the_endpoints() -> None:
     config = parse((KUBERNETES / "components/sidecar/kvsteer.yaml").read_text(), "kvsteer.yaml")
     (template,) = [one for one in pod_templates("sidecar") if one["spec"].get("initContainers")]
     shared = set.intersection(
@@ -333,7 +342,7 @@ def test_a_sidecar_and_its_envoy_share_the_socket_and_the_endpoints() -> None:
     assert config.envoy.eds_directory in shared
 
 
-def test_routers_that_share_meet_at_an_engine_that_only_they_reach() -> None:
+def test_sharing_routers_meet_at_an_engine_that_only_they_reach() -> None:
     (text,) = [
         one["data"]["kvsteer.yaml"]
         for one in of_kind("scale", "ConfigMap")
@@ -357,7 +366,7 @@ def test_routers_that_share_meet_at_an_engine_that_only_they_reach() -> None:
     ]
 
 
-def test_nobody_is_told_to_scrape_where_routers_know_what_is_in_flight() -> None:
+def test_scrapes_are_off_where_routers_know_all_requests() -> None:
     for overlay in ("deployment", "scale", "sidecar", "envoy-gateway", "istio-envoyfilter"):
         for one in of_kind(overlay, "ConfigMap"):
             if text := one["data"].get("kvsteer.yaml"):

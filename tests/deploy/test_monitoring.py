@@ -12,7 +12,8 @@ import pytest
 
 from simulator.worker import Worker
 from tests.deploy.prometheus_process import Prometheus, needs_prometheus, running_prometheus
-from tests.e2e.system import System, chat, long_text, running, until
+from tests.system.system import System, chat, long_text, running
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "kvsteer.json").read_text())
@@ -54,17 +55,18 @@ def used_in(expr: str) -> set[str]:
     return {re.sub(r"_bucket$", "", name) for name in re.findall(r"kvsteer_\w+", expr)}
 
 
-def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
+def test_dashboard_and_alerts_query_existing_metrics() -> None:
     rules = "\n".join(re.findall(r"expr: (.*?)\n    (?:for|labels):", RULES.read_text(), re.DOTALL))
     assert used_in("\n".join(exprs())) <= METRICS
     assert used_in(rules) <= METRICS
 
 
-def test_the_dashboard_shows_every_metric() -> None:
-    assert METRICS - used_in("\n".join(exprs())) == {"kvsteer_worker_block_size_tokens"}
+def test_dashboard_shows_every_metric() -> None:
+    unshown = {"kvsteer_worker_block_size_tokens", "kvsteer_worker_engine"}
+    assert METRICS - used_in("\n".join(exprs())) == unshown
 
 
-def test_panels_lie_side_by_side_and_have_names_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_distinct_names() -> None:
     cells: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
@@ -82,14 +84,14 @@ def test_panels_lie_side_by_side_and_have_names_of_their_own() -> None:
 
 
 @needs_prometheus
-def test_the_alerts_pass_their_unit_tests() -> None:
+def test_alerts_pass_their_unit_tests() -> None:
     command = ["promtool", "test", "rules", str(RULES.with_name("kvsteer.rules.test.yml"))]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stdout + told.stderr
 
 
 @needs_prometheus
-def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+def test_alerts_have_a_firing_and_a_silent_unit_test() -> None:
     tests = RULES.with_name("kvsteer.rules.test.yml").read_text()
     for alert in re.findall(r"- alert: (\w+)", RULES.read_text()):
         assert re.search(rf"alertname: {alert}, exp_alerts: \[\]", tests), alert
@@ -115,7 +117,7 @@ async def shows(prometheus: Prometheus, expr: str) -> None:
 
 @pytest.mark.slow
 @needs_prometheus
-async def test_every_panel_shows_something_of_a_running_system() -> None:
+async def test_panels_show_data_of_a_running_system() -> None:
     accounting = {"accounting": {"responses": "usage"}}
     async with running(changes=accounting) as system:
         scraped = system.metrics.removeprefix("http://")
@@ -132,7 +134,7 @@ async def test_every_panel_shows_something_of_a_running_system() -> None:
             assert sum(one["requests"] for one in predictions) > 0
             assert not any(one["causes"] for one in predictions)
             for expr in exprs():
-                expr = expr.replace("$__rate_interval", "1m")  # noqa: PLW2901
+                expr = expr.replace("$__rate_interval", "1m")  # noqa: PLW2901 - what Grafana does
                 await prometheus.query(expr)
                 if not any(name in expr for name in ABSENT):
                     await shows(prometheus, expr)
@@ -192,7 +194,7 @@ async def heals(system: System, worker: Worker) -> None:
 
 @pytest.mark.slow
 @needs_prometheus
-async def test_a_worker_that_dies_is_named_by_its_alert_until_it_is_back() -> None:
+async def test_dead_worker_fires_its_alert_until_it_returns() -> None:
     async with watched() as (system, prometheus):
         dead = system.workers[0].endpoint
         await system.stop_worker(dead)
@@ -205,7 +207,7 @@ async def test_a_worker_that_dies_is_named_by_its_alert_until_it_is_back() -> No
 
 @pytest.mark.slow
 @needs_prometheus
-async def test_a_feed_that_dies_alone_is_named_by_its_alert_until_it_is_back() -> None:
+async def test_dead_feed_alone_fires_its_alert_until_it_returns() -> None:
     async with watched() as (system, prometheus):
         worker = system.workers[0]
         worker.faults.hide_events(hidden=True)
@@ -219,7 +221,7 @@ async def test_a_feed_that_dies_alone_is_named_by_its_alert_until_it_is_back() -
 
 @pytest.mark.slow
 @needs_prometheus
-async def test_a_replay_socket_that_dies_is_named_by_its_alert_until_it_is_back() -> None:
+async def test_dead_replay_socket_fires_its_alert_until_it_returns() -> None:
     async with watched() as (system, prometheus):
         worker = system.workers[0]
         worker.faults.hide_replay("absent")

@@ -24,7 +24,7 @@ def steps(job: str, action: str) -> list[dict[str, Any]]:
     return [one.get("with", {}) for one in found]
 
 
-def test_nothing_is_published_before_all_tests_and_every_wheel_passed() -> None:
+def test_publishing_needs_all_tests_and_every_wheel() -> None:
     assert needed("publish") == {"check", "sdist", "wheels", "try"}
     assert needed("image") == {"check"}
     runs = [one.get("run", "") for one in JOBS["check"]["steps"]]
@@ -33,7 +33,7 @@ def test_nothing_is_published_before_all_tests_and_every_wheel_passed() -> None:
     assert '["project"]["version"]' in script
 
 
-def test_only_a_pushed_tag_publishes() -> None:
+def test_publishing_needs_a_pushed_tag() -> None:
     on_tag = "github.ref_type == 'tag'"
     assert WORKFLOW[True]["push"] == {"tags": ["v*"]}  # YAML reads the key `on` as true
     assert JOBS["publish"]["if"] == on_tag
@@ -41,7 +41,7 @@ def test_only_a_pushed_tag_publishes() -> None:
     assert build["push"] == f"${{{{ {on_tag} }}}}"
 
 
-def test_each_job_has_only_the_rights_that_it_uses() -> None:
+def test_jobs_have_only_the_rights_that_they_use() -> None:
     assert WORKFLOW["permissions"] == {"contents": "read"}
     rights = {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job}
     assert rights == {
@@ -51,14 +51,14 @@ def test_each_job_has_only_the_rights_that_it_uses() -> None:
     assert JOBS["publish"]["environment"] == "pypi"
 
 
-def test_the_workflow_holds_no_secret_and_checks_out_no_credentials() -> None:
+def test_workflow_holds_no_secret_and_checks_out_no_credentials() -> None:
     assert "secrets." not in FILE.read_text()
     for name in JOBS:
         for checkout in steps(name, "actions/checkout"):
             assert checkout["persist-credentials"] is False
 
 
-def test_every_action_is_pinned_by_the_hash_of_a_version_that_is_named() -> None:
+def test_actions_are_pinned_by_the_hash_of_a_named_version() -> None:
     uses = re.findall(r"(?m)^ *(?:- )?uses: (.*)$", FILE.read_text())
     assert len(uses) == sum("uses" in step for job in JOBS.values() for step in job["steps"])
     pins: dict[str, str] = {}
@@ -68,12 +68,12 @@ def test_every_action_is_pinned_by_the_hash_of_a_version_that_is_named() -> None
         assert pins.setdefault(pinned[1], one) == one
 
 
-def test_no_expression_reaches_a_shell() -> None:
+def test_expressions_reach_no_shell() -> None:
     scripts = [one["run"] for job in JOBS.values() for one in job["steps"] if "run" in one]
     assert [one for one in scripts if "${{" in one] == []
 
 
-def test_the_image_is_for_two_platforms_with_an_inventory_and_its_provenance() -> None:
+def test_image_has_two_platforms_an_inventory_and_its_provenance() -> None:
     (build,) = steps("image", "docker/build-push-action")
     assert build["platforms"] == "linux/amd64,linux/arm64"
     assert build["sbom"] is True
@@ -87,7 +87,7 @@ def test_packages_are_published_with_attestations() -> None:
     assert publish == {"attestations": True}  # and no password: the workflow is trusted itself
 
 
-def test_wheels_are_built_where_each_processor_is_at_hand() -> None:
+def test_wheels_are_built_on_a_native_runner_of_each_processor() -> None:
     matrix = JOBS["wheels"]["strategy"]["matrix"]["include"]
     assert {(one["runs-on"].split("-")[0], one["arch"]) for one in matrix} == {
         ("ubuntu", "x86_64"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.app import STOP_SECONDS
 from extproc.config.schema import Config
+from extproc.running.lifetime import STOP_SECONDS
 from tests.deploy.manifests import ROOT
 
 UNIT = ROOT / "deploy/systemd/kvsteer.service"
@@ -40,7 +40,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_the_service_is_confined(tmp_path: Path) -> None:
+def test_service_is_confined(tmp_path: Path) -> None:
     done = analyzed(tmp_path, "security", "--offline=yes", "--no-pager")
     if "unrecognized option" in done.stderr:
         pytest.skip("systemd-analyze security --offline needs systemd 250 or newer")
@@ -49,12 +49,12 @@ def test_the_service_is_confined(tmp_path: Path) -> None:
     assert float(found[1]) <= 2.0  # on a scale to 10; 9.6 without any of its settings
 
 
-def test_the_service_ends_no_sooner_than_the_router_has_drained() -> None:
+def test_service_ends_no_sooner_than_the_router_has_drained() -> None:
     drain_and_leave = (Config().extproc.drain_ms + Config().extproc.leave_ms) / 1_000
     assert float(service()["TimeoutStopSec"]) >= drain_and_leave + STOP_SECONDS
 
 
-def test_the_service_reloads_by_sighup_and_does_not_repeat_a_refused_configuration() -> None:
+def test_service_reloads_by_sighup_and_does_not_repeat_a_refused_configuration() -> None:
     unit = service()
     assert unit["ExecStart"].split("kvsteer ", 1)[1] == "serve --config /etc/kvsteer/kvsteer.yaml"
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
@@ -62,7 +62,7 @@ def test_the_service_reloads_by_sighup_and_does_not_repeat_a_refused_configurati
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("always", "2")
 
 
-def test_envoy_may_open_a_socket_that_the_service_makes() -> None:
+def test_envoy_may_open_the_socket_of_the_service() -> None:
     """systemd hides a dynamic user's directories, but not this one unless it is preserved."""
     unit = service()
     assert (unit["DynamicUser"], unit["RuntimeDirectory"]) == ("yes", "kvsteer")
@@ -70,7 +70,7 @@ def test_envoy_may_open_a_socket_that_the_service_makes() -> None:
     assert unit.get("RuntimeDirectoryMode", "0755") == "0755"
 
 
-def test_systemd_accepts_the_documented_user_that_stays(tmp_path: Path) -> None:
+def test_systemd_accepts_the_documented_static_user(tmp_path: Path) -> None:
     text = (ROOT / "docs/operations.md").read_text()
     (addition,) = re.findall(r"^```ini\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert "DynamicUser=no\nUser=" in addition

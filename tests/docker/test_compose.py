@@ -172,7 +172,7 @@ def is_steered(stack: Stack, prompt: str) -> bool:
     return all(answer.worker == holder and answer.cached_tokens > 0 for answer in answers)
 
 
-def test_a_repeated_prompt_goes_to_the_worker_that_holds_it(stack: Stack) -> None:
+def test_repeated_prompt_goes_to_the_worker_that_holds_it(stack: Stack) -> None:
     assert is_steered(stack, new_prompt())
 
 
@@ -182,20 +182,20 @@ def test_requests_are_answered_while_the_router_is_killed(stack: Stack) -> None:
     assert {answer.status for answer in answers} == {HTTPStatus.OK}
 
 
-def test_a_restarted_router_steers_again(stack: Stack) -> None:
+def test_restarted_router_steers_again(stack: Stack) -> None:
     stack.run("kill", "kvsteer")
     stack.run(*START_ROUTER)
     stack.until(lambda: is_steered(stack, new_prompt()), "prompts are steered again")
 
 
-def test_a_router_that_is_stopped_ends_with_0(stack: Stack) -> None:
+def test_stopped_router_exits_with_0(stack: Stack) -> None:
     stack.run("stop", "kvsteer")
     container = stack.run("ps", "--all", "--quiet", "kvsteer").strip()
     assert docker("inspect", "--format={{.State.ExitCode}}", container) == "0"
     stack.run(*START_ROUTER)
 
 
-def test_every_published_port_is_on_loopback(stack: Stack) -> None:
+def test_published_ports_are_on_loopback(stack: Stack) -> None:
     published = [
         publisher
         for container in stack.compose.get_containers()
@@ -206,7 +206,7 @@ def test_every_published_port_is_on_loopback(stack: Stack) -> None:
     assert {publisher.URL for publisher in published} == {"127.0.0.1"}
 
 
-def test_two_routers_share_and_lose_nothing_without_the_engine_or_one_of_them(scale: Stack) -> None:
+def test_sharing_routers_survive_the_loss_of_the_engine_or_of_one_router(scale: Stack) -> None:
     def statuses() -> set[int]:
         return {scale.send(new_prompt(), "envoy-scale").status for _ in range(REPEATS)}
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from extproc.config.reader import load
-from extproc.envoy_config import render
+from extproc.envoy.envoy_config import render
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def image_of(service: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("folder", ["compose", "compose/scale"])
-def test_the_committed_envoy_yaml_is_what_is_rendered(
+def test_committed_envoy_yaml_equals_the_rendered_one(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -57,7 +57,7 @@ def test_the_committed_envoy_yaml_is_what_is_rendered(
     assert (ROOT / f"deploy/{folder}/envoy.yaml").read_text() == rendered
 
 
-def test_routers_of_the_scale_profile_meet_at_the_engine_and_are_found_by_their_envoy(
+def test_scale_profile_routers_meet_at_the_engine_and_are_found_by_envoy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -74,7 +74,7 @@ def test_routers_of_the_scale_profile_meet_at_the_engine_and_are_found_by_their_
 
 
 @pytest.mark.parametrize("file", ["compose", "compose/gpu"])
-def test_envoy_and_router_have_the_sockets_volume_and_one_user(
+def test_envoy_and_router_share_the_sockets_volume_and_one_user(
     file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "model").symlink_to(ROOT / "simulator/tiny_model")
@@ -87,12 +87,12 @@ def test_envoy_and_router_have_the_sockets_volume_and_one_user(
     assert listen in services()["kvsteer"]["healthcheck"]["test"]
     user, _, _ = services()["envoy"]["user"].partition(":")
     assert f"USER {user}:" in (ROOT / "deploy/Dockerfile").read_text()
-    tree = yaml.load((ROOT / "docker-compose.yml").read_text(), Compose)  # noqa: S506
+    tree = yaml.load((ROOT / "docker-compose.yml").read_text(), Compose)  # noqa: S506 - a SafeLoader
     assert f"uid={user},gid={user},mode=0700" in tree["volumes"]["sockets"]["driver_opts"]["o"]
 
 
 @pytest.mark.parametrize("name", services())
-def test_a_container_may_write_nothing_and_has_no_privileges(name: str) -> None:
+def test_containers_are_read_only_and_have_no_privileges(name: str) -> None:
     service = services()[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -100,19 +100,19 @@ def test_a_container_may_write_nothing_and_has_no_privileges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", services())
-def test_ports_are_published_on_loopback_only(name: str) -> None:
+def test_published_ports_are_on_loopback(name: str) -> None:
     ports = services()[name].get("ports", [])
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
-def test_no_configured_worker_is_missing_from_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_workers_are_all_services(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     workers = load("deploy/compose/kvsteer.yaml").workers
     hosts = {worker.endpoint.partition(":")[0] for worker in workers}
     assert hosts == {name for name in services() if name.startswith("worker-")}
 
 
-def test_the_engines_envoy_yaml_is_what_is_rendered(
+def test_gpu_envoy_yaml_equals_the_rendered_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "model").symlink_to(ROOT / "simulator/tiny_model")
@@ -121,7 +121,7 @@ def test_the_engines_envoy_yaml_is_what_is_rendered(
     assert (ROOT / "deploy/compose/gpu/envoy.yaml").read_text() == rendered
 
 
-def test_an_engine_publishes_where_the_router_listens() -> None:
+def test_engine_publishes_where_the_router_listens() -> None:
     router = yaml.safe_load((ROOT / "deploy/compose/gpu/kvsteer.yaml").read_text())
     engines = services("docker-compose.gpu.yml")
     for worker in router["workers"]:
@@ -146,17 +146,17 @@ def test_prometheus_scrapes_every_service_that_has_metrics() -> None:
 
 
 @pytest.mark.parametrize("file", ["docker-compose.yml", "docker-compose.gpu.yml"])
-def test_everything_that_is_mounted_exists(file: str) -> None:
+def test_mounted_files_all_exist(file: str) -> None:
     assert [one for one in bind_mounts(file) if not (ROOT / one).exists()] == []
 
 
-def test_nothing_in_the_dockerfile_needs_more_than_the_legacy_builder() -> None:
+def test_dockerfile_needs_only_the_legacy_builder() -> None:
     lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
     needing = ("# syntax", "RUN --mount", "COPY --link", "COPY --chmod")
     assert [line for line in lines if line.startswith(needing)] == []
 
 
-def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
+def test_dockerfile_copies_only_existing_files_that_are_not_ignored() -> None:
     lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
     copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
     copied = {name for names in copies for name in names if not names[0].startswith("--from")}

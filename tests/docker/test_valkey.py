@@ -6,7 +6,8 @@ import pytest
 
 from tests.docker.test_compose import docker, fetch, why_no_engine
 from tests.docker.test_compose_files import image_of, services
-from tests.extproc.sharing.test_sharing import two, until
+from tests.extproc.sharing.test_sharing import two
+from tests.waiting import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -35,7 +36,7 @@ def container(image: str) -> Iterator[str]:
         docker("rm", "--force", name)
 
 
-async def test_routers_share_through_valkeys_container_and_are_alone_without_it(
+async def test_routers_share_through_a_valkey_container_and_pause_without_it(
     container: str,
 ) -> None:
     url = f"valkey://{docker('port', container, '6379/tcp').splitlines()[0]}"
@@ -50,7 +51,7 @@ async def test_routers_share_through_valkeys_container_and_are_alone_without_it(
         await until(lambda: one.is_alone() and other.others() == 0, "alone without it")
 
 
-async def test_valkey_refuses_who_may_not_publish(container: str) -> None:
+async def test_valkey_refuses_a_router_without_permission_to_publish(container: str) -> None:
     url = f"valkey://{docker('port', container, '6379/tcp').splitlines()[0]}"
     async with two(url=url) as (one, _):
         docker("exec", container, "valkey-cli", "ACL", "SETUSER", "default", "-publish")

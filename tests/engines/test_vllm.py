@@ -30,14 +30,15 @@ import pytest_asyncio
 import yaml
 
 from extproc.config.reader import load
-from extproc.envoy_config import render
+from extproc.envoy.envoy_config import render
 from simulator.settings import TINY_MODEL
-from tests.e2e.envoy_process import running_envoy
-from tests.e2e.system import System, until
 from tests.engines import vllm_engine
 from tests.engines.held import Held
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
 from tests.ports import free_port
+from tests.system.envoy_process import running_envoy
+from tests.system.system import System
+from tests.waiting import until
 
 MISSING = vllm_engine.missing()
 
@@ -186,8 +187,21 @@ def text(seed: object, words: int) -> str:
 
 
 WORDS = (
-    *("the", "parser", "reads", "a", "token", "and", "keeps", "it", "for", "while"),
-    *("until", "another", "worker", "asks", "again"),
+    "the",
+    "parser",
+    "reads",
+    "a",
+    "token",
+    "and",
+    "keeps",
+    "it",
+    "for",
+    "while",
+    "until",
+    "another",
+    "worker",
+    "asks",
+    "again",
 )
 
 
@@ -271,7 +285,7 @@ def replaying_seconds(lines: list[str]) -> float:
     return (max(times) - min(times)).total_seconds()
 
 
-async def test_what_is_predicted_is_what_the_engines_report(fleet: Fleet) -> None:
+async def test_predictions_equal_the_report_of_the_engines(fleet: Fleet) -> None:
     await fleet.converse(400)
     compared, causes = await fleet.compared(380)
     report("compared, causes", (compared, causes))
@@ -280,7 +294,7 @@ async def test_what_is_predicted_is_what_the_engines_report(fleet: Fleet) -> Non
     assert 1 - causes.total() / compared >= LEAST_EXACT
 
 
-async def test_no_credit_is_wrong_when_the_fleet_is_at_rest(fleet: Fleet) -> None:
+async def test_certain_credits_are_right_in_a_fleet_at_rest(fleet: Fleet) -> None:
     await fleet.settled()
     total, wrong = await fleet.credits()
     report("certain tokens, wrong", (total, wrong))
@@ -288,7 +302,7 @@ async def test_no_credit_is_wrong_when_the_fleet_is_at_rest(fleet: Fleet) -> Non
     assert wrong == []
 
 
-async def test_of_several_answers_nothing_is_compared(fleet: Fleet) -> None:
+async def test_several_answers_are_not_compared(fleet: Fleet) -> None:
     before, _ = await fleet.compared(0)
     messages = [{"role": "user", "content": text("several", 80)}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 4, "n": 3}
@@ -299,7 +313,7 @@ async def test_of_several_answers_nothing_is_compared(fleet: Fleet) -> None:
     assert after == before
 
 
-async def test_a_router_that_restarts_is_certain_by_replay(fleet: Fleet) -> None:
+async def test_restarted_router_is_certain_by_replay(fleet: Fleet) -> None:
     """The buffers are larger than what vLLM's replay socket sends in one go."""
     await asyncio.gather(*(fleet.fill(at, REPLAYED_BATCHES) for at in range(len(fleet.engines))))
     await fleet.converse(80)
@@ -317,7 +331,7 @@ async def test_a_router_that_restarts_is_certain_by_replay(fleet: Fleet) -> None
     report("seconds of replays", seconds)
 
 
-async def test_an_engine_that_restarts_is_credited_with_nothing_it_lost(fleet: Fleet) -> None:
+async def test_restarted_engine_loses_its_credits(fleet: Fleet) -> None:
     engine, held = fleet.engines[0], fleet.held[0]
     await engine.kill()
     await fleet.converse(20)  # the other one answers

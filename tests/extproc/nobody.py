@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from extproc.observing.fleet_families import Shown
 from extproc.observing.outcomes import Circumstances, HasOutcomes, Outcome
-from extproc.picking.load import Load
+from extproc.routing.load import Load
 
 
 class Nobody:
@@ -34,3 +34,6 @@ class Nobody:
     def circumstances(self, _: Outcome) -> Circumstances:
         """No circumstances."""
         return Circumstances(block_size=16)
+
+    def note_usage(self, _: Outcome) -> None:
+        """Nothing is counted."""

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from tests.e2e.system import until
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT
 from tests.ports import free_port
+from tests.waiting import until
 
 # Runs a command as process 1 of its own namespace, as containers do; both end together.
 AS_FIRST_PROCESS = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")

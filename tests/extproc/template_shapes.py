@@ -3,7 +3,6 @@
 Each builds the text that models of its family expect: their markers, their place for tools, their
 rules for the order of turns. The formats are facts; the wording is ours.
 """
-# ruff: noqa: RUF001 - DeepSeek's markers are written with these letters
 
 CHATML = """
 {%- for turn in messages %}

@@ -169,9 +169,21 @@ def _number(port: Tree, pod: Tree) -> int:
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 _KINDS = [
-    *("ConfigMap", "CustomResourceDefinition", "Deployment", "EndpointSlice", "EnvoyFilter"),
-    *("Gateway", "GatewayClass", "HTTPRoute", "InferencePool", "Lease", "Namespace", "Pod"),
-    *("Secret", "Service", "ServiceAccount"),
+    "ConfigMap",
+    "CustomResourceDefinition",
+    "Deployment",
+    "EndpointSlice",
+    "EnvoyFilter",
+    "Gateway",
+    "GatewayClass",
+    "HTTPRoute",
+    "InferencePool",
+    "Lease",
+    "Namespace",
+    "Pod",
+    "Secret",
+    "Service",
+    "ServiceAccount",
 ]
 _OF_THE_CLUSTER = {"Namespace", "GatewayClass", "CustomResourceDefinition"}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from tests.deploy.manifests import built
-from tests.e2e.envoy_process import ENVOY
 from tests.gateways.gateways import Place, Tree, answering, running_program
+from tests.system.envoy_process import ENVOY
 
 OVERLAY = "envoy-gateway"
 
@@ -28,7 +28,7 @@ ENVOY_VERSION = "1.40.0"
 Change = Callable[[list[Tree], Place], list[Tree]]
 
 
-def _as_published(manifests: list[Tree], place: Place) -> list[Tree]:  # noqa: ARG001
+def _as_published(manifests: list[Tree], place: Place) -> list[Tree]:
     return manifests
 
 

@@ -16,10 +16,11 @@ import yaml
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
 from tests.deploy.manifests import of_kind
-from tests.e2e.envoy_process import stop
-from tests.e2e.system import System, started, until
 from tests.extproc.serving.identities import Identities
 from tests.ports import free_port
+from tests.system.envoy_process import stop
+from tests.system.system import System, started
+from tests.waiting import until
 
 MODEL = "my-model"
 STOP_SECONDS = 30.0

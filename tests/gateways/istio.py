@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.deploy.manifests import built, pod_templates
-from tests.e2e.envoy_process import running_envoy
-from tests.e2e.existing_envoy import address
-from tests.e2e.ingresses import router_cluster
 from tests.gateways.cluster import Cluster, kubeconfig, serving
 from tests.gateways.gateways import Place, Program, Tree, answering, running_program
 from tests.ports import free_port
+from tests.system.envoy_process import running_envoy
+from tests.system.ingresses.existing_envoy import address
+from tests.system.ingresses.ingresses import router_cluster
 
 ENVOY_FILTER = "istio-envoyfilter"
 INFERENCE_POOL = "istio-inferencepool"
@@ -60,11 +60,26 @@ async def running(overlay: str, binary: Path, place: Place) -> AsyncIterator[Non
         (home / "mesh").write_text("enableAutoMtls: false\n")
         xds, monitoring, http = (free_port() for _ in range(3))
         command = [
-            *(str(binary), "discovery", "--kubeconfig", str(home / "kubeconfig")),
-            *("--meshConfig", str(home / "mesh"), "--networksConfig", str(home / "networks")),
-            *("--grpcAddr", f"127.0.0.1:{xds}", "--secureGRPCAddr", "", "--httpsAddr", ""),
-            *("--httpAddr", f"127.0.0.1:{http}", "--monitoringAddr", f"127.0.0.1:{monitoring}"),
-            *("--ctrlz_port", "0"),
+            str(binary),
+            "discovery",
+            "--kubeconfig",
+            str(home / "kubeconfig"),
+            "--meshConfig",
+            str(home / "mesh"),
+            "--networksConfig",
+            str(home / "networks"),
+            "--grpcAddr",
+            f"127.0.0.1:{xds}",
+            "--secureGRPCAddr",
+            "",
+            "--httpsAddr",
+            "",
+            "--httpAddr",
+            f"127.0.0.1:{http}",
+            "--monitoringAddr",
+            f"127.0.0.1:{monitoring}",
+            "--ctrlz_port",
+            "0",
         ]
         log = home / "pilot-discovery.log"
         program: Program = await stack.enter_async_context(

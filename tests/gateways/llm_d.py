@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from tests.deploy.manifests import KUBERNETES
-from tests.e2e.envoy_process import running_envoy
-from tests.e2e.existing_envoy import connection_manager, load_assignment, plain_envoy
 from tests.gateways.gateways import Place
 from tests.ports import free_port
+from tests.system.envoy_process import running_envoy
+from tests.system.ingresses.existing_envoy import connection_manager, load_assignment, plain_envoy
 
 Tree = dict[str, Any]
 

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from tests.deploy.manifests import KUBERNETES
-from tests.e2e.system import until
 from tests.gateways.gateways import Place, running_program
+from tests.waiting import until
 
 Tree = dict[str, Any]
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import System, chat, long_text, until
-
 # The name in the router's certificate.
 from tests.extproc.serving.identities import NAME
 from tests.gateways import envoy_gateway
 from tests.gateways.gateways import MODEL, Place, Tree, behind, published
 from tests.gateways.install import PROGRAMS
+from tests.system.system import System, chat, long_text
+from tests.waiting import until
 
 pytestmark = [pytest.mark.gateway, pytest.mark.timeout(300)]
 
 
-def with_response_attributes(manifests: list[Tree], place: Place) -> list[Tree]:  # noqa: ARG001
+def with_response_attributes(manifests: list[Tree], place: Place) -> list[Tree]:
     for one in manifests:
         if one["kind"] == "EnvoyExtensionPolicy":
             mode = one["spec"]["extProc"][0]["processingMode"]
@@ -58,7 +58,7 @@ async def steered(system: System) -> None:
     assert await system.metric(f'kvsteer_decisions_total{{model="{MODEL}",reason="overlap"}}') == 16
 
 
-async def test_response_attributes_tell_the_router_who_answered(
+async def test_response_attributes_name_the_served_endpoint(
     program: Callable[[str], Path], ran: Callable[[str], None], tmp_path: Path
 ) -> None:
     run = partial(envoy_gateway.running, program("envoy-gateway"), change=with_response_attributes)
@@ -73,7 +73,7 @@ async def test_response_attributes_tell_the_router_who_answered(
     ran(f"envoy-gateway {PROGRAMS['envoy-gateway'].version}: response attributes")
 
 
-async def test_a_backend_tls_policy_has_envoy_speak_tls_to_the_router(
+async def test_backend_tls_policy_makes_envoy_speak_tls_to_the_router(
     program: Callable[[str], Path], ran: Callable[[str], None], tmp_path: Path
 ) -> None:
     configuration = published(envoy_gateway.OVERLAY)

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.e2e.system import CHAT, System, all_answer, chat, long_text, until
 from tests.gateways import envoy_gateway, istio
 from tests.gateways.gateways import MODEL, Place, behind, published
 from tests.gateways.install import PROGRAMS
+from tests.system.system import CHAT, System, all_answer, chat, long_text
+from tests.waiting import until
 
 pytestmark = [pytest.mark.gateway, pytest.mark.timeout(300)]
 
@@ -82,7 +83,7 @@ async def held(system: System) -> tuple[dict[str, object], str]:
     return body, holder
 
 
-async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(system: System) -> None:
+async def test_follow_up_reaches_the_holder_whatever_its_client_sends(system: System) -> None:
     body, holder = await held(system)
     other = next(one.endpoint for one in system.workers if one.endpoint != holder)
     headers = {"x-gateway-destination-endpoint": other}
@@ -92,7 +93,7 @@ async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(system: 
     assert min(cached) > 0
 
 
-async def test_a_stream_comes_as_it_is_written_and_is_counted_until_its_end(
+async def test_streamed_answer_passes_piecewise_and_counts_until_its_end(
     system: System,
 ) -> None:
     body = chat(long_text("alpha"), model=MODEL, stream=True) | {"max_tokens": 200}
@@ -104,7 +105,7 @@ async def test_a_stream_comes_as_it_is_written_and_is_counted_until_its_end(
     await until(lambda: system.in_flight(0), "none in flight after the client left")
 
 
-async def test_a_long_prompt_passes(system: System) -> None:
+async def test_long_prompt_passes(system: System) -> None:
     body = io.BytesIO(json.dumps(chat(LONG_PROMPT, model=MODEL)).encode())
     headers = {"content-type": "application/json"}
     url = f"{system.envoy}{CHAT}"
@@ -112,7 +113,7 @@ async def test_a_long_prompt_passes(system: System) -> None:
         assert response.status == 200, await response.text()
 
 
-async def test_two_dead_workers_cost_no_request(system: System) -> None:
+async def test_dead_workers_fail_no_request(system: System) -> None:
     body, holder = await held(system)
     other = next(one.endpoint for one in system.workers if one.endpoint != holder)
     await system.stop_worker(holder)
@@ -122,7 +123,7 @@ async def test_two_dead_workers_cost_no_request(system: System) -> None:
     assert {(status, worker) for status, worker, _ in answers} == {(200, *alive)}
 
 
-async def test_without_a_router_no_client_steers(system: System, gateway: Gateway) -> None:
+async def test_client_cannot_steer_without_a_router(system: System, gateway: Gateway) -> None:
     await system.stop_router()
     headers = {"x-gateway-destination-endpoint": system.workers[0].endpoint}
     body = chat(long_text("alpha"), model=MODEL)
@@ -137,7 +138,7 @@ async def test_without_a_router_no_client_steers(system: System, gateway: Gatewa
 @pytest.mark.parametrize(
     "gateway", [name for name, one in GATEWAYS.items() if one.fails_open], indirect=True
 )
-async def test_a_router_that_hangs_delays_requests_and_loses_none(system: System) -> None:
+async def test_hanging_router_delays_requests_and_loses_none(system: System) -> None:
     assert system.router is not None
     system.router.send_signal(signal.SIGSTOP)
     try:

@@ -7,7 +7,7 @@ import pytest
 from tests.gateways.install import PROGRAMS, MissingError, binary, main
 
 
-def test_a_missing_program_says_how_to_get_it(
+def test_missing_program_names_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSTEER_GATEWAYS", str(tmp_path))
@@ -15,7 +15,7 @@ def test_a_missing_program_says_how_to_get_it(
         binary("envoy-gateway")
 
 
-def test_without_go_that_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTEER_GATEWAYS", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="which needs Go"):
@@ -23,7 +23,7 @@ def test_without_go_that_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert main(["envoy-gateway"]) == 1
 
 
-def test_a_program_of_another_version_is_not_taken(
+def test_program_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSTEER_GATEWAYS", str(tmp_path))
@@ -40,7 +40,7 @@ def test_a_program_of_another_version_is_not_taken(
         binary("envoy-gateway")
 
 
-def test_a_program_that_is_not_built_here_says_where_to_put_it(
+def test_program_that_is_not_built_here_names_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSTEER_GATEWAYS", str(tmp_path))

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from extproc.config.reader import parse
-from tests.e2e.system import CHAT, System, chat, long_text, until
 from tests.gateways.gateways import MODEL, behind
 from tests.gateways.llm_d import FOLDER, configuration, running
+from tests.system.system import CHAT, System, chat, long_text
+from tests.waiting import until
 
 WORKERS = {"decode_tokens_per_second": 20.0, "max_model_len_tokens": 400_000, "blocks": 25_000}
 LONG_PROMPT = "word " * 300_000
@@ -28,7 +29,7 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
 
 
 @behind_envoy
-async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(system: System) -> None:
+async def test_follow_up_reaches_the_holder_whatever_its_client_sends(system: System) -> None:
     body = chat(long_text("alpha"), model=MODEL)
     _, holder, _ = await system.send(body)
     await system.learned(body, holder)
@@ -39,14 +40,14 @@ async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(system: 
 
 
 @behind_envoy
-async def test_a_body_above_the_listeners_buffer_passes(system: System) -> None:
+async def test_body_above_the_listener_buffer_passes(system: System) -> None:
     body = io.BytesIO(json.dumps(chat(LONG_PROMPT, model=MODEL)).encode())
     async with system.session.post(f"{system.envoy}{CHAT}", data=body) as response:
         assert response.status == 200, await response.text()
 
 
 @behind_envoy
-async def test_a_stream_counts_as_in_flight_until_it_ends(system: System) -> None:
+async def test_streamed_answer_is_in_flight_until_it_ends(system: System) -> None:
     body = chat(long_text("alpha"), model=MODEL, stream=True) | {"max_tokens": 200}
     async with system.session.post(f"{system.envoy}{CHAT}", json=body) as response:
         await response.content.readany()
@@ -56,7 +57,7 @@ async def test_a_stream_counts_as_in_flight_until_it_ends(system: System) -> Non
 
 
 @behind_envoy
-async def test_a_dead_worker_costs_its_requests_and_no_others(system: System) -> None:
+async def test_dead_worker_fails_its_requests_and_no_others(system: System) -> None:
     body = chat(long_text("alpha"), model=MODEL)
     _, holder, _ = await system.send(body)
     await system.learned(body, holder)
@@ -70,7 +71,7 @@ async def test_a_dead_worker_costs_its_requests_and_no_others(system: System) ->
 
 
 @behind_envoy
-async def test_without_a_router_that_envoy_answers_500_and_a_client_may_choose(
+async def test_envoy_without_a_router_answers_500_and_lets_a_client_choose(
     system: System,
 ) -> None:
     await system.stop_router()
@@ -85,7 +86,7 @@ async def test_without_a_router_that_envoy_answers_500_and_a_client_may_choose(
         assert response.status == 503
 
 
-def test_the_charts_values_hold_a_configuration_that_is_accepted() -> None:
+def test_chart_values_hold_a_valid_configuration() -> None:
     values = yaml.safe_load((FOLDER / "values.yaml").read_text())["router"]["epp"]
     config = parse(values["pluginsCustomConfig"][values["pluginsConfigFile"]], "values.yaml")
     assert config.extproc.dialect == "epp"
@@ -93,7 +94,7 @@ def test_the_charts_values_hold_a_configuration_that_is_accepted() -> None:
     assert config.discovery.kubernetes is not None
 
 
-def test_the_patch_replaces_arguments_and_probes_of_the_charts_deployment(tmp_path: Path) -> None:
+def test_patch_replaces_arguments_and_probes_of_the_deployment(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl (on Debian: the package kubernetes-client)")
     probe = {"grpc": {"port": 9003, "service": "inference-extension"}, "periodSeconds": 2}

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.system import CHAT, System, all_answer, chat, long_text, until
 from tests.gateways.gateways import MODEL, behind
 from tests.gateways.nginx_fabric import RELEASE, configuration, directives, missing, running
+from tests.system.system import CHAT, System, all_answer, chat, long_text
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.gateway,
@@ -47,7 +48,7 @@ async def held(system: System) -> tuple[dict[str, object], str]:
     return body, holder
 
 
-async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(
+async def test_follow_up_reaches_the_holder_whatever_its_client_sends(
     system: System, ran: Callable[[str], None]
 ) -> None:
     body, holder = await held(system)
@@ -59,7 +60,7 @@ async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(
     ran(f"NGINX Gateway Fabric {RELEASE}, its nginx, script and shim: steered")
 
 
-async def test_without_a_router_all_is_answered_and_no_client_steers(system: System) -> None:
+async def test_requests_without_a_router_are_answered_and_no_client_steers(system: System) -> None:
     await system.stop_router()
     headers = {"x-gateway-destination-endpoint": system.workers[0].endpoint}
     body = chat(long_text("alpha"), model=MODEL)
@@ -67,7 +68,7 @@ async def test_without_a_router_all_is_answered_and_no_client_steers(system: Sys
     await all_answer(lambda: system.send(body, headers=headers), workers)
 
 
-async def test_tokens_come_as_they_are_made(system: System) -> None:
+async def test_tokens_arrive_as_they_are_generated(system: System) -> None:
     body = chat(long_text("alpha"), model=MODEL, stream=True) | {"max_tokens": 60}
     async with system.session.post(f"{system.envoy}{CHAT}", json=body) as response:
         assert response.status == 200
@@ -77,7 +78,7 @@ async def test_tokens_come_as_they_are_made(system: System) -> None:
     assert len(pieces) > 20
 
 
-async def test_while_the_router_hangs_a_request_waits_and_is_answered(system: System) -> None:
+async def test_request_waits_for_a_hanging_router_and_is_answered(system: System) -> None:
     assert system.router is not None
     system.router.send_signal(signal.SIGSTOP)
     try:
@@ -88,7 +89,7 @@ async def test_while_the_router_hangs_a_request_waits_and_is_answered(system: Sy
 
 
 @pytest.mark.parametrize("words", [3_000, 200_000])
-async def test_long_prompts_are_steered_with_the_overlays_policies(
+async def test_long_prompts_are_steered_with_the_policies_of_the_overlay(
     system: System, words: int
 ) -> None:
     body = chat("word " * words, model=MODEL)
@@ -98,7 +99,7 @@ async def test_long_prompts_are_steered_with_the_overlays_policies(
     assert await system.metric(STEERED) == 1
 
 
-async def test_without_the_policies_the_picker_is_shown_no_long_prompt(tmp_path: Path) -> None:
+async def test_picker_gets_no_long_prompt_without_the_policies(tmp_path: Path) -> None:
     async with fabric(tmp_path, "") as system:
         assert (await system.send(chat("word " * 3_000, model=MODEL)))[0] == 200
         assert await system.metric(ASKED) == 0
@@ -107,7 +108,7 @@ async def test_without_the_policies_the_picker_is_shown_no_long_prompt(tmp_path:
             assert response.status == 413
 
 
-async def test_two_dead_workers_get_nothing_once_their_scrapes_fail(system: System) -> None:
+async def test_dead_workers_get_no_request_once_their_scrapes_fail(system: System) -> None:
     _, holder = await held(system)
     dead = [one.endpoint for one in system.workers if one.endpoint != holder]
     for endpoint in dead:
@@ -124,7 +125,7 @@ async def test_two_dead_workers_get_nothing_once_their_scrapes_fail(system: Syst
     assert {(status, worker) for status, worker, _ in answers} == {(200, holder)}
 
 
-async def test_a_request_without_a_body_is_answered_unsteered(system: System) -> None:
+async def test_request_without_a_body_is_answered_unsteered(system: System) -> None:
     async with system.session.get(f"{system.envoy}/v1/models") as response:
         assert response.status == 200
     assert await system.metric(ASKED) == 0

@@ -21,7 +21,8 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     SubscribeKvEventsRequest,
 )
 from kvstate.wire.zmq_wire import stamp_of
-from tests.kvstate.publishing import PATIENCE_SECONDS, payload, until
+from tests.kvstate.publishing import PATIENCE_SECONDS, payload
+from tests.waiting import until
 
 START_SECONDS = 1_000.0
 FIRST = 1_000_000_000  # the number of the first batch after a start at that time

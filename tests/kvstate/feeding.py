@@ -1,7 +1,7 @@
 """Batches for a feed, their expected results, and a feed that has some."""
 
 from kvstate.events import Batch
-from kvstate.feeds.feed import Effect, Feed, State
+from kvstate.feeds.feed import Effect, Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 
 Effects = list[Effect]
@@ -26,11 +26,11 @@ def live(last: int, recovery: Recovery = Recovery.REPLAY) -> Feed:
     """A feed that took the batches 0 to last."""
     feed = Feed(recovery)
     replays = recovery is Recovery.REPLAY
-    feed.connected()
+    feed.connect()
     for number in range(last):
-        feed.replayed(batch(number)) if replays else feed.received(batch(number))
+        feed.receive_replayed(batch(number)) if replays else feed.receive(batch(number))
     if replays:
-        feed.replay_ended()
-    feed.received(batch(last))
-    assert (feed.state, feed.reason, feed.last_sequence) == (State.LIVE, "", last)
+        feed.end_replay()
+    feed.receive(batch(last))
+    assert (feed.state, feed.reason, feed.last_sequence) == (FeedState.LIVE, "", last)
     return feed

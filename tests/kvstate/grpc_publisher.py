@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from kvstate.feeds.grpc_transport import SERVICES
-from kvstate.feeds.transport import Signal, Transport
+from kvstate.feeds.transport import FeedTransport, Signal
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvBlock,
     KvBlocksStored,
@@ -112,7 +112,7 @@ async def serving(
         await server.stop(None)
 
 
-async def received(transport: Transport, count: int) -> list[Signal]:
+async def received(transport: FeedTransport, count: int) -> list[Signal]:
     """The next `count` signals, and those that the transport hands on together with the last."""
     signals: list[Signal] = []
     async with asyncio.timeout(PATIENCE_SECONDS):

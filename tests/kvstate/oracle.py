@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstate.events import BlockHash
-from kvstate.overlap import REMOVING_MEDIA, Extra, Overlap, Prompt, Tier, tier_of
+from kvstate.overlap import ORDER_OF_MEDIUM, REMOVING_MEDIA, Extra, Overlap, Prompt, Tier, tier_of
 
 
 class Block(NamedTuple):
@@ -33,6 +33,8 @@ class Copy:
     held: Block
     certain: bool
     age: int = 0  # of an aging medium
+    mark: int = 0  # of the removal that made it uncertain
+    may_repeat: bool = False  # it may be another one, announced again
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Rank:
     removing: set[str] = field(default_factory=lambda: set(REMOVING_MEDIA))
     aging: set[str] = field(default_factory=set)  # media doubted when their first block came
     age: int = 1
+    announced: bool = False  # the removal of each copy is announced
+    mark: int = 1
 
     def store(self, place: Place, chain: list[Block]) -> None:
         """A stored event: the first block's parent decides for all of them."""
@@ -54,9 +58,9 @@ class Rank:
         if parent is not None and not self._held(parent):
             self.orphans += [(place, block) for block in chain]
             return
-        certain = parent is None or self._held(parent)[0].certain
+        certain = parent is None or self._is_chained(self._held(parent)[0])
         for block in chain:
-            self._hold(place, block, certain=certain)
+            self._hold(place, block, certain=certain, may_repeat=parent is None)
             self._attach(block)
 
     def copy(self, place: Place, block: BlockHash) -> None:
@@ -65,20 +69,44 @@ class Rank:
         if held and tier_of(place.medium) is Tier.HOST:
             self.removing.add(place.medium)
         if held:
-            self._hold(place, held[0].held, certain=held[0].certain)
+            self._hold(place, held[0].held, certain=self._is_chained(held[0]))
 
-    def remove(self, place: Place, block: BlockHash) -> None:
-        """Removes one copy: preferably a certain one, then an uncertain one, then an orphan."""
+    def remove(self, place: Place, block: BlockHash, left: int | None = None) -> None:
+        """Removes one copy: preferably a certain one, then an uncertain one, then an orphan.
+
+        left: how many remain, if that is told. If not, they are uncertain until it is known that
+        the removal of each copy is announced, and for good if some may have been announced twice.
+        """
         self.removing.add(place.medium)
         mine = [copy for copy in self._held(block) if copy.place == place]
-        waiting = [orphan for orphan in self.orphans if orphan[0] == place]
-        if mine:
-            self.copies = [copy for copy in self.copies if copy is not mine[0]]
+        if not mine:
+            self.orphans = [
+                (where, each)
+                for where, each in self.orphans
+                if (where, each.block) != (place, block)
+            ]
             return
-        for orphan in waiting:
-            if orphan[1].block == block:
-                self.orphans.remove(orphan)
-                return
+        like = [copy for copy in mine if copy.certain == mine[0].certain]
+        if left is None and like[0].mark == self.mark:
+            self.announced = True
+        counted = place.medium not in self.aging
+        rest = len(like) - 1 if left is None else left if counted else min(left, 1)
+        believed = self.announced and not like[0].may_repeat
+        certain = like[0].certain and (left is not None or believed)
+        self._discard(like)
+        if rest and like[0].certain and not certain:  # these replace uncertain ones
+            self._discard(mine)
+        if left is not None:
+            mark = 0
+        else:
+            mark = self.mark if like[0].certain and not certain else like[0].mark
+        may_repeat = like[0].may_repeat and left is None
+        kept = replace(like[0], certain=certain, mark=mark, may_repeat=may_repeat)
+        self.copies += [replace(kept) for _ in range(rest)]
+
+    def _discard(self, copies: list[Copy]) -> None:
+        gone = {id(copy) for copy in copies}
+        self.copies = [copy for copy in self.copies if id(copy) not in gone]
 
     def clear(self) -> None:
         """Removes everything."""
@@ -91,6 +119,9 @@ class Rank:
             copy for copy in self.copies if copy.place.medium not in doubted or copy.age >= self.age
         ]
         self.age += 1
+        for copy in self.copies:
+            if self.announced and copy.mark == self.mark and not copy.may_repeat:
+                copy.certain, copy.mark = True, 0
 
     def demote(self) -> None:
         """Makes certain blocks uncertain; they replace those that were uncertain before."""
@@ -99,6 +130,7 @@ class Rank:
         rest = [copy for copy in self.copies if (copy.place, copy.held.block) not in renewed]
         self.copies = rest + [replace(copy, certain=False) for copy in certain]
         self.orphans = []
+        self.mark += 1
 
     def overlap(self, prompt: Prompt, size: int) -> Overlap | None:
         """The leading blocks of a prompt that are held; None if not even the first is."""
@@ -127,9 +159,14 @@ class Rank:
     def _held(self, block: BlockHash) -> list[Copy]:
         """The copies of a block, certain ones first."""
         copies = [copy for copy in self.copies if copy.held.block == block]
-        return sorted(copies, key=lambda copy: not copy.certain)
+        return sorted(copies, key=_order)
 
-    def _hold(self, place: Place, block: Block, *, certain: bool) -> None:
+    def _is_chained(self, copy: Copy) -> bool:
+        """Whether its chain was stored since the last hole, so that its children are certain."""
+        return copy.certain or copy.mark == self.mark
+
+    def _hold(self, place: Place, block: Block, *, certain: bool, may_repeat: bool = False) -> None:
+        """Adds a copy; may_repeat: if there are others, this may be one of them."""
         if place.medium not in self.removing:
             self.aging.add(place.medium)
         is_aging = place.medium in self.aging
@@ -140,13 +177,22 @@ class Rank:
             or (copy.certain == certain and copy.held.path == block.path and not is_aging)
             or (copy.certain and not certain)
         ]
-        self.copies.append(Copy(place, block, certain, self.age))
+        others = [
+            copy
+            for copy in self.copies
+            if (copy.place, copy.held.block, copy.certain) == (place, block.block, certain)
+        ]
+        repeats = bool(others) and (may_repeat or others[0].may_repeat)
+        for copy in others:
+            copy.mark, copy.may_repeat = 0, repeats
+        self.copies.append(Copy(place, block, certain, self.age, may_repeat=repeats))
 
     def _attach(self, parent: Block) -> None:
         children = [orphan for orphan in self.orphans if orphan[1].parent == parent.block]
         self.orphans = [orphan for orphan in self.orphans if orphan[1].parent != parent.block]
         for place, child in children:
-            self._hold(place, child, certain=self._held(parent.block)[0].certain)
+            certain = self._is_chained(self._held(parent.block)[0])
+            self._hold(place, child, certain=certain, may_repeat=True)
         for _, child in children:
             self._attach(child)
 
@@ -166,6 +212,12 @@ def best_overlaps(ranks: list[Rank], prompt: Prompt, sizes: set[int]) -> dict[st
         worker: [overlap for overlap in found[worker] if overlap.rank_order == order]
         for worker, order in best.items()
     }
+
+
+def _order(copy: Copy) -> tuple[bool, int, int]:
+    """Certain copies first, then those on the nearest medium."""
+    medium, group = copy.place
+    return not copy.certain, ORDER_OF_MEDIUM[medium], -1 if group is None else group
 
 
 def _paths(prompt: Prompt, size: int) -> Iterator[tuple[tuple[tuple[int, ...], Extra], ...]]:

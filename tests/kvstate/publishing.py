@@ -1,7 +1,5 @@
 """Messages as a publisher sends them, and waiting for their effects."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,10 +27,3 @@ def block(number: int, parent: int | None = None) -> list[Any]:
 def chain(length: int) -> Prompt:
     """A prompt whose blocks are 1, 2, ... `length`."""
     return Prompt("m", Tokens("I", range(1, length + 2)))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Lets the loop run until a condition holds."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - conditions here have no event to wait for
-            await asyncio.sleep(0.001)

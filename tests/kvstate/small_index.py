@@ -3,10 +3,10 @@
 from kvstate.events import BlockHash, BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
-from kvstate.owner import Limits, Owner
+from kvstate.owner import IndexLimits, Owner
 
 
-def an_index(limits: Limits | None = None) -> tuple[Index, Owner]:
+def an_index(limits: IndexLimits | None = None) -> tuple[Index, Owner]:
     index = Index(12345678, limits)
     owner = index.add("w", 0, "m")
     owner.trusted = True

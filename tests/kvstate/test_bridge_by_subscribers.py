@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvstate.bridge import rank as bridge_rank
 from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import BridgedRank, Ended, History, Status
+from kvstate.bridge.rank import BatchHistory, BridgedRank, Ended, StreamStatus
 from kvstate.events import (
     AllCleared,
     BlocksCopied,
@@ -22,7 +22,7 @@ from kvstate.events import (
     EventBatch,
     finished,
 )
-from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
@@ -106,7 +106,7 @@ class Gateway:
             if message is None:
                 return
             if isinstance(message, Ended):
-                assert message.status is Status.DATA_LOSS
+                assert message.status is StreamStatus.DATA_LOSS
                 self.account = Account()
                 self._connect()
                 continue
@@ -117,7 +117,7 @@ class Gateway:
     def _connect(self) -> None:
         stream = subscribe([self.rank], self.account.last or 0)
         if isinstance(stream, Ended):
-            assert stream.status is Status.OUT_OF_RANGE
+            assert stream.status is StreamStatus.OUT_OF_RANGE
             self.account = Account()
             stream = subscribe([self.rank], 0)
         assert isinstance(stream, Subscription)
@@ -128,9 +128,9 @@ class Scene:
     """An engine's rank, its subscribers, and the truth; a method for each thing that happens."""
 
     def __init__(self) -> None:
-        history = History(0, 1_000, 0.0, max_batches=8, max_bytes=2**20)
+        history = BatchHistory(0, 1_000, 0.0, max_batches=8, max_bytes=2**20)
         self.rank = BridgedRank(history, Mirror(2**20), Feed(Recovery.NONE), lambda: None)
-        self.rank.feed.state = State.LIVE
+        self.rank.feed.state = FeedState.LIVE
         self.rank.trust(trusted=True)
         self.truth = Truth()
         self.gateways = [Gateway(self.rank)]
@@ -181,7 +181,7 @@ def batch_events(request: pytest.FixtureRequest) -> Iterator[None]:
 @given(STEPS)
 @example(["store", "read", "lose_connection"])  # within the snapshot
 @example(["store", "come", "read", "read", "hole", "store", "read", "lose_connection", "store"])
-def test_subscribers_always_know_what_the_engine_holds(steps: list[Any]) -> None:
+def test_subscribers_always_know_the_cache_of_the_engine(steps: list[Any]) -> None:
     scene = Scene()
     for step in steps:
         if isinstance(step, str):
@@ -196,9 +196,9 @@ def test_subscribers_always_know_what_the_engine_holds(steps: list[Any]) -> None
 
 
 @given(st.lists(EVENTS, max_size=15))
-def test_newcomer_is_told_of_parents_before_their_children(batches: list[list[Event]]) -> None:
+def test_newcomer_gets_parents_before_their_children(batches: list[list[Event]]) -> None:
     rank = BridgedRank(
-        History(0, 1, 0.0, max_batches=4, max_bytes=2**20),
+        BatchHistory(0, 1, 0.0, max_batches=4, max_bytes=2**20),
         Mirror(2**20),
         Feed(Recovery.NONE),
         lambda: None,

@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.subscriber import Shared, Subscriber, Turns
-from kvstate.feeds.transport import Connected, Disconnected, Place
+from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
+from kvstate.feeds.transport import Connected, Disconnected, RankName
+from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from tests.kvstate.bridging import Engine, engine
-from tests.kvstate.publishing import block, chain, until
+from tests.kvstate.publishing import block, chain
+from tests.waiting import until
 
 
 class Router:
@@ -24,11 +26,11 @@ class Router:
         source = GrpcSource(f"127.0.0.1:{running.server.port}", "vllm")
         (transport,) = grpc_transports(source, lambda: 0.0)
         self.subscriber = Subscriber(
-            Place("w", 0),
+            RankName("w", 0),
             Feed(transport.recovery),
             owner,
             transport,
-            Shared(Turns(), ReplaySlots(), lambda: 0.0, lambda: 0.0),
+            SharedByFeeds(Turns(), ReplaySlots(), lambda: 0.0, lambda: 0.0),
         )
         self.feed = self.subscriber.feed
 
@@ -52,47 +54,47 @@ async def router(running: Engine) -> AsyncIterator[Router]:
         await made.subscriber.close()
 
 
-async def test_router_that_comes_late_knows_everything_at_once() -> None:
+async def test_late_router_gets_the_whole_state_at_once() -> None:
     async with engine() as running:
         running.publish(block(1), block(2, 1))
         await running.follows()
         async with router(running) as late:
             await late.holds(2)
-            assert late.feed.state is State.LIVE
+            assert late.feed.state is FeedState.LIVE
             running.publish(block(3, 2))
             await late.holds(3)
 
 
-async def test_router_goes_on_after_the_engine_was_away_without_a_second_snapshot() -> None:
+async def test_router_resumes_without_a_second_snapshot_after_an_engine_outage() -> None:
     async with engine() as running, router(running) as follower:
-        await until(lambda: follower.feed.state is State.LIVE)
+        await until(lambda: follower.feed.state is FeedState.LIVE)
         running.publish(block(1))
         await follower.holds(1)
         running.transports[0].put(Disconnected())
-        await until(lambda: follower.feed.state is State.STALE)
+        await until(lambda: follower.feed.state is FeedState.STALE)
         running.transports[0].put(Connected())
         running.publish(block(2, 1))
         await follower.holds(2)
-        assert follower.feed.state is State.LIVE
+        assert follower.feed.state is FeedState.LIVE
         # an empty snapshot, the first batch, the first again as a proof, the second
         assert follower.subscriber.counts["batches"] == 4
 
 
-async def test_hole_behind_the_bridge_is_one_in_the_router() -> None:
+async def test_hole_behind_the_bridge_degrades_the_feed_of_the_router() -> None:
     async with engine() as running, router(running) as follower:
         running.publish(block(1))
         await follower.holds(1)
         running.lose()
         running.publish(block(2))
-        await until(lambda: follower.feed.state is State.DEGRADED)
+        await until(lambda: follower.feed.state is FeedState.DEGRADED)
         assert follower.feed.reason == "1 batches were never received"
         assert follower.certain_blocks() == 0
         running.publish(["AllBlocksCleared"], block(1))
         await follower.holds(1)
-        await until(lambda: follower.feed.state is State.LIVE)
+        await until(lambda: follower.feed.state is FeedState.LIVE)
 
 
-async def test_restarted_engine_leaves_nothing_in_the_router() -> None:
+async def test_restarted_engine_keeps_no_credit_in_the_router() -> None:
     async with engine() as running, router(running) as follower:
         running.publish(block(1), block(2, 1))
         await follower.holds(2)
@@ -100,7 +102,7 @@ async def test_restarted_engine_leaves_nothing_in_the_router() -> None:
         running.publish(block(1), life=1)
         running.publish(block(9), life=1)
         await follower.holds(1)
-        assert follower.feed.state is State.LIVE
+        assert follower.feed.state is FeedState.LIVE
 
 
 async def test_large_state_arrives_in_pieces() -> None:
@@ -111,5 +113,5 @@ async def test_large_state_arrives_in_pieces() -> None:
         await running.follows()
         async with router(running) as late:
             await late.holds(8)
-            assert late.feed.state is State.LIVE
+            assert late.feed.state is FeedState.LIVE
             assert late.subscriber.counts["batches"] >= 5

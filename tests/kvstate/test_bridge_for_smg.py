@@ -45,13 +45,13 @@ async def received(
 
 
 @pytest.mark.parametrize("service", STUBS)
-async def test_all_of_smgs_clients_can_subscribe(running: Engine, service: str) -> None:
+async def test_smg_client_of_every_service_can_subscribe(running: Engine, service: str) -> None:
     (batch,) = await received(running, service=service)
     assert isinstance(batch, common_pb2.KvEventBatch)
     assert batch.snapshot.count == 1
 
 
-async def test_smg_reads_what_the_engine_said(running: Engine) -> None:
+async def test_smg_client_reads_every_field_of_a_store(running: Engine) -> None:
     running.publish(
         {
             "type": "BlockStored",
@@ -85,7 +85,7 @@ async def test_smg_reads_what_the_engine_said(running: Engine) -> None:
     assert salt.text == "tenant"
 
 
-async def test_nothing_is_sent_that_smg_does_not_know(running: Engine) -> None:
+async def test_bridge_sends_no_field_unknown_to_smg(running: Engine) -> None:
     running.publish(["BlockStored", [1], 9, [4], 1, 3, "DISK", None], ["BlockRemoved", [2], "GPU"])
     running.publish(["AllBlocksCleared"])
     await running.follows()

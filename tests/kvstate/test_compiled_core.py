@@ -4,6 +4,7 @@ import base64
 import json
 import random
 from array import array
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.core import Core
+from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.errors import WireError
 from kvstate.events import BlocksRemoved, BlocksStored
 from kvstate.index import Index
@@ -38,7 +39,7 @@ def payloads(recording: Path) -> list[bytes]:
 def core_with_owner() -> tuple[Core, int]:
     core = new_core(compiled=True, limit_blocks=100_000)
     owner = core.add_owner(0, core.add_model(b"m"), 0)
-    core.trust(owner, True)  # noqa: FBT003
+    core.trust(owner, True)
     return core, owner
 
 
@@ -77,7 +78,7 @@ def mutated(payload: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("recording", MUTATED, ids=lambda path: path.stem)
-def test_mutated_messages_mean_to_the_fast_path_what_they_mean_to_the_typed_one(
+def test_mutated_messages_mean_the_same_on_both_paths(
     recording: Path,
 ) -> None:
     rng = random.Random(1)
@@ -136,14 +137,56 @@ def outcome(index: Index, owner: Owner, payload: bytes) -> object:
 
 # Values that a field may get.
 ODD_VALUES: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1, 2**63, 2**64 - 1, 1.5, float("nan"), "", "REMOTE", "LOCAL", "kvcr"),
-    *("CPU", "DISK", "TAPE", "mamba", "full_attention", b"", b"h" * 32, [], [None], [[]], {}),
-    *([1], [1, 2], [[1, 2], [2, 3]], {"cache_salt": "s"}, [{"hash": "i"}], ["s"], [["s"]]),
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**63,
+    2**64 - 1,
+    1.5,
+    float("nan"),
+    "",
+    "REMOTE",
+    "LOCAL",
+    "kvcr",
+    "CPU",
+    "DISK",
+    "TAPE",
+    "mamba",
+    "full_attention",
+    b"",
+    b"h" * 32,
+    [],
+    [None],
+    [[]],
+    {},
+    [1],
+    [1, 2],
+    [[1, 2], [2, 3]],
+    {"cache_salt": "s"},
+    [{"hash": "i"}],
+    ["s"],
+    [["s"]],
 )
 FIELDS = (
-    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
-    *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "locality", "ownership"),
-    *("cache_salt", "mm_keys", "session_id", "type", "brand_new"),
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "locality",
+    "ownership",
+    "cache_salt",
+    "mm_keys",
+    "session_id",
+    "type",
+    "brand_new",
 )
 
 
@@ -186,7 +229,7 @@ def agrees(before: list[bytes], payload: bytes) -> bool:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_taken_or_left(payload: bytes) -> None:
+def test_core_applies_or_leaves_any_bytes(payload: bytes) -> None:
     core, owner = core_with_owner()
     taken = core.apply(owner, payload)
     assert taken is None or taken[0] <= taken[1]
@@ -245,7 +288,7 @@ def event(**fields: Any) -> bytes:
     ],
     ids=str,
 )
-def test_surprising_events_are_left_to_the_typed_decoder(fields: dict[str, Any]) -> None:
+def test_unexpected_events_are_left_to_the_typed_decoder(fields: dict[str, Any]) -> None:
     core, owner = core_with_owner()
     assert core.apply(owner, event(**fields)) is None
     assert core.status(owner)["blocks"] == 0
@@ -270,7 +313,7 @@ def test_surprising_events_are_left_to_the_typed_decoder(fields: dict[str, Any])
     ],
     ids=str,
 )
-def test_expected_events_are_applied_at_once(fields: dict[str, Any]) -> None:
+def test_expected_events_are_applied_by_the_fast_path(fields: dict[str, Any]) -> None:
     core, owner = core_with_owner()
     assert core.apply(owner, event(**fields)) == (1, 1, False, ())
     assert core.status(owner)["blocks"] == 1
@@ -285,21 +328,19 @@ def test_expected_events_are_applied_at_once(fields: dict[str, Any]) -> None:
         ({"ownership": "kVcR"}, "foreign_ownership"),
     ],
 )
-def test_blocks_that_are_not_indexed_do_not_leave_the_fast_path(
-    fields: dict[str, Any], fault: str
-) -> None:
+def test_unindexed_blocks_stay_on_the_fast_path(fields: dict[str, Any], fault: str) -> None:
     core, owner = core_with_owner()
     assert core.apply(owner, event(**fields)) == (1, 1, False, (fault,))
     assert core.status(owner)["blocks"] == 0
 
 
 @pytest.mark.parametrize("fields", [{"block_size": 0}, {"token_ids": []}])
-def test_placeholders_do_not_leave_the_fast_path(fields: dict[str, Any]) -> None:
+def test_placeholders_stay_on_the_fast_path(fields: dict[str, Any]) -> None:
     core, owner = core_with_owner()
     assert core.apply(owner, event(**fields)) == (1, 1, False, ())
     core.apply(owner, event())
     assert core.apply(owner, event(**fields, medium="CPU")) == (1, 1, False, ())
-    assert core.tiers(owner, False) == (1, 1, 0, 0)  # noqa: FBT003
+    assert core.tiers(owner, False) == (1, 1, 0, 0)
     assert core.status(owner)["copied_unknown"] == 1
 
 
@@ -343,7 +384,7 @@ def encoded(value: Any) -> bytes:
     ],
     ids=str,
 )
-def test_field_that_comes_twice_means_the_last_one(pairs: list[tuple[str, Any]]) -> None:
+def test_repeated_field_means_the_last_one(pairs: list[tuple[str, Any]]) -> None:
     payload = raw_event(*(encoded(part) for pair in pairs for part in pair))
     assert meaning(payload, compiled=True) == meaning(payload, compiled=False)
 
@@ -407,12 +448,24 @@ def test_deep_nesting_and_huge_lengths_are_harmless() -> None:
         lambda core: core.overlaps(0, b"abcd", None, None, []),
         lambda core: core.overlaps(0, array("d", [1.0]), None, None, []),
         lambda core: core.overlaps(0, memoryview(b"123456789")[1:], None, None, []),
-        lambda core: core.store(0, [1], None, Tokens("I", [1, 2]), 1, None, None, "GPU", None),
-        lambda core: core.store(0, [1], None, Tokens("I", [1]), 0, None, None, "GPU", None),
-        lambda core: core.store(0, [1], None, Tokens("I", [1]), 1, None, [], "GPU", None),
-        lambda core: core.store(0, (1,), None, Tokens("I", [1]), 1, None, None, "GPU", None),
-        lambda core: core.store(0, [1], None, Tokens("I", [1]), 1, 1.5, None, "GPU", None),
-        lambda core: core.store(0, [1], None, Tokens("I", [1]), 1, None, None, None, None),
+        lambda core: core.store(
+            0, [1], None, Tokens("I", [1, 2]), 1, None, None, "GPU", None, NEW_COPIES
+        ),
+        lambda core: core.store(
+            0, [1], None, Tokens("I", [1]), 0, None, None, "GPU", None, NEW_COPIES
+        ),
+        lambda core: core.store(
+            0, [1], None, Tokens("I", [1]), 1, None, [], "GPU", None, NEW_COPIES
+        ),
+        lambda core: core.store(
+            0, (1,), None, Tokens("I", [1]), 1, None, None, "GPU", None, NEW_COPIES
+        ),
+        lambda core: core.store(
+            0, [1], None, Tokens("I", [1]), 1, 1.5, None, "GPU", None, NEW_COPIES
+        ),
+        lambda core: core.store(
+            0, [1], None, Tokens("I", [1]), 1, None, None, None, None, NEW_COPIES
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call: Any) -> None:
@@ -422,14 +475,14 @@ def test_wrong_arguments_are_refused(call: Any) -> None:
     core.check()
 
 
-def test_what_is_no_tuple_cannot_be_an_overlap() -> None:
+def test_overlap_type_must_be_a_tuple() -> None:
     with pytest.raises(TypeError, match="overlaps must be tuples"):
         _core.CompiledCore(1, 1, dict)
 
 
-def test_names_must_cover_the_workers_that_hold_something() -> None:
+def test_overlaps_refuse_names_that_miss_a_holder() -> None:
     core, owner = core_with_owner()
-    core.store(owner, [1], None, Tokens("I", [1]), 1, None, None, "GPU", None)
+    core.store(owner, [1], None, Tokens("I", [1]), 1, None, None, "GPU", None, NEW_COPIES)
     with pytest.raises(IndexError):
         core.overlaps(0, Tokens("I", [1, 9]), None, None, [])
 
@@ -440,8 +493,8 @@ def test_many_owners_share_and_leave_a_block() -> None:
     owners = [core.add_owner(worker, model, 0) for worker in range(300)]
     names = [str(worker) for worker in range(300)]
     for owner in owners:
-        core.trust(owner, True)  # noqa: FBT003
-        core.store(owner, [1], None, Tokens("I", [1]), 1, None, None, "GPU", None)
+        core.trust(owner, True)
+        core.store(owner, [1], None, Tokens("I", [1]), 1, None, None, "GPU", None, NEW_COPIES)
     found = core.overlaps(model, Tokens("I", [1, 9]), None, None, names)
     assert found == dict.fromkeys(names, Overlap(1, (1, 0, 0, 0)))
     for owner in random.Random(1).sample(owners, 299):
@@ -450,12 +503,41 @@ def test_many_owners_share_and_leave_a_block() -> None:
     assert len(core.overlaps(model, Tokens("I", [1, 9]), None, None, names)) == 1
 
 
-def test_hashes_chosen_to_meet_in_one_slot_stay_apart() -> None:
+def test_hashes_chosen_to_collide_stay_apart() -> None:
     core, owner = core_with_owner()
     hashes: list[Any] = [number << 40 for number in range(20_000)]
-    core.store(owner, hashes, None, Tokens("I", range(20_000)), 1, None, None, "GPU", None)
+    core.store(
+        owner, hashes, None, Tokens("I", range(20_000)), 1, None, None, "GPU", None, NEW_COPIES
+    )
     assert core.status(owner)["blocks"] == len(hashes)
     for block in hashes:
         assert core.remove(owner, block, "GPU", None)
     assert core.status(owner)["blocks"] == 0
     core.check()
+
+
+def test_overlaps_are_equal_to_those_made_in_python_and_hash_alike() -> None:
+    core, owner = core_with_owner()
+    core.store(owner, [1, 2], None, Tokens("I", [3, 4]), 1, None, None, "GPU", None, NEW_COPIES)
+    made = core.overlaps(0, Tokens("I", [3, 4, 5]), None, None, ["w"])["w"]
+    assert (made, hash(made)) == (Overlap(1, (2, 0, 0, 0)), hash(Overlap(1, (2, 0, 0, 0))))
+    assert type(made) is Overlap
+
+
+@given(seed=st.integers(0, 2**32), slots=st.integers(1, 40))
+def test_pool_without_blocks_makes_room_for_another(seed: int, slots: int) -> None:
+    core, owner = core_with_owner()
+    pools = [*product(["GPU", "CPU", "DISK"], range(60), range(1, 9))]
+    some = random.Random(seed).sample(pools, 150)
+    for number, (medium, group, size) in enumerate(some):
+        tokens = Tokens("I", range(size))
+        result = core.store(
+            owner, [number], None, tokens, size, None, None, medium, group, NEW_COPIES
+        )
+        assert result == StoreResult.STORED
+        core.expire(owner, slots)  # which may rest anywhere while pools come and go
+        if number % 50 == 49:
+            for removed in range(number - 49, number + 1):
+                core.remove(owner, removed, *some[removed][:2])
+            core.check()
+            assert core.status(owner)["blocks"] == 0

@@ -9,18 +9,20 @@ from kvstate.plain_core import PlainCore
 from tests.kvstate.cores import needs_compiled_core
 
 
-def test_plain_core_can_always_be_had() -> None:
+def test_plain_core_is_available_on_request() -> None:
     assert isinstance(make_core(1, 10, compiled=False), PlainCore)
 
 
 @needs_compiled_core
-def test_compiled_core_is_taken_where_it_was_built() -> None:
+def test_compiled_core_is_the_default_where_it_was_built() -> None:
     assert not isinstance(make_core(1, 10), PlainCore)
     assert default_core_name() == "compiled"
     assert plain_core_warning() == ""
 
 
-def test_plain_core_is_taken_where_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_core_is_the_default_where_no_compiled_one_was_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(index, "IS_COMPILED", False)
     assert isinstance(make_core(1, 10), PlainCore)
     assert default_core_name() == "plain"

@@ -1,5 +1,6 @@
 """A feed against a publisher that restarts, and a network that loses, both simulated."""
 
+from contextlib import ExitStack
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -8,11 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstate.events import Batch
-from kvstate.feeds import feed as feed_module
-from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Replay
+from kvstate.feeds import stamps as stamps_module
+from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
 from kvstate.feeds.feed_sources import Recovery
+from kvstate.feeds.held import HeldBatches
+from kvstate.feeds.stamps import STRANGE_BATCHES
 
 BUFFER_BATCHES = 6
+# So few that most are forgotten.
+BOUNDS = (
+    patch.object(stamps_module, "MAX_STAMPS", 4),
+    patch.object(stamps_module, "MAX_SAMPLED", 8),
+)
 
 
 class Published(NamedTuple):
@@ -34,11 +42,12 @@ class PublisherMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # so few that some do not fit while a replay runs
-        self.few_held = patch.object(feed_module, "MAX_HELD_BATCHES", 4)
-        self.few_held.start()
+        self.bounds = ExitStack()
+        for bound in BOUNDS:
+            self.bounds.enter_context(bound)
         self.clock = 0.0
         self.life = 0
+        self.longest = 0  # the most batches of one life
         self.published: list[Batch] = []
         self.undelivered: list[Batch] = []
         self.connected = False
@@ -49,14 +58,15 @@ class PublisherMachine(RuleBasedStateMachine):
     @initialize(recovery=st.sampled_from(Recovery))
     def start(self, *, recovery: Recovery) -> None:
         self.recovery = recovery
-        self.feed = Feed(recovery)
+        self.feed = Feed(recovery, HeldBatches(max_batches=4))
 
     @rule(count=st.integers(1, 4))
     def publish(self, count: int) -> None:
         for _ in range(count):
             self.clock += 1
             number = len(self.published)
-            batch = Batch(number, f"{self.life} {number}".encode(), self.clock)
+            stamp = self.clock + self.life / 1024  # two lives have no stamp in common
+            batch = Batch(number, f"{self.life} {number}".encode(), stamp)
             self.published.append(batch)
             self._send(batch)
 
@@ -79,7 +89,7 @@ class PublisherMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
         for _ in range(min(count, len(self.undelivered))):
-            self._do(self.feed.received(self.undelivered.pop(0)))
+            self._do(self.feed.receive(self.undelivered.pop(0)))
 
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
@@ -92,7 +102,7 @@ class PublisherMachine(RuleBasedStateMachine):
     def connect(self) -> None:
         if not self.connected:
             self.connected = True
-            self._do(self.feed.connected())
+            self._do(self.feed.connect())
             self.undelivered = self._begins_with()
 
     @rule()
@@ -102,12 +112,15 @@ class PublisherMachine(RuleBasedStateMachine):
             self.queued = [batch for batch in self.undelivered if self._is_told_for_sure(batch)]
             self.undelivered = []
             self.answer = None
-            self._do(self.feed.disconnected())
+            self._do(self.feed.disconnect())
 
-    @rule(count=st.integers(0, 4))
-    def restart(self, count: int) -> None:
+    @rule(count=st.integers(0, 4), seconds=st.sampled_from([-100, 0, 100]))
+    def restart(self, count: int, seconds: int) -> None:
+        """Restarts the publisher, on a host whose clock may be behind or ahead."""
         self.disconnect()
         self.life += 1
+        self.clock += seconds
+        self.longest = max(self.longest, len(self.published))
         self.published = []
         self.queued = []
         self.publish(max(count, 1) if self.recovery is Recovery.QUEUED else count)
@@ -116,16 +129,16 @@ class PublisherMachine(RuleBasedStateMachine):
     def answer_replay(self, count: int) -> None:
         for _ in range(count):
             if self.answer:
-                self._do(self.feed.replayed(self.answer.pop(0)))
+                self._do(self.feed.receive_replayed(self.answer.pop(0)))
             elif self.answer is not None:
                 self.answer = None
-                self._do(self.feed.replay_ended())
+                self._do(self.feed.end_replay())
 
     @rule()
     def fail_replay(self) -> None:
         if self.answer is not None:
             self.answer = None
-            self._do(self.feed.replay_failed("silent"))
+            self._do(self.feed.fail_replay("silent"))
 
     @rule()
     def fall_silent(self) -> None:
@@ -155,7 +168,7 @@ class PublisherMachine(RuleBasedStateMachine):
         try:
             self.settle()
         finally:
-            self.few_held.stop()
+            self.bounds.close()
 
     def settle(self) -> None:
         """Checks that without further losses the feed is certain of all that is published next."""
@@ -164,6 +177,12 @@ class PublisherMachine(RuleBasedStateMachine):
         self.deliver(len(self.undelivered))
         for _ in range(4):
             self.answer_replay(BUFFER_BATCHES + 1)
+        stride = 2 * max(1, self.longest // 8)
+        for _ in range(STRANGE_BATCHES * stride + 4):  # until a restart is noticed
+            self.publish(1)
+            self.deliver(1)
+            for _ in range(2):
+                self.answer_replay(BUFFER_BATCHES + 4)
         self.publish(3)
         self.deliver(3)
         for _ in range(4):
@@ -202,7 +221,7 @@ class PublisherMachine(RuleBasedStateMachine):
                     self.believed.append(Published.of(effect))
                 case Forget() | Demote():
                     self.believed = []
-                case Replay():
+                case RequestReplay():
                     kept = self.published[-BUFFER_BATCHES:]
                     self.answer = [batch for batch in kept if batch.sequence >= effect.start]
 

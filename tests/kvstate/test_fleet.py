@@ -5,17 +5,18 @@ import pytest
 from msgspec.structs import replace
 
 from kvstate.events import Batch
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, MemoryTransport
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
-from tests.kvstate.publishing import block, chain, payload, until
+from tests.kvstate.publishing import block, chain, payload
+from tests.waiting import until
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet(12345678, clock=lambda: 0.0)
+async def fleet() -> AsyncIterator[FollowedWorkers]:
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0)
     yield fleet
     await fleet.close()
 
@@ -27,16 +28,16 @@ def transport(*blocks: int) -> MemoryTransport:
     return transport
 
 
-async def test_worker_is_followed_on_all_ranks(fleet: Fleet) -> None:
+async def test_worker_is_followed_on_all_ranks(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1), transport(7, 8)])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     assert fleet.overlaps(chain(3)) == {"w": Overlap(1, uncertain=1)}
     fleet.names_ranks = True
     assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
     assert fleet.blocks_by_tier("w") == (3, 0, 0, 0)
     assert fleet.block_size("w") == 1
     first, second = fleet.feeds("w")
-    assert (first.rank, first.state, first.last_sequence, first.blocks) == (0, State.LIVE, 0, 1)
+    assert (first.rank, first.state, first.last_sequence, first.blocks) == (0, FeedState.LIVE, 0, 1)
     assert (second.rank, second.blocks, second.counts["batches"]) == (1, 2, 1)
 
 
@@ -49,40 +50,40 @@ def offloading() -> MemoryTransport:
     return publisher
 
 
-async def test_what_nobody_may_ever_remove_is_never_certain(fleet: Fleet) -> None:
+async def test_doubted_blocks_are_not_certain(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [offloading()])
     await until(lambda: fleet.overlaps(chain(3)) == {"w": Overlap(1, uncertain=2)})
     (feed,) = fleet.feeds("w")
-    assert (feed.state, feed.blocks, feed.uncertain_blocks) == (State.LIVE, 2, 2)
+    assert (feed.state, feed.blocks, feed.uncertain_blocks) == (FeedState.LIVE, 2, 2)
 
 
-async def test_what_nobody_may_ever_remove_expires(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+async def test_doubted_blocks_expire(
+    fleet: FollowedWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvstate.fleet.DOUBTED_SECONDS", 0.01)
     fleet.add("w", "m", [offloading()])
-    await until(lambda: fleet.state("w") is State.LIVE and fleet.feeds("w")[0].blocks == 0)
+    await until(lambda: fleet.state("w") is FeedState.LIVE and fleet.feeds("w")[0].blocks == 0)
     assert fleet.overlaps(chain(3)) == {}
 
 
-async def test_unknown_worker_has_no_feeds(fleet: Fleet) -> None:
-    assert fleet.state("w") is State.UNSUPPORTED
+async def test_unknown_worker_has_no_feeds(fleet: FollowedWorkers) -> None:
+    assert fleet.state("w") is FeedState.UNSUPPORTED
     assert (fleet.feeds("w"), fleet.block_size("w")) == ([], None)
     await fleet.remove("w")
 
 
-async def test_worker_is_in_the_state_of_its_worst_rank(fleet: Fleet) -> None:
+async def test_worker_is_in_the_state_of_its_worst_rank(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1), MemoryTransport()])
-    await until(lambda: fleet.feeds("w")[0].state is State.LIVE)
-    assert fleet.state("w") is State.CONNECTING
+    await until(lambda: fleet.feeds("w")[0].state is FeedState.LIVE)
+    assert fleet.state("w") is FeedState.CONNECTING
 
 
-async def test_a_worker_that_lost_all_it_held_is_named() -> None:
+async def test_emptied_worker_is_reported() -> None:
     told: list[str] = []
-    fleet = Fleet(12345678, clock=lambda: 0.0, emptied=told.append)
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, emptied=told.append)
     first, second = transport(1), transport(7)
     fleet.add("w", "m", [first, second])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     assert (fleet.ranks("w"), fleet.ranks("x")) == (2, 0)
     second.put(Batch(1, payload(1, ["AllBlocksCleared"])))
     await until(lambda: told == ["w"])
@@ -93,12 +94,12 @@ async def test_a_worker_that_lost_all_it_held_is_named() -> None:
     await fleet.close()
 
 
-async def test_a_worker_whose_connection_is_lost_is_named_once() -> None:
+async def test_disconnected_worker_is_reported_once() -> None:
     told: list[str] = []
-    fleet = Fleet(12345678, clock=lambda: 0.0, cut=told.append)
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, cut=told.append)
     publisher = transport(1)
     fleet.add("w", "m", [publisher])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     assert told == []
     for reason in ("closed", "refused"):
         publisher.put(Disconnected(reason))
@@ -107,29 +108,29 @@ async def test_a_worker_whose_connection_is_lost_is_named_once() -> None:
     await fleet.close()
 
 
-async def test_removed_worker_leaves_nothing(fleet: Fleet) -> None:
+async def test_removed_worker_leaves_nothing(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     await fleet.remove("w")
     assert fleet.overlaps(chain(1)) == {}
-    assert fleet.state("w") is State.UNSUPPORTED
+    assert fleet.state("w") is FeedState.UNSUPPORTED
 
 
-async def test_worker_added_while_it_is_removed_stays(fleet: Fleet) -> None:
+async def test_worker_added_while_it_is_removed_stays(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     removal = asyncio.create_task(fleet.remove("w"))
     await asyncio.sleep(0)
     fleet.add("w", "m", [transport(1, 2)])
     await removal
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     assert fleet.blocks_by_tier("w") == (2, 0, 0, 0)
     fleet._index.check()
 
 
-async def test_removal_is_finished_even_if_nobody_waits_for_it(fleet: Fleet) -> None:
+async def test_removal_is_finished_although_its_waiter_is_cancelled(fleet: FollowedWorkers) -> None:
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     removal = asyncio.create_task(fleet.remove("w"))
     await asyncio.sleep(0)
     removal.cancel()
@@ -142,10 +143,10 @@ async def test_replays_are_capped_over_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvstate.fleet.ReplaySlots", lambda: ReplaySlots(1))
-    fleet = Fleet(12345678, clock=lambda: 0.0)
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0)
     for number in range(3):
         fleet.add(f"w{number}", "m", [transport(1)])
-    await until(lambda: all(fleet.state(f"w{number}") is State.LIVE for number in range(3)))
+    await until(lambda: all(fleet.state(f"w{number}") is FeedState.LIVE for number in range(3)))
     await fleet.close()
     assert fleet.overlaps(chain(1)) == {}
 
@@ -158,35 +159,29 @@ class Trickling(MemoryTransport):
         await asyncio.Event().wait()
 
 
-async def test_a_worker_whose_replays_trickle_keeps_no_other_from_its_own(fleet: Fleet) -> None:
+async def test_worker_with_trickling_replays_does_not_block_those_of_others(
+    fleet: FollowedWorkers,
+) -> None:
     ranks = [Trickling() for _ in range(16)]
     for rank in ranks:
         rank.put(Connected())
     fleet.add("slow", "m", ranks)
     await until(lambda: any(feed.last_sequence == 0 for feed in fleet.feeds("slow")))
     fleet.add("honest", "m", [transport(1)])
-    await until(lambda: fleet.state("honest") is State.LIVE)
-    assert fleet.state("slow") is State.REPLAYING
+    await until(lambda: fleet.state("honest") is FeedState.LIVE)
+    assert fleet.state("slow") is FeedState.REPLAYING
 
 
-async def test_a_listener_is_shown_the_batches_of_all_ranks_until_it_leaves(fleet: Fleet) -> None:
-    shown: list[int] = []
-    fleet.add("w", "m", [transport(1), transport(2)])
-    fleet.listen("w", lambda rank, _: shown.append(rank))
-    await until(lambda: sorted(shown) == [0, 1])
-    fleet.listen("w", None)
-    assert all(each.subscriber.news.listener is None for each in fleet._followed["w"])
-    fleet.listen("nobody", None)
-
-
-async def test_an_adapter_that_its_events_number_is_found_by_its_name(fleet: Fleet) -> None:
+async def test_adapter_numbered_in_events_is_found_by_its_name(
+    fleet: FollowedWorkers,
+) -> None:
     stored = ["BlockStored", [1], None, [1], 1, 7]  # of adapter number 7
     one, other = (MemoryTransport({0: payload(0, stored)}) for _ in range(2))
     for each in (one, other):
         each.put(Connected())
     fleet.add("w", "m", [one], [(7, "x")])
     fleet.add("v", "m", [other])
-    await until(lambda: fleet.state("w") is fleet.state("v") is State.LIVE)
+    await until(lambda: fleet.state("w") is fleet.state("v") is FeedState.LIVE)
     prompt, certain, unsure = chain(3), Overlap(1, (1, 0, 0, 0)), Overlap(1, uncertain=1)
     assert fleet.overlaps(prompt) == {}
     assert fleet.overlaps(replace(prompt, lora="y")) == {"v": unsure}
@@ -197,7 +192,9 @@ async def test_an_adapter_that_its_events_number_is_found_by_its_name(fleet: Fle
     assert fleet.overlaps(replace(prompt, lora="x")) == {}
 
 
-async def test_a_feed_that_cannot_be_closed_is_forgotten_with_the_others(fleet: Fleet) -> None:
+async def test_feed_that_fails_to_close_is_removed_with_the_others(
+    fleet: FollowedWorkers,
+) -> None:
     class Stuck(MemoryTransport):
         async def close(self) -> None:
             raise OSError("it is stuck")
@@ -205,9 +202,20 @@ async def test_a_feed_that_cannot_be_closed_is_forgotten_with_the_others(fleet: 
     stuck = Stuck({0: payload(0, block(1))})
     stuck.put(Connected())
     fleet.add("w", "m", [stuck, transport(1)])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     await fleet.remove("w")
     assert fleet.overlaps(chain(3)) == {}
     fleet.add("w", "m", [transport(1)])
-    await until(lambda: fleet.state("w") is State.LIVE)
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
     assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
+
+
+async def test_batches_dropped_by_their_number_are_counted(fleet: FollowedWorkers) -> None:
+    transport = MemoryTransport({})
+    transport.put(Connected())
+    fleet.add("w", "m", [transport])
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    assert "dropped_batch" not in fleet.feeds("w")[0].counts
+    for _ in range(3):
+        transport.put(Batch(0, payload(0, block(1))))
+    await until(lambda: fleet.feeds("w")[0].counts.get("dropped_batch") == 2)

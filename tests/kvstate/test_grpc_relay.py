@@ -13,15 +13,16 @@ from msgspec.structs import replace
 
 from kvstate.events import Batch, BlocksStored, EngineLoad, EventBatch
 from kvstate.feeds import grpc_transport, shared_connection
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.transport import Connected, LoadReport, Refused
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest
 from tests.kvstate.grpc_publisher import received
-from tests.kvstate.publishing import block, chain, frames, payload, until
+from tests.kvstate.publishing import block, chain, frames, payload
+from tests.waiting import until
 
 WHY = "the real relay needs smg-grpc-servicer 0.14 and smg-grpc-proto 0.4.28"
 kv_relay = pytest.importorskip("smg_grpc_servicer.kv_relay", reason=WHY)
@@ -121,9 +122,9 @@ async def relayed(engine: Engine) -> AsyncIterator[GrpcSource]:
 
 
 @asynccontextmanager
-async def followed(engine: Engine) -> AsyncIterator[Fleet]:
+async def followed(engine: Engine) -> AsyncIterator[FollowedWorkers]:
     async with relayed(engine) as source:
-        fleet = Fleet(1, lambda: 0.0)
+        fleet = FollowedWorkers(1, lambda: 0.0)
         fleet.add("w", "m", grpc_transports(source, lambda: 0.5))
         try:
             await engine.subscribed()
@@ -132,7 +133,7 @@ async def followed(engine: Engine) -> AsyncIterator[Fleet]:
             await fleet.close()
 
 
-def held(fleet: Fleet, prompt: Prompt | None = None) -> tuple[int, int]:
+def held(fleet: FollowedWorkers, prompt: Prompt | None = None) -> tuple[int, int]:
     """Certain and uncertain blocks."""
     overlap = fleet.overlaps(prompt or chain(5)).get("w")
     return (0, 0) if overlap is None else (sum(overlap.tiers), overlap.uncertain)
@@ -143,7 +144,7 @@ async def test_relayed_blocks_are_certain() -> None:
     async with followed(engine) as fleet:
         await engine.publish(frames(0, block(1)), frames(1, block(2, 1)))
         await until(lambda: held(fleet) == (2, 0))
-        assert fleet.state("w") is State.LIVE
+        assert fleet.state("w") is FeedState.LIVE
         await engine.publish(frames(2, ["BlockRemoved", [2], "GPU"]))
         await until(lambda: held(fleet) == (1, 0))
 
@@ -161,7 +162,7 @@ async def test_namespaces_and_media_survive_the_relay() -> None:
         assert held(fleet, replace(prompt, salt=None)) == (0, 0)
 
 
-async def test_gap_that_the_relay_replays_is_not_seen() -> None:
+async def test_gap_replayed_by_the_relay_is_invisible() -> None:
     engine = Engine(replays=True)
     async with followed(engine) as fleet:
         await engine.publish(frames(0, block(1)), frames(2, block(3, 2)))
@@ -171,10 +172,10 @@ async def test_gap_that_the_relay_replays_is_not_seen() -> None:
         )
         await until(lambda: held(fleet) == (3, 0))
         assert request == [b"", (1).to_bytes(8, "big")]
-        assert fleet.state("w") is State.LIVE
+        assert fleet.state("w") is FeedState.LIVE
 
 
-async def test_gap_that_the_relay_cannot_fill_is_a_hole() -> None:
+async def test_gap_without_a_replay_of_the_relay_is_a_hole() -> None:
     engine = Engine()
     async with followed(engine) as fleet:
         await engine.publish(frames(0, block(1), block(2, 1)), frames(2, block(3, 2)))
@@ -182,7 +183,7 @@ async def test_gap_that_the_relay_cannot_fill_is_a_hole() -> None:
         assert engine.starts == [0, 0]  # DATA_LOSS: it does not resume where we were
         await engine.publish(frames(3, block(1)))
         await until(lambda: held(fleet) == (1, 1))
-        assert fleet.state("w") is State.DEGRADED
+        assert fleet.state("w") is FeedState.DEGRADED
 
 
 async def test_restarted_publisher_is_followed_from_its_start() -> None:
@@ -214,7 +215,7 @@ async def test_relay_that_cannot_resume_is_asked_from_0() -> None:
     assert engine.starts == [0, 4, 0]
 
 
-async def test_undecodable_payload_is_told_though_the_relay_hides_it() -> None:
+async def test_undecodable_payload_hidden_by_the_relay_counts_as_a_lost_removal() -> None:
     engine = Engine()
     async with relayed(engine) as source:
         (transport,) = grpc_transports(source, lambda: 0.5)
@@ -226,7 +227,7 @@ async def test_undecodable_payload_is_told_though_the_relay_hides_it() -> None:
         await transport.close()
 
 
-async def test_engine_without_a_publisher_has_no_events() -> None:
+async def test_engine_without_a_publisher_is_refused() -> None:
     engine = Engine(publishes=False)
     async with relayed(engine) as source:
         (transport,) = grpc_transports(source, lambda: 0.5)
@@ -235,7 +236,7 @@ async def test_engine_without_a_publisher_has_no_events() -> None:
     assert isinstance(signal, Refused)
 
 
-async def test_load_comes_beside_the_batches() -> None:
+async def test_load_is_received_beside_the_batches() -> None:
     engine = Engine()
     engine.load = common_pb2.EngineLoad(running_requests=3, token_usage=0.5)
     async with relayed(engine) as source:

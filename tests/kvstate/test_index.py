@@ -14,7 +14,7 @@ from kvstate.events import (
 )
 from kvstate.index import Index
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
-from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, Limits
+from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, IndexLimits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 LOST = "an event that may have been a removal could not be read"
@@ -22,7 +22,7 @@ LOST = "an event that may have been a removal could not be read"
 pytestmark = pytest.mark.usefixtures("each_core")
 
 
-def test_overlap_is_what_is_held_without_a_hole() -> None:
+def test_overlap_ends_at_the_first_missing_block() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1, 2, 3], [1, 1, 2, 2, 3, 3])])
     assert index.overlaps(prompt(1, 1, 2, 2, 9)) == {"w": Overlap(2, (2, 0, 0, 0))}
@@ -40,7 +40,7 @@ def test_last_token_is_always_computed() -> None:
     assert index.overlaps(prompt()) == {}
 
 
-def test_each_block_counts_at_its_best_tier() -> None:
+def test_block_counts_at_its_best_tier() -> None:
     index, owner = an_index()
     index.apply(owner, [BlocksRemoved([9], medium) for medium in ("CPU", "EXTERNAL")])
     index.apply(owner, [stored([1, 2, 3], [1, 2, 3], medium="CPU"), stored([1], [1])])
@@ -50,7 +50,7 @@ def test_each_block_counts_at_its_best_tier() -> None:
     assert index.blocks_by_tier("other") == (0, 0, 0, 0)
 
 
-def test_adapters_and_salts_are_namespaces() -> None:
+def test_adapters_and_salts_separate_chains() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1], lora="a"), stored([2], [1], extras=[("s",)])])
     index.apply(owner, [stored([3], [1], lora=7)])
@@ -60,7 +60,7 @@ def test_adapters_and_salts_are_namespaces() -> None:
     assert index.overlaps(prompt(1, 9, lora="7")) == {}
 
 
-def test_models_do_not_meet() -> None:
+def test_models_separate_chains() -> None:
     index, _ = an_index()
     other = index.add("x", 0, "other")
     index.apply(other, [stored([1], [1])])
@@ -68,7 +68,7 @@ def test_models_do_not_meet() -> None:
     assert index.overlaps(Prompt("other", Tokens("I", [1, 9]))) == {"x": Overlap(1, uncertain=1)}
 
 
-def test_worker_is_as_good_as_its_best_rank() -> None:
+def test_overlap_of_a_worker_is_that_of_its_best_rank() -> None:
     index, first = an_index()
     second, third = index.add("w", 1, "m"), index.add("w", 2, "m")
     second.trusted = third.trusted = True
@@ -78,7 +78,7 @@ def test_worker_is_as_good_as_its_best_rank() -> None:
     assert tiers(index, prompt(1, 2, 9)) == (2, 0, 0, 0)
 
 
-def test_block_sizes_are_asked_apart() -> None:
+def test_block_sizes_are_looked_up_separately() -> None:
     index, owner = an_index()
     events: list[Event] = [stored([1], [1, 1]), stored([2], [1, 1, 1])]
     index.apply_message(owner, EventBatch(1.0, events))
@@ -86,7 +86,7 @@ def test_block_sizes_are_asked_apart() -> None:
     assert owner.block_size == 3
 
 
-def test_untrusted_rank_is_uncertain_throughout() -> None:
+def test_untrusted_rank_has_only_uncertain_blocks() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1, 2], [1, 2])])
     owner.trusted = False
@@ -111,7 +111,7 @@ def test_child_of_an_uncertain_block_is_uncertain() -> None:
     assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=2)}
 
 
-def test_certain_block_behind_an_uncertain_one_is_no_more_certain_than_that() -> None:
+def test_certain_block_behind_an_uncertain_one_counts_as_uncertain() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
     index.demote(owner)
@@ -123,12 +123,12 @@ def test_certain_block_behind_an_uncertain_one_is_no_more_certain_than_that() ->
 
 
 def test_blocks_are_bounded() -> None:
-    index, owner = an_index(Limits(bytes=2 * BYTES_PER_BLOCK))
+    index, owner = an_index(IndexLimits(bytes=2 * BYTES_PER_BLOCK))
     index.apply(owner, [stored([1, 2], [1, 2]), stored([3], [3])])
     assert (owner.blocks, owner.counts["over_limit"]) == (2, 1)
 
 
-def test_removal_takes_the_certain_copy_first() -> None:
+def test_removal_drops_the_certain_copy_first() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1, 2], [1, 2])])
     index.demote(owner)
@@ -138,7 +138,7 @@ def test_removal_takes_the_certain_copy_first() -> None:
     assert owner.blocks == 0
 
 
-def test_rank_that_restarted_holds_nothing_and_speaks_as_it_will() -> None:
+def test_cleared_rank_holds_nothing_and_has_no_layout() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1], extras=[("s",)])])
     index.clear(owner)
@@ -155,14 +155,14 @@ def test_removed_rank_leaves_nothing_to_the_next_one() -> None:
     assert index.overlaps(prompt(1, 9)) == {}
 
 
-def test_more_than_64_workers_have_room() -> None:
+def test_workers_may_be_more_than_64() -> None:
     index, _ = an_index()
     owners = [index.add(f"w{number}", 0, "m") for number in range(100)]
     index.apply(owners[99], [stored([1], [1])])
     assert index.overlaps(prompt(1, 9)).keys() == {"w99"}
 
 
-def test_overlap_is_of_the_rank_that_holds_most() -> None:
+def test_overlap_names_the_rank_that_holds_most() -> None:
     index, owner = an_index()
     ranks = [owner, index.add("w", 1, "m"), index.add("w", 2, "m")]
     for rank, count in zip(ranks, (2, 3, 1), strict=True):
@@ -174,7 +174,7 @@ def test_overlap_is_of_the_rank_that_holds_most() -> None:
     assert index.overlaps(prompt(1, 2, 3, 9)) == {"w": Overlap(1, (2, 0, 0, 0), rank=0)}
 
 
-def test_number_of_a_worker_that_went_is_given_again() -> None:
+def test_number_of_a_removed_worker_is_reused() -> None:
     index, owner = an_index()
     other = index.add("x", 0, "m")
     index.apply(other, [stored([1], [1])])
@@ -185,14 +185,14 @@ def test_number_of_a_worker_that_went_is_given_again() -> None:
     assert index.overlaps(Prompt("nobody's", Tokens("I", [1, 9]))) == {}
 
 
-def test_memory_is_told() -> None:
+def test_memory_is_positive() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
     assert index.memory() > 0
 
 
 @pytest.mark.parametrize("extra", [None, [["a"]]])
-def test_message_is_applied_whichever_way_it_takes(extra: object) -> None:
+def test_message_is_applied_on_either_path(extra: object) -> None:
     index, owner = an_index()
     event: dict[str, object] = {
         "type": "BlockStored",
@@ -206,7 +206,7 @@ def test_message_is_applied_whichever_way_it_takes(extra: object) -> None:
     assert tiers(index, prompt(1, 9, salt="a" if extra else None)) == (1, 0, 0, 0)
 
 
-def test_message_goes_on_typed_from_an_unknown_parent() -> None:
+def test_message_continues_typed_at_an_unknown_parent() -> None:
     index, owner = an_index()
     chain = [
         ["BlockStored", [1], None, [1], 1, None],
@@ -217,7 +217,7 @@ def test_message_goes_on_typed_from_an_unknown_parent() -> None:
     assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)
 
 
-def test_message_with_a_lost_removal_makes_what_was_before_uncertain() -> None:
+def test_message_with_a_lost_removal_makes_earlier_blocks_uncertain() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
     payload = msgspec.msgpack.encode([1.0, [["BlockRemoved", "all"]]])
@@ -225,12 +225,12 @@ def test_message_with_a_lost_removal_makes_what_was_before_uncertain() -> None:
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
 
 
-def test_message_that_clears_says_so() -> None:
+def test_message_with_a_clear_is_marked() -> None:
     index, owner = an_index()
     assert index.apply_message(owner, msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]])).clears
 
 
-def test_events_decoded_already_are_applied_the_same() -> None:
+def test_decoded_batch_is_applied_like_its_message() -> None:
     index, owner = an_index()
     batch = EventBatch(1.0, [stored([1], [1])], faults=("bad_hash",), removal_lost=True)
     assert index.apply_message(owner, batch) == Taken(missed=LOST, faults=("bad_hash",))
@@ -246,7 +246,7 @@ def bigrams(hashes: list[BlockHash], ids: list[int], salt: tuple[str, ...] = ())
     return BlocksStored(hashes, None, tokens, size, extras=extras, bigrams=True)
 
 
-def test_bigram_pages_meet_prompts_that_are_two_tokens_longer() -> None:
+def test_bigram_pages_count_for_prompts_two_tokens_longer() -> None:
     index, owner = an_index()
     index.apply(owner, [bigrams([1, 2], [1, 2, 3, 4, 5])])
     by_length = [tiers(index, prompt(*range(1, end))) for end in range(1, 8)]
@@ -255,14 +255,14 @@ def test_bigram_pages_meet_prompts_that_are_two_tokens_longer() -> None:
     assert index.overlaps(prompt()) == {}
 
 
-def test_bigram_pages_are_in_a_namespace_too() -> None:
+def test_bigram_pages_are_separated_by_salt() -> None:
     index, owner = an_index()
     index.apply(owner, [bigrams([1], [1, 2, 3], ("salt",))])
     assert index.overlaps(prompt(1, 2, 3, 4)) == {}
     assert tiers(index, prompt(1, 2, 3, 4, salt="salt")) == (1, 0, 0, 0)
 
 
-def test_worker_is_as_good_as_the_better_of_its_page_kinds() -> None:
+def test_overlap_is_that_of_the_better_page_kind() -> None:
     index, owner = an_index()
     other = index.add("x", 0, "m")
     other.trusted = True
@@ -293,7 +293,7 @@ def test_worker_that_is_added_again_before_it_is_removed_keeps_its_new_ranks() -
     assert index.overlaps(prompt(1, 9)) == {}
 
 
-def test_where_no_rank_is_named_only_what_all_of_a_worker_hold_is_certain() -> None:
+def test_overlap_without_a_named_rank_is_certain_for_common_blocks_only() -> None:
     index, first = an_index()
     second = index.add("w", 1, "m")
     alone = index.add("x", 0, "m")
@@ -350,7 +350,7 @@ def test_copy_by_hash_shows_that_removals_of_host_memory_are_announced() -> None
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
 
 
-def test_sglangs_host_memory_is_certain_at_once() -> None:
+def test_sglang_host_memory_is_certain_at_once() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1], medium="CPU_PINNED")])
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, (0, 1, 0, 0))}
@@ -379,9 +379,9 @@ def test_restarted_engine_is_doubted_anew() -> None:
 
 
 def test_ranks_share_the_limits_of_their_worker() -> None:
-    index = Index(12345678, Limits())
+    index = Index(12345678, IndexLimits())
     assert [index.add("w", rank, "m", ranks=4).limits for rank in range(4)] == [
-        Limits().share(4)
+        IndexLimits().share(4)
     ] * 4
 
 
@@ -389,7 +389,7 @@ def numbered(hashes: list[BlockHash], ids: list[int], number: int) -> BlocksStor
     return stored(hashes, ids, lora=number)
 
 
-def test_of_adapters_by_number_the_best_is_uncertain_until_it_is_removed() -> None:
+def test_overlap_by_adapter_number_is_the_best_one_and_uncertain() -> None:
     index, owner = an_index()
     chains = [numbered([1], [1], 1), numbered([2, 3], [1, 2], 2), numbered([4], [1], 3)]
     index.apply(owner, [*chains])

@@ -145,6 +145,13 @@ class IndexMachine(RuleBasedStateMachine):
             for place, block in data.draw(st.lists(st.sampled_from(copies), max_size=3)):
                 self._remove(rank, place, [block] * times)
 
+    @rule(rank=ranks, data=st.data(), left=st.integers(0, 3))
+    def remove_held_and_tell_what_is_left(self, rank: int, data: st.DataObject, left: int) -> None:
+        copies = [(copy.place, copy.held.block) for copy in self.ranks[rank].copies]
+        if copies:
+            place, block = data.draw(st.sampled_from(copies))
+            self._remove(rank, place, [block], left)
+
     @rule(rank=ranks, place=places, data=st.data(), times=st.integers(1, 2))
     def copy(self, rank: int, place: Place, data: st.DataObject, times: int) -> None:
         held = [copy.held for copy in self.ranks[rank].copies]
@@ -214,11 +221,14 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.apply(self.owners[rank], [stored(place, chain)])
         self.ranks[rank].store(place, chain)
 
-    def _remove(self, rank: int, place: Place, blocks: list[BlockHash]) -> None:
-        event = BlocksRemoved(blocks, place.medium, place.group)
+    def _remove(
+        self, rank: int, place: Place, blocks: list[BlockHash], left: int | None = None
+    ) -> None:
+        told = None if left is None else [left] * len(blocks)
+        event = BlocksRemoved(blocks, place.medium, place.group, told)
         self.index.apply(self.owners[rank], [event])
         for block in blocks:
-            self.ranks[rank].remove(place, block)
+            self.ranks[rank].remove(place, block, left)
 
     def _has_two_meanings(self, rank: int, block: Block) -> bool:
         """Whether one hash stands for two contents here: then nobody can say which a copy holds."""

@@ -77,7 +77,7 @@ def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., Taken]) ->
     assert owner.counts == {}
 
 
-def test_two_groups_without_kinds_make_everything_doubtful(apply: Callable[..., Taken]) -> None:
+def test_groups_without_kinds_make_all_blocks_uncertain(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     assert apply(index, owner, of_group(0, 1), of_group(0, 2)).faults == ()
     applied = apply(index, owner, of_group(1, 3), removed(1, 0), removed(1, 1))
@@ -90,7 +90,9 @@ def test_two_groups_without_kinds_make_everything_doubtful(apply: Callable[..., 
     assert owner.counts == {}
 
 
-def test_clearing_keeps_the_doubt_and_a_restart_ends_it(apply: Callable[..., Taken]) -> None:
+def test_doubt_about_groups_outlasts_a_clear_and_ends_with_a_restart(
+    apply: Callable[..., Taken],
+) -> None:
     index, owner = an_index()
     apply(index, owner, of_group(0, 1), of_group(1, 1), {"type": "AllBlocksCleared"})
     assert apply(index, owner, of_group(0, 1)).faults == ("group_without_kind",)

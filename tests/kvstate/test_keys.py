@@ -8,7 +8,7 @@ def keys(ids: list[int], limit: int = 99) -> list[int]:
     return list(chain(ROOT, Tokens("I", ids), 2, None, limit))
 
 
-def test_every_namespace_has_its_own_root() -> None:
+def test_root_keys_differ_between_namespaces() -> None:
     spaces = [
         (1, b"m", None, 2), (1, b"m", "a", 2), (1, b"m", 1, 2), (1, b"m", "1", 2),
         (1, b"m", None, 3), (1, b"n", None, 2), (2, b"m", None, 2),
@@ -40,7 +40,7 @@ def test_salt_is_in_the_first_key_and_so_in_all() -> None:
     assert salted[1] == child(salted[0], tokens[2:].tobytes(), None)
 
 
-def test_extras_are_told_apart_by_value_and_type() -> None:
+def test_extras_differ_by_value_and_type() -> None:
     extras = [("1",), (1,), (b"1",), ("1", "1"), ((1,),), (["1", 1],)]
     assert len({encoded(extra) for extra in extras}) == len(extras)
     assert encoded(()) is None

@@ -1,9 +1,9 @@
-from kvstate.core import Pool
+from kvstate.core import BlockPool
 from kvstate.events import BlockHash, BlocksStored
+from kvstate.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
 from kvstate.overlap import Tokens
-from kvstate.owner import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
 
-GPU = Pool.of("GPU", None, 1)
+GPU = BlockPool.of("GPU", None, 1)
 
 
 def orphan(
@@ -12,7 +12,7 @@ def orphan(
     return Orphan(parent, GPU, block, tokens, extra)
 
 
-def test_chain_without_its_parent_is_orphans_each_the_parent_of_the_next() -> None:
+def test_orphans_of_a_chain_are_each_the_parent_of_the_next() -> None:
     tokens = Tokens("I", [1, 2])
     found = list(orphans_of(BlocksStored([2, 3], 1, tokens, 1, extras=[("salt",), ()])))
     assert [(each.parent, each.block) for each in found] == [(1, 2), (2, 3)]
@@ -25,7 +25,7 @@ def test_first_block_of_a_prompt_is_no_orphan() -> None:
     assert list(orphans_of(BlocksStored([2], None, Tokens("I", [1]), 1))) == []
 
 
-def test_children_wait_until_their_parent_is_asked_for() -> None:
+def test_take_returns_the_children_of_a_parent_once() -> None:
     orphanage = Orphanage()
     orphanage.park(orphan(1, 2))
     orphanage.park(orphan(1, 3))
@@ -39,11 +39,11 @@ def test_orphan_is_named_as_its_removal_names_it() -> None:
     assert orphan(1, b"h").name == Name("GPU", None, b"h")
 
 
-def test_orphan_stored_twice_is_removed_twice() -> None:
+def test_orphan_stored_twice_is_dropped_by_the_first_removal() -> None:
     orphanage = Orphanage()
     orphanage.park(orphan(1, 2))
     orphanage.park(orphan(1, 2))
-    assert [orphanage.remove("GPU", None, 2) for _ in range(3)] == [True, True, False]
+    assert [orphanage.remove("GPU", None, 2) for _ in range(2)] == [True, False]
     assert len(orphanage) == 0
     assert orphanage.take(1) == []
 
@@ -86,7 +86,7 @@ def test_cleared_orphanage_is_empty() -> None:
     assert (len(orphanage), orphanage.take(1)) == (0, [])
 
 
-def test_all_that_waits_counts() -> None:
+def test_bytes_count_everything_that_is_parked() -> None:
     orphanage = Orphanage()
     orphanage.park(orphan(b"parent", b"hash", b"12345678", b"salt"))
     orphanage.park(orphan(2, 3, b"1234"))

@@ -6,7 +6,7 @@ def test_tokens_are_blocks_times_their_size() -> None:
     assert (overlap.certain_tokens, overlap.uncertain_tokens) == (96, 64)
 
 
-def test_certain_tokens_come_first_then_uncertain_ones_then_nearness() -> None:
+def test_rank_order_compares_certain_tokens_then_uncertain_ones_then_tiers() -> None:
     worse_to_better = [
         Overlap(16),
         Overlap(16, uncertain=9),
@@ -18,28 +18,28 @@ def test_certain_tokens_come_first_then_uncertain_ones_then_nearness() -> None:
     assert sorted(worse_to_better, key=lambda overlap: overlap.rank_order) == worse_to_better
 
 
-def test_salt_is_what_the_first_block_carries() -> None:
+def test_namespace_of_a_prompt_is_its_salt() -> None:
     tokens = Tokens("I", [1])
     assert Prompt("m", tokens).namespace == ()
     assert Prompt("m", tokens, salt="tenant").namespace == ("tenant",)
 
 
-def test_of_any_rank_only_what_all_hold_is_certain() -> None:
+def test_of_any_rank_is_certain_for_common_blocks_only() -> None:
     best = Overlap(16, (3, 1, 0, 0), uncertain=1, rank=2)
     assert of_any_rank(best) == Overlap(16, uncertain=5, rank=2)
     assert of_any_rank(best, Overlap(16, (1, 1, 0, 0), 9)) == Overlap(16, (1, 1, 0, 0), 3, rank=2)
     assert of_any_rank(best, Overlap(32, (1, 0, 0, 0))) == Overlap(16, uncertain=5, rank=2)
 
 
-def test_what_is_on_the_device_saves_all_of_it() -> None:
+def test_worth_of_device_blocks_is_their_full_length() -> None:
     assert worth_tokens(Overlap(16, (4, 0, 0, 0))) == 64
 
 
-def test_lower_tiers_save_less() -> None:
+def test_worth_of_lower_tiers_is_less() -> None:
     tiers = [(0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]
     assert [worth_tokens(Overlap(10, one)) for one in tiers] == [8, 4, 2]
 
 
-def test_uncertain_blocks_save_half_or_what_is_told() -> None:
+def test_worth_of_uncertain_blocks_is_half_or_the_given_share() -> None:
     overlap = Overlap(10, (1, 0, 0, 0), uncertain=2)
     assert (worth_tokens(overlap), worth_tokens(overlap, 0.25)) == (20, 15)

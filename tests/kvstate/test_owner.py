@@ -4,7 +4,7 @@ import pytest
 from kvstate.events import BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Tokens
-from kvstate.owner import Limits, Owner
+from kvstate.owner import IndexLimits, Owner
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
@@ -32,7 +32,7 @@ def as_map(**fields: object) -> dict[str, object]:
     return dict(zip(stored, STORED, strict=True)) | fields
 
 
-def test_nothing_is_known_before_the_first_store() -> None:
+def test_layout_is_unknown_before_the_first_store() -> None:
     _, owner = an_owner()
     assert (owner.names_salts, owner.names_loras) == (None, None)
 
@@ -50,26 +50,26 @@ def test_nothing_is_known_before_the_first_store() -> None:
         (as_map(cache_salt="s", lora_name="a"), (True, True)),
     ],
 )
-def test_layout_shows_what_it_could_say(
+def test_layout_shows_which_names_it_carries(
     event: object, expected: tuple[bool | None, bool | None]
 ) -> None:
     assert names(event) == expected
 
 
-def test_one_store_that_says_more_is_enough() -> None:
+def test_layout_is_that_of_the_most_expressive_store() -> None:
     index, owner = an_owner()
     index.apply_message(owner, message(STORED, [*STORED, "GPU", {"cache_salt": "s"}], STORED))
     index.apply_message(owner, message([*STORED, "GPU", None]))
     assert (owner.names_salts, owner.names_loras) == (True, True)
 
 
-def test_typed_stores_say_it_themselves() -> None:
+def test_layout_of_typed_stores_is_stated_by_them() -> None:
     index, owner = an_owner()
     index.apply(owner, [BlocksStored([1], None, Tokens("I", [5]), 1, names_loras=False)])
     assert (owner.names_salts, owner.names_loras) == (None, False)
 
 
-def test_restarted_engine_may_have_another_layout() -> None:
+def test_layout_is_unknown_after_a_restart() -> None:
     index, owner = an_owner()
     for event in (STORED, [*STORED, "GPU", None, None], as_map(cache_salt="s", lora_name="a")):
         index.apply_message(owner, message(event))
@@ -77,7 +77,7 @@ def test_restarted_engine_may_have_another_layout() -> None:
         assert (owner.names_salts, owner.names_loras) == (None, None)
 
 
-def test_trust_is_told_once_and_kept() -> None:
+def test_trust_is_kept() -> None:
     _, owner = an_owner()
     assert not owner.trusted
     owner.trusted = True
@@ -85,7 +85,7 @@ def test_trust_is_told_once_and_kept() -> None:
     assert owner.trusted
 
 
-def test_counts_are_its_own_and_those_of_the_core() -> None:
+def test_counts_combine_those_of_the_owner_and_the_core() -> None:
     index, owner = an_owner()
     index.apply_message(
         owner, message(["BlockRemoved", [7]], ["BlockStored", [8], None, [], 0, None])
@@ -109,7 +109,7 @@ def test_blocks_are_certain_until_they_are_demoted() -> None:
     assert (owner.blocks, before, owner.uncertain_blocks) == (1, 0, 1)
 
 
-def test_doubted_blocks_are_those_that_may_never_be_removed() -> None:
+def test_doubted_blocks_are_those_of_media_without_removals() -> None:
     index, owner = an_owner()
     index.apply_message(owner, message(STORED, [*STORED, "cpu"]))
     assert (owner.blocks, owner.uncertain_blocks, owner.doubted_blocks) == (2, 0, 1)
@@ -117,12 +117,12 @@ def test_doubted_blocks_are_those_that_may_never_be_removed() -> None:
     assert owner.doubted_blocks == 0
 
 
-def test_ranks_share_what_their_worker_may_make_us_remember() -> None:
-    whole = Limits(bytes=256 * 1024 * 1024, orphans=65_536, orphan_bytes=32 * 1024 * 1024)
+def test_limits_are_shared_by_the_ranks_of_a_worker() -> None:
+    whole = IndexLimits(bytes=256 * 1024 * 1024, orphans=65_536, orphan_bytes=32 * 1024 * 1024)
     assert whole.share(1) == whole
-    assert whole.share(8) == Limits(32 * 1024 * 1024, 8_192, 4 * 1024 * 1024)
+    assert whole.share(8) == IndexLimits(32 * 1024 * 1024, 8_192, 4 * 1024 * 1024)
 
 
-def test_a_rank_may_hold_some_blocks_however_many_ranks_there_are() -> None:
-    assert Limits().share(1_024).blocks == 65_536
-    assert Limits(bytes=640).share(1_024).blocks == 10
+def test_limits_of_a_rank_have_a_minimum_of_blocks() -> None:
+    assert IndexLimits().share(1_024).blocks == 65_536
+    assert IndexLimits(bytes=640).share(1_024).blocks == 10

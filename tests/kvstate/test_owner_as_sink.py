@@ -5,14 +5,14 @@ import pytest
 from kvstate.errors import WireError
 from kvstate.events import Taken, finished
 from kvstate.index import Index
-from kvstate.owner import BYTES_PER_BLOCK, Limits, Owner
+from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from tests.kvstate.publishing import block, chain, payload
 
 
 def sink(limit_blocks: int = 100) -> tuple[Index, Owner]:
-    index = Index(12345678, Limits(bytes=limit_blocks * BYTES_PER_BLOCK))
+    index = Index(12345678, IndexLimits(bytes=limit_blocks * BYTES_PER_BLOCK))
     made = index.add("w", 0, "m")
-    made.trust(True)  # noqa: FBT003
+    made.trust(trusted=True)
     return index, made
 
 
@@ -29,17 +29,17 @@ def test_batches_fill_the_index_until_the_publisher_restarts() -> None:
     assert made.blocks == 0
 
 
-def test_nothing_is_certain_behind_a_hole_or_without_trust() -> None:
+def test_blocks_are_uncertain_without_trust_and_behind_a_hole() -> None:
     index, made = sink()
     finished(made.applying(payload(0, block(1))))
-    made.trust(False)  # noqa: FBT003
+    made.trust(trusted=False)
     assert certain(index) == 0
-    made.trust(True)  # noqa: FBT003
+    made.trust(trusted=True)
     finished(made.demoting())
     assert certain(index) == 0
 
 
-def test_clear_or_the_last_uncertain_block_gone_heals() -> None:
+def test_clear_and_removal_of_the_last_uncertain_block_heal() -> None:
     _, made = sink()
     finished(made.applying(payload(0, block(1))))
     finished(made.demoting())
@@ -49,7 +49,7 @@ def test_clear_or_the_last_uncertain_block_gone_heals() -> None:
     )
 
 
-def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
+def test_changing_block_sizes_are_logged_at_powers_of_two(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _, made = sink()
@@ -62,7 +62,7 @@ def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
     assert len(caplog.messages) == 7  # of the 1st, 2nd, 4th ... 64th
 
 
-def test_what_a_batch_could_not_say_is_missed() -> None:
+def test_batch_with_losses_reports_what_it_missed() -> None:
     _, made = sink(limit_blocks=1)
     lost = finished(made.applying(payload(0, ["BlockRemoved", "not a hash"])))
     assert lost.missed == "an event that may have been a removal could not be read"
@@ -71,7 +71,7 @@ def test_what_a_batch_could_not_say_is_missed() -> None:
     assert full.missed == "it holds more blocks than the index keeps for one rank"
 
 
-def test_groups_that_cannot_be_told_apart_are_named() -> None:
+def test_indistinguishable_groups_are_reported_as_missed() -> None:
     _, made = sink()
     two = [["BlockStored", [n], None, [n], 1, None, "GPU", None, None, n] for n in (1, 2)]
     taken = finished(made.applying(payload(0, *two)))
@@ -86,7 +86,7 @@ def test_learned_block_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["w: block size learned: 1"]
 
 
-def test_what_is_no_batch_changes_nothing() -> None:
+def test_invalid_payload_changes_nothing() -> None:
     _, made = sink()
     with pytest.raises(WireError):
         finished(made.applying(b"\xc1"))

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstate.core import Core, StoreResult
+from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
@@ -18,7 +18,7 @@ def core(request: pytest.FixtureRequest) -> Core:
 def add(core: Core, worker: int = 0) -> int:
     model = core.add_model(b"m")
     owner = core.add_owner(worker, model, 0)
-    core.trust(owner, True)  # noqa: FBT003
+    core.trust(owner, True)
     return owner
 
 
@@ -34,7 +34,7 @@ def store(
 ) -> int:
     size = len(ids) // len(hashes)
     tokens = Tokens("I", ids)
-    return core.store(owner, hashes, parent, tokens, size, None, extras, medium, None)
+    return core.store(owner, hashes, parent, tokens, size, None, extras, medium, None, NEW_COPIES)
 
 
 def overlaps(core: Core, *ids: int, first: bytes | None = None) -> dict[str, Overlap]:
@@ -64,7 +64,7 @@ def test_store_beyond_the_bound_is_refused_and_counted(core: Core) -> None:
     assert (core.status(owner)["blocks"], core.status(owner)["over_limit"]) == (0, 1)
 
 
-def test_an_owner_may_be_given_another_limit(core: Core) -> None:
+def test_limit_of_an_owner_may_be_changed(core: Core) -> None:
     core.limit(owner := add(core), 2)
     assert store(core, owner, [1, 2, 3], [1, 2, 3]) == StoreResult.OVER_LIMIT
     assert store(core, owner, [1, 2], [1, 2]) == StoreResult.STORED
@@ -72,15 +72,15 @@ def test_an_owner_may_be_given_another_limit(core: Core) -> None:
     assert store(core, owner, [3], [3], parent=2) == StoreResult.STORED
 
 
-def test_extras_and_tiers_are_told_apart(core: Core) -> None:
+def test_extras_and_tiers_are_kept_apart(core: Core) -> None:
     owner = add(core)
     store(core, owner, [1], [1], extras=[b"salt"])
     store(core, owner, [2], [2], medium="DISK")
     assert overlaps(core, 1, 9) == {}
     assert overlaps(core, 1, 9, first=b"salt") == {"w": Overlap(1, (1, 0, 0, 0))}
-    assert core.tiers(owner, False) == (1, 0, 1, 0)  # noqa: FBT003
+    assert core.tiers(owner, False) == (1, 0, 1, 0)
     core.demote(owner)
-    assert core.tiers(owner, True) == (1, 0, 1, 0)  # noqa: FBT003
+    assert core.tiers(owner, True) == (1, 0, 1, 0)
 
 
 def test_hash_that_is_stored_with_other_tokens_is_counted(core: Core) -> None:
@@ -95,6 +95,7 @@ def test_hash_that_is_stored_with_other_tokens_is_counted(core: Core) -> None:
         "restored_with_other_tokens": 1,
         "over_limit": 0,
         "copied_unknown": 0,
+        "removed_certain": 0,
     }
 
 
@@ -109,7 +110,7 @@ def test_second_hole_adds_to_the_first(core: Core) -> None:
     core.check()
 
 
-def test_holder_that_ends_leaves_the_others(core: Core) -> None:
+def test_removed_holder_leaves_the_others(core: Core) -> None:
     first, better = add(core), core.add_owner(1, 0, 1)
     worse, other = core.add_owner(1, 0, 0), core.add_owner(0, core.add_model(b"n"), 0)
     for owner in (better, worse, first):
@@ -134,7 +135,7 @@ def test_block_stored_again_behind_an_uncertain_parent_is_uncertain(core: Core) 
     assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, uncertain=2)}
 
 
-def test_memory_grows_with_what_is_held(core: Core) -> None:
+def test_memory_grows_with_the_blocks(core: Core) -> None:
     owner = add(core)
     before = core.memory()
     store(core, owner, list(range(8)), list(range(8)))
@@ -161,12 +162,12 @@ def test_copies_are_counted_and_as_certain_as_their_source(core: Core) -> None:
     core.copy(owner, [1, 1], "GPU", None)
     core.demote(owner)
     core.copy(owner, [1], "CPU", None)
-    assert core.tiers(owner, True) == (1, 1, 0, 0)  # noqa: FBT003
+    assert core.tiers(owner, True) == (1, 1, 0, 0)
     assert [core.remove(owner, 1, "GPU", None) for _ in range(4)] == [True] * 3 + [False]
     store(core, owner, [1], [1])
     core.copy(owner, [1], "CPU", None)  # a copy of the certain one, which replaces the other
-    assert core.tiers(owner, False) == (1, 1, 0, 0)  # noqa: FBT003
-    assert core.tiers(owner, True) == (0, 0, 0, 0)  # noqa: FBT003
+    assert core.tiers(owner, False) == (1, 1, 0, 0)
+    assert core.tiers(owner, True) == (0, 0, 0, 0)
     core.check()
 
 
@@ -187,9 +188,9 @@ def test_hash_of_two_contents_is_copied_from_the_nearest_medium(core: Core) -> N
     assert overlaps(core, 7, 9) == {"w": Overlap(1, (0, 1, 0, 0))}
 
 
-def test_groups_are_known_of_each_owner(core: Core) -> None:
+def test_groups_are_kept_by_owner(core: Core) -> None:
     one, other = add(core), add(core)
-    assert core.admit(one, 1, False) == core.admission(one, 1) == Admission.OTHER_GROUP  # noqa: FBT003
+    assert core.admit(one, 1, False) == core.admission(one, 1) == Admission.OTHER_GROUP
     assert core.admit(other, 1, None) == Admission.INDEXED
     core.forget_layout(one)
     assert core.admission(one, 1) == Admission.INDEXED
@@ -201,7 +202,7 @@ def test_plain_core_leaves_messages_to_the_typed_decoder() -> None:
     assert core.apply(add(core), b"") is None
 
 
-def test_check_finds_a_bit_that_nothing_holds() -> None:
+def test_check_reports_a_bit_without_a_holder() -> None:
     core = PlainCore(1, 10, Overlap)
     core._table[1] = 1
     with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
@@ -253,7 +254,7 @@ def test_medium_is_doubted_until_a_removal_or_a_copy_by_hash(core: Core) -> None
     core.check()
 
 
-def test_what_was_not_stored_again_on_a_doubted_medium_expires(core: Core) -> None:
+def test_blocks_not_stored_again_on_a_doubted_medium_expire(core: Core) -> None:
     owner = add(core)
     store(core, owner, [1], [1])
     core.remove(owner, 7, "CPU_TIER2", None)
@@ -265,12 +266,12 @@ def test_what_was_not_stored_again_on_a_doubted_medium_expires(core: Core) -> No
     store(core, owner, [3], [3], medium="CPU")
     while not core.expire(owner, 1):
         core.check()
-    assert core.tiers(owner, True) == (1, 0, 2, 0)  # noqa: FBT003
-    assert core.tiers(owner, False) == (0, 1, 0, 0)  # noqa: FBT003
+    assert core.tiers(owner, True) == (1, 0, 2, 0)
+    assert core.tiers(owner, False) == (0, 1, 0, 0)
     core.check()
 
 
-def test_nothing_is_under_way_before_a_message_was_begun(core: Core) -> None:
+def test_proceed_is_refused_before_a_message_is_started(core: Core) -> None:
     owner = add(core)
     assert core.start(owner, b"no message", 1) is False
     with pytest.raises(ValueError, match="no message is applied in part"):

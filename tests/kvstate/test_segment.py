@@ -1,12 +1,29 @@
 from itertools import permutations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvstate.core import Pool
+from kvstate.core import BlockPool
+from kvstate.events import BlockHash
 from kvstate.overlap import Tier
 from kvstate.plain_core import Segment, Table
 
-GPU, GPU_1, CPU = Pool.of("GPU", None, 16), Pool.of("GPU", 1, 16), Pool.of("CPU", None, 32)
+GPU, GPU_1, CPU = (
+    BlockPool.of("GPU", None, 16),
+    BlockPool.of("GPU", 1, 16),
+    BlockPool.of("CPU", None, 32),
+)
+
+
+def removed(segment: Segment, medium: str, group: int | None, block: BlockHash) -> bool:
+    """Drops one copy; whether there was one."""
+    pool = segment.place(medium, group, block)
+    if pool is None:
+        return False
+    left = segment.copies(pool, block) - 1
+    segment.count(pool, block, left) if left else segment.forget(pool, block)
+    return True
 
 
 def consistent(table: Table, *segments: Segment) -> bool:
@@ -17,9 +34,9 @@ def consistent(table: Table, *segments: Segment) -> bool:
     return expected == table
 
 
-def test_pool_of_an_unknown_medium_is_a_mistake_of_ours() -> None:
+def test_pool_of_an_unknown_medium_is_refused() -> None:
     with pytest.raises(ValueError, match="events of unknown media never reach the index"):
-        Pool.of("TAPE", None, 16)
+        BlockPool.of("TAPE", None, 16)
 
 
 def test_held_block_has_a_bit_of_its_tier() -> None:
@@ -42,9 +59,9 @@ def test_block_is_held_until_every_copy_is_removed(copies: int) -> None:
         assert segment.store(GPU, 1, 77)
     for _ in range(copies):
         assert table == {77: 1}
-        assert segment.remove("GPU", None, 1)
+        assert removed(segment, "GPU", None, 1)
     assert table == {}
-    assert not segment.remove("GPU", None, 1)
+    assert not removed(segment, "GPU", None, 1)
 
 
 @pytest.mark.parametrize("hashes", [1, 2, 3, 4])
@@ -55,12 +72,12 @@ def test_key_is_held_until_every_hash_of_it_is_removed(hashes: int) -> None:
         segment.store(GPU if block % 2 else GPU_1, block, 77)
     for block in range(hashes):
         assert table == {77: 1}
-        assert segment.remove("GPU", None if block % 2 else 1, block)
+        assert removed(segment, "GPU", None if block % 2 else 1, block)
     assert table == {}
 
 
-def test_block_is_found_on_the_nearest_medium_whatever_came_first() -> None:
-    larger = Pool.of("GPU", None, 32)
+def test_find_returns_the_nearest_medium_in_any_order_of_stores() -> None:
+    larger = BlockPool.of("GPU", None, 32)
     for pools in permutations((GPU, larger, GPU_1, CPU)):
         segment = Segment({}, 0)
         for key, pool in enumerate(pools):
@@ -75,9 +92,9 @@ def test_block_is_found_on_the_nearest_medium_whatever_came_first() -> None:
 def test_removal_names_medium_and_group() -> None:
     segment = Segment({}, 0)
     segment.store(GPU, 1, 77)
-    assert not segment.remove("GPU", 1, 1)
-    assert not segment.remove("CPU", None, 1)
-    assert segment.remove("GPU", None, 1)
+    assert not removed(segment, "GPU", 1, 1)
+    assert not removed(segment, "CPU", None, 1)
+    assert removed(segment, "GPU", None, 1)
 
 
 def test_hash_with_other_tokens_replaces_all_its_copies() -> None:
@@ -87,7 +104,7 @@ def test_hash_with_other_tokens_replaces_all_its_copies() -> None:
     segment.store(GPU, 1, 77)
     assert not segment.store(GPU, 1, 88)
     assert table == {88: 1}
-    assert segment.remove("GPU", None, 1)
+    assert removed(segment, "GPU", None, 1)
     assert table == {}
 
 
@@ -106,8 +123,8 @@ def test_forgotten_block_loses_all_copies() -> None:
 def test_empty_pools_are_not_kept() -> None:
     segment = Segment({}, 0)
     for group in range(5):
-        segment.store(Pool.of("GPU", group, 16), 1, 77)
-        segment.remove("GPU", group, 1)
+        segment.store(BlockPool.of("GPU", group, 16), 1, 77)
+        removed(segment, "GPU", group, 1)
     assert segment._pools == {}
 
 
@@ -124,7 +141,7 @@ def test_cleared_segment_leaves_the_bits_of_others() -> None:
     assert consistent(table, one, two)
 
 
-def test_moved_blocks_replace_what_the_other_segment_had_of_them() -> None:
+def test_moved_blocks_replace_those_of_the_other_segment() -> None:
     table: Table = {}
     one, two = Segment(table, 0), Segment(table, 4)
     one.store(GPU, 1, 77)
@@ -133,11 +150,11 @@ def test_moved_blocks_replace_what_the_other_segment_had_of_them() -> None:
     two.store(GPU, 2, 88)
     assert one.move_to(two, 9)
     assert (len(one), table) == (0, {77: 1 << 4, 88: 1 << 4})
-    assert [two.remove("GPU", None, 1) for _ in range(3)] == [True, True, False]
+    assert [removed(two, "GPU", None, 1) for _ in range(3)] == [True, True, False]
     assert consistent(table, one, two)
 
 
-def test_copies_of_what_ages_are_not_counted() -> None:
+def test_copies_on_an_aging_medium_are_not_counted() -> None:
     table: Table = {}
     one, two = Segment(table, 0), Segment(table, 4)
     for age in (1, 2):
@@ -146,11 +163,11 @@ def test_copies_of_what_ages_are_not_counted() -> None:
     one.move_to(two, 9)
     two.expire({"CPU"}, 2)
     assert len(two) == 1
-    assert [two.remove("CPU", None, 1) for _ in range(2)] == [True, False]
+    assert [removed(two, "CPU", None, 1) for _ in range(2)] == [True, False]
     assert consistent(table, one, two)
 
 
-def test_what_was_stored_before_an_age_expires_on_these_media() -> None:
+def test_expire_drops_older_blocks_of_the_named_media_only() -> None:
     table: Table = {}
     one = Segment(table, 0)
     one.store(GPU, 1, 77)
@@ -162,3 +179,31 @@ def test_what_was_stored_before_an_age_expires_on_these_media() -> None:
     assert one.find(1) == (GPU, 77)
     assert one.find(2) == (CPU, 88)
     assert consistent(table, one)
+
+
+@given(st.integers(0, 20), st.integers(0, 25), st.booleans())
+def test_clear_and_move_to_handle_at_most_the_given_number_of_blocks(
+    blocks: int,
+    most: int,
+    moves: bool,
+) -> None:
+    table: Table = {}
+    one, other = Segment(table, 0), Segment(table, 4)
+    for block in range(blocks):
+        one.store((GPU, CPU)[block % 2], block, 100 + block)
+    is_done = one.move_to(other, most) if moves else one.clear(most)
+    assert len(one) == max(0, blocks - most)
+    assert is_done == (not len(one))
+    assert len(other) == (min(blocks, most) if moves else 0)
+    assert consistent(table, one, other)
+
+
+def test_restore_moves_only_the_blocks_with_the_mark() -> None:
+    table: Table = {}
+    uncertain, certain = Segment(table, 4), Segment(table, 0)
+    for block, mark in ((1, 1), (2, 2)):
+        uncertain.store(GPU, block, block)
+        uncertain.count(GPU, block, 1, mark)
+    uncertain.restore_to(certain, 1)
+    assert (len(uncertain), len(certain)) == (1, 1)
+    assert removed(certain, "GPU", None, 1)

@@ -74,7 +74,9 @@ def indexes(request: pytest.FixtureRequest) -> Callable[[], tuple[Index, Owner]]
 
 
 @pytest.mark.parametrize("events", EVENTS)
-def test_a_message_in_steps_ends_as_in_one_go(indexes: Any, events: list[Any]) -> None:
+def test_message_applied_in_steps_equals_one_applied_at_once(
+    indexes: Any, events: list[Any]
+) -> None:
     index, owner = indexes()
     assert steps_of(owner.applying(message(events))) > 2
     whole, other = indexes()
@@ -84,7 +86,7 @@ def test_a_message_in_steps_ends_as_in_one_go(indexes: Any, events: list[Any]) -
     assert seen(index, owner) == seen(whole, other)
 
 
-def test_a_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
+def test_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
     index, owner = indexes()
     index.apply_message(owner, message([STORED]))
     index.demote(owner)
@@ -101,7 +103,7 @@ def test_a_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
     assert seen(index, owner)[0] == 0
 
 
-def test_a_message_that_is_left_in_part_spoils_nothing(indexes: Any) -> None:
+def test_abandoned_message_leaves_a_consistent_index(indexes: Any) -> None:
     index, owner = indexes()
     for _ in range(3):
         steps = owner.applying(message([STORED, ["BlockRemoved", HASHES]]))
@@ -123,9 +125,7 @@ def test_a_message_that_is_left_in_part_spoils_nothing(indexes: Any) -> None:
         (message([["BlockRemoved", [1] * MAX_PAYLOAD_BYTES]]), "payload of more than"),
     ],
 )
-def test_a_batch_that_is_too_large_is_refused_as_a_whole(
-    indexes: Any, payload: bytes, fault: str
-) -> None:
+def test_oversized_batch_is_refused_as_a_whole(indexes: Any, payload: bytes, fault: str) -> None:
     index, owner = indexes()
     index.apply_message(owner, message([["BlockStored", [1], None, [1], 1]]))
     with pytest.raises(WireError, match=fault):
@@ -151,13 +151,15 @@ def test_a_batch_that_is_too_large_is_refused_as_a_whole(
           "token_ids": [1], "block_size": 1, "cache_salt": "x" * 5_000}, "bad_cache_salt"),
     ],
 )  # fmt: skip
-def test_what_no_engine_has_of_a_block_is_left_out(indexes: Any, event: Any, fault: str) -> None:
+def test_event_with_oversized_keys_or_hashes_is_left_out(
+    indexes: Any, event: Any, fault: str
+) -> None:
     index, owner = indexes()
     assert index.apply_message(owner, message([event])).faults == (fault,)
     assert owner.blocks == 0
 
 
-def test_a_hole_costs_what_the_blocks_cost_however_many_there_are(
+def test_hole_costs_time_in_proportion_to_the_blocks(
     indexes: Any, request: pytest.FixtureRequest
 ) -> None:
     # filling a table in the order of another one with the same secret takes quadratic time

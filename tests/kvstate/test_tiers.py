@@ -18,7 +18,7 @@ from kvstate.overlap import DEFAULT_MEDIUM, ORDER_OF_MEDIUM, RESTORE_WEIGHT, Tie
         ("TAPE", None),
     ],
 )
-def test_media_fall_into_tiers(medium: str, tier: Tier | None) -> None:
+def test_tier_of_classifies_media(medium: str, tier: Tier | None) -> None:
     assert tier_of(medium) is tier
 
 
@@ -26,12 +26,12 @@ def test_default_medium_is_the_device() -> None:
     assert tier_of(DEFAULT_MEDIUM) is Tier.DEVICE
 
 
-def test_media_are_in_the_order_of_their_tiers() -> None:
+def test_order_of_media_follows_their_tiers() -> None:
     assert sorted(ORDER_OF_MEDIUM.values()) == list(range(len(ORDER_OF_MEDIUM)))
     tiers = [tier_of(medium) for medium in sorted(ORDER_OF_MEDIUM, key=ORDER_OF_MEDIUM.__getitem__)]
     assert tiers == sorted(tier for tier in tiers if tier is not None)
 
 
-def test_nearer_tiers_are_worth_more() -> None:
+def test_restore_weights_fall_with_the_tier() -> None:
     weights = [RESTORE_WEIGHT[tier] for tier in Tier]
     assert weights == [1.0, 0.8, 0.4, 0.2]

@@ -1,23 +1,29 @@
 """A router that starts beside a publisher that has long been at work, at vLLM's own limits."""
 
-import asyncio
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
+from tests.waiting import until
 
 PUBLISHER = Path(__file__).parents[2] / "benchmarks" / "warm_publisher.py"
 BATCHES, BLOCKS_A_BATCH, SEND_LIMIT = 10_000, 64, 1_000
 PATIENCE_SECONDS = 60.0
+
+
+def is_live(fleet: FollowedWorkers) -> bool:
+    """Whether the worker's feed is live."""
+    return fleet.state("w") is FeedState.LIVE
 
 
 @pytest.fixture
@@ -33,13 +39,11 @@ def source() -> Iterator[ZmqSource]:
 
 
 @pytest.mark.slow
-async def test_a_full_buffer_becomes_certain_without_a_failed_replay(source: ZmqSource) -> None:
+async def test_full_buffer_becomes_certain_without_a_failed_replay(source: ZmqSource) -> None:
     for _ in range(3):
-        fleet = Fleet(1, time.time)
+        fleet = FollowedWorkers(1, time.time)
         fleet.add("w", "m", [ZmqTransport(source)])
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while fleet.state("w") is not State.LIVE:  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.01)
+        await until(partial(is_live, fleet), "the feed is live", seconds=PATIENCE_SECONDS)
         (feed,) = fleet.feeds("w")
         assert feed.counts.get("failed_replay", 0) == 0
         assert feed.replays <= 2  # a second one where a second of silence ended just then

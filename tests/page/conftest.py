@@ -2,9 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.system import System, running
 from tests.page.background import Background, in_background
 from tests.page.browser import CHROMIUM, DRIVER, MISSING, Browser, running_browser
+from tests.system.system import System, running
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,6 @@ def browser(chromium: Browser) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def system(chromium: Browser) -> Iterator[Background[System]]:  # noqa: ARG001 - nothing without it
+def system(chromium: Browser) -> Iterator[Background[System]]:
     with in_background(running(workers=3)) as one:
         yield one

@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
-from tests.e2e.system import System, chat, long_text, running, until
 from tests.page.background import Background, in_background
 from tests.page.browser import Browser, running_browser
+from tests.system.system import System, chat, long_text, running
+from tests.waiting import until
 
 QUESTIONS = 4
 TURNS = 4

@@ -6,9 +6,9 @@ from importlib.metadata import version
 import pytest
 from selenium.webdriver import ActionChains, Keys
 
-from tests.e2e.system import System, chat, long_text, running
 from tests.page.background import Background, in_background
 from tests.page.browser import Browser
+from tests.system.system import System, chat, long_text, running
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def focused(browser: Browser) -> str:
     return told
 
 
-def test_the_fleet_is_shown_with_the_state_of_every_feed(
+def test_page_shows_the_fleet_with_the_state_of_every_feed(
     browser: Browser, system: Background[System]
 ) -> None:
     opened(browser, system)
@@ -44,7 +44,7 @@ def test_the_fleet_is_shown_with_the_state_of_every_feed(
     assert browser.texts("#fleet-summary")[0].startswith("3 workers: 3 live · 0 requests in flight")
 
 
-def test_the_last_request_is_explained_at_the_top(
+def test_page_explains_the_last_request_at_the_top(
     browser: Browser, system: Background[System]
 ) -> None:
     opened(browser, system)
@@ -57,7 +57,7 @@ def test_the_last_request_is_explained_at_the_top(
     assert len(browser.texts("#last tbody tr")) == 3
 
 
-def test_a_decision_appears_and_opens_into_its_candidates(
+def test_decision_appears_and_opens_into_its_candidates(
     browser: Browser, system: Background[System]
 ) -> None:
     opened(browser, system)
@@ -70,7 +70,7 @@ def test_a_decision_appears_and_opens_into_its_candidates(
     )
 
 
-def test_nothing_moves_while_a_decision_is_read(
+def test_decision_list_stays_still_while_a_decision_is_read(
     browser: Browser, system: Background[System]
 ) -> None:
     sent(system, "read")
@@ -89,7 +89,7 @@ def test_nothing_moves_while_a_decision_is_read(
     )
 
 
-def test_prefixes_are_shown_with_who_holds_them(
+def test_prefixes_are_shown_with_their_holders(
     browser: Browser, system: Background[System]
 ) -> None:
     workers = {sent(system, "shared prefix") for _ in range(2)}
@@ -105,7 +105,7 @@ def test_prefixes_are_shown_with_who_holds_them(
     assert "shared prefix" not in browser.one("#prefix-rows").text
 
 
-def test_a_pasted_request_is_explained(browser: Browser, system: Background[System]) -> None:
+def test_pasted_request_is_explained(browser: Browser, system: Background[System]) -> None:
     opened(browser, system)
     browser.unfold("explain")
     body = json.dumps(chat(long_text("pasted")))
@@ -116,7 +116,7 @@ def test_a_pasted_request_is_explained(browser: Browser, system: Background[Syst
     assert focused(browser) == "explain-answer"
 
 
-def test_ten_decisions_are_shown_and_more_when_asked_for(
+def test_decision_list_shows_ten_and_more_on_request(
     browser: Browser, system: Background[System]
 ) -> None:
     for number in range(11):
@@ -128,7 +128,7 @@ def test_ten_decisions_are_shown_and_more_when_asked_for(
     browser.until(lambda: len(browser.all("#decision-list li")) > 10, "more of them")
 
 
-def test_the_figures_at_the_top_say_what_was_saved_against_round_robin(
+def test_gain_figures_compare_saved_tokens_with_round_robin(
     browser: Browser, system: Background[System]
 ) -> None:
     worker = sent(system, "saved")
@@ -145,7 +145,7 @@ def test_the_figures_at_the_top_say_what_was_saved_against_round_robin(
     assert "round robin would have found" in browser.texts("#gain-words")[0]
 
 
-def test_the_page_says_its_version_and_where_the_documentation_is(
+def test_page_names_its_version_and_documentation(
     browser: Browser, system: Background[System]
 ) -> None:
     opened(browser, system)
@@ -153,7 +153,7 @@ def test_the_page_says_its_version_and_where_the_documentation_is(
     browser.until(lambda: browser.texts("#about")[0].startswith(told), "the version")
 
 
-def test_with_eight_workers_it_is_two_screens_tall(browser: Browser) -> None:
+def test_page_with_eight_workers_is_two_screens_tall(browser: Browser) -> None:
     with in_background(running(workers=8)) as eight, browser.visiting():
         for number in range(12):
             sent(eight, f"tall {number}")
@@ -163,9 +163,7 @@ def test_with_eight_workers_it_is_two_screens_tall(browser: Browser) -> None:
         assert browser.run("return document.documentElement.scrollHeight") <= 2 * 900
 
 
-def test_what_is_no_json_is_told_beside_the_form(
-    browser: Browser, system: Background[System]
-) -> None:
+def test_explain_form_names_malformed_json(browser: Browser, system: Background[System]) -> None:
     opened(browser, system)
     browser.unfold("explain")
     browser.one("#explain-body").send_keys("{nothing")
@@ -174,7 +172,7 @@ def test_what_is_no_json_is_told_beside_the_form(
     assert focused(browser) == "explain-body"
 
 
-def test_the_keyboard_is_enough(browser: Browser, system: Background[System]) -> None:
+def test_page_can_be_used_by_keyboard(browser: Browser, system: Background[System]) -> None:
     sent(system, "keyboard")
     opened(browser, system)
     browser.until(lambda: browser.all("#decision-list summary"), "a decision")
@@ -200,7 +198,7 @@ def test_the_keyboard_is_enough(browser: Browser, system: Background[System]) ->
 
 
 @pytest.mark.parametrize("width", [320, 360, 500, 740, 1000])
-def test_nothing_is_wider_than_the_screen(
+def test_page_is_no_wider_than_the_screen(
     browser: Browser, system: Background[System], width: int
 ) -> None:
     sent(system, "narrow")
@@ -223,7 +221,7 @@ return document.documentElement.scrollWidth;
 """
 
 
-def test_a_learned_speed_is_no_wider_than_the_screen(
+def test_learned_speed_is_no_wider_than_the_screen(
     browser: Browser, system: Background[System]
 ) -> None:
     browser.size(320, 800)
@@ -252,7 +250,7 @@ return [...document.querySelectorAll("body *")]
 
 
 @pytest.mark.parametrize(("scheme", "is_dark"), [("light", False), ("dark", True)])
-def test_both_colour_schemes_can_be_read(
+def test_page_is_readable_in_both_colour_schemes(
     browser: Browser, system: Background[System], scheme: str, *, is_dark: bool
 ) -> None:
     browser.prefer(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
@@ -270,18 +268,14 @@ def test_both_colour_schemes_can_be_read(
     assert browser.run(CONTRAST) == []  # WCAG 2.2, 1.4.3: 4.5 to 1
 
 
-def test_motion_is_left_out_where_that_is_asked_for(
-    browser: Browser, system: Background[System]
-) -> None:
+def test_page_omits_motion_on_request(browser: Browser, system: Background[System]) -> None:
     browser.prefer(prefers_reduced_motion="reduce")
     opened(browser, system)
     moving = "return getComputedStyle(document.querySelector('.bar i, .bar')).transitionDuration"
     assert browser.run(moving) == "0s"
 
 
-def test_everything_that_can_be_used_has_a_name(
-    browser: Browser, system: Background[System]
-) -> None:
+def test_page_controls_all_have_a_name(browser: Browser, system: Background[System]) -> None:
     sent(system, "named")
     opened(browser, system)
     browser.until(lambda: browser.all("#decision-list summary"), "a decision")
@@ -298,7 +292,7 @@ def test_everything_that_can_be_used_has_a_name(
     assert next(name for role, name in known if role == "heading") == "KVSteer"
 
 
-def test_the_switch_for_events_is_shown(browser: Browser, system: Background[System]) -> None:
+def test_events_switch_is_shown(browser: Browser, system: Background[System]) -> None:
     opened(browser, system)
 
     async def switch(*, enabled: bool) -> None:

@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 from selenium.webdriver.support.select import Select
 
-from extproc.checking.self_check import DIFFERENT, NOT_ASKED, VERIFIED, Verification
-from extproc.discovery.view import Report
-from extproc.observing.outcomes import Circumstances, Outcome, Usage
-from extproc.requests.prompt import TEXT
+from extproc.base.engine import Engine, Release
+from extproc.fleet.discovery.view import Report
+from extproc.fleet.identity import Told
+from extproc.observing.outcomes import Circumstances, Outcome
+from extproc.observing.usage import Usage
+from extproc.proof.state import Comparison, Verdict
+from extproc.requests.prompt import CONVERSATION
 from extproc.requests.request import Ask, Head
 from kvstate.overlap import Overlap
 from simulator.worker import Worker
-from tests.e2e.system import System, chat, long_text, running
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served, serving
 from tests.page.background import Background, in_background
 from tests.page.browser import Browser
+from tests.system.system import System, chat, long_text, running
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +41,7 @@ class Routers:
         return self.told
 
 
-def test_the_other_routers_are_named_and_so_is_that_they_are_not_heard(browser: Browser) -> None:
+def test_page_names_the_other_routers_and_their_silence(browser: Browser) -> None:
     routers = Routers()
     with in_background(serving(sharing=routers)) as served:
         browser.open(f"{served.it.url}/")
@@ -52,25 +55,43 @@ def test_the_other_routers_are_named_and_so_is_that_they_are_not_heard(browser: 
         browser.until(lambda: browser.texts("#routers.notice")[0].endswith("gone"), "alone")
 
 
-def test_what_golden_requests_told_is_shown_in_words_and_as_text(browser: Browser) -> None:
+def test_verification_is_shown_in_words_and_as_text(browser: Browser) -> None:
     with in_background(serving()) as served, browser.visiting():
-        check = served.it.workers.records[WORKER].check
+        record = served.it.workers.records[WORKER]
 
-        async def judge(verification: Verification) -> None:
-            served.it.workers.checks.judge(check, verification)
+        async def compare(verdict: Verdict) -> None:
+            record.proof.expect()
+            served.it.workers.proofs.compared(record, Comparison(1, {CONVERSATION: verdict}))
 
         browser.open(f"{served.it.url}/")
-        served.do(judge(Verification(DIFFERENT, f"of a text, after {EVIL}", forms=TEXT)))
+        served.do(compare(Verdict(is_same=False, why=f"of a text, after {EVIL}")))
         said = f"its tokens differ from the router's: of a text, after {EVIL}"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "they differ")
-        served.do(judge(NOT_ASKED))
-        said = "its tokens are not verified: it has not answered yet"
+        served.do(compare(Verdict(None, "it has not answered yet")))
+        said = "its tokens are not proved: it has not answered yet"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "nobody knows")
-        served.do(judge(Verification(VERIFIED)))
+        served.do(compare(Verdict(is_same=True)))
         browser.until(lambda: "its tokens" not in browser.texts("#workers tr")[0], "all is well")
 
 
-def test_a_dead_worker_and_a_router_that_is_away_are_shown_under_their_names(
+def test_engine_is_shown_or_why_it_is_unknown(browser: Browser) -> None:
+    with in_background(serving()) as served, browser.visiting():
+        record = served.it.workers.records[WORKER]
+        browser.open(f"{served.it.url}/")
+
+        async def say(told: Told) -> None:
+            record.stop_asking("engine")
+            record.identify(told)
+
+        served.do(say(Told(reason=f"it is vllm, but {EVIL}")))
+        said = f"its engine is unknown: it is vllm, but {EVIL}"
+        browser.until(lambda: said in browser.texts("#workers tr")[0], "it is unknown")
+        served.do(say(Told(Engine("vllm", Release(0, 32)), "")))
+        browser.until(lambda: "vllm 0.32.0" in browser.texts("#workers tr")[0], "it is known")
+        assert "engine is unknown" not in browser.texts("#workers tr")[0]
+
+
+def test_dead_worker_and_absent_router_are_shown_under_their_names(
     browser: Browser,
 ) -> None:
     unprobed = {"policy": {"probe_interval_ms": 0}}
@@ -99,7 +120,7 @@ def watched(browser: Browser) -> Iterator[Background[System]]:
         yield system
 
 
-def test_a_worker_that_is_killed_is_down_and_gets_nothing(browser: Browser) -> None:
+def test_killed_worker_is_shown_down_without_requests(browser: Browser) -> None:
     with watched(browser) as system:
         dead = system.it.workers[1].endpoint
         system.do(system.it.stop_worker(dead))
@@ -115,7 +136,7 @@ def test_a_worker_that_is_killed_is_down_and_gets_nothing(browser: Browser) -> N
         browser.until(lambda: told in browser.texts("#last tbody")[0], "it cannot be picked")
 
 
-def test_a_feed_that_dies_alone_is_no_worker_that_is_down(browser: Browser) -> None:
+def test_dead_feed_alone_is_not_shown_as_a_dead_worker(browser: Browser) -> None:
     with watched(browser) as system:
         worker = system.it.workers[1]
         system.do(hidden(worker, events=True))
@@ -128,7 +149,7 @@ def test_a_feed_that_dies_alone_is_no_worker_that_is_down(browser: Browser) -> N
         assert "Its events" not in browser.texts("#workers")[0]
 
 
-def test_a_replay_socket_that_dies_is_shown_on_a_feed_that_lives(browser: Browser) -> None:
+def test_dead_replay_socket_is_shown_on_a_live_feed(browser: Browser) -> None:
     with watched(browser) as system:
         worker = system.it.workers[1]
         system.do(hidden(worker, replay=True))
@@ -163,7 +184,7 @@ async def lost(worker: Worker) -> None:
     worker.faults.drop(1)
 
 
-def test_hostile_names_are_text(browser: Browser) -> None:
+def test_hostile_names_are_shown_as_text(browser: Browser) -> None:
     config = f'models: [{{name: "{EVIL}"}}]\nworkers: [{{endpoint: "127.0.0.1:1"}}]'
     with in_background(serving(config)) as served, browser.visiting():
         served.do(served.it.route(40, EVIL))
@@ -198,7 +219,7 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
 async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]) -> None:
     """Records that a worker was sent a request in the step before this one."""
     chosen = decided({worker: Overlap(16, (1, 0, 0, 0), 0)}, names=list(steps))
-    served.observed.decided(chosen, [])
+    served.observed.note_decision(chosen, [])
     served.observed.sample(5.0, steps)
 
 
@@ -206,7 +227,7 @@ async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]
 AFTERWARDS = Circumstances()
 
 
-def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser) -> None:
+def test_reported_tokens_are_shown_beside_the_prediction(browser: Browser) -> None:
     outcome = Outcome(
         model="m",
         worker=WORKER,
@@ -226,7 +247,7 @@ def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser
         ]
 
 
-def test_a_worker_that_drains_and_a_source_that_is_away_are_shown(browser: Browser) -> None:
+def test_draining_worker_and_absent_source_are_shown(browser: Browser) -> None:
     with in_background(serving(sources=[Away()])) as served, browser.visiting():
         served.do(_drained(served.it))
         browser.open(f"{served.it.url}/")
@@ -253,7 +274,7 @@ class Away:
         await asyncio.Event().wait()
 
 
-def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser) -> None:
+def test_last_request_shows_the_best_few_of_many_candidates(browser: Browser) -> None:
     config = "models: [{name: m}]\nworkers:\n" + "".join(
         f"- {{endpoint: '127.0.0.1:{port}'}}\n" for port in range(1, 31)
     )
@@ -266,7 +287,7 @@ def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser
         browser.until(lambda: len(browser.all("details[open] tbody tr")) == 30, "all of them")
 
 
-def test_who_computes_the_prompt_is_told_of_a_decision(browser: Browser) -> None:
+def test_decision_names_the_prefill_worker(browser: Browser) -> None:
     with in_background(serving(OF_ROLES)) as served, browser.visiting():
         served.do(_chatted(served.it))
         browser.open(f"{served.it.url}/")
@@ -284,14 +305,14 @@ disaggregation: {mode: header, connector: sglang}
 """
 
 
-def test_a_request_without_known_tokens_is_told_by_what_it_was_taken_for(browser: Browser) -> None:
+def test_request_without_known_tokens_names_the_reason(browser: Browser) -> None:
     with in_background(serving()) as served, browser.visiting():
         served.do(_chatted(served.it))
         browser.open(f"{served.it.url}/")
         browser.until(lambda: browser.texts("#last .verdict"), "the last request")
         told = "because load alone decided: its model has no tokenizer here."
         assert told in browser.texts("#last .verdict")[0]
-        assert browser.texts("#decision-list .share")[0].startswith("0 of about 16 tokens held")
+        assert browser.texts("#decision-list .share")[0].startswith("0 of about 6 tokens held")
 
 
 async def _chatted(served: Served) -> None:
@@ -329,7 +350,7 @@ def chosen(browser: Browser, kind: str, value: str) -> None:
     Select(browser.one(f"#filter-{kind}")).select_by_value(value)
 
 
-def test_workers_have_the_names_that_they_are_configured_by(browser: Browser) -> None:
+def test_workers_have_their_configured_names(browser: Browser) -> None:
     with in_background(serving(NAMED)) as served, browser.visiting():
         served.do(served.it.route(40, "m"))
         browser.open(f"{served.it.url}/")
@@ -340,7 +361,7 @@ def test_workers_have_the_names_that_they_are_configured_by(browser: Browser) ->
         assert browser.texts("#decision-list .said small") == ["127.0.0.1:1"]
 
 
-def test_a_router_without_workers_says_so(browser: Browser) -> None:
+def test_router_without_workers_shows_the_cause(browser: Browser) -> None:
     with in_background(serving(FOUND_NONE, sources=[Away()])) as served, browser.visiting():
         browser.driver.get(f"{served.it.url}/")
         browser.until(
@@ -350,7 +371,7 @@ def test_a_router_without_workers_says_so(browser: Browser) -> None:
         assert browser.one("#sources").is_displayed()
 
 
-def test_an_empty_router_says_what_to_do(browser: Browser) -> None:
+def test_empty_router_shows_the_next_step(browser: Browser) -> None:
     with in_background(serving()) as served, browser.visiting():
         browser.open(f"{served.it.url}/")
         assert browser.texts("#last-body")[0].startswith("No request yet.")

@@ -1,7 +1,7 @@
 """Clients of a simulated worker: of its API, of its events and of its replays."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -41,12 +41,6 @@ async def store_block(client: Client, **headers: str) -> None:
     """Makes the worker publish one batch: a new block of 16 tokens."""
     body = {"prompt": [next(_unique)] * 16, "max_tokens": 1}
     await post(client, "/v1/completions", body, **headers)
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the engine tells nobody when it frees blocks
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ def as_bytes(batches: Batches) -> list[bytes]:
 @pytest.mark.parametrize(
     ("name", "blocks", "requests"), [("w1", 40, 31), ("cached_tokens", 48, 110)]
 )
-def test_every_recorded_request_gives_the_recorded_events_in_order_and_step_by_step(
+def test_cache_gives_the_recorded_events_step_by_step(
     recorded: Recorded, tokens: ModelTokens, name: str, blocks: int, requests: int
 ) -> None:
     cache = PrefixCache(Shape(blocks=blocks, block_size=BLOCK_SIZE))
@@ -108,9 +108,7 @@ def test_every_recorded_request_gives_the_recorded_events_in_order_and_step_by_s
         assert as_bytes(batches) == as_bytes(wanted), record["scenario"]
 
 
-def test_every_recorded_hit_has_the_length_that_vllm_reported(
-    recorded: Recorded, tokens: ModelTokens
-) -> None:
+def test_cache_hits_have_the_recorded_length(recorded: Recorded, tokens: ModelTokens) -> None:
     cache = PrefixCache(Shape(blocks=48, block_size=BLOCK_SIZE))
     for record in recorded("cached_tokens"):
         if any(AllBlocksCleared() in events for events in recorded_batches(record)):
@@ -126,20 +124,20 @@ def begin(cache: PrefixCache, length: int, *, first: int = 0, reuse: bool = True
     return holding
 
 
-def test_a_prompt_shorter_than_a_block_is_not_announced() -> None:
+def test_prompt_shorter_than_a_block_is_not_announced() -> None:
     cache = PrefixCache(Shape(blocks=8, block_size=4))
     cache.release(begin(cache, 3))
     assert cache.take_events() == []
 
 
-def test_the_block_of_the_last_prompt_token_is_always_computed() -> None:
+def test_last_prompt_token_is_always_computed_with_its_block() -> None:
     cache = PrefixCache(Shape(blocks=8, block_size=4))
     cache.release(begin(cache, 8))
     assert begin(cache, 8).cached_tokens == 4
     assert begin(cache, 9).cached_tokens == 8
 
 
-def test_a_prompt_that_finds_no_room_changes_nothing() -> None:
+def test_begin_without_room_changes_nothing() -> None:
     cache = PrefixCache(Shape(blocks=4, block_size=4))
     running = begin(cache, 8)
     cache.take_events()
@@ -150,14 +148,14 @@ def test_a_prompt_that_finds_no_room_changes_nothing() -> None:
     assert cache.usage == 0
 
 
-def test_a_hit_on_unused_blocks_needs_their_room_too() -> None:
+def test_begin_needs_room_for_hits_on_unused_blocks() -> None:
     cache = PrefixCache(Shape(blocks=5, block_size=4))
     cache.release(begin(cache, 8))
     begin(cache, 8, first=100)
     assert cache.begin(range(9), NO_NAMESPACE) is None
 
 
-def test_decoding_stops_where_no_block_is_left() -> None:
+def test_extend_fails_without_a_free_block() -> None:
     cache = PrefixCache(Shape(blocks=2, block_size=2))
     holding = begin(cache, 1)
     assert cache.extend(holding, 7)
@@ -165,7 +163,7 @@ def test_decoding_stops_where_no_block_is_left() -> None:
     assert holding.tokens == [0, 7]
 
 
-def test_each_copy_of_a_block_is_removed_by_an_event_of_its_own() -> None:
+def test_copies_of_a_block_are_removed_by_an_event_each() -> None:
     cache = PrefixCache(Shape(blocks=3, block_size=4))
     for _ in range(2):
         cache.release(begin(cache, 4, reuse=False))
@@ -179,7 +177,7 @@ Operation = tuple[int, int, int]
 
 
 @given(operations=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 14), st.integers(0, 3))))
-def test_counting_announced_copies_tells_every_hit_before_it_happens(
+def test_announced_copies_predict_every_hit(
     operations: list[Operation],
 ) -> None:
     """The rule that routers rely on, for any order of prompts, answers and evictions."""
@@ -207,7 +205,7 @@ def test_counting_announced_copies_tells_every_hit_before_it_happens(
         assert cache.usage == 0
 
 
-def test_a_running_request_keeps_the_cache_from_being_reset() -> None:
+def test_reset_is_refused_while_a_request_runs() -> None:
     cache = PrefixCache(Shape(blocks=8, block_size=4))
     holding = begin(cache, 4)
     assert not cache.reset()

@@ -34,7 +34,7 @@ def parsed(*options: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_worker_says_where_it_listens_and_stops_on_a_signal(number: signal.Signals) -> None:
+async def test_worker_names_its_addresses_and_stops_on_a_signal(number: signal.Signals) -> None:
     process = await start(*FREE, "--name", "one")
     assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
@@ -48,7 +48,7 @@ async def test_a_worker_says_where_it_listens_and_stops_on_a_signal(number: sign
 
 
 @pytest.mark.parametrize("dialect", ["vllm-0.32", "sglang-0.5.22"])
-async def test_a_worker_stops_at_once_in_the_middle_of_an_answer(dialect: str) -> None:
+async def test_worker_stops_at_once_during_an_answer(dialect: str) -> None:
     process = await start(*FREE, "--dialect", dialect, "--decode-tokens-per-second", "5")
     assert process.stdout is not None
     address = (await process.stdout.readline()).decode().split("http://")[1].split(",")[0]
@@ -65,7 +65,7 @@ async def test_a_worker_stops_at_once_in_the_middle_of_an_answer(dialect: str) -
     assert (process.returncode, errors) == (0, b"")
 
 
-def test_a_taken_port_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_taken_port_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert run(parsed(*FREE, "--listen", address)) == 1
@@ -76,7 +76,7 @@ def test_a_taken_port_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str
         assert capsys.readouterr().err == message
 
 
-def test_a_directory_without_a_model_is_one_line_and_status_1(
+def test_directory_without_a_model_is_one_line_and_status_1(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(parsed(*FREE, "--model-dir", str(tmp_path))) == 1
@@ -96,7 +96,7 @@ def test_a_directory_without_a_model_is_one_line_and_status_1(
         ({"listen": "::1:80"}, "an IPv6 address needs brackets: '::1:80'"),
     ],
 )
-def test_settings_say_what_is_wrong(wrong: dict[str, Any], message: str) -> None:
+def test_settings_name_their_fault(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Settings(**wrong)
 
@@ -113,16 +113,16 @@ def test_options_reach_the_settings() -> None:
     assert _settings(parsed("--placeholders", "--events", "none")).placeholders
 
 
-async def test_a_worker_with_ranks_says_where_each_publishes() -> None:
+async def test_worker_with_ranks_names_the_address_of_each() -> None:
     async with running(Settings(name="two", ranks=2)) as worker:
         line = _greeting(worker)
     assert len(re.findall(r"tcp://127\.0\.0\.1:\d+", line)) == 4
 
 
-def test_an_ipv6_address_is_split_without_its_brackets() -> None:
+def test_ipv6_address_is_split_without_its_brackets() -> None:
     assert split_address("[::1]:80") == ("::1", 80)
 
 
-def test_a_cache_smaller_than_the_model_limits_the_context() -> None:
+def test_cache_smaller_than_the_model_limits_the_context() -> None:
     assert Settings(blocks=11, block_size_tokens=16).context_tokens == 160
     assert Settings(max_model_len_tokens=100).context_tokens == 100

@@ -56,7 +56,7 @@ def encoded_again(payload: bytes, layout: Layout) -> bytes:
         ("sglang-0.5.22", "sglang_0.5.23_radix", "sglang_0.5.23_radix"),
     ],
 )
-def test_recorded_events_become_the_recorded_bytes_of_the_dialect(
+def test_dialect_encodes_recorded_events_to_the_recorded_bytes(
     recording: Recording, dialect: str, maps: str, recorded_as: str
 ) -> None:
     compared = 0
@@ -109,12 +109,12 @@ NAMED = {"extra_keys": [["ad", "salt"]], "group_idx": 0, "kv_cache_spec_kind": "
         ("trtllm", MAP | {"lora_id": 1, "medium": "GPU", "lora_name": None}),
     ],
 )
-def test_a_stored_block_has_the_fields_of_the_dialect(dialect: str, wanted: object) -> None:
+def test_stored_block_has_the_fields_of_the_dialect(dialect: str, wanted: object) -> None:
     written = msgspec.msgpack.encode(DIALECTS[dialect].layout.written([STORED])[0])
     assert msgspec.msgpack.decode(written) == wanted
 
 
-def test_unsalted_arrays_of_sglang_have_no_map_at_the_end() -> None:
+def test_sglang_arrays_without_a_salt_have_no_map_at_the_end() -> None:
     unsalted = msgspec.structs.replace(STORED, cache_salt=None)
     assert len(DIALECTS["sglang-0.5.18"].layout.written([unsalted])[0]) == 7
 
@@ -134,7 +134,7 @@ def test_removals_and_clears_are_written_in_every_dialect(dialect: str) -> None:
         assert removed["medium"] == "GPU"
 
 
-def test_removals_that_follow_each_other_are_one_event_in_sglang() -> None:
+def test_sglang_joins_consecutive_removals_into_one_event() -> None:
     events = [
         BlockRemoved((1,), "GPU"),
         BlockRemoved((2,), "GPU"),
@@ -145,7 +145,7 @@ def test_removals_that_follow_each_other_are_one_event_in_sglang() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_worker_of_every_dialect_publishes_and_replays(dialect: str) -> None:
+async def test_worker_of_every_dialect_publishes_and_replays(dialect: str) -> None:
     known = DIALECTS[dialect]
     async with running(Settings(dialect=dialect, topic="kv")) as worker, Client(worker.url) as own:
         async with subscribed(worker, own) as sub:
@@ -157,13 +157,29 @@ async def test_a_worker_of_every_dialect_publishes_and_replays(dialect: str) -> 
         stored = events_of(live)[0]
         tokens = stored[3] if known.layout.positional else stored["token_ids"]
         assert tokens == list(PROMPT)[:16]
-        assert await (await own.get("/version")).json() == {"version": known.version}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_worker_names_its_engine_and_release_as_the_engine_does(dialect: str) -> None:
+    path = "/server_info" if DIALECTS[dialect].engine == "sglang" else "/version"
+    other = "/version" if path == "/server_info" else "/server_info"
+    owner = {"trtllm": "tensorrt_llm"}.get(DIALECTS[dialect].engine, DIALECTS[dialect].engine)
+    async with running(Settings(dialect=dialect)) as worker, Client(worker.url) as own:
+        named = await (await own.get(path)).json()
+        assert named["version"] == DIALECTS[dialect].version
+        assert (await own.get(other)).status == 404
+        cards = (await (await own.get("/v1/models")).json())["data"]
+        assert [card["owned_by"] for card in cards] == [owner]
+
+
+async def test_worker_names_the_release_that_it_is_given() -> None:
+    settings = Settings(dialect="sglang-0.5.22", engine_version="0.5.99")
+    async with running(settings) as worker, Client(worker.url) as own:
+        assert (await (await own.get("/server_info")).json())["version"] == "0.5.99"
 
 
 @pytest.mark.parametrize(("dialect", "equal"), [("vllm-0.26", False), ("vllm-0.32", True)])
-async def test_hashes_of_older_vllm_differ_from_process_to_process(
-    dialect: str, *, equal: bool
-) -> None:
+async def test_hashes_of_older_vllm_differ_between_processes(dialect: str, *, equal: bool) -> None:
     hashes: list[object] = []
     async with running(Settings(dialect=dialect)) as worker, Client(worker.url) as own:
         for _ in range(2):
@@ -182,7 +198,7 @@ async def test_hashes_of_older_vllm_differ_from_process_to_process(
         ("trtllm", set()),
     ],
 )
-async def test_each_engine_has_its_own_way_to_tell_of_events(dialect: str, paths: set[str]) -> None:
+async def test_event_routes_are_those_of_the_dialect(dialect: str, paths: set[str]) -> None:
     async with running(Settings(dialect=dialect)) as worker, Client(worker.url) as own:
         for path in ("/kv_event_sources", "/server_info", "/get_server_info"):
             assert (await own.get(path)).status == (200 if path in paths else 404), path
@@ -191,7 +207,7 @@ async def test_each_engine_has_its_own_way_to_tell_of_events(dialect: str, paths
             assert (await own.post(path, json={})).status == (200 if found else 404), path
 
 
-async def test_sglang_tells_ports_topic_and_block_size() -> None:
+async def test_sglang_announces_ports_topic_and_block_size() -> None:
     settings = Settings(dialect="sglang-0.5.22", topic="kv", block_size_tokens=8)
     async with running(settings) as worker, Client(worker.url) as own:
         told = (await (await own.get("/server_info")).json())["kv_events"]
@@ -210,7 +226,9 @@ async def test_sglang_tells_ports_topic_and_block_size() -> None:
     ("endpoint", "told"),
     [(None, None), ("tcp://*:0", "*")],
 )
-async def test_sglang_tells_a_wildcard_or_nothing(endpoint: str | None, told: str | None) -> None:
+async def test_sglang_announces_a_wildcard_or_nothing(
+    endpoint: str | None, told: str | None
+) -> None:
     settings = Settings(dialect="sglang-0.5.22", events_endpoint=endpoint, replay_endpoint=None)
     async with running(settings) as worker, Client(worker.url) as own:
         events = (await (await own.get("/get_server_info")).json())["kv_events"]
@@ -218,7 +236,7 @@ async def test_sglang_tells_a_wildcard_or_nothing(endpoint: str | None, told: st
         assert not events or "replay_endpoint_port_base" not in events
 
 
-async def test_vllm_announces_a_reset_with_the_next_step_and_others_at_once() -> None:
+async def test_reset_is_announced_with_the_next_step_by_vllm_and_at_once_by_others() -> None:
     for dialect, path, batches in (
         ("vllm-0.22", "/reset_prefix_cache", 1),
         ("sglang-0.5.22", "/flush_cache", 3),

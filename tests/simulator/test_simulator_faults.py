@@ -16,7 +16,6 @@ from tests.simulator.readers import (
     Client,
     complete,
     events_of,
-    eventually,
     joined,
     post,
     received,
@@ -27,6 +26,7 @@ from tests.simulator.readers import (
     store_block,
     subscribed,
 )
+from tests.waiting import until
 
 PROMPT = range(100, 117)
 
@@ -53,7 +53,7 @@ async def ask(dealer: zmq.asyncio.Socket) -> None:
 
 
 @pytest.mark.parametrize(("fault", "kept"), [("drop", True), ("lose", False)])
-async def test_dropped_batches_can_be_asked_for_again_and_lost_ones_cannot(
+async def test_dropped_batches_can_be_replayed_and_lost_ones_cannot(
     worker: Worker, client: Client, fault: str, *, kept: bool
 ) -> None:
     async with subscribed(worker, client) as sub:
@@ -65,7 +65,7 @@ async def test_dropped_batches_can_be_asked_for_again_and_lost_ones_cannot(
         assert again == ([start, start + 1, start + 2] if kept else [start + 2])
 
 
-async def test_a_duplicate_is_sent_twice_and_kept_once(worker: Worker, client: Client) -> None:
+async def test_duplicate_is_sent_twice_and_kept_once(worker: Worker, client: Client) -> None:
     async with subscribed(worker, client) as sub:
         start = worker.next_sequence()
         await post(client, "/misbehave", {"duplicate": 1})
@@ -74,7 +74,7 @@ async def test_a_duplicate_is_sent_twice_and_kept_once(worker: Worker, client: C
         assert sequences(await replay(worker, start)) == [start, start + 1]
 
 
-async def test_two_batches_change_places_on_the_way_but_not_in_the_buffer(
+async def test_reorder_swaps_two_batches_on_the_way_and_not_in_the_buffer(
     worker: Worker, client: Client
 ) -> None:
     async with subscribed(worker, client) as sub:
@@ -86,7 +86,7 @@ async def test_two_batches_change_places_on_the_way_but_not_in_the_buffer(
 
 
 @pytest.mark.parametrize("dialect", ["vllm-0.9", "vllm-0.32"])
-async def test_one_event_is_spoiled_and_the_batch_stays_readable(dialect: str) -> None:
+async def test_corrupt_event_leaves_its_batch_readable(dialect: str) -> None:
     settings = Settings(dialect=dialect, blocks=3)
     async with (
         running(settings) as worker,
@@ -106,7 +106,7 @@ async def test_one_event_is_spoiled_and_the_batch_stays_readable(dialect: str) -
         assert "no list of hashes" not in str(events_of((await received(sub, 1))[0]))
 
 
-async def test_a_spoiled_batch_is_no_msgpack_though_the_cache_did_change(
+async def test_corrupt_batch_is_no_msgpack_after_a_real_change(
     worker: Worker, client: Client
 ) -> None:
     async with subscribed(worker, client) as sub:
@@ -131,9 +131,7 @@ async def test_garbage_takes_sequence_numbers(worker: Worker, client: Client) ->
         assert worker.next_sequence() == start + 51
 
 
-async def test_a_restarted_worker_has_the_same_ports_and_nothing_else(
-    worker: Worker, client: Client
-) -> None:
+async def test_restart_keeps_the_ports_and_nothing_else(worker: Worker, client: Client) -> None:
     before = (worker.events_endpoint, worker.replay_endpoint)
     async with subscribed(worker, client) as sub:
         await complete(client, PROMPT)
@@ -148,11 +146,11 @@ async def test_a_restarted_worker_has_the_same_ports_and_nothing_else(
         assert await complete(client, PROMPT) == 0
 
 
-async def test_requests_that_run_during_a_restart_end_unheard_of() -> None:
+async def test_requests_during_a_restart_end_without_events() -> None:
     settings = Settings(decode_tokens_per_second=100)
     async with running(settings) as worker, Client(worker.url) as own:
         running_on = asyncio.create_task(complete(own, PROMPT, generate=20))
-        await eventually(lambda: worker.next_sequence() == 1)
+        await until(lambda: worker.next_sequence() == 1)
         worker.faults.restart()
         await running_on
         assert worker.next_sequence() == 0
@@ -160,20 +158,20 @@ async def test_requests_that_run_during_a_restart_end_unheard_of() -> None:
         assert worker.held_prefix_tokens(PROMPT) == 0
 
 
-async def test_a_request_that_waited_for_room_runs_after_a_restart() -> None:
+async def test_request_waiting_for_room_runs_after_a_restart() -> None:
     settings = Settings(blocks=3, decode_tokens_per_second=0.2)
     async with running(settings) as worker, Client(worker.url) as own:
         first = asyncio.create_task(complete(own, range(20), generate=10))
-        await eventually(lambda: worker.engine.counters.running == 1)
+        await until(lambda: worker.engine.counters.running == 1)
         second = asyncio.create_task(complete(own, range(50, 67)))
-        await eventually(lambda: worker.engine.counters.in_flight == 2)
+        await until(lambda: worker.engine.counters.in_flight == 2)
         worker.faults.restart()
         await second
         assert not first.done()
         first.cancel()
 
 
-async def test_a_silent_replay_socket_swallows_requests(worker: Worker, client: Client) -> None:
+async def test_silent_replay_socket_answers_no_request(worker: Worker, client: Client) -> None:
     await store_block(client)
     await post(client, "/misbehave", {"hide_replay": "silent"})
     async with socket(zmq.DEALER, worker.replay_endpoint) as dealer:
@@ -184,7 +182,7 @@ async def test_a_silent_replay_socket_swallows_requests(worker: Worker, client: 
         assert await dealer.poll(5000)
 
 
-async def test_a_truncated_replay_stops_half_way(worker: Worker, client: Client) -> None:
+async def test_truncated_replay_stops_half_way(worker: Worker, client: Client) -> None:
     await store(client, 4)
     worker.faults.hide_replay("truncated")
     async with socket(zmq.DEALER, worker.replay_endpoint) as dealer, asyncio.timeout(5):
@@ -195,7 +193,7 @@ async def test_a_truncated_replay_stops_half_way(worker: Worker, client: Client)
     assert sequences(await replay(worker, 0)) == [0, 1, 2, 3]
 
 
-async def test_an_absent_replay_socket_refuses_until_it_is_back(
+async def test_absent_replay_socket_refuses_until_it_returns(
     worker: Worker, client: Client
 ) -> None:
     await store_block(client)
@@ -213,7 +211,7 @@ async def test_an_absent_replay_socket_refuses_until_it_is_back(
     assert sequences(await replay(worker, 0)) == [0]
 
 
-async def test_hidden_events_refuse_and_are_kept_while_the_worker_serves_on(
+async def test_hidden_events_are_refused_and_kept_while_the_worker_serves(
     worker: Worker, client: Client
 ) -> None:
     assert worker.events_endpoint is not None
@@ -231,7 +229,7 @@ async def test_hidden_events_refuse_and_are_kept_while_the_worker_serves_on(
         assert sequences(await received(sub, 1)) == [start]
 
 
-async def test_faults_of_one_rank_leave_the_others_alone() -> None:
+async def test_faults_of_one_rank_spare_the_others() -> None:
     async with running(Settings(ranks=2, misbehave=True)) as worker, Client(worker.url) as own:
         await post(own, "/misbehave", {"lose": 1, "rank": 1})
         for rank in ("0", "1"):
@@ -241,7 +239,7 @@ async def test_faults_of_one_rank_leave_the_others_alone() -> None:
         assert [worker.next_sequence(rank) for rank in (0, 1)] == [1, 0]
 
 
-async def test_a_worker_without_events_has_nothing_to_break() -> None:
+async def test_faults_of_a_worker_without_events_do_nothing() -> None:
     settings = Settings(events_endpoint=None, replay_endpoint=None)
     async with running(settings) as worker, Client(worker.url) as own:
         await complete(own, PROMPT)
@@ -263,11 +261,11 @@ async def test_a_worker_without_events_has_nothing_to_break() -> None:
         {"rank": 1, "drop": 1},
     ],
 )
-async def test_misbehaviour_of_no_known_kind_is_refused(client: Client, body: Any) -> None:
+async def test_unknown_fault_is_refused(client: Client, body: Any) -> None:
     assert (await client.post("/misbehave", json=body)).status == 400
 
 
-async def test_the_cache_tells_what_it_holds(worker: Worker, client: Client) -> None:
+async def test_cache_route_lists_the_held_blocks(worker: Worker, client: Client) -> None:
     await complete(client, PROMPT, cache_salt="s", model="ad-a")
     listed = await (await client.get("/cache")).json()
     assert listed == [{"rank": 0, "blocks": 1, "host_blocks": 0, "next_sequence": 1}]
@@ -279,13 +277,13 @@ async def test_the_cache_tells_what_it_holds(worker: Worker, client: Client) -> 
         assert (await client.post("/cache/prefix", json=tokens | wrong)).status == 400
 
 
-async def test_what_is_held_is_what_a_request_then_finds(worker: Worker, client: Client) -> None:
+async def test_held_prefix_equals_the_hit_of_a_request(worker: Worker, client: Client) -> None:
     for length in (40, 33, 32, 17, 16, 1, 64):
         prompt = range(length)
         assert worker.held_prefix_tokens(prompt) == await complete(client, prompt, generate=3)
 
 
-def test_losing_comes_before_dropping_and_dropping_before_duplicating() -> None:
+def test_lose_precedes_drop_and_drop_precedes_duplicate() -> None:
     interference = Interference(drop=1, lose=1, duplicate=1)
     assert [interference.fate() for _ in range(4)] == [
         Fate(kept=False, sent=0),
@@ -295,7 +293,7 @@ def test_losing_comes_before_dropping_and_dropping_before_duplicating() -> None:
     ]
 
 
-def test_what_waits_to_be_sent_out_of_order_dies_with_its_incarnation() -> None:
+def test_reordered_batch_is_dropped_with_its_incarnation() -> None:
     interference = Interference(reorder=True)
     assert interference.ordered([(b"1",)]) == []
     assert interference.ordered([]) == []

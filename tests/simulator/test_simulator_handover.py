@@ -50,7 +50,7 @@ async def pair(dialect: str, **settings: Any) -> AsyncIterator[Pair]:
         )
 
 
-async def test_sglangs_workers_find_each_other_by_the_room_in_any_order() -> None:
+async def test_sglang_workers_meet_by_room_in_any_order() -> None:
     async with pair(SGLANG, prefill_tokens_per_second=100_000.0) as one:
         for first, second in ((one.prefill, one.decode), (one.decode, one.prefill)):
             waiting = asyncio.create_task(one.ask(first, **one.room()))
@@ -59,12 +59,12 @@ async def test_sglangs_workers_find_each_other_by_the_room_in_any_order() -> Non
         assert one.prefill.handover.finished == one.decode.handover.finished == 2
 
 
-async def test_sglangs_workers_refuse_a_request_without_a_room() -> None:
+async def test_sglang_workers_refuse_a_request_without_a_room() -> None:
     async with pair(SGLANG) as one:
         assert [await one.ask(worker) for worker in (one.prefill, one.decode)] == [400, 400]
 
 
-async def test_a_plain_worker_pulls_what_another_one_holds_and_computes_the_rest() -> None:
+async def test_plain_worker_pulls_held_blocks_and_computes_the_rest() -> None:
     async with pair("vllm-0.32") as one:
         source = {"kv_request_id": "1", "remote_host": "127.0.0.1", "remote_port": one.port}
         named = {"kv_transfer_params": {"remote_kv_source": source}}
@@ -82,7 +82,7 @@ async def test_a_plain_worker_pulls_what_another_one_holds_and_computes_the_rest
         assert one.decode.handover.pulled_tokens == pulled
 
 
-async def test_a_half_without_its_partner_fails_at_its_time_limit() -> None:
+async def test_half_without_its_partner_fails_at_its_time_limit() -> None:
     async with pair(SGLANG, transfer_timeout_seconds=0.2) as one:
         assert await one.ask(one.prefill, **one.room()) == 500
         assert await one.ask(one.decode, **one.room()) == 500
@@ -91,7 +91,7 @@ async def test_a_half_without_its_partner_fails_at_its_time_limit() -> None:
         assert (one.prefill.handover.left_alone, one.decode.handover.left_alone) == (1, 2)
 
 
-async def test_vllms_prefill_worker_keeps_what_it_computed_and_both_announce_it() -> None:
+async def test_vllm_prefill_worker_keeps_its_blocks_and_both_announce_them() -> None:
     async with pair("vllm-0.32") as one:
         source = {"kv_request_id": "a", "remote_host": "127.0.0.1", "remote_port": one.port}
         first = {"kv_transfer_params": {"remote_decoder": {"kv_request_id": "a"}}}
@@ -103,7 +103,7 @@ async def test_vllms_prefill_worker_keeps_what_it_computed_and_both_announce_it(
         assert await one.ask(one.decode) == 200  # a whole request
 
 
-async def test_mooncakes_workers_find_each_other_by_the_transfer() -> None:
+async def test_mooncake_workers_meet_by_transfer() -> None:
     async with pair("vllm-0.32") as one:
         place = {"transfer_id": "a", "remote_bootstrap_addr": f"http://127.0.0.1:{one.port}"}
         second = {"kv_transfer_params": {"do_remote_prefill": True, **place}}
@@ -113,7 +113,7 @@ async def test_mooncakes_workers_find_each_other_by_the_transfer() -> None:
 
 
 @pytest.mark.parametrize("rate", [1_000.0])
-async def test_a_transfer_takes_time_in_proportion(rate: float) -> None:
+async def test_transfer_takes_time_in_proportion(rate: float) -> None:
     async with pair(SGLANG, transfer_tokens_per_second=rate) as one:
         waiting = asyncio.create_task(one.ask(one.prefill, **one.room()))
         began = asyncio.get_running_loop().time()
@@ -122,7 +122,7 @@ async def test_a_transfer_takes_time_in_proportion(rate: float) -> None:
         assert await waiting == 200
 
 
-async def test_a_room_serves_one_request() -> None:
+async def test_room_serves_one_request() -> None:
     async with pair(SGLANG) as one:
         both = [asyncio.create_task(one.ask(one.prefill, **one.room())) for _ in range(2)]
         done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

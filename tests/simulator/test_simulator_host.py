@@ -48,7 +48,7 @@ def told(events: list[Event]) -> list[tuple[str, str | None, int]]:
     return [(type(one).__name__, one.medium, len(one.block_hashes)) for one in shown]
 
 
-def test_an_evicted_block_is_announced_on_the_host_and_restored_by_a_hit() -> None:
+def test_evicted_block_is_announced_on_the_host_and_restored_by_a_hit() -> None:
     cache = new_cache()
     run(cache, 0, 8)
     run(cache, 100, 8)
@@ -66,7 +66,7 @@ def test_an_evicted_block_is_announced_on_the_host_and_restored_by_a_hit() -> No
     assert told(cache.take_events())[-1] == ("BlockStored", "GPU", 2)
 
 
-def test_a_block_on_the_host_is_described_as_it_was_on_the_device() -> None:
+def test_host_block_is_described_as_on_the_device() -> None:
     cache = new_cache()
     namespace = Namespace(Adapter("a", 1), "s")
     run(cache, 0, 8, namespace)
@@ -79,7 +79,7 @@ def test_a_block_on_the_host_is_described_as_it_was_on_the_device() -> None:
     assert (first.lora_name, first.block_size) == ("a", 4)
 
 
-def test_placeholders_name_their_hash_alone() -> None:
+def test_placeholders_hold_their_hash_alone() -> None:
     cache = new_cache(placeholders=True)
     run(cache, 0, 4)
     run(cache, 100, 8)
@@ -87,7 +87,7 @@ def test_placeholders_name_their_hash_alone() -> None:
     assert stored[1] == BlockStored(stored[0].block_hashes, None, (), 0, None, "CPU", None)
 
 
-def test_a_full_host_loses_what_was_kept_or_found_longest_ago() -> None:
+def test_full_host_evicts_the_least_recently_used() -> None:
     cache = new_cache(blocks=2, host_blocks=2)
     for first in (0, 100, 200):
         run(cache, first, 4)
@@ -100,7 +100,7 @@ def test_a_full_host_loses_what_was_kept_or_found_longest_ago() -> None:
     assert (lost.medium, lost.block_hashes) == ("CPU", (HASHING.wire(digest),))
 
 
-def test_the_last_copy_on_the_device_is_the_one_that_is_kept() -> None:
+def test_last_device_copy_is_the_one_kept_on_the_host() -> None:
     cache = new_cache(blocks=3)
     for _ in range(2):
         holding = cache.begin(range(4), NO_NAMESPACE, reuse=False)
@@ -118,7 +118,7 @@ def test_the_last_copy_on_the_device_is_the_one_that_is_kept() -> None:
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_a_reset_empties_the_host_too(*, clears: bool) -> None:
+def test_reset_empties_the_host_too(*, clears: bool) -> None:
     cache = new_cache(habits=Habits(announces_clear=clears))
     run(cache, 0, 8)
     run(cache, 100, 8)
@@ -138,7 +138,7 @@ def test_a_reset_empties_the_host_too(*, clears: bool) -> None:
     host_blocks=st.integers(0, 5),
     habits=st.sampled_from(list({one.habits for one in DIALECTS.values()})),
 )
-def test_counting_what_is_announced_on_each_medium_tells_every_hit(
+def test_announced_copies_on_each_medium_predict_every_hit(
     operations: list[tuple[int, int, int]], host_blocks: int, habits: Habits
 ) -> None:
     """The rule that routers rely on, for any order of prompts, answers and evictions."""
@@ -179,7 +179,7 @@ def test_counting_what_is_announced_on_each_medium_tells_every_hit(
         ("trtllm", {"GPU"}),
     ],
 )
-async def test_layouts_tell_of_the_host_as_far_as_they_can(
+async def test_layouts_announce_host_blocks_as_far_as_they_can(
     dialect: str, media: set[str | None]
 ) -> None:
     settings = Settings(dialect=dialect, blocks=3, host_blocks=4)

@@ -13,15 +13,8 @@ import zmq.asyncio
 
 from simulator.server import running
 from simulator.settings import Settings, rank_endpoint
-from tests.simulator.readers import (
-    Client,
-    complete,
-    eventually,
-    post,
-    published,
-    replay,
-    store_block,
-)
+from tests.simulator.readers import Client, complete, post, published, replay, store_block
+from tests.waiting import until
 
 PROMPT = range(100, 117)
 
@@ -46,7 +39,7 @@ def free_base(ports: int) -> int:
                 return base
 
 
-async def test_each_rank_has_a_cache_a_sequence_and_a_number_of_its_own() -> None:
+async def test_ranks_have_a_cache_a_sequence_and_a_number_each() -> None:
     async with running(Settings(ranks=3)) as worker, Client(worker.url) as own:
         assert [await on_rank(own, rank) for rank in (1, 1, 2, 0)] == [0, 16, 0, 0]
         assert [worker.next_sequence(rank) for rank in range(3)] == [1, 1, 1]
@@ -56,7 +49,7 @@ async def test_each_rank_has_a_cache_a_sequence_and_a_number_of_its_own() -> Non
             assert worker.held_prefix_tokens(PROMPT, rank=rank) == 16
 
 
-async def test_vllm_tells_where_every_rank_publishes() -> None:
+async def test_vllm_announces_the_address_of_every_rank() -> None:
     async with running(Settings(ranks=2)) as worker, Client(worker.url) as own:
         sources = await (await own.get("/kv_event_sources")).json()
         assert [sources[rank]["endpoint"] for rank in "01"] == worker.events_endpoints
@@ -80,13 +73,13 @@ async def test_ports_count_up_by_rank() -> None:
         assert await published(worker, rank=1) == [{"type": "AllBlocksCleared"}]
 
 
-def test_a_rank_gets_the_port_plus_its_number_and_0_stays_any_port() -> None:
+def test_rank_endpoint_adds_the_rank_to_a_port_and_keeps_0() -> None:
     assert rank_endpoint("tcp://*:5557", 2) == "tcp://*:5559"
     assert rank_endpoint("tcp://[::1]:0", 2) == "tcp://[::1]:0"
     assert rank_endpoint("ipc:///run/kv", 0) == "ipc:///run/kv"
 
 
-async def test_a_request_without_a_rank_goes_to_the_least_busy() -> None:
+async def test_request_without_a_rank_goes_to_the_least_busy() -> None:
     settings = Settings(ranks=2, decode_tokens_per_second=50)
     async with running(settings) as worker, Client(worker.url) as own:
         body = {"prompt": "a", "max_tokens": 1000}
@@ -94,21 +87,21 @@ async def test_a_request_without_a_rank_goes_to_the_least_busy() -> None:
         first = asyncio.create_task(
             own.post("/v1/completions", json=body, headers=pinned).__aenter__()
         )
-        await eventually(lambda: worker.ranks[0].engine.counters.running == 1)
+        await until(lambda: worker.ranks[0].engine.counters.running == 1)
         await store_block(own)
         assert [worker.next_sequence(rank) for rank in range(2)] == [0, 1]
         first.cancel()
 
 
 @pytest.mark.parametrize("rank", ["2", "-1", "x", "", "²"])
-async def test_a_rank_that_does_not_exist_is_refused(rank: str) -> None:
+async def test_unknown_rank_is_refused(rank: str) -> None:
     async with running(Settings(ranks=2)) as worker, Client(worker.url) as own:
         headers = {"X-data-parallel-rank": rank}
         response = await own.post("/v1/completions", json={"prompt": "a"}, headers=headers)
         assert response.status == 400
 
 
-async def test_metrics_add_the_ranks_up() -> None:
+async def test_metrics_add_up_the_ranks() -> None:
     async with running(Settings(ranks=2)) as worker, Client(worker.url) as own:
         for rank in (0, 1):
             await on_rank(own, rank)
@@ -116,7 +109,7 @@ async def test_metrics_add_the_ranks_up() -> None:
         assert re.search(r"^vllm:prefix_cache_queries_total\S* 34.0$", text, re.MULTILINE)
 
 
-async def test_a_reset_reaches_every_rank() -> None:
+async def test_reset_reaches_every_rank() -> None:
     async with running(Settings(ranks=2)) as worker, Client(worker.url) as own:
         for rank in (0, 1):
             await on_rank(own, rank)
@@ -155,14 +148,12 @@ async def test_a_reset_reaches_every_rank() -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    wrong: dict[str, Any], message: str
-) -> None:
+def test_contradictory_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         Settings(**wrong)
 
 
-async def test_a_publisher_connects_to_a_subscriber_that_binds() -> None:
+async def test_publisher_connects_to_a_subscriber_that_binds() -> None:
     with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as sub:
         sub.subscribe(b"")
         port = sub.bind_to_random_port("tcp://127.0.0.1")
@@ -177,7 +168,7 @@ async def test_a_publisher_connects_to_a_subscriber_that_binds() -> None:
                 await store_block(own)
 
 
-async def test_an_endpoint_that_cannot_be_connected_to_is_named() -> None:
+async def test_unreachable_endpoint_is_named() -> None:
     settings = Settings(connect=True, events_endpoint="tcp://nowhere")
     with pytest.raises(OSError, match="cannot connect to tcp://nowhere: "):
         async with running(settings):

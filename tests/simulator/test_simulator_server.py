@@ -12,7 +12,8 @@ from simulator.engine import Latency
 from simulator.server import Worker, running
 from simulator.settings import Settings
 from simulator.tokens import ModelTokens
-from tests.simulator.readers import END, Body, Client, eventually, post, replay, socket
+from tests.simulator.readers import END, Body, Client, post, replay, socket
+from tests.waiting import until
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 8
 
@@ -25,7 +26,7 @@ async def chunks(client: Client, path: str, body: Body) -> list[Body]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-async def test_a_repeated_prompt_is_cached_but_for_its_last_block(client: Client) -> None:
+async def test_repeated_prompt_is_cached_but_for_its_last_block(client: Client) -> None:
     first = await post(client, "/v1/completions", {"prompt": LONG, "max_tokens": 4})
     again = await post(client, "/v1/completions", {"prompt": LONG, "max_tokens": 4})
     length = first["usage"]["prompt_tokens"]
@@ -39,7 +40,7 @@ async def test_a_repeated_prompt_is_cached_but_for_its_last_block(client: Client
     assert again["choices"] == first["choices"]
 
 
-async def test_the_next_turn_of_a_chat_finds_the_answer_in_the_cache() -> None:
+async def test_next_turn_of_a_chat_finds_the_answer_in_the_cache() -> None:
     messages = [{"role": "user", "content": LONG}]
     computed = 0
     async with running(Settings()) as worker, Client(worker.url) as own:
@@ -52,7 +53,7 @@ async def test_the_next_turn_of_a_chat_finds_the_answer_in_the_cache() -> None:
             messages += [answer["choices"][0]["message"], {"role": "user", "content": "go on"}]
 
 
-async def test_a_stream_says_what_the_whole_answer_says(client: Client) -> None:
+async def test_streamed_answer_equals_the_whole_one(client: Client) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
     whole = await post(client, "/v1/chat/completions", body)
     usage = {"stream_options": {"include_usage": True}}
@@ -68,7 +69,7 @@ async def test_a_stream_says_what_the_whole_answer_says(client: Client) -> None:
 @pytest.mark.parametrize(
     ("prompt", "choices"), [("a", 2), (["a", "b"], 4), ([5, 6, 7], 2), ([[5], [6], [7]], 6)]
 )
-async def test_every_form_of_prompt_gets_its_choices(
+async def test_prompts_of_every_form_get_their_choices(
     client: Client, prompt: object, choices: int
 ) -> None:
     body = {"prompt": prompt, "n": 2, "max_tokens": 3}
@@ -81,14 +82,14 @@ async def test_every_form_of_prompt_gets_its_choices(
     assert list(streamed.values()) == [choice["text"] for choice in whole["choices"]]
 
 
-async def test_of_several_answers_the_last_ones_cached_tokens_are_reported(client: Client) -> None:
+async def test_cached_tokens_of_several_answers_are_those_of_the_last(client: Client) -> None:
     body = {"prompt": LONG, "n": 3, "max_tokens": 2}
     usage = (await post(client, "/v1/completions", body))["usage"]
     stored_by_the_first = (usage["prompt_tokens"] - 1) // 16 * 16
     assert usage["prompt_tokens_details"] == {"cached_tokens": stored_by_the_first}
 
 
-async def test_a_message_counts_cached_tokens_apart_from_its_input(client: Client) -> None:
+async def test_messages_usage_counts_cached_tokens_beside_the_input(client: Client) -> None:
     body = {"messages": [{"role": "user", "content": LONG}], "system": "be brief", "max_tokens": 2}
     first = (await post(client, "/v1/messages", body))["usage"]
     again = (await post(client, "/v1/messages", body))["usage"]
@@ -98,7 +99,7 @@ async def test_a_message_counts_cached_tokens_apart_from_its_input(client: Clien
     assert again["input_tokens"] == first["input_tokens"] - cached
 
 
-async def test_engines_that_leave_0_out_name_cached_tokens_only_where_there_are_some() -> None:
+async def test_usage_omits_cached_tokens_of_0_for_engines_that_do() -> None:
     async with running(Settings(dialect="sglang-0.5.22")) as worker, Client(worker.url) as own:
         body = {"prompt": LONG, "max_tokens": 1}
         first = await post(own, "/v1/completions", body)
@@ -136,7 +137,7 @@ async def test_salts_and_adapters_have_caches_of_their_own(client: Client, other
         ("/tokenize", b" " * (32 * 1024 * 1024 + 1), 413, "RequestEntityTooLarge"),
     ],
 )
-async def test_a_bad_request_gets_an_openai_error(
+async def test_bad_request_gets_an_openai_error(
     client: Client, path: str, body: bytes, status: int, kind: str
 ) -> None:
     async with client.post(path, data=io.BytesIO(body)) as response:
@@ -147,7 +148,7 @@ async def test_a_bad_request_gets_an_openai_error(
     assert error["message"]
 
 
-async def test_tokenize_gives_the_tokens_of_prompts_and_chats(
+async def test_tokenize_returns_the_tokens_of_prompts_and_chats(
     client: Client, tokens: ModelTokens
 ) -> None:
     text = await post(client, "/tokenize", {"prompt": LONG})
@@ -158,7 +159,7 @@ async def test_tokenize_gives_the_tokens_of_prompts_and_chats(
     assert chat["tokens"] == tokens.of_chat(messages)
 
 
-async def test_operators_see_models_version_health_and_event_sources(
+async def test_operator_routes_show_models_version_health_and_event_sources(
     worker: Worker, client: Client
 ) -> None:
     models = await (await client.get("/v1/models")).json()
@@ -174,7 +175,7 @@ async def test_operators_see_models_version_health_and_event_sources(
     assert (source["topic"], source["buffer_steps"]) == ("kv", 4)
 
 
-async def test_metrics_have_vllms_names(client: Client) -> None:
+async def test_metrics_have_the_names_of_vllm(client: Client) -> None:
     for _ in range(2):
         await post(client, "/v1/completions", {"prompt": list(range(17)), "max_tokens": 1})
     text = await (await client.get("/metrics")).text()
@@ -204,7 +205,7 @@ async def test_events_reach_a_subscriber(worker: Worker, client: Client) -> None
     assert [event["type"] for event in events] == ["BlockStored"]
 
 
-async def test_a_replay_gives_what_is_kept_from_the_asked_sequence_on(
+async def test_replay_returns_kept_batches_from_the_requested_sequence(
     worker: Worker, client: Client
 ) -> None:
     for token in range(6):
@@ -215,7 +216,7 @@ async def test_a_replay_gives_what_is_kept_from_the_asked_sequence_on(
     assert await replay(worker, 10**6) == []
 
 
-async def test_a_replay_request_without_delimiter_gets_no_answer(worker: Worker) -> None:
+async def test_replay_request_without_delimiter_gets_no_answer(worker: Worker) -> None:
     async with socket(zmq.DEALER, worker.replay_endpoint) as dealer, asyncio.timeout(5):
         await dealer.send(b"\0" * 8)
         await dealer.send_multipart([b"", b"\0" * 8])
@@ -223,7 +224,7 @@ async def test_a_replay_request_without_delimiter_gets_no_answer(worker: Worker)
         assert not await dealer.poll(0)
 
 
-async def test_a_reset_is_announced_with_the_next_step(worker: Worker, client: Client) -> None:
+async def test_reset_is_announced_with_the_next_step(worker: Worker, client: Client) -> None:
     body = {"prompt": [7] * 17, "max_tokens": 1}
     await post(client, "/v1/completions", body)
     assert await post(client, "/reset_prefix_cache", {}) == {"success": True}
@@ -235,17 +236,17 @@ async def test_a_reset_is_announced_with_the_next_step(worker: Worker, client: C
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_its_blocks(*, stream: bool) -> None:
+async def test_client_that_disconnects_frees_its_blocks(*, stream: bool) -> None:
     async with running(Settings(decode_tokens_per_second=50)) as worker, Client(worker.url) as own:
         body = {"prompt": LONG, "max_tokens": 10_000, "stream": stream}
         request = asyncio.create_task(own.post("/v1/completions", json=body).__aenter__())
-        await eventually(lambda: worker.engine.cache_usage > 0)
+        await until(lambda: worker.engine.cache_usage > 0)
         assert worker.engine.counters.running == 1
         if stream:
             (await request).close()
         else:
             request.cancel()
-        await eventually(lambda: worker.engine.cache_usage == 0)
+        await until(lambda: worker.engine.cache_usage == 0)
         assert worker.engine.counters.in_flight == worker.engine.counters.running == 0
 
 
@@ -261,7 +262,7 @@ async def test_requests_share_a_cache_too_small_for_all_of_them() -> None:
         assert worker.engine.reset_prefix_cache()
 
 
-async def test_prefills_queue_and_cost_time_by_uncached_tokens() -> None:
+async def test_prefills_queue_and_take_time_by_uncached_tokens() -> None:
     loop = asyncio.get_running_loop()
     settings = Settings(prefill_tokens_per_second=1000)
     bodies = [{"prompt": [token] * 50, "max_tokens": 1} for token in (1, 2)]
@@ -274,7 +275,7 @@ async def test_prefills_queue_and_cost_time_by_uncached_tokens() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
-async def test_a_worker_listens_on_ipv6_if_told_to() -> None:
+async def test_worker_listens_on_ipv6() -> None:
     settings = Settings(
         listen="[::1]:0", events_endpoint="tcp://[::1]:0", replay_endpoint="tcp://[::1]:0"
     )
@@ -284,7 +285,7 @@ async def test_a_worker_listens_on_ipv6_if_told_to() -> None:
         assert len(await replay(worker, 0)) == 1
 
 
-async def test_a_worker_without_events_has_no_event_sources() -> None:
+async def test_worker_without_events_has_no_event_sources() -> None:
     settings = Settings(events_endpoint=None, replay_endpoint=None)
     async with running(settings) as worker, Client(worker.url) as own:
         assert (worker.events_endpoint, worker.replay_endpoint) == (None, None)

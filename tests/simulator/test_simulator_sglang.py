@@ -54,7 +54,7 @@ def written(events: Sequence[Event]) -> bytes:
     return msgspec.msgpack.encode(LAYOUT.written(events))
 
 
-def test_the_recorded_requests_give_the_recorded_events(recording: Recording) -> None:
+def test_recorded_requests_give_the_recorded_events(recording: Recording) -> None:
     cache = new_cache()
     records = {one["scenario"]: one for one in recording("sglang_0.5.23_radix")}
     assert written(cache.take_events()) == recorded_events(records["z_initial_after_construct"])
@@ -82,13 +82,13 @@ def test_recorded_bigrams_are_hashed_and_shown_as_pairs(recording: Recording) ->
 
 
 @pytest.mark.parametrize(("length", "cached"), [(13, 8), (14, 12), (17, 12), (18, 16), (19, 16)])
-def test_a_hit_on_bigrams_leaves_two_tokens_to_compute(length: int, cached: int) -> None:
+def test_hit_on_bigrams_leaves_two_tokens_to_compute(length: int, cached: int) -> None:
     cache = new_cache(page=4, bigrams=True)
     run(cache, range(40))
     assert run(cache, range(length)) == cached == cache.held_tokens(range(length), NO_NAMESPACE)
 
 
-def test_a_page_of_bigrams_needs_the_token_after_it() -> None:
+def test_page_of_bigrams_needs_the_token_after_it() -> None:
     cache = new_cache(page=4, bigrams=True)
     run(cache, range(3), generated=[3])
     run(cache, range(10, 13), generated=[13, 14])
@@ -96,7 +96,7 @@ def test_a_page_of_bigrams_needs_the_token_after_it() -> None:
     assert [event.token_ids for event in stored] == [((10, 11), (11, 12), (12, 13), (13, 14))]
 
 
-def test_a_page_is_kept_once_whoever_computed_it() -> None:
+def test_equal_pages_are_kept_once() -> None:
     cache = new_cache(page=4)
     cache.take_events()
     holdings = [cache.begin(range(8), NO_NAMESPACE, reuse=False) for _ in range(3)]
@@ -108,7 +108,7 @@ def test_a_page_is_kept_once_whoever_computed_it() -> None:
     assert cache.usage == 0
 
 
-def test_an_adapters_pages_have_the_base_models_hashes_and_are_others() -> None:
+def test_pages_of_an_adapter_share_hashes_with_the_base_model_and_no_blocks() -> None:
     cache = new_cache(page=4)
     cache.take_events()
     adapter = Namespace(Adapter("a", 1))
@@ -129,14 +129,14 @@ def test_evicted_pages_are_removed_from_the_end_of_a_chain_in_one_event() -> Non
     assert list(removed["block_hashes"]) == list(reversed(stored.block_hashes))[:3]
 
 
-async def test_the_first_batch_of_every_incarnation_is_a_clear() -> None:
+async def test_first_batch_of_every_incarnation_is_a_clear() -> None:
     async with running(Settings(dialect="sglang-0.5.22")) as worker:
         assert await published(worker) == [{"type": "AllBlocksCleared"}]
         worker.faults.restart()
         assert await published(worker) == [{"type": "AllBlocksCleared"}]
 
 
-async def test_an_answers_pages_are_announced_when_it_ends() -> None:
+async def test_pages_of_an_answer_are_announced_at_its_end() -> None:
     settings = Settings(dialect="sglang-0.5.22", block_size_tokens=4)
     async with running(settings) as worker, Client(worker.url) as own:
         async with subscribed(worker, own) as sub:
@@ -147,7 +147,7 @@ async def test_an_answers_pages_are_announced_when_it_ends() -> None:
         assert stored[1][0]["parent_block_hash"] == stored[0][0]["block_hashes"][0]
 
 
-def test_nothing_but_tokens_salt_and_adapter_tells_pages_apart() -> None:
+def test_pages_differ_by_tokens_salt_and_adapter_only() -> None:
     cache = new_cache(page=4)
     for namespace in (NO_NAMESPACE, Namespace(salt="s"), Namespace(Adapter("a", 1), "s")):
         assert run(cache, range(9), namespace) == 0
@@ -173,7 +173,7 @@ async def test_load_is_published_as_sglang_does() -> None:
     )
 
 
-async def test_load_tells_what_runs_and_what_waits() -> None:
+async def test_load_counts_running_and_waiting_requests() -> None:
     settings = Settings(
         dialect="sglang-0.5.22",
         load_endpoint="tcp://127.0.0.1:0",
@@ -206,6 +206,6 @@ async def test_load_tells_what_runs_and_what_waits() -> None:
         {"dialect": "sglang-0.5.22", "events_endpoint": None, "replay_endpoint": None},
     ],
 )
-def test_only_new_releases_with_events_publish_a_load(settings: dict[str, Any]) -> None:
+def test_load_endpoint_needs_a_new_release_with_events(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="load"):
         Settings(load_endpoint="tcp://127.0.0.1:0", **settings)

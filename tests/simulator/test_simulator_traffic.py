@@ -23,7 +23,7 @@ async def sent(*options: str) -> tuple[int | None, str]:
     return process.returncode, errors.decode().splitlines()[-1]
 
 
-async def test_chats_are_held_and_what_they_found_cached_is_told() -> None:
+async def test_traffic_holds_chats_and_reports_their_cached_share() -> None:
     status, said = await sent("--think", "0.01", "--chats", "3")
     assert status == 0
     told = re.search(r"([\d,]+) answered, 0 failed, +(\d+)% of prompt tokens cached", said)
@@ -31,7 +31,7 @@ async def test_chats_are_held_and_what_they_found_cached_is_told() -> None:
     assert int(told[2]) > 40, said
 
 
-async def test_what_is_refused_is_told() -> None:
+async def test_traffic_reports_refusals() -> None:
     status, said = await sent("--model", "none")
     assert status == 1
     assert "last failure: 404" in said

@@ -30,7 +30,7 @@ async def drained(client: Client) -> list[dict[str, Any]]:
     return events
 
 
-async def test_events_are_handed_out_once_and_numbered_from_created_on() -> None:
+async def test_events_are_drained_once_and_numbered_from_created() -> None:
     settings = Settings(dialect="trtllm", events_endpoint=None, replay_endpoint=None)
     async with running(settings) as worker, Client(worker.url) as own:
         [created] = await drained(own)
@@ -45,7 +45,7 @@ async def test_events_are_handed_out_once_and_numbered_from_created_on() -> None
         assert await drained(own) == []
 
 
-async def test_a_stored_block_has_its_own_tokens_and_the_hashes_of_the_stream() -> None:
+async def test_stored_block_has_its_own_tokens_and_the_hashes_of_the_stream() -> None:
     async with running(Settings(dialect="trtllm")) as worker, Client(worker.url) as own:
         await complete(own, PROMPT)
         [_, event] = await drained(own)
@@ -63,13 +63,13 @@ async def test_a_stored_block_has_its_own_tokens_and_the_hashes_of_the_stream() 
     assert blocks[0] == {"type": "stored_block", "cache_level": 0, "priority": 35}
 
 
-async def test_every_rank_numbers_its_own_events() -> None:
+async def test_ranks_number_their_own_events() -> None:
     async with running(Settings(dialect="trtllm", ranks=2)) as worker, Client(worker.url) as own:
         events = await drained(own)
     assert [(event["attention_dp_rank"], event["event_id"]) for event in events] == [(0, 0), (1, 0)]
 
 
-async def test_a_restart_creates_the_cache_anew() -> None:
+async def test_restart_creates_the_cache_again() -> None:
     async with running(Settings(dialect="trtllm")) as worker, Client(worker.url) as own:
         await complete(own, PROMPT)
         worker.faults.restart()
@@ -77,13 +77,13 @@ async def test_a_restart_creates_the_cache_anew() -> None:
         assert (created["event_id"], created["data"]["type"]) == (0, "created")
 
 
-def test_the_oldest_events_are_lost_when_nobody_takes_them() -> None:
+def test_oldest_events_are_lost_without_a_reader() -> None:
     drain = new_drain(max_events=2)
     drain.record([stored(1), stored(2), stored(3)])
     assert [event["event_id"] for event in drain.take()] == [2, 3]
 
 
-def test_a_block_that_moves_is_updated_and_counts_where_it_is_nearest() -> None:
+def test_moved_block_is_updated_and_counts_at_its_nearest_tier() -> None:
     drain = new_drain()
     drain.take()
     drain.record([stored(1), stored(1, medium="CPU"), BlockRemoved((1,), "GPU")])
@@ -100,7 +100,7 @@ def test_a_block_that_moves_is_updated_and_counts_where_it_is_nearest() -> None:
     assert removed == {"type": "removed", "block_hashes": [1]}
 
 
-def test_a_run_of_new_blocks_is_cut_where_known_ones_lie_between() -> None:
+def test_run_of_new_blocks_is_cut_at_known_ones() -> None:
     drain = new_drain()
     drain.record([stored(2, parent=1, medium="CPU")])
     drain.take()
@@ -112,7 +112,7 @@ def test_a_run_of_new_blocks_is_cut_where_known_ones_lie_between() -> None:
     assert [token["token_id"] for token in after["blocks"][0]["tokens"]] == [4, 5]
 
 
-def test_what_was_evicted_and_what_moved_are_told_apart() -> None:
+def test_evicted_and_moved_blocks_have_different_events() -> None:
     drain = new_drain()
     drain.record([stored(1, 2), stored(2, medium="CPU")])
     drain.take()
@@ -120,12 +120,12 @@ def test_what_was_evicted_and_what_moved_are_told_apart() -> None:
     assert [data["type"] for data in data_of(drain)] == ["updated", "removed"]
 
 
-def test_there_is_no_clear_in_this_engine() -> None:
+def test_drain_refuses_a_clear() -> None:
     with pytest.raises(AssertionError):
         new_drain().record([AllBlocksCleared()])
 
 
-async def test_a_reset_removes_every_block() -> None:
+async def test_reset_removes_every_block() -> None:
     async with running(Settings(dialect="trtllm")) as worker, Client(worker.url) as own:
         await complete(own, PROMPT)
         await post(own, "/reset_prefix_cache", {})

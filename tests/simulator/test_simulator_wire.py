@@ -30,7 +30,7 @@ def ids_of(tokens: ModelTokens, record: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "requests"), [("w1", 31), ("w2_lora", 7), ("cached_tokens", 110), ("dp2_rank0", 2)]
 )
-def test_prompts_become_the_tokens_that_vllm_made_of_them(
+def test_recorded_prompts_have_the_tokens_of_vllm(
     recorded: Recorded, tokens: ModelTokens, name: str, requests: int
 ) -> None:
     known = [record for record in recorded(name) if record.get("prompt_token_ids")]
@@ -40,7 +40,7 @@ def test_prompts_become_the_tokens_that_vllm_made_of_them(
 
 
 @pytest.mark.parametrize("name", ["w1", "cached_tokens"])
-def test_prompts_become_the_hashes_that_vllm_announced(recorded: Recorded, name: str) -> None:
+def test_recorded_prompts_have_the_hashes_of_vllm(recorded: Recorded, name: str) -> None:
     announced: set[int] = set()
     for record in recorded(name):
         for payload in record["payloads"]:
@@ -79,7 +79,7 @@ def test_adapters_and_salts_do_not_share_blocks() -> None:
     assert len({next(chain_of(range(16), 16, one, VllmHashing())) for one in namespaces}) == 4
 
 
-def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None:
+def test_optional_fields_are_omitted_and_required_ones_null() -> None:
     events: list[Event] = [
         BlockStored((1,), None, (2,), 1, None, None, None),
         BlockRemoved((1,), None),
@@ -87,8 +87,14 @@ def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None
     layout = DIALECTS["vllm-0.32"].layout
     stored, removed = layout.written(events)
     assert list(stored) == [
-        *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
-        *("lora_id", "medium", "lora_name"),
+        "type",
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
     ]
     assert list(removed) == ["type", "block_hashes", "medium"]
 
@@ -105,9 +111,7 @@ def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None
         ([], None),
     ],
 )
-def test_a_replay_request_is_read_or_ignored(
-    request_frames: list[bytes], start: int | None
-) -> None:
+def test_replay_request_is_read_or_ignored(request_frames: list[bytes], start: int | None) -> None:
     assert publisher.replay_start(request_frames) == start
 
 
@@ -124,7 +128,7 @@ def with_template(directory: Path, template: str) -> ModelTokens:
     return ModelTokens(directory)
 
 
-def test_a_template_gets_tools_special_tokens_and_its_own_arguments(tmp_path: Path) -> None:
+def test_template_gets_tools_special_tokens_and_its_own_arguments(tmp_path: Path) -> None:
     template = "{{ eos_token }}{{ tools | tojson }}{{ style }}{{ messages[0].content }}"
     tokens = with_template(tmp_path, template)
     ids = tokens.of_chat(
@@ -136,12 +140,14 @@ def test_a_template_gets_tools_special_tokens_and_its_own_arguments(tmp_path: Pa
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ messages + 1 }}"])
-def test_what_a_template_refuses_is_the_prompts_fault(tmp_path: Path, template: str) -> None:
+def test_template_that_refuses_messages_raises_a_prompt_error(
+    tmp_path: Path, template: str
+) -> None:
     with pytest.raises(PromptError, match="the chat template refuses these messages"):
         with_template(tmp_path, template).of_chat([{"role": "user", "content": "hi"}])
 
 
-def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+def test_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a tokenizer"):
         ModelTokens(tmp_path)
@@ -151,7 +157,7 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     "message",
     [{"content": "no role"}, {"role": "user", "content": 5}, {"role": "u", "content": [{}]}],
 )
-def test_messages_of_no_known_shape_are_refused(
+def test_messages_of_unknown_shape_are_refused(
     tokens: ModelTokens, message: dict[str, Any]
 ) -> None:
     with pytest.raises(PromptError):

@@ -42,7 +42,7 @@ function line(told) {
   const details = make("details", { "data-id": told.id },
     make("summary", {},
       make("time", { datetime: new Date(told.at * 1000).toISOString() }, clock(told.at)),
-      make("span", { class: "said" }, make("strong", {}, where), address ? " " : "", address ?? null, told.prefill ? ` with ${named(told.prefill)}, which computes the prompt:` : "", ` ${inWords(told.reason)}`, told.model ? ` · ${told.model}` : ""),
+      make("span", { class: "said" }, make("strong", {}, where), address ? " " : "", address ?? null, told.prefill ? ` with ${named(told.prefill)}, which computes the prompt:` : "", ` ${inWords(told.reason, told.decided_by)}`, told.model ? ` · ${told.model}` : ""),
       make("span", { class: "share" }, shortly(told))),
     make("div", {}));
   details.addEventListener("toggle", () => { open(details, told.id); release(); });

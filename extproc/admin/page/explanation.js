@@ -29,7 +29,14 @@ const SHORTLY = {
   nothing_cached: "had the least load; no worker holds its prefix",
 };
 
-export const inWords = (reason) => SHORTLY[reason] ?? reason.replaceAll("_", " ");
+// What decided on a request whose tokens are not known, in the same place.
+const DECIDED = {
+  texts: "was sent the same text before",
+  session: "belongs to its session",
+  response: "keeps the response that it continues",
+};
+
+export const inWords = (reason, by) => SHORTLY[reason] ?? (by in DECIDED ? `${DECIDED[by]} (${reason.replaceAll("_", " ")})` : reason.replaceAll("_", " "));
 
 const WITHOUT_PICK = {
   no_override: "The proxy chooses; in dialect B it answers 503.",
@@ -41,6 +48,17 @@ const WITHOUT_PICK = {
 const isPossible = (one) => !one.excluded && one.sampled;
 
 const strong = (text) => make("strong", {}, text);
+
+// What decided on a request whose tokens are not known.
+function decided(told, first) {
+  if (told.decided_by === "response") return "it keeps the response that the request continues";
+  if (told.decided_by === "spread") return "fewer conversations live there than on the worker with its prefix";
+  if (told.decided_by === "session") return "requests of the same session prefer it";
+  if (told.decided_by !== "texts") return "load alone decided";
+  const whole = told.weighed_tokens;
+  const share = whole ? ` (${percent(Math.min(first.approximate_tokens, whole), whole)} of the request)` : "";
+  return `the record of texts decided: about ${plural(first.approximate_tokens, "token")} of the same text were sent there${share}`;
+}
 
 function because(told, first) {
   const whole = plural(told.weighed_tokens ?? told.prompt_tokens, "prompt token");
@@ -58,7 +76,7 @@ function because(told, first) {
       return `no worker holds its prefix (${whole}), and this one had the least load.`;
     default:
       if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, and it ignores caches.`;
-      return `load alone decided: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
+      return `${decided(told, first)}: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
   }
 }
 

@@ -37,7 +37,7 @@ function advice(worker) {
 
 // Describes a worker's feeds in words.
 function reasons(worker) {
-  const verified = worker.tokens?.verification ?? {};
+  const tokens = worker.tokens ?? {};
   const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
   if (worker.reason) said.unshift(worker.reason);
   if (worker.astray) said.unshift(`requests steered to it are answered elsewhere: ${worker.astray}`);
@@ -45,8 +45,9 @@ function reasons(worker) {
   if (worker.excluded) said.unshift(`takes no requests: ${worker.excluded}`);
   else if (worker.draining) said.unshift("draining: takes no new requests");
   if (worker.source_fault) said.push(`${worker.source}: ${worker.source_fault}`);
-  if (worker.tokens?.differs) said.push(["its tokens differ from the router's", verified.why].filter(Boolean).join(": "));
-  if (verified.result === "not_verified") said.push(`its tokens are not verified: ${verified.why}`);
+  if (tokens.state === "refuted") said.push(`its tokens differ from the router's: ${tokens.why}`);
+  if (tokens.state === "unproved") said.push(`its tokens are not proved: ${tokens.why}`);
+  if (worker.engine_reason) said.push(worker.engine ? worker.engine_reason : `its engine is unknown: ${worker.engine_reason}`);
   if (!worker.feeds.length && !worker.reason) said.push("publishes no events");
   return said.join("; ");
 }
@@ -130,7 +131,8 @@ function speed(worker) {
 }
 
 function row(worker, series) {
-  const small = [worker.model, worker.endpoint === worker.name ? "" : worker.endpoint].filter(Boolean).join(" · ");
+  const engine = worker.engine ? `${worker.engine.name} ${worker.engine.version}` : "";
+  const small = [worker.model, engine, worker.endpoint === worker.name ? "" : worker.endpoint].filter(Boolean).join(" · ");
   const down = worker.down ? pill("down", "worker down") : null;
   const told = advice(worker);
   return [

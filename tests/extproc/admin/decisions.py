@@ -4,8 +4,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
-from extproc.picking.load import Load
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load
+from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 
 NAMES = ("a:1", "b:1")

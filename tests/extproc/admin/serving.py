@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from extproc.address import Address
 from extproc.admin.application import admin_application, listen
 from extproc.admin.observed import Observed
 from extproc.admin.routes import Shared, discovery_routes, sharing_routes, steering_routes
+from extproc.base.address import Address
 from extproc.config.reader import parse
-from extproc.discovery.discovery import Discovery
-from extproc.discovery.view import Source, listed
+from extproc.fleet.discovery.discovery import Discovery
+from extproc.fleet.discovery.view import Source, listed
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.requests.request import Ask, Head
-from extproc.router import Router
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.serving.router import Router
+from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
 
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]"
@@ -50,14 +50,14 @@ async def serving(
     """Runs the server until the block ends."""
     parsed = parse(config, "c")
     discovery = Discovery(listed(parsed.workers), sources)
-    fleet = Fleet(12345678, lambda: 0.0)
+    fleet = FollowedWorkers(12345678, lambda: 0.0)
     workers = Workers(parsed, fleet, lambda _: [], discovery.fault)
     await workers.start()
     observed = Observed(lambda: 5.0, kept_at_once=1_000_000)
-    router = Router(parsed, workers, {}, Metrics(workers), Random(0), observer=observed)
+    router = Router(parsed, workers, {}, Metrics(workers.states), Random(0), observer=observed)
     place = Address("127.0.0.1", free_port())
     application = admin_application(
-        router, workers, observed, max_body_bytes, "127.0.0.1", parsed.policy.header
+        router, workers, observed, max_body_bytes, ("127.0.0.1",), parsed.policy.header
     )
     application.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
     change = router.steering.change

@@ -1,26 +1,26 @@
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.address import Address
 from extproc.admin.application import AT_ONCE, Fill, Sampling, listen, metrics_application
 from extproc.admin.observed import Observed
 from extproc.admin.routes import documentation_in
-from extproc.errors import StartError
+from extproc.base.address import Address
+from extproc.base.errors import StartError
 from extproc.observing.metrics import Metrics
 from kvstate.index import default_core_name
-from tests.extproc.admin.serving import Served
+from tests.extproc.admin.serving import Served, serving
 from tests.extproc.nobody import Nobody
 from tests.ports import free_port
 
 
-async def test_programs_are_told_which_core_runs(
+async def test_root_names_version_and_index_core(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(f"{served.url}/") as response:
@@ -30,7 +30,7 @@ async def test_programs_are_told_which_core_runs(
     assert (about["index_core"], about["index_bytes"] >= 0) == (default_core_name(), True)
 
 
-def test_the_documentation_is_where_the_package_says() -> None:
+def test_documentation_in_returns_the_address_of_the_package() -> None:
     links = ["Source, https://git.example/k", "Documentation, https://git.example/k/docs"]
     assert documentation_in(links) == "https://git.example/k/docs"
     assert documentation_in(["Documentation, javascript:alert(1)"]) is None
@@ -41,7 +41,18 @@ async def test_workers_are_a_list(served: Served, client: aiohttp.ClientSession)
         assert [worker["endpoint"] for worker in await response.json()] == ["127.0.0.1:1"]
 
 
-async def test_a_request_is_explained(served: Served, client: aiohttp.ClientSession) -> None:
+async def test_models_say_which_are_hung(
+    served: Served, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_hung in (False, True):
+        monkeypatch.setattr(served.router, "is_hung", lambda _, hung=is_hung: hung)
+        async with client.get(f"{served.url}/models") as response:
+            assert [(one["model"], one["hung"]) for one in await response.json()] == [
+                ("m", is_hung)
+            ]
+
+
+async def test_explain_answers_for_a_request(served: Served, client: aiohttp.ClientSession) -> None:
     body = {"path": "/v1/completions", "headers": {}, "body": {"model": "m", "prompt": [1, 2]}}
     async with client.post(f"{served.url}/explain", json=body) as response:
         answer = await response.json()
@@ -58,7 +69,7 @@ async def test_a_request_is_explained(served: Served, client: aiohttp.ClientSess
         ("events", b"[]"),
     ],
 )
-async def test_what_makes_no_sense_is_answered_400(
+async def test_malformed_body_is_answered_400(
     served: Served, client: aiohttp.ClientSession, path: str, content: bytes
 ) -> None:
     async with client.post(f"{served.url}/{path}", data=content) as response:
@@ -76,7 +87,7 @@ async def test_events_are_switched(served: Served, client: aiohttp.ClientSession
 @pytest.mark.parametrize(
     ("hindrance", "answer"), [("", (200, "ready\n")), ("stopping", (503, "stopping\n"))]
 )
-async def test_scrapers_see_metrics_health_and_readiness(
+async def test_scrapers_read_metrics_health_and_readiness(
     client: aiohttp.ClientSession, hindrance: str, answer: tuple[int, str]
 ) -> None:
     place = Address("127.0.0.1", free_port())
@@ -104,7 +115,7 @@ async def test_scrapers_see_metrics_health_and_readiness(
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-async def test_requests_of_other_sites_are_refused(
+async def test_cross_site_requests_are_refused(
     served: Served, client: aiohttp.ClientSession, headers: dict[str, str]
 ) -> None:
     async with client.get(f"{served.url}/workers", headers=headers) as response:
@@ -113,7 +124,7 @@ async def test_requests_of_other_sites_are_refused(
 
 
 @pytest.mark.parametrize("site", ["none", "same-origin"])
-async def test_what_somebody_typed_and_the_page_itself_are_served(
+async def test_same_site_and_typed_requests_are_served(
     served: Served, client: aiohttp.ClientSession, site: str
 ) -> None:
     async with client.get(f"{served.url}/workers", headers={"Sec-Fetch-Site": site}) as response:
@@ -138,14 +149,14 @@ async def test_loopback_names_are_served(
         ("GET", "decisions/9", 404, "this decision is no longer kept"),
     ],
 )
-async def test_every_error_is_json(
+async def test_errors_are_json(
     served: Served, client: aiohttp.ClientSession, method: str, path: str, status: int, reason: str
 ) -> None:
     async with client.request(method, f"{served.url}/{path}") as response:
         assert (response.status, await response.json()) == (status, {"error": reason})
 
 
-async def test_a_body_above_the_limit_is_refused_as_json(
+async def test_oversized_body_is_refused_as_json(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     async with client.post(f"{served.url}/explain", data=b" " * 2001) as response:
@@ -176,7 +187,7 @@ async def _send(url: str, raw: bytes) -> bytes:
         + b"\r\n",
     ],
 )
-async def test_what_is_no_http_is_one_line_without_what_was_sent(
+async def test_invalid_http_is_logged_in_one_line_without_its_content(
     served: Served, caplog: pytest.LogCaptureFixture, raw: bytes
 ) -> None:
     await _send(served.url, raw)
@@ -187,14 +198,16 @@ async def test_what_is_no_http_is_one_line_without_what_was_sent(
     assert SECRET.decode() not in caplog.text
 
 
-async def test_many_such_are_told_seldom(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_http_is_logged_ever_more_rarely(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(9):
         await _send(served.url, SECRET + b"\r\n\r\n")
     counts = [one.getMessage().rpartition("(")[2] for one in caplog.records if one.args]
     assert counts == ["1 so far)", "2 so far)", "4 so far)", "8 so far)"]
 
 
-async def test_an_error_of_a_handler_of_ours_keeps_its_traceback(
+async def test_handler_fault_keeps_its_traceback(
     client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(_: web.Request) -> web.Response:
@@ -217,7 +230,7 @@ def fills(count: int) -> Iterator[Fill]:
     return ((f"w{number}", 1, 2) for number in range(count))
 
 
-async def test_the_fleet_is_sampled_until_it_is_closed() -> None:
+async def test_sampling_fills_the_history_until_it_is_closed() -> None:
     observed, sampled = Observed(lambda: 0.0), asyncio.Semaphore(0)
 
     def clock() -> float:
@@ -234,7 +247,7 @@ async def test_the_fleet_is_sampled_until_it_is_closed() -> None:
     assert observed.is_closed
 
 
-async def test_a_sample_that_fails_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_sampling_continues_after_a_failed_sample(caplog: pytest.LogCaptureFixture) -> None:
     observed, again = Observed(lambda: 0.0), asyncio.Event()
 
     def found() -> Iterator[Fill]:
@@ -250,11 +263,11 @@ async def test_a_sample_that_fails_does_not_end_it(caplog: pytest.LogCaptureFixt
     await sampling.close()
 
 
-async def test_what_was_never_started_is_closed_all_the_same() -> None:
+async def test_sampling_that_never_started_can_be_closed() -> None:
     await Sampling(Observed(lambda: 0.0), lambda: fills(0), lambda: 0.0).close()
 
 
-async def test_a_taken_port_is_told_in_one_line(served: Served) -> None:
+async def test_start_error_names_a_taken_port_in_one_line(served: Served) -> None:
     port = int(served.url.rpartition(":")[2])
     application = metrics_application(Metrics(Nobody()), lambda: "")
     with pytest.raises(
@@ -262,3 +275,42 @@ async def test_a_taken_port_is_told_in_one_line(served: Served) -> None:
         match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}: Address already in use$",
     ):
         await listen(application, Address("127.0.0.1", port), "metrics")
+
+
+@pytest.mark.parametrize("path", ["events", "draining", "steering"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_small_requests_are_limited_to_4_kib(
+    client: aiohttp.ClientSession, path: str, *, is_chunked: bool
+) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b" " * 100
+
+    content = chunks() if is_chunked else b" " * 5_000
+    async with (
+        serving(max_body_bytes=2_000_000) as served,
+        client.post(f"{served.url}/{path}", data=content) as response,
+    ):
+        assert response.status == 413
+        assert "error" in await response.json()
+
+
+COSTLY = [
+    b'{"headers": {"x": [' + b"[]," * 100_000 + b"[]]}}",
+    b'{"headers": {' + b'"a":"",' * 140_000 + b'"b":""}}',
+    b'{"body": {"x": [' + b"[]," * 100_000 + b"[]]}}",
+    b'{"other": [' + b"{}," * 100_000 + b"{}]}",
+    b'{"headers": {"x": ["a list"]}}',
+]
+
+
+@pytest.mark.parametrize("content", COSTLY, ids=range(len(COSTLY)))
+async def test_costly_explain_request_is_refused_undecoded(
+    client: aiohttp.ClientSession, content: bytes
+) -> None:
+    async with (
+        serving(max_body_bytes=2_000_000) as served,
+        client.post(f"{served.url}/explain", data=content) as response,
+    ):
+        assert response.status == 400
+        assert re.search("too many|want", (await response.json())["error"])

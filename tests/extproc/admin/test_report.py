@@ -12,17 +12,17 @@ import pytest
 from aiohttp import web
 
 from extproc import __main__ as cli
-from extproc.address import Address
 from extproc.admin.application import errors_as_json, listen
-from extproc.admin.report import ReportFile, encoded, kept, notes_of, report_routes
+from extproc.admin.report import ReportFile, encoded, notes_of, report_routes
 from extproc.admin.report_page import CONTENT_SECURITY_POLICY
+from extproc.base.address import Address
 from extproc.config.reader import parse
 from extproc.observing.report import MAX_BYTES, Report, read
-from extproc.processes import Member
-from tests.e2e.system import until
+from extproc.running.processes import Member
 from tests.extproc.observing.simulated import BEGIN, over
 from tests.page.background import in_background
 from tests.ports import free_port
+from tests.waiting import until
 
 
 def a_report(requests: int = 1) -> Report:
@@ -54,12 +54,12 @@ async def asked(place: Address, query: str = "") -> tuple[aiohttp.ClientResponse
         return response, await response.text()
 
 
-async def test_a_browser_gets_a_page_that_runs_no_script() -> None:
+async def test_report_page_for_a_browser_runs_no_script() -> None:
     async with serving(report_routes(a_report(), clock=lambda: BEGIN)) as place:
         response, text = await asked(place)
     assert (response.status, response.content_type) == (200, "text/html")
     assert response.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
-    assert "1 of 100 with known prompt tokens" in text
+    assert "1 of 100 steered requests with known prompt tokens so far" in text
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ async def test_a_browser_gets_a_page_that_runs_no_script() -> None:
         ("31d", "the last 31 days", 31),
     ],
 )
-async def test_any_time_can_be_asked_for(since: str, name: str, periods: int) -> None:
+async def test_report_accepts_any_time(since: str, name: str, periods: int) -> None:
     async with serving(report_routes(a_report(), ["a note"], clock=lambda: BEGIN)) as place:
         response, text = await asked(place, f"?format=json&since={since}")
     assert response.content_type == "application/json"
@@ -92,14 +92,14 @@ async def test_any_time_can_be_asked_for(since: str, name: str, periods: int) ->
         ("?since=32d", "since must be at most 31d: no more is kept"),
     ],
 )
-async def test_what_cannot_be_told_is_refused_in_words(query: str, fault: str) -> None:
+async def test_report_refuses_malformed_queries_in_words(query: str, fault: str) -> None:
     async with serving(report_routes(a_report())) as place:
         response, text = await asked(place, query)
     assert response.status == 400
     assert json.loads(text)["error"].startswith(fault)
 
 
-async def test_the_reports_of_all_processes_are_added_up() -> None:
+async def test_report_adds_up_all_processes() -> None:
     ports = [free_port(), free_port()]
     peers = {number: f"127.0.0.1:{port}" for number, port in enumerate(ports)}
     own = report_routes(a_report(1), peers={0: peers[0]}, clock=lambda: BEGIN)
@@ -128,7 +128,7 @@ async def told_by(answer: bytes) -> dict[str, Any]:
     return found
 
 
-async def test_a_process_that_does_not_answer_is_named() -> None:
+async def test_report_names_a_process_that_does_not_answer() -> None:
     peers = {0: f"0.0.0.0:{free_port()}"}
     async with serving(report_routes(a_report(), peers=peers)) as place:
         _, text = await asked(place, "?format=text")
@@ -136,17 +136,17 @@ async def test_a_process_that_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"[1,[[0", b"7" * (MAX_BYTES + 1)])
-async def test_what_another_process_tells_is_not_believed_blindly(answer: bytes) -> None:
+async def test_report_notes_a_malformed_answer_of_another_process(answer: bytes) -> None:
     (note,) = (await told_by(answer))["notes"]
     assert note.endswith("its requests are missing")
 
 
-def test_where_the_other_processes_are() -> None:
+def test_others_are_the_addresses_of_the_other_processes() -> None:
     assert Member(1, 3, "d").others("127.0.0.1:9100") == {0: "127.0.0.1:9090", 2: "127.0.0.1:9110"}
     assert Member(0, 2, "d").others("[::]:9090") == {1: "[::]:9100"}
 
 
-def test_each_process_has_a_file_of_its_own() -> None:
+def test_part_of_gives_each_process_a_file_of_its_own() -> None:
     config = parse("models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\nreport: {file: r}", "c")
     files = [Member(number, 2, "/d").part_of(config).report.file for number in (0, 1)]
     assert files == ["r", "r.1"]
@@ -155,14 +155,14 @@ def test_each_process_has_a_file_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("responses", "said"), [("none", "requests may be missing"), ("headers", "predictions")]
 )
-def test_what_is_not_read_of_responses_is_said(responses: str, said: str) -> None:
+def test_notes_of_name_responses_that_are_not_read(responses: str, said: str) -> None:
     text = "models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\naccounting: {responses: %s}"
     (note,) = notes_of(parse(text % responses, "c"))
     assert said in note
     assert notes_of(parse(text % "usage", "c")) == []
 
 
-def test_the_command_prints_text_or_json_or_writes_a_page(
+def test_report_command_prints_text_or_json_or_writes_a_page(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
@@ -181,7 +181,7 @@ def test_the_command_prints_text_or_json_or_writes_a_page(
     assert said[1].endswith("since must be a number of minutes, hours or days: 90m, 12h, 7d")
 
 
-def test_nothing_is_printed_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_command_prints_no_terminal_controls(capsys: pytest.CaptureFixture[str]) -> None:
     async def get(_: web.Request) -> web.Response:
         return web.Response(body=b"a\x1b[2Jb\n")
 
@@ -190,7 +190,7 @@ def test_nothing_is_printed_that_a_terminal_would_obey(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "a?[2Jb\n"
 
 
-async def test_a_report_is_encoded_with_all_that_was_counted() -> None:
+async def test_encoded_holds_all_that_was_counted() -> None:
     assert len(read(await encoded(a_report(), BEGIN))) == 3
 
 
@@ -214,7 +214,7 @@ async def stored(path: Path, report: Report) -> ReportFile:
     return file
 
 
-async def test_the_figures_of_one_run_are_in_the_next(tmp_path: Path) -> None:
+async def test_report_file_carries_figures_into_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "report"
     await stored(path, a_report(3))
     await stored(path, a_report(4))
@@ -225,7 +225,7 @@ async def test_the_figures_of_one_run_are_in_the_next(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_it_is_written_while_the_router_runs_and_only_if_there_is_news(
+async def test_report_file_is_written_at_runtime_if_there_is_news(
     tmp_path: Path,
 ) -> None:
     path, report = tmp_path / "report", a_report(1)
@@ -247,7 +247,7 @@ async def test_it_is_written_while_the_router_runs_and_only_if_there_is_news(
 
 
 @pytest.mark.parametrize("broken", [b"nothing", b"[9,[]]", b"x" * (MAX_BYTES + 1)])
-async def test_a_broken_file_is_put_aside_and_named(
+async def test_report_file_that_is_broken_is_renamed_and_logged(
     tmp_path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "report"
@@ -260,7 +260,7 @@ async def test_a_broken_file_is_put_aside_and_named(
     assert f"kept as {path}.broken; a new report begins" in caplog.text
 
 
-async def test_what_cannot_be_read_or_written_is_logged_once_and_stops_nothing(
+async def test_report_file_fault_is_logged_once_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     report = a_report(1)
@@ -282,13 +282,15 @@ async def test_what_cannot_be_read_or_written_is_logged_once_and_stops_nothing(
     assert caplog.text.count("a restart would lose the report") == 1
 
 
-async def test_a_pipe_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_report_file_that_is_a_pipe_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     os.mkfifo(tmp_path / "report")
     await stored(tmp_path / "report", a_report(1))
     assert "is no file" in caplog.text
 
 
-async def test_a_file_that_may_not_be_read_is_named(
+async def test_report_file_that_is_unreadable_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: str) -> None:
@@ -299,7 +301,7 @@ async def test_a_file_that_may_not_be_read_is_named(
     assert f"{tmp_path}/report cannot be read: Permission denied" in caplog.text
 
 
-async def test_a_fault_of_ours_is_logged_and_the_router_goes_on(
+async def test_report_file_internal_fault_is_logged_and_the_router_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extproc.admin.report.written", lambda _: 1 / 0)
@@ -307,9 +309,6 @@ async def test_a_fault_of_ours_is_logged_and_the_router_goes_on(
     assert "the report cannot be written: ZeroDivisionError" in caplog.text
 
 
-async def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
-    async with kept(None, a_report(1)):
-        pass
-    async with kept(str(tmp_path / "report"), Report(BEGIN)):
-        pass
+async def test_report_without_requests_is_not_written(tmp_path: Path) -> None:
+    await stored(tmp_path / "report", Report(BEGIN))
     assert names_in(tmp_path) == []

@@ -16,38 +16,40 @@ def found(report: Report, now: float, *notes: str) -> dict[str, Any]:
 
 
 def an_hour() -> dict[str, Any]:
-    report, now = Traffic(60, 300).report(Random(2), knows_conversations=True)
+    report, now = Traffic(60, 300).report(Random(2))
     return found(report, now, "a <note> & more")
 
 
-def test_a_table_shows_each_window_with_its_sentence() -> None:
+def test_text_shows_each_window_with_its_sentence() -> None:
     text = as_text(an_hour())
     assert text.splitlines()[1].startswith("The last hour: Steered requests found ")
     assert "Note: a <note> & more" in text
-    assert text.count("cached share of prompt tokens") == 4
+    assert text.count("cached share of prompt tokens") == 2
+    assert "The last day and the last 7 days have no more requests than the last hour." in text
     line = next(one for one in text.splitlines() if one.startswith("time to first byte p90"))
     assert re.search(r"0\.\d{3} s \(0\.\d{3} s to \d\.\d+ s\).* [+-]0\.\d{3} s \(", line)
     assert text.isascii()
 
 
-def test_a_report_of_nothing_has_no_tables() -> None:
+def test_text_and_page_of_an_empty_report_have_no_tables() -> None:
     nothing = found(Report(BEGIN), BEGIN)
     assert "cached share" not in as_text(nothing)
     assert "<table" not in as_html(nothing)
     assert "No request ended in this time." in as_text(nothing)
 
 
-def test_one_side_alone_leaves_the_other_empty() -> None:
+def test_text_leaves_the_column_of_a_missing_side_empty() -> None:
     report = Report(BEGIN)
     report.feed(over(500, ttft_seconds=None), 0.0, BEGIN)
     text = as_text(found(report, BEGIN))
     line = next(one for one in text.splitlines() if one.startswith("cached share"))
+    assert text.count("cached share") == 1
     assert line.split(maxsplit=5)[5].split() == ["50", "%", "(no", "interval", "yet)", "-", "-"]
     assert "not enough requests yet" in text
     unanswered = Report(BEGIN)
     unanswered.feed(over(status=None, worker=""), 0.0, BEGIN)
     page = as_html(found(unanswered, BEGIN))
-    assert page.count("<svg") == 12
+    assert page.count("<svg") == 3
 
 
 class Tags(HTMLParser):
@@ -68,7 +70,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing_but_itself() -> None:
+def test_page_is_well_formed_and_self_contained() -> None:
     page, tags = as_html(an_hour()), Tags()
     tags.feed(re.sub(r"<(line|rect|circle|polyline)([^>]*)/>", r"<\1\2>", page))
     assert tags.open == []
@@ -79,7 +81,7 @@ def test_the_page_is_whole_and_needs_nothing_but_itself() -> None:
     assert "prefers-color-scheme: dark" in STYLE
 
 
-def test_one_period_with_requests_is_a_dot() -> None:
+def test_page_draws_a_single_period_as_a_dot() -> None:
     report = Report(BEGIN)
     report.feed(over(500), 1.0, BEGIN)
     assert '<circle class="steered"' in as_html(found(report, BEGIN))
@@ -89,20 +91,28 @@ def test_warnings_stand_beside_their_window() -> None:
     report = Report(BEGIN)
     for number in range(300):
         sides = over(0, 4_000 if number % 2 else 1_000, is_steered=bool(number % 2))
-        report.feed(sides._replace(conversation=number // 2 * 1_000_003 + 1), 1.0, BEGIN)
+        report.feed(sides, 1.0, BEGIN)
     shown = found(report, BEGIN + 600)
     assert "Warning: the sides differ in prompt length" in as_text(shown)
     assert 'class="warning">the sides differ' in as_html(shown)
 
 
-def test_long_windows_are_told_in_units_that_people_use() -> None:
+def test_text_names_long_windows_in_large_units() -> None:
     report = Report(BEGIN)
     report.feed(over(), 1.0, BEGIN)
     text = as_text(found(report, BEGIN + 5 * 86_400))
-    assert "5.0 days of it seen" in text
+    assert "5 days of it seen" in text
     assert "seconds of it seen" in as_text(found(Report(BEGIN), BEGIN + 30))
 
 
-def test_no_script_may_run_and_only_this_style_counts() -> None:
+def test_content_security_policy_allows_only_its_style() -> None:
     assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+def test_text_shows_an_insignificant_difference_as_none_seen() -> None:
+    report, now = Traffic(60, 2_000, shares=(0.5, 0.5)).report(Random(1))
+    lines = as_text(found(report, now)).splitlines()
+    gains = [line for line in lines if line.startswith("cached share")]
+    assert all("none seen (-" in gain for gain in gains)
+    assert gains

@@ -10,15 +10,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.address import Address
 from extproc.admin import routes
 from extproc.admin.application import listen
 from extproc.admin.routes import MAX_READERS, discovery_routes
+from extproc.base.address import Address
 from extproc.config.reader import parse
-from extproc.discovery.discovery import Discovery
-from extproc.discovery.view import Member, listed
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.fleet.discovery.discovery import Discovery
+from extproc.fleet.discovery.view import Member, listed
+from extproc.fleet.workers import Workers
+from kvstate.fleet import FollowedWorkers
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import CONFIG, Served, serving
 
@@ -36,7 +36,7 @@ async def test_browsers_get_the_page(served: Served, client: aiohttp.ClientSessi
 
 
 @pytest.mark.parametrize("name", sorted(one.name for one in PAGE.iterdir()))
-async def test_every_file_of_the_page_is_served(
+async def test_page_files_are_all_served(
     served: Served, client: aiohttp.ClientSession, name: str
 ) -> None:
     async with client.get(f"{served.url}/page/{name}") as response:
@@ -46,20 +46,20 @@ async def test_every_file_of_the_page_is_served(
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fapplication.py", "index.html%00"])
-async def test_nothing_else_is_served(
+async def test_page_route_serves_no_other_file(
     served: Served, client: aiohttp.ClientSession, name: str
 ) -> None:
     async with client.get(f"{served.url}/page/{name}") as response:
         assert response.status in {400, 404}
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_page_needs_no_other_site() -> None:
     for one in PAGE.iterdir():
         urls = re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"']*""", one.read_text())
         assert set(urls) <= {"http://www.w3.org/2000/svg"}, one.name
 
 
-def test_nothing_told_is_ever_read_as_html() -> None:
+def test_page_scripts_never_read_text_as_html() -> None:
     readers = "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|new Function"
     for one in PAGE.iterdir():
         if one.name.endswith(".js"):
@@ -75,7 +75,7 @@ async def explained(session: aiohttp.ClientSession, served: Served, raw: str) ->
         return answer
 
 
-async def test_a_policy_that_the_request_asks_for_is_explained(
+async def test_explain_accepts_the_policy_of_a_request(
     client: aiohttp.ClientSession,
 ) -> None:
     raw = '{"headers": {"x-POLICY": "round_robin"}, "body": {"prompt": [1]}}'
@@ -85,7 +85,7 @@ async def test_a_policy_that_the_request_asks_for_is_explained(
         assert (await explained(client, served, raw))["policy"] == "cost"
 
 
-async def test_a_body_is_explained_as_it_was_sent(
+async def test_explain_keeps_the_body_as_sent(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     doubled = '{"path": "/v1/completions", "body": {"model": "m", "prompt": [1], "prompt": [1, 2]}}'
@@ -95,7 +95,7 @@ async def test_a_body_is_explained_as_it_was_sent(
     ] == "bad_request"
 
 
-async def test_all_of_many_workers_are_told_of_while_they_come_and_go(
+async def test_workers_are_complete_while_others_come_and_go(
     client: aiohttp.ClientSession,
 ) -> None:
     names = [f"127.0.0.1:{port}" for port in range(1, 201)]
@@ -114,7 +114,7 @@ async def test_all_of_many_workers_are_told_of_while_they_come_and_go(
         assert await told() == list(some)
 
 
-async def test_what_is_wrong_with_an_envelope_is_told(
+async def test_explain_names_the_fault_of_an_envelope(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     told = await explained(client, served, '{"path": 5}')
@@ -139,7 +139,7 @@ async def news(response: aiohttp.ClientResponse) -> tuple[int, list[int]]:
     raise AssertionError("the stream ended")
 
 
-async def test_decisions_are_listed_from_where_one_was(
+async def test_decisions_are_listed_since_a_number(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     for tokens in (20, 30, 40):
@@ -150,7 +150,7 @@ async def test_decisions_are_listed_from_where_one_was(
     assert [one["prompt_tokens"] for one in told["decisions"]] == [30, 40]
 
 
-async def test_a_decision_opens_into_its_explanation(
+async def test_decision_opens_into_its_explanation(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     await served.route(20)
@@ -160,7 +160,7 @@ async def test_a_decision_opens_into_its_explanation(
     assert told["candidates"][0]["cost_terms"]["uncached_tokens"] == 20
 
 
-async def test_a_decision_that_is_not_kept_is_not_found(
+async def test_decision_that_is_not_kept_is_not_found(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(f"{served.url}/decisions/9") as response:
@@ -170,7 +170,7 @@ async def test_a_decision_that_is_not_kept_is_not_found(
 @pytest.mark.parametrize(
     "path", ["decisions?since=-1", "decisions?since=x", "decisions/" + "9" * 99]
 )
-async def test_what_is_no_number_is_answered_400(
+async def test_number_that_is_malformed_is_answered_400(
     served: Served, client: aiohttp.ClientSession, path: str
 ) -> None:
     async with client.get(f"{served.url}/{path}") as response:
@@ -188,7 +188,7 @@ async def test_decisions_are_streamed_as_they_are_made(
         assert await news(response) == (2, [2])
 
 
-async def test_a_stream_goes_on_where_it_was_cut(
+async def test_decision_stream_continues_where_it_was_interrupted(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     for _ in range(3):
@@ -198,7 +198,7 @@ async def test_a_stream_goes_on_where_it_was_cut(
         assert await news(response) == (3, [3])
 
 
-async def test_there_is_an_end_to_readers(served: Served) -> None:
+async def test_decision_streams_are_bounded(served: Served) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
         url = f"{served.url}/decisions"
@@ -209,7 +209,9 @@ async def test_there_is_an_end_to_readers(served: Served) -> None:
             response.close()
 
 
-async def test_readers_that_leave_make_room(served: Served, client: aiohttp.ClientSession) -> None:
+async def test_decision_stream_that_closes_makes_room(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
     for _ in range(2 * MAX_READERS):
         await served.route(20)
         while True:  # whoever left is noticed at the next write
@@ -219,14 +221,16 @@ async def test_readers_that_leave_make_room(served: Served, client: aiohttp.Clie
                     break
 
 
-async def test_a_stream_ends_with_the_router(served: Served, client: aiohttp.ClientSession) -> None:
+async def test_decision_stream_ends_with_the_router(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
     async with client.get(f"{served.url}/decisions", headers=STREAM) as response:
         served.observed.is_closed = True
         async with asyncio.timeout(20):
             assert b"data:" not in await response.read()
 
 
-async def test_a_reader_that_does_not_read_is_dropped(
+async def test_decision_stream_that_is_not_read_is_dropped(
     served: Served, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("MAX_READERS", 1), ("WRITE_SECONDS", 0.1), ("LOOK_SECONDS", 0.0)):
@@ -247,7 +251,7 @@ async def is_full(served: Served, client: aiohttp.ClientSession) -> bool:
         return response.status == 503
 
 
-async def test_prefixes_of_the_last_prompts_are_told(
+async def test_prefixes_of_the_last_prompts_are_listed(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     for tokens in (20, 40):
@@ -259,7 +263,7 @@ async def test_prefixes_of_the_last_prompts_are_told(
     assert told["prefixes"][0]["held_by"] == 0
 
 
-async def test_history_is_told_of_all_workers_or_of_those_named(
+async def test_history_covers_all_or_the_named_workers(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     served.observed.sample(5.0, {"a": (1, 2), "b": (0, 3)})
@@ -276,7 +280,7 @@ async def test_history_is_told_of_all_workers_or_of_those_named(
     }
 
 
-async def test_the_history_of_no_worker_of_ours_is_not_found(
+async def test_history_of_an_unknown_worker_is_not_found(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(f"{served.url}/history?worker=zzz") as response:
@@ -292,7 +296,7 @@ async def test_the_history_of_no_worker_of_ours_is_not_found(
 async def url() -> AsyncIterator[str]:
     """An admin server of one worker."""
     config = parse('models: [{name: a}]\nworkers: [{endpoint: "127.0.0.1:1"}]', "c")
-    workers = Workers(config, Fleet(1, lambda: 0.0), lambda _: [])
+    workers = Workers(config, FollowedWorkers(1, lambda: 0.0), lambda _: [])
     discovery = Discovery(listed(config.workers), [])
     application = web.Application()
     application.add_routes(discovery_routes(workers, discovery))
@@ -307,13 +311,13 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield one
 
 
-async def test_every_source_is_shown(url: str, session: aiohttp.ClientSession) -> None:
+async def test_discovery_shows_every_source(url: str, session: aiohttp.ClientSession) -> None:
     async with session.get(f"{url}/discovery") as response:
         (source,) = await response.json()
     assert (source["source"], source["workers"], source["fault"]) == ("workers", 1, "")
 
 
-async def test_a_worker_is_drained_and_gets_requests_again(
+async def test_draining_stops_and_resumes_requests_to_a_worker(
     url: str, session: aiohttp.ClientSession
 ) -> None:
     for draining, expected in ((True, ["127.0.0.1:1"]), (False, [])):
@@ -333,7 +337,7 @@ async def test_a_worker_is_drained_and_gets_requests_again(
         ({"endpoint": "127.0.0.1:2", "draining": True}, 404),
     ],
 )
-async def test_what_makes_no_sense_is_refused(
+async def test_draining_refuses_malformed_bodies(
     url: str, session: aiohttp.ClientSession, body: object, status: int
 ) -> None:
     async with session.post(f"{url}/draining", json=body) as response:
@@ -341,7 +345,7 @@ async def test_what_makes_no_sense_is_refused(
         assert "error" in await response.json()
 
 
-async def test_a_long_list_is_made_in_turns_and_whole() -> None:
+async def test_listed_encodes_a_long_list_in_turns() -> None:
     turns = 0
 
     async def others() -> None:
@@ -363,11 +367,11 @@ async def test_a_long_list_is_made_in_turns_and_whole() -> None:
     assert max(in_one_go) == routes.AT_ONCE
 
 
-async def test_a_list_of_nothing_is_an_empty_one() -> None:
+async def test_listed_encodes_an_empty_list() -> None:
     assert bytes(await routes.listed([])) == b"[]"
 
 
-async def test_the_share_of_steered_requests_is_shown_and_changed(
+async def test_steering_is_shown_and_changed(
     session: aiohttp.ClientSession,
 ) -> None:
     async with serving() as served:
@@ -399,9 +403,7 @@ async def test_the_share_of_steered_requests_is_shown_and_changed(
         "no json",
     ],
 )
-async def test_a_share_that_makes_no_sense_is_refused(
-    session: aiohttp.ClientSession, body: str
-) -> None:
+async def test_steering_refuses_malformed_shares(session: aiohttp.ClientSession, body: str) -> None:
     async with serving() as served:
         async with session.post(f"{served.url}/steering", data=body) as response:
             assert response.status == 400
@@ -409,7 +411,7 @@ async def test_a_share_that_makes_no_sense_is_refused(
         assert served.router.steering.percent == 100.0
 
 
-async def test_a_fleet_whose_workers_need_another_one_has_all_requests_steered(
+async def test_steering_stays_at_100_where_all_must_be_steered(
     session: aiohttp.ClientSession,
 ) -> None:
     async with serving(steers_all=True) as served:

@@ -18,6 +18,7 @@ from extproc.config.schema import (
     Kubernetes,
     Model,
     Worker,
+    WorkerEngine,
     WorkerEvents,
 )
 
@@ -41,26 +42,26 @@ def of_events(**keys: object) -> list[str]:
     ]
 
 
-def test_workers_are_listed_or_found() -> None:
+def test_workers_must_be_listed_or_discovered() -> None:
     assert found(Discovery()) == ["workers: at least one is needed"]
     assert found(Discovery(file="x")) == []
     assert list(fleet_faults(Config(models=ONE.models, workers=(Worker("a:1"),)))) == []
 
 
-def test_an_endpoint_is_an_address_given_once() -> None:
+def test_endpoint_must_be_an_address_given_once() -> None:
     assert of_worker(endpoint="x") == ["workers[0].endpoint: must be host:port, is 'x'"]
     twice = [Worker("a:1"), Worker("a:1")]
     assert list(worker_faults("w", twice, ONE)) == ["w: the endpoint a:1 is given 2 times"]
 
 
-def test_a_worker_cannot_be_at_port_0() -> None:
+def test_endpoint_port_must_not_be_0() -> None:
     for key, bad in (("zmq", "tcp://a:0"), ("grpc", "a:0"), ("drain", "http://a:0")):
         assert of_events(**{key: bad}) == [f".{key}: must have a port above 0, is {bad!r}"]
     assert of_worker(endpoint="a:0") == ["workers[0].endpoint: must have a port above 0, is 'a:0'"]
 
 
-@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])  # noqa: S104 - text
-def test_a_worker_is_at_an_address_that_can_be_connected_to(host: str) -> None:
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_endpoint_host_must_be_connectable(host: str) -> None:
     told = f"is where a server listens; write the worker's own host instead of {host.strip('[]')}"
     for key, bad in (
         ("zmq", f"tcp://{host}:5557"),
@@ -74,21 +75,30 @@ def test_a_worker_is_at_an_address_that_can_be_connected_to(host: str) -> None:
     assert of_events(zmq=f"tcp://{host}:5557", bind=True) == []
 
 
-def test_two_workers_cannot_have_one_feed() -> None:
+def test_feed_of_two_workers_is_a_fault() -> None:
     one = WorkerEvents("tcp://a:5557")
     assert list(
         worker_faults("w", [Worker("a:1", events=one), Worker("a:2", events=one)], ONE)
     ) == ["w[1].events.zmq: a:5557 is already used by w[0]"]
 
 
-def test_a_worker_names_its_model_unless_it_is_the_only_one_or_is_learned() -> None:
+def test_worker_needs_a_model_unless_it_is_the_only_one_or_learned() -> None:
     assert of_worker(TWO) == ["workers[0].model: missing; there are 2 models: m, n"]
     assert of_worker(TWO, learn=True) == []
     assert of_worker(ONE) == []
     assert of_worker(model="x") == ["workers[0].model: 'x' is not under models"]
 
 
-def test_a_feed_has_one_kind_of_source() -> None:
+def test_version_of_an_engine_must_be_a_release() -> None:
+    said = "engine.version: must be a release such as 0.32.0, is 'latest'"
+    bad = WorkerEngine("vllm", "latest")
+    assert of_worker(engine=bad) == [f"workers[0].{said}"]
+    assert of_worker(engine=WorkerEngine("vllm", "0.32.0rc1")) == []
+    pods = Kubernetes(selector="a=b", worker=FoundWorker(engine=bad))
+    assert found(Discovery(kubernetes=pods)) == [f"discovery.kubernetes.worker.{said}"]
+
+
+def test_events_need_exactly_one_kind_of_source() -> None:
     assert of_events() == [": needs exactly one of zmq, grpc and drain"]
     assert of_events(zmq="tcp://a:1", grpc="a:1") == [": needs exactly one of zmq, grpc and drain"]
     assert of_events(grpc="a") == [".grpc: must be host:port, is 'a'"]
@@ -97,7 +107,7 @@ def test_a_feed_has_one_kind_of_source() -> None:
     assert of_events(grpc="a:1", bind=True) == [".bind: needs zmq"]
 
 
-def test_the_ports_of_ranks_are_ports_and_do_not_overlap() -> None:
+def test_rank_ports_must_be_valid_and_not_overlap() -> None:
     assert of_events(zmq="a:1") == [".zmq: must be tcp://host:port, is 'a:1'"]
     assert of_events(zmq="tcp://a:65535", ranks=2) == [".zmq: port 65535 + 2 ranks is above 65535"]
     assert of_events(zmq="tcp://a:1", replay="tcp://a:2", ranks=2) == [
@@ -128,14 +138,14 @@ def test_the_ports_of_ranks_are_ports_and_do_not_overlap() -> None:
         ),
     ],
 )
-def test_the_ports_of_workers_that_are_found_make_sense(ports: EventPorts, fault: str) -> None:
+def test_event_ports_of_discovered_workers_are_checked(ports: EventPorts, fault: str) -> None:
     assert list(event_ports_faults("e", ports)) == [fault]
     assert found(Discovery(dns=(DnsName("a", worker=FoundWorker(events=ports)),))) == [
         fault.replace("e", "discovery.dns[0].worker.events", 1)
     ]
 
 
-def test_a_name_to_look_up_has_a_sound_server_and_port_and_comes_once() -> None:
+def test_dns_name_needs_a_valid_server_and_port_and_is_given_once() -> None:
     bad = DnsName("a", nameserver="dns:53", worker=FoundWorker(port=70000))
     assert found(Discovery(dns=(bad, DnsName("a")))) == [
         "discovery.dns: the name a is given 2 times",
@@ -145,14 +155,14 @@ def test_a_name_to_look_up_has_a_sound_server_and_port_and_comes_once() -> None:
     assert found(Discovery(dns=(DnsName("a", nameserver="127.0.0.1:53"),))) == []
 
 
-def test_pods_are_selected_in_one_way() -> None:
+def test_pods_need_exactly_one_selector_or_pool() -> None:
     needed = ["discovery.kubernetes: needs exactly one of selector and inference_pool"]
     assert found(Discovery(kubernetes=Kubernetes())) == needed
     assert found(Discovery(kubernetes=Kubernetes(selector="a", inference_pool="b"))) == needed
     assert found(Discovery(kubernetes=Kubernetes(selector="a"))) == []
 
 
-def test_workers_that_are_found_may_learn_their_model() -> None:
+def test_discovered_workers_may_learn_their_model() -> None:
     learns, does_not = FoundWorker(), FoundWorker(learn=False)
     assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=learns)), TWO) == []
     assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=does_not)), TWO) == [
@@ -175,7 +185,7 @@ def clashes(*events: WorkerEvents) -> list[str]:
         ("[0::1]:1", "[::1]:1", "w: the endpoints [0::1]:1 and [::1]:1 are the same"),
     ],
 )
-def test_an_endpoint_is_one_workers(one: str, other: str, said: str) -> None:
+def test_shared_endpoint_is_a_fault(one: str, other: str, said: str) -> None:
     assert list(shared_endpoints("w", [Worker(one), Worker("b:1"), Worker(other)])) == [said]
 
 
@@ -189,11 +199,11 @@ def test_an_endpoint_is_one_workers(one: str, other: str, said: str) -> None:
         (WorkerEvents(drain="http://a:1/"), "drain: a:1"),
     ],
 )
-def test_a_feed_is_one_workers(events: WorkerEvents, said: str) -> None:
+def test_shared_feed_is_a_fault(events: WorkerEvents, said: str) -> None:
     assert clashes(events, events) == [f"w[1].events.{said} is already used by w[0]"]
 
 
-def test_ranks_that_overlap_are_told_once_a_worker_and_key() -> None:
+def test_overlapping_ranks_are_named_once_for_each_worker_and_key() -> None:
     first = WorkerEvents("tcp://a:5557", "tcp://a:5657", ranks=4)
     second = WorkerEvents("tcp://a:5559", "tcp://a:5657", ranks=4)
     assert clashes(first, second) == [
@@ -202,19 +212,19 @@ def test_ranks_that_overlap_are_told_once_a_worker_and_key() -> None:
     ]
 
 
-def test_feeds_that_differ_are_sound() -> None:
+def test_different_feeds_are_valid() -> None:
     assert clashes(WorkerEvents("tcp://a:1", ranks=2), WorkerEvents("tcp://a:3", ranks=2)) == []
     assert clashes(WorkerEvents("tcp://a:1"), WorkerEvents("tcp://b:1")) == []
     assert clashes(WorkerEvents("tcp://a:1", topic="x"), WorkerEvents("tcp://a:1", topic="y")) == []
     assert clashes(WorkerEvents(grpc="a:1"), WorkerEvents(grpc="a:1", service="sglang")) == []
 
 
-def test_what_is_bound_is_one_workers_whatever_its_topic() -> None:
+def test_bound_feed_is_shared_whatever_its_topic() -> None:
     bound = [WorkerEvents("tcp://a:1", topic=topic, bind=True) for topic in "xy"]
     assert clashes(*bound) == ["w[1].events.zmq: a:1 is already used by w[0]"]
 
 
-def test_what_is_no_feed_or_no_address_is_left_to_others() -> None:
+def test_shared_feeds_ignore_malformed_addresses() -> None:
     wrong = WorkerEvents("a:1", ranks=2)
     workers = [
         Worker("a:1", events="auto"),
@@ -247,7 +257,7 @@ def test_what_is_no_feed_or_no_address_is_left_to_others() -> None:
         ("workers: [{endpoint: 'a:1'}], sharing: {url: 'directory:/run/a'}", []),
     ],
 )
-def test_keys_that_need_an_extra_are_known(section: str, needed: list[str]) -> None:
+def test_missing_extras_names_the_keys_that_need_them(section: str, needed: list[str]) -> None:
     config = parse(f"{{models: [{{name: m}}], {section}}}", "c.yaml")
     assert [one.key for one in missing_extras(config, lambda _module: None)] == needed
     assert missing_extras(config, lambda module: module) == []

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from extproc.base.errors import ConfigError
 from extproc.config import rules
 from extproc.config.reader import parse
 from extproc.config.rules import (
@@ -23,7 +24,6 @@ from extproc.config.schema import (
     WorkerEvents,
 )
 from extproc.config.sections import Disaggregation, Recorder, Report, Routers, RouterTls
-from extproc.errors import ConfigError
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
 MODEL = "models: [{name: m}]"
@@ -117,7 +117,9 @@ def with_events(rest: str) -> str:
         ),
         (
             [
-                *(MODEL, WORKER, "extproc: {dialect: epp}"),
+                MODEL,
+                WORKER,
+                "extproc: {dialect: epp}",
                 "disaggregation: {min_pulled_tokens: 64, connector: offloading}",
             ],
             (
@@ -131,11 +133,11 @@ def with_events(rest: str) -> str:
         ),
     ],
 )
-def test_each_rule_is_told_of_a_text(sections: list[str], fault: str) -> None:
+def test_rule_violation_is_reported_for_a_text(sections: list[str], fault: str) -> None:
     assert told(*sections) == [fault]
 
 
-def test_what_breaks_no_rule_is_taken() -> None:
+def test_valid_configuration_is_accepted() -> None:
     listen = (
         "extproc: {listen: 'unix:/tmp/x'}\nenvoy: {router: 'unix:/tmp/x', listen: 'localhost:1'}"
     )
@@ -154,7 +156,7 @@ def of_listeners(**sections: object) -> list[str]:
     return list(listener_faults(replace(PLAIN, **sections)))  # type: ignore[arg-type]
 
 
-def test_what_nobody_wrote_is_sound() -> None:
+def test_listener_faults_are_empty_by_default() -> None:
     assert of_listeners() == []
 
 
@@ -185,7 +187,7 @@ def test_what_nobody_wrote_is_sound() -> None:
         ),
     ],
 )
-def test_the_routers_own_listener_is_sound(options: ExtProc, fault: str) -> None:
+def test_listener_of_the_router_must_be_valid(options: ExtProc, fault: str) -> None:
     assert of_listeners(extproc=options) == [fault]
 
 
@@ -202,11 +204,11 @@ def test_the_routers_own_listener_is_sound(options: ExtProc, fault: str) -> None
         ),
     ],
 )
-def test_every_process_has_an_address_of_its_own(listen: str, fault: str) -> None:
+def test_listener_of_several_processes_needs_an_address_of_its_own(listen: str, fault: str) -> None:
     assert of_listeners(extproc=ExtProc(listen, processes=2)) == [fault]
 
 
-def test_processes_do_not_take_each_others_ports() -> None:
+def test_listeners_of_processes_must_not_overlap() -> None:
     two = ExtProc(processes=2)
     (fault,) = of_listeners(
         extproc=two, admin=Admin("127.0.0.1:9100"), metrics=Metrics("127.0.0.1:9110")
@@ -215,7 +217,7 @@ def test_processes_do_not_take_each_others_ports() -> None:
 
 
 @pytest.mark.parametrize("key", ["drain", "bind"])
-def test_what_one_reader_empties_or_binds_is_not_for_several_processes(key: str) -> None:
+def test_drained_and_bound_feeds_are_refused_with_several_processes(key: str) -> None:
     alone = {
         "drain": WorkerEvents(drain="http://a:1"),
         "bind": WorkerEvents(zmq="tcp://*:1", bind=True),
@@ -228,17 +230,17 @@ def test_what_one_reader_empties_or_binds_is_not_for_several_processes(key: str)
     assert fault.startswith(f"workers[0].events.{key}: cannot be shared by 2 processes")
 
 
-def test_the_longest_path_of_a_socket_is_taken() -> None:
+def test_longest_socket_path_is_accepted() -> None:
     assert of_listeners(extproc=ExtProc("unix:///" + 106 * "x")) == []
 
 
-def test_envoy_listens_on_an_ip_address() -> None:
+def test_envoy_must_listen_on_an_ip_address() -> None:
     said = "must be ip:port, since Envoy cannot listen on a host name, is 'name:1'"
     assert of_listeners(envoy=Envoy(listen="name:1")) == [f"envoy.listen: {said}"]
     assert of_listeners(envoy=Envoy(listen="localhost:1", router="unix:x")) == []
 
 
-def test_a_client_certificate_that_is_asked_for_is_given() -> None:
+def test_router_tls_needs_a_certificate_where_the_router_asks_for_one() -> None:
     said = "envoy.router_tls: needs certificate and key: extproc.tls.client_ca requires them"
     asks = ExtProc(tls=MUTUAL)
     assert of_listeners(extproc=asks, envoy=Envoy(router_tls=RouterTls("ca"))) == [said]
@@ -252,21 +254,21 @@ def test_a_client_certificate_that_is_asked_for_is_given() -> None:
 
 
 @pytest.mark.parametrize("other", ["127.0.0.1:9091", "localhost:9091", "0.0.0.0:9091"])
-def test_an_address_is_given_away_once(other: str) -> None:
+def test_listener_clash_is_a_fault(other: str) -> None:
     said = f"metrics.listen: 127.0.0.1:9091 is taken: admin.listen is {other}"
     assert of_listeners(admin=Admin(other)) == [said]
 
 
 @pytest.mark.parametrize("other", ["[::]:9091", "127.0.0.2:9091", "a:9091", "127.0.0.1:9092"])
-def test_another_address_is_free(other: str) -> None:
+def test_listeners_on_different_addresses_are_valid(other: str) -> None:
     assert of_listeners(admin=Admin(other)) == []
 
 
-def test_any_port_is_taken_twice() -> None:
+def test_listeners_on_port_0_never_clash() -> None:
     assert of_listeners(admin=Admin("127.0.0.1:0"), metrics=Metrics("127.0.0.1:0")) == []
 
 
-def test_envoys_addresses_are_held_against_the_routers_on_one_host() -> None:
+def test_envoy_addresses_must_not_clash_with_the_router_on_one_host() -> None:
     same = Envoy(listen="127.0.0.1:9091", admin="127.0.0.1:9091")
     assert of_listeners(envoy=same) == [
         "envoy.admin: 127.0.0.1:9091 is taken: envoy.listen is 127.0.0.1:9091",
@@ -299,18 +301,18 @@ def test_envoys_addresses_are_held_against_the_routers_on_one_host() -> None:
         ),
     ],
 )
-def test_faults_of_several_routers_are_told(routers: Routers, said: list[str]) -> None:
+def test_faults_of_several_routers_are_reported(routers: Routers, said: list[str]) -> None:
     assert of_listeners(envoy=Envoy(routers=routers)) == said
 
 
-def test_one_router_and_several_are_not_both_meant() -> None:
+def test_envoy_router_and_routers_exclude_each_other() -> None:
     envoy = Envoy(router="a:1", routers=Routers(("b:1",)))
     assert of_listeners(envoy=envoy) == [
         "envoy.routers: cannot be used together with envoy.router: remove one of the two"
     ]
 
 
-def test_a_port_that_no_process_of_a_router_can_have_is_told() -> None:
+def test_router_port_beyond_65535_is_reported() -> None:
     found = of_listeners(
         envoy=Envoy(routers=Routers(("a:65530", "b:1"))), extproc=ExtProc(processes=2)
     )
@@ -318,11 +320,11 @@ def test_a_port_that_no_process_of_a_router_can_have_is_told() -> None:
     assert fault.startswith("envoy.routers.addresses[0]: has no port for process 1")
 
 
-def test_what_nobody_wrote_of_envoy_is_not_held_against_the_router() -> None:
+def test_default_envoy_addresses_never_clash() -> None:
     assert of_listeners(admin=Admin("127.0.0.1:10000")) == []
 
 
-def test_a_wrong_address_is_told_once() -> None:
+def test_malformed_address_is_reported_once() -> None:
     assert of_listeners(admin=Admin("x"), envoy=Envoy(router="y")) == [
         "admin.listen: must be host:port, is 'x'",
         "envoy.router: must be host:port, is 'y'",
@@ -337,7 +339,7 @@ LISTED = Config(models=(Model("m"),), workers=(Worker("a:1"),))
 WITH_ADAPTERS = Config(models=(Model("m", lora=("a",)), Model("n", lora=("b",))))
 
 
-def test_a_model_is_served_where_all_workers_are_listed_and_name_theirs() -> None:
+def test_model_needs_a_worker_where_all_workers_are_listed() -> None:
     named, learning = Worker("a:1", "m"), Worker("a:2", learn=True)
     alone = replace(WITH_ADAPTERS, workers=(named,))
     assert doubts(alone) == ["models[1]: no worker serves 'n'"]
@@ -347,7 +349,7 @@ def test_a_model_is_served_where_all_workers_are_listed_and_name_theirs() -> Non
     assert doubts(Config(models=(Model("m"),), workers=(Worker("a:1"),))) == []
 
 
-def test_adapters_of_a_worker_are_some_models() -> None:
+def test_adapters_of_a_worker_must_belong_to_a_model() -> None:
     unknown = "lora: 'x' is not in any model's lora"
     workers = (Worker("a:1", "m", lora=("a", "x")), Worker("a:2", "n", lora=()))
     assert doubts(replace(WITH_ADAPTERS, workers=workers)) == [f"workers[0].{unknown}"]
@@ -362,7 +364,7 @@ def test_adapters_of_a_worker_are_some_models() -> None:
 @pytest.mark.parametrize(
     "envoy", [Envoy(router="kvsteer:9002"), Envoy(routers=Routers(("unix:/x", "kvsteer:9002")))]
 )
-def test_a_router_on_loopback_is_not_asked_from_elsewhere(envoy: Envoy) -> None:
+def test_doubts_name_a_loopback_router_that_a_remote_envoy_needs(envoy: Envoy) -> None:
     (doubt,) = doubts(replace(LISTED, envoy=envoy))
     assert doubt.startswith("extproc.listen: 127.0.0.1:9002 can be reached only from this host")
     assert "at kvsteer:9002" in doubt
@@ -370,18 +372,18 @@ def test_a_router_on_loopback_is_not_asked_from_elsewhere(envoy: Envoy) -> None:
 
 
 @pytest.mark.parametrize("router", ["localhost:9002", "unix:/run/kvsteer/extproc.sock"])
-def test_a_router_on_loopback_may_be_asked_on_its_own_host(router: str) -> None:
+def test_doubts_accept_a_loopback_router_for_a_local_envoy(router: str) -> None:
     assert doubts(replace(LISTED, envoy=Envoy(router=router))) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "[::1]", "localhost"])
-def test_servers_for_the_operator_are_on_loopback(host: str) -> None:
+def test_doubts_accept_operator_servers_on_loopback(host: str) -> None:
     envoy = Envoy(admin=f"{host}:9901")
     assert doubts(replace(LISTED, admin=Admin(f"{host}:9090"), envoy=envoy)) == []
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "router.example"])  # noqa: S104 - text
-def test_servers_for_the_operator_that_others_reach_are_doubted(host: str) -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "router.example"])
+def test_doubts_name_operator_servers_that_others_reach(host: str) -> None:
     admin, envoys = doubts(
         replace(LISTED, admin=Admin(f"{host}:9090"), envoy=Envoy(admin=f"{host}:9901"))
     )
@@ -389,7 +391,7 @@ def test_servers_for_the_operator_that_others_reach_are_doubted(host: str) -> No
     assert envoys.startswith(f"envoy.admin: anyone who reaches {host}:9901 can stop Envoy")
 
 
-def test_files_that_are_not_there_yet_are_doubted() -> None:
+def test_doubts_name_missing_files() -> None:
     config = replace(LISTED, discovery=Discovery(file="/w"), envoy=Envoy(eds_directory="/d"))
     assert [one.partition(":")[0] for one in doubts(config)] == [
         "discovery.file",
@@ -398,7 +400,7 @@ def test_files_that_are_not_there_yet_are_doubted() -> None:
     assert doubts(config, "/w", "/d") == []
 
 
-def test_a_report_without_a_folder_is_doubted() -> None:
+def test_doubts_name_a_report_without_a_folder() -> None:
     config = replace(LISTED, report=Report("/away/report"))
     assert doubts(config) == [
         "report.file: the folder of /away/report is missing: the report is not kept"
@@ -407,7 +409,7 @@ def test_a_report_without_a_folder_is_doubted() -> None:
     assert doubts(replace(LISTED, report=Report("report")), ".") == []
 
 
-def test_a_recording_without_a_folder_is_doubted() -> None:
+def test_doubts_name_a_recording_without_a_folder() -> None:
     config = replace(LISTED, recorder=Recorder("/away/trace"))
     (told,) = doubts(config)
     assert told.startswith("recorder.file: the folder of /away/trace is missing")
@@ -422,7 +424,7 @@ def of_roles(mode: str | None, connector: str, *roles: str) -> str:
     )
 
 
-def test_roles_that_leave_requests_unanswered_are_doubted() -> None:
+def test_doubts_name_roles_that_leave_requests_unanswered() -> None:
     assert of_roles(None, "nixl", "both", "prefill").startswith("disaggregation.mode: missing")
     assert of_roles("header", "nixl", "decode").endswith(
         "has the role prefill, so no request is split"
@@ -451,12 +453,12 @@ def test_roles_that_leave_requests_unanswered_are_doubted() -> None:
         ("url: redis://a, tick_ms: 0", "sharing.tick_ms: must be at least 1"),
     ],
 )
-def test_what_cannot_be_shared_is_a_fault(sharing: str, fault: str) -> None:
+def test_invalid_sharing_is_a_fault(sharing: str, fault: str) -> None:
     (found,) = told(MODEL, WORKER, f"sharing: {{{sharing}}}")
     assert found.startswith(fault)
 
 
-def test_a_fleet_that_anybody_could_tell_anything_is_doubted() -> None:
+def test_doubts_name_sharing_without_a_secret() -> None:
     def doubts(sharing: str) -> list[str]:
         config = parse(f"{MODEL}\n{WORKER}\nsharing: {{{sharing}}}", "c")
         return [one for one in rules.doubts(config, lambda _: True) if "sharing" in one]
@@ -468,7 +470,7 @@ def test_a_fleet_that_anybody_could_tell_anything_is_doubted() -> None:
     assert not doubts("url: directory:/a")
 
 
-def test_bodies_are_changed_for_a_mirror_and_for_pulls_without_a_sidecar() -> None:
+def test_bodies_are_edited_for_mirrors_and_for_pulls_without_a_sidecar() -> None:
     pulls = Disaggregation(connector="offloading", min_pulled_tokens=64)
     assert Disaggregation("mirror").changes_bodies
     assert pulls.changes_bodies

@@ -1,6 +1,7 @@
 from dataclasses import dataclass, fields
 
-from extproc.config.schema import Config, Model, Worker
+from extproc.base.engine import Engine, Release
+from extproc.config.schema import Config, Model, Worker, WorkerEngine
 from extproc.config.sections import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
 
 
@@ -11,20 +12,25 @@ class Section:
     parts: list[int] = key("made anew", list)
 
 
-def test_a_key_has_its_default_and_what_is_allowed() -> None:
+def test_key_has_its_default_and_bounds() -> None:
     section = Section("x")
     assert (section.size_bytes, section.parts) == (3, [])
     assert [item.metadata["minimum"] for item in fields(Section)] == [0, 1, 0]
     assert fields(Section)[0].metadata["doc"] == "must be given"
 
 
-def test_a_number_has_room_in_timers_and_bytes_in_memory() -> None:
+def test_number_bounds_fit_timers_and_memory() -> None:
     assert most("ranks") == MAX_NUMBER
     assert most("drain_ms") == MAX_MS
     assert most("sent_bytes") == MAX_BYTES
 
 
-def test_a_worker_serves_its_model_or_the_first_one() -> None:
+def test_model_of_a_worker_is_its_own_or_the_first() -> None:
     config = Config(models=(Model("m"), Model("n")))
     assert config.model_of(Worker("10.0.0.1:1")) == "m"
     assert config.model_of(Worker("10.0.0.1:1", model="n")) == "n"
+
+
+def test_engine_of_a_worker_is_known_by_its_release() -> None:
+    assert WorkerEngine("vllm", "0.32.0").known == Engine("vllm", Release(0, 32))
+    assert WorkerEngine("vllm", "latest").known is None

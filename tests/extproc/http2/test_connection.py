@@ -44,7 +44,7 @@ def goodbye(connection: Connection) -> tuple[int, int]:
     return int.from_bytes(last.payload[:4], "big"), int.from_bytes(last.payload[4:8], "big")
 
 
-def test_it_greets_at_once() -> None:
+def test_connection_sends_its_settings_at_once() -> None:
     connection = Connection(Limits(), BlockCache(), Budget(0))
     assert connection.is_due
     first, second = frames_of(connection.data_to_send())
@@ -52,7 +52,7 @@ def test_it_greets_at_once() -> None:
     assert first.payload[:6] == b"\0\x01\0\0\0\0"
 
 
-def test_another_implementation_gets_its_answer() -> None:
+def test_connection_answers_another_implementation() -> None:
     client = H2Connection(H2Configuration(client_side=True))
     server = Connection(Limits(), BlockCache(), Budget(0))
     client.initiate_connection()
@@ -74,7 +74,7 @@ def block_of_text() -> list[tuple[str, str]]:
     return [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "a")]
 
 
-def test_a_head_may_come_in_many_frames() -> None:
+def test_head_may_come_in_many_frames() -> None:
     connection, block = connected(), block_of()
     events = connection.receive(
         frame(FrameType.HEADERS, 0, 1, block[:5])
@@ -103,7 +103,7 @@ def test_a_head_may_come_in_many_frames() -> None:
         (b"\xff" * 9, ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_breaks_the_protocol_ends_the_connection(sent: bytes, code: int) -> None:
+def test_protocol_error_ends_the_connection(sent: bytes, code: int) -> None:
     connection = connected()
     assert connection.receive(sent) == []
     assert connection.fault is not None
@@ -113,20 +113,20 @@ def test_what_breaks_the_protocol_ends_the_connection(sent: bytes, code: int) ->
 
 
 @pytest.mark.parametrize("first", [headers(1), ping(bytes(8)), settings_ack(), data(1)])
-def test_the_first_frame_is_settings(first: bytes) -> None:
+def test_first_frame_must_be_settings(first: bytes) -> None:
     connection = Connection(Limits(), BlockCache(), Budget(0))
     connection.receive(PREFACE + first)
     assert goodbye(connection) == (0, ErrorCode.PROTOCOL_ERROR)
 
 
-def test_what_came_before_a_fault_is_told() -> None:
+def test_receive_returns_the_events_before_a_fault() -> None:
     connection = connected()
     events = connection.receive(headers(1) + data(1, b"x") + window_update(0, 0))
     assert [type(one) for one in events] == [Opened, Received]
     assert goodbye(connection) == (1, ErrorCode.PROTOCOL_ERROR)
 
 
-def test_a_peer_that_sends_no_preface_is_let_go() -> None:
+def test_peer_without_a_preface_is_disconnected() -> None:
     connection = Connection(Limits(preface_ticks=2), BlockCache(), Budget(0))
     connection.receive(PREFACE[:5])
     assert connection.tick() == connection.tick() == []
@@ -137,7 +137,7 @@ def test_a_peer_that_sends_no_preface_is_let_go() -> None:
     assert written(connection) == []
 
 
-def test_counts_start_anew_with_each_tick() -> None:
+def test_tick_resets_the_counts() -> None:
     connection = connected()
     for _ in range(3):
         connection.receive(ping(bytes(8)) * 900)
@@ -145,7 +145,7 @@ def test_counts_start_anew_with_each_tick() -> None:
     assert connection.fault is None
 
 
-def test_streams_that_are_over_are_sent_nothing() -> None:
+def test_closed_stream_is_sent_no_frame() -> None:
     connection = connected()
     connection.receive(headers(1) + rst(1))
     assert connection.send_data(1, b"x", HEAD) is None
@@ -156,7 +156,7 @@ def test_streams_that_are_over_are_sent_nothing() -> None:
     assert written(connection) == []
 
 
-def test_a_stream_can_be_reset() -> None:
+def test_reset_ends_a_stream() -> None:
     connection = connected()
     connection.receive(headers(1))
     connection.reset(1, ErrorCode.CANCEL)
@@ -164,7 +164,7 @@ def test_a_stream_can_be_reset() -> None:
     assert connection.stream_count == 0
 
 
-def test_an_answer_without_room_resets_its_stream() -> None:
+def test_answer_beyond_the_budget_resets_its_stream() -> None:
     connection = connected(budget=Budget(100_000), values={4: 10})
     connection.receive(headers(1, flags=WHOLE) + headers(3, flags=WHOLE))
     assert connection.send_data(1, bytes(90_000)) == 90_000
@@ -176,7 +176,7 @@ def test_an_answer_without_room_resets_its_stream() -> None:
     assert connection.queued(1) == connection.stream_count == 0
 
 
-def test_a_peer_that_takes_nothing_is_let_go() -> None:
+def test_peer_that_accepts_no_data_is_disconnected() -> None:
     budget = Budget(1000)
     connection = connected(Limits(stall_ticks=2), budget, {4: 0})
     connection.receive(headers(1, flags=WHOLE) + headers(3, flags=WHOLE))
@@ -187,7 +187,7 @@ def test_a_peer_that_takes_nothing_is_let_go() -> None:
     assert (connection.stream_count, budget.held) == (1, 0)
 
 
-def test_what_waits_is_given_up_with_the_connection() -> None:
+def test_close_releases_the_budget_of_waiting_data() -> None:
     budget = Budget(1000)
     connection = connected(None, budget, {4: 0})
     connection.receive(headers(1))
@@ -196,7 +196,7 @@ def test_what_waits_is_given_up_with_the_connection() -> None:
     assert (connection.stream_count, budget.held) == (0, 0)
 
 
-def test_sending_stops_while_the_transport_is_full() -> None:
+def test_sending_pauses_while_the_transport_is_full() -> None:
     connection = connected()
     connection.receive(headers(1))
     connection.pause_sending()
@@ -206,14 +206,14 @@ def test_sending_stops_while_the_transport_is_full() -> None:
     assert [one.payload for one in written(connection)] == [b"abc"]
 
 
-def test_used_data_may_be_sent_again() -> None:
+def test_consumed_data_reopens_the_window() -> None:
     connection = connected(Limits(stream_window_bytes=100))
     connection.receive(headers(1) + data(1, bytes(60)))
     connection.consume(1, 60)
     assert [one.kind for one in written(connection)] == [FrameType.WINDOW_UPDATE]
 
 
-def test_draining_says_what_was_taken_and_lets_it_end() -> None:
+def test_drain_names_the_last_stream_and_lets_it_end() -> None:
     connection = connected()
     connection.receive(headers(1))
     connection.drain()
@@ -229,14 +229,14 @@ def test_draining_says_what_was_taken_and_lets_it_end() -> None:
     assert written(connection) == []
 
 
-def test_a_connection_is_not_over_while_it_answers() -> None:
+def test_connection_is_not_over_while_it_answers() -> None:
     connection = connected()
     connection.receive(headers(1))
     connection.drain()
     assert not connection.is_over
 
 
-def test_a_client_that_leaves_is_served_to_the_end() -> None:
+def test_goaway_of_a_client_lets_its_streams_end() -> None:
     connection = connected()
     assert repr(connection) == "<Connection open, 0 streams>"
     connection.receive(headers(1, flags=WHOLE) + frame(FrameType.GOAWAY, 0, 0, bytes(8)))
@@ -281,7 +281,7 @@ def fed(connection: Connection, sent: bytes, sizes: list[int]) -> None:
 
 
 @given(st.lists(ANY_FRAME, max_size=30), CHUNKS)
-def test_no_frames_break_it(frames: list[bytes], sizes: list[int]) -> None:
+def test_connection_survives_any_frames(frames: list[bytes], sizes: list[int]) -> None:
     budget = Budget(10_000)
     connection = connected(budget=budget)
     fed(connection, b"".join(frames), sizes)
@@ -292,7 +292,7 @@ def test_no_frames_break_it(frames: list[bytes], sizes: list[int]) -> None:
 
 
 @given(st.binary(max_size=400), CHUNKS, st.booleans())
-def test_no_bytes_break_it(sent: bytes, sizes: list[int], greets: bool) -> None:  # noqa: FBT001
+def test_connection_survives_any_bytes(sent: bytes, sizes: list[int], greets: bool) -> None:
     connection = Connection(Limits(), BlockCache(), Budget(0))
     fed(connection, (PREFACE + settings({}) if greets else b"") + sent, sizes)
     assert connection.fault is not None or connection.stream_count == 0

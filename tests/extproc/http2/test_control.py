@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
 from extproc.http2.connection import Control
 from extproc.http2.frames import ErrorCode, Flag, FrameType, settings
 from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
@@ -32,13 +32,13 @@ def test_settings_are_acknowledged() -> None:
     assert frames_of(parts.outbox.take()) == [(SETTINGS, ACK, 0, b"")]
 
 
-def test_of_many_initial_windows_in_one_frame_the_last_counts() -> None:
+def test_last_initial_window_of_a_settings_frame_counts() -> None:
     parts = Parts()
     parts.control.receive(SETTINGS, 0, 0, settings({4: 3})[9:] * 2 + settings({4: 7})[9:])
     assert parts.windows == [7]
 
 
-def test_after_the_acknowledgement_no_table_may_be_used() -> None:
+def test_header_table_is_forbidden_after_the_acknowledgement() -> None:
     parts = Parts()
     block = encode([(b"x", b"y")])
     assert parts.blocks.decode(block) is not None
@@ -65,20 +65,20 @@ def test_settings_out_of_bounds_end_the_connection(name: int, value: int, code: 
 
 
 @pytest.mark.parametrize(("name", "value"), [(2, 0), (2, 1), (5, 16_384), (5, 2**24 - 1), (99, 7)])
-def test_settings_that_do_not_matter_are_taken(name: int, value: int) -> None:
+def test_unknown_settings_are_accepted(name: int, value: int) -> None:
     parts = Parts()
     parts.set(name, value)
     assert parts.control.is_greeted
 
 
-def test_a_ping_is_answered_and_an_answer_is_not() -> None:
+def test_ping_is_answered_and_its_answer_is_not() -> None:
     parts = Parts()
     parts.control.receive(PING, 0, 0, b"12345678")
     parts.control.receive(PING, ACK, 0, b"87654321")
     assert frames_of(parts.outbox.take()) == [(PING, ACK, 0, b"12345678")]
 
 
-def test_a_client_that_leaves_says_so() -> None:
+def test_goaway_marks_a_leaving_client() -> None:
     parts = Parts()
     parts.control.receive(GOAWAY, 0, 0, bytes(8))
     assert parts.control.has_left
@@ -103,7 +103,7 @@ def test_unknown_frames_are_ignored() -> None:
         (GOAWAY, 0, 0, bytes(7), ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_breaks_the_protocol_ends_the_connection(
+def test_protocol_error_ends_the_connection(
     kind: int, flags: int, stream_id: int, payload: bytes, code: int
 ) -> None:
     with pytest.raises(Http2Error) as caught:

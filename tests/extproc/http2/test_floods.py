@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
 from extproc.http2.frames import ErrorCode
 from extproc.http2.limits import Limits
 from extproc.http2.streams import Floods
@@ -26,7 +26,7 @@ EACH: list[Callable[[Floods], None]] = [
 
 
 @pytest.mark.parametrize("count", EACH)
-def test_one_too_many_ends_the_connection(count: Callable[[Floods], None]) -> None:
+def test_count_beyond_its_limit_ends_the_connection(count: Callable[[Floods], None]) -> None:
     floods = Floods(LIMITS)
     for _ in range(3):
         count(floods)
@@ -36,7 +36,7 @@ def test_one_too_many_ends_the_connection(count: Callable[[Floods], None]) -> No
 
 
 @pytest.mark.parametrize("count", EACH)
-def test_counting_starts_anew_with_each_tick(count: Callable[[Floods], None]) -> None:
+def test_tick_resets_the_counts(count: Callable[[Floods], None]) -> None:
     floods = Floods(LIMITS)
     for _ in range(5):
         for _ in range(3):
@@ -44,7 +44,7 @@ def test_counting_starts_anew_with_each_tick(count: Callable[[Floods], None]) ->
         floods.tick()
 
 
-def test_each_stream_allows_idle_frames_of_its_own() -> None:
+def test_stream_opened_allows_further_idle_frames() -> None:
     floods = Floods(LIMITS)
     floods.stream_opened()
     for _ in range(5):

@@ -24,26 +24,26 @@ def test_frames_are_read_in_order() -> None:
     assert plain(frames) == [(1, 4, 1, b"head"), (0, 1, 1, b"body"), (9, 0, 3, b"")]
 
 
-def test_the_reserved_bit_of_a_stream_is_ignored() -> None:
+def test_reserved_bit_of_a_stream_is_ignored() -> None:
     frames, _ = reader().read(frame(HEADERS, 0, 2**31 + 5, b""))
     assert plain(frames) == [(1, 0, 5, b"")]
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"X", PREFACE[:-1] + b"!"])
-def test_another_protocol_is_refused_at_its_first_wrong_byte(data: bytes) -> None:
+def test_preface_is_refused_at_its_first_wrong_byte(data: bytes) -> None:
     frames, fault = FrameReader().read(data)
     assert frames == []
     assert str(fault) == "no HTTP/2 preface"
 
 
-def test_a_frame_that_is_too_long_is_refused_before_it_comes() -> None:
+def test_oversized_frame_is_refused_by_its_head() -> None:
     good = frame(HEADERS, 4, 1, b"head")
     frames, fault = reader().read(good + b"\x00\x40\x01" + bytes(6))
     assert plain(frames) == [(1, 4, 1, b"head")]
     assert str(fault) == "frame too long"
 
 
-def test_data_is_handed_on_as_it_comes_and_ends_once() -> None:
+def test_data_is_passed_on_as_it_comes_and_ends_once() -> None:
     one = reader()
     whole = frame(DATA, LAST, 1, b"abcdef")
     assert plain(one.read(whole[:9])[0]) == []
@@ -88,7 +88,7 @@ def joined(frames: list[Frame]) -> list[tuple[int, int, int, bytes]]:
 
 
 @given(FRAMES, st.lists(st.integers(1, 40), min_size=1, max_size=30))
-def test_it_does_not_matter_how_the_bytes_are_split(
+def test_read_returns_the_same_for_any_split(
     sent: list[tuple[int, int, int, bytes]], sizes: list[int]
 ) -> None:
     data = PREFACE + b"".join(frame(*one) for one in sent)

@@ -18,7 +18,7 @@ def reference(data: bytes) -> Frame:
     return one
 
 
-def test_settings_are_as_another_implementation_reads_them() -> None:
+def test_settings_are_readable_by_another_implementation() -> None:
     values: dict[int, int] = {frames.Setting.HEADER_TABLE_SIZE: 0, 4: 2**20}
     one = reference(frames.settings(values))
     assert isinstance(one, SettingsFrame)
@@ -27,7 +27,7 @@ def test_settings_are_as_another_implementation_reads_them() -> None:
     assert "ACK" in reference(frames.settings_ack()).flags
 
 
-def test_pings_are_as_another_implementation_reads_them() -> None:
+def test_pings_are_readable_by_another_implementation() -> None:
     asked, answered = reference(frames.ping(b"12345678")), frames.ping(b"12345678", ack=True)
     assert isinstance(asked, PingFrame)
     assert asked.opaque_data == b"12345678"
@@ -35,19 +35,19 @@ def test_pings_are_as_another_implementation_reads_them() -> None:
     assert "ACK" in reference(answered).flags
 
 
-def test_window_updates_are_as_another_implementation_reads_them() -> None:
+def test_window_updates_are_readable_by_another_implementation() -> None:
     one = reference(frames.window_update(3, 77))
     assert isinstance(one, WindowUpdateFrame)
     assert (one.stream_id, one.window_increment) == (3, 77)
 
 
-def test_resets_are_as_another_implementation_reads_them() -> None:
+def test_resets_are_readable_by_another_implementation() -> None:
     one = reference(frames.rst_stream(5, frames.ErrorCode.CANCEL))
     assert isinstance(one, RstStreamFrame)
     assert (one.stream_id, one.error_code) == (5, 8)
 
 
-def test_goodbyes_are_as_another_implementation_reads_them() -> None:
+def test_goaway_is_readable_by_another_implementation() -> None:
     one = reference(frames.goaway(9, frames.ErrorCode.PROTOCOL_ERROR, "why"))
     assert isinstance(one, GoAwayFrame)
     assert (one.last_stream_id, one.error_code, one.additional_data) == (9, 1, b"why")

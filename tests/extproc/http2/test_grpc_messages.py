@@ -3,10 +3,12 @@ from hpack.hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import CallError
+from extproc.base.errors import CallError
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
+    LONG_BYTES,
     MessageReader,
+    Parts,
     Piece,
     Status,
     framed,
@@ -47,27 +49,49 @@ def status_of(data: bytes) -> tuple[int, str]:
     st.lists(st.binary(max_size=50), max_size=8),
     st.lists(st.integers(1, 30), min_size=1, max_size=20),
 )
-def test_messages_come_whole_however_they_are_cut(messages: list[bytes], sizes: list[int]) -> None:
+def test_messages_are_read_whole_from_any_split(messages: list[bytes], sizes: list[int]) -> None:
     data = memoryview(b"".join(framed(one) for one in messages))
-    reader, got = MessageReader(50), list[Piece]()
+    reader, got = MessageReader(50), list[Piece | Parts]()
     turn = 0
     while data:
         size = sizes[turn % len(sizes)]
         got += reader.read(data[:size])
         assert reader.held <= 55
         data, turn = data[size:], turn + 1
-    assert [bytes(one) for one in got] == messages
+    assert [bytes(whole(one)) for one in got] == messages
     assert reader.held == 0
 
 
-def test_a_message_that_comes_in_one_piece_is_not_copied() -> None:
+def whole(message: Piece | Parts) -> Piece:
+    return b"".join(message.parts) if isinstance(message, Parts) else message
+
+
+@given(
+    st.lists(st.integers(-3, 3) | st.integers(-LONG_BYTES, 200_000), min_size=1, max_size=3),
+    st.integers(20_000, 200_000),
+)
+def test_long_messages_come_in_parts_that_are_short(mores: list[int], size: int) -> None:
+    messages = [bytes([number]) * (LONG_BYTES + more) for number, more in enumerate(mores)]
+    data = memoryview(b"".join(framed(one) for one in messages))
+    reader, got = MessageReader(2 * LONG_BYTES), list[Piece | Parts]()
+    for at in range(0, len(data), size):
+        got += reader.read(data[at : at + size])
+    assert [bytes(whole(one)) for one in got] == messages
+    for message, one in zip(messages, got, strict=True):
+        assert isinstance(one, Parts) == (len(message) >= LONG_BYTES)
+        assert len(one) == len(message)
+        assert not isinstance(one, Parts) or all(len(part) <= 65_536 + size for part in one.parts)
+    assert reader.held == 0
+
+
+def test_message_in_one_piece_is_not_copied() -> None:
     piece = memoryview(framed(b"abc"))
     [message] = MessageReader(10).read(piece)
     assert isinstance(message, memoryview)
     assert message.obj is piece.obj
 
 
-def test_a_message_too_long_is_refused_by_its_prefix() -> None:
+def test_oversized_message_is_refused_by_its_prefix() -> None:
     assert status_of(b"\0\0\0\0\x0b") == (
         Status.RESOURCE_EXHAUSTED,
         "message of 11 bytes is too long",
@@ -75,11 +99,11 @@ def test_a_message_too_long_is_refused_by_its_prefix() -> None:
     assert MessageReader(10).read(framed(bytes(10))) == [bytes(10)]
 
 
-def test_a_compressed_message_is_refused() -> None:
+def test_compressed_message_is_refused() -> None:
     assert status_of(b"\x01\0\0\0\x01x")[0] == Status.UNIMPLEMENTED
 
 
-def test_an_answer_ends_with_its_status() -> None:
+def test_answer_ends_with_its_status() -> None:
     assert fields_of(ANSWER_HEAD) == {":status": "200", "content-type": "application/grpc"}
     assert fields_of(trailers(Status.OK, "")) == {"grpc-status": "0"}
     assert fields_of(trailers(Status.INTERNAL, "")) == {"grpc-status": "13"}
@@ -91,7 +115,7 @@ def test_an_answer_ends_with_its_status() -> None:
     }
 
 
-def test_a_status_text_is_printable_ascii() -> None:
+def test_status_text_is_printable_ascii() -> None:
     assert percent_encoded("é\n~ ") == b"%C3%A9%0A~ "
     assert percent_encoded("\ud800") == b"?"
 
@@ -100,7 +124,7 @@ def test_a_status_text_is_printable_ascii() -> None:
     "content_type",
     [b"application/grpc", b"application/grpc+proto", b"Application/GRPC;charset=utf-8"],
 )
-def test_grpc_is_understood(content_type: bytes) -> None:
+def test_refusal_of_a_grpc_request_is_none(content_type: bytes) -> None:
     assert refusal_of(request(type=content_type)) is None
     assert refusal_of(request(encoding=b"identity")) is None
 
@@ -115,7 +139,9 @@ def test_grpc_is_understood(content_type: bytes) -> None:
         (request(encoding=b"gzip"), "grpc-status", "12"),
     ],
 )
-def test_what_is_not_understood_is_refused(head: RequestHead, field: str, value: str) -> None:
+def test_refusal_of_another_request_names_its_cause(
+    head: RequestHead, field: str, value: str
+) -> None:
     refusal = refusal_of(head)
     assert refusal is not None
     assert fields_of(refusal)[field] == value

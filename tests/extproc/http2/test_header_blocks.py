@@ -3,7 +3,7 @@ from hpack.hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
 from extproc.http2.frames import ErrorCode
 from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
 
@@ -25,14 +25,14 @@ def code_of(one: HeaderBlocks, block: bytes) -> int:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=20_000)), max_size=4))
-def test_what_is_encoded_is_read_by_another_implementation(
+def test_encoded_fields_are_readable_by_another_implementation(
     fields: list[tuple[bytes, bytes]],
 ) -> None:
     decoded = Decoder(10**6).decode(encode(fields), raw=True)
     assert [(bytes(name), bytes(value)) for name, value in decoded] == fields
 
 
-def test_equal_blocks_are_decoded_once_when_there_is_no_table() -> None:
+def test_equal_blocks_are_decoded_once_without_a_table() -> None:
     cache = BlockCache()
     one, block = blocks(cache), encode(REQUEST)
     one.decode(NO_TABLE + block)
@@ -49,7 +49,9 @@ def traced(number: int) -> bytes:
     return encode([*REQUEST, (b"traceparent", f"00-{number:032x}-{1:016x}-01".encode())])
 
 
-def test_of_a_block_with_an_id_in_it_only_that_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_that_differs_in_one_field_has_only_that_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache = BlockCache()
     one = blocks(cache)
     one.decode(NO_TABLE)
@@ -57,7 +59,7 @@ def test_of_a_block_with_an_id_in_it_only_that_is_decoded(monkeypatch: pytest.Mo
     sizes: list[int] = []
     decode = one._decoder.decode
 
-    def counting(block: bytes, raw: bool) -> object:  # noqa: FBT001 - as hpack has it
+    def counting(block: bytes, raw: bool) -> object:
         sizes.append(len(block))
         return decode(block, raw)
 
@@ -72,7 +74,7 @@ def test_of_a_block_with_an_id_in_it_only_that_is_decoded(monkeypatch: pytest.Mo
     assert sizes == [len(traced(2)) - len(encode(REQUEST))]
 
 
-def test_a_list_that_is_too_large_is_so_even_if_its_fields_are_known() -> None:
+def test_oversized_list_of_known_fields_is_refused() -> None:
     one = blocks()
     one.decode(NO_TABLE)
     fields = [(b"x", b"y" * 900)]
@@ -91,13 +93,13 @@ def test_known_fields_are_bounded() -> None:
         assert len(cache.fields) <= 256
 
 
-def test_a_field_that_breaks_compression_ends_the_connection_later_too() -> None:
+def test_field_that_breaks_compression_ends_a_running_connection() -> None:
     one = blocks()
     one.decode(NO_TABLE)
     assert code_of(one, b"\xbe") == ErrorCode.COMPRESSION_ERROR
 
 
-def test_a_block_that_repeats_the_table_size_is_looked_up_as_a_whole() -> None:
+def test_block_that_repeats_the_table_size_is_found_whole() -> None:
     cache = BlockCache()
     one, block = blocks(cache), NO_TABLE + encode(REQUEST)
     one.decode(block)
@@ -106,7 +108,7 @@ def test_a_block_that_repeats_the_table_size_is_looked_up_as_a_whole() -> None:
     assert one.decode(block) is first
 
 
-def test_a_malformed_head_is_remembered_as_such() -> None:
+def test_malformed_head_is_cached_as_such() -> None:
     cache = BlockCache()
     one, block = blocks(cache), encode([(b"UPPER", b"x")])
     one.decode(NO_TABLE)
@@ -115,7 +117,7 @@ def test_a_malformed_head_is_remembered_as_such() -> None:
     assert one.decode(block) is None
 
 
-def test_before_the_table_is_forbidden_it_may_be_used() -> None:
+def test_table_may_be_used_until_it_is_forbidden() -> None:
     cache, encoder = BlockCache(), Encoder()
     one = blocks(cache, forbidden=False)
     for _ in range(2):
@@ -129,7 +131,7 @@ def test_before_the_table_is_forbidden_it_may_be_used() -> None:
     assert head is not None
 
 
-def test_a_table_that_was_given_up_may_come_back_until_it_is_forbidden() -> None:
+def test_table_may_grow_again_until_it_is_forbidden() -> None:
     cache = BlockCache()
     one = blocks(cache, forbidden=False)
     one.decode(NO_TABLE)
@@ -149,16 +151,16 @@ def test_a_table_that_was_given_up_may_come_back_until_it_is_forbidden() -> None
     ],
     ids=["no size update", "dynamic entry", "size above 0", "cut", "cut at once"],
 )
-def test_a_block_that_breaks_compression_ends_the_connection(block: bytes) -> None:
+def test_block_that_breaks_compression_ends_the_connection(block: bytes) -> None:
     assert code_of(blocks(), block) == ErrorCode.COMPRESSION_ERROR
 
 
-def test_a_list_that_is_too_large_ends_the_connection() -> None:
+def test_oversized_list_ends_the_connection() -> None:
     bomb = NO_TABLE + encode([(b"x", bytes(1000))] * 5)
     assert code_of(blocks(), bomb) == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_the_cache_is_bounded() -> None:
+def test_cache_is_bounded() -> None:
     cache = BlockCache()
     one = blocks(cache)
     one.decode(NO_TABLE)
@@ -173,7 +175,7 @@ def test_the_cache_is_bounded() -> None:
     ("sizes", "is_taken"),
     [(b"\x20\x20", True), (b"\x3f\xe1\x1f\x20", True), (b"\x20" * 3, False), (b"\x3f\x81", False)],
 )
-def test_a_block_begins_with_two_table_sizes_at_most(sizes: bytes, *, is_taken: bool) -> None:
+def test_block_begins_with_at_most_two_table_sizes(sizes: bytes, *, is_taken: bool) -> None:
     blocks = HeaderBlocks(BlockCache(), 1000)
     if is_taken:
         assert blocks.decode(sizes + encode([(b"a", b"b")])) is not None

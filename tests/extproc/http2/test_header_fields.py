@@ -19,7 +19,7 @@ def read(block: bytes) -> Fields:
 
 
 @given(st.lists(st.tuples(names, texts), max_size=6), st.booleans())
-def test_fields_that_are_cut_out_are_those_of_the_block(fields: Fields, huffman: bool) -> None:  # noqa: FBT001
+def test_cut_at_fields_gives_the_fields_of_the_block(fields: Fields, huffman: bool) -> None:
     encoder = Encoder()
     encoder.header_table_size = 0
     encoder.encode([])  # emits the table's size
@@ -31,7 +31,7 @@ def test_fields_that_are_cut_out_are_those_of_the_block(fields: Fields, huffman:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_cut_into_themselves_or_not_at_all(block: bytes) -> None:
+def test_cut_at_fields_joins_to_any_block_or_is_none(block: bytes) -> None:
     parts = cut_at_fields(block)
     assert parts is None or (b"".join(parts) == block and all(parts))
 
@@ -59,7 +59,7 @@ def test_any_bytes_are_cut_into_themselves_or_not_at_all(block: bytes) -> None:
         "long value",
     ],
 )
-def test_each_kind_of_field_is_cut_out(block: bytes) -> None:
+def test_cut_at_fields_cuts_each_kind_of_field(block: bytes) -> None:
     assert cut_at_fields(block) == [block]
     assert cut_at_fields(b"\x82" + block) == [b"\x82", block]
 
@@ -77,5 +77,5 @@ def test_each_kind_of_field_is_cut_out(block: bytes) -> None:
     ],
     ids=["size", "size later", "cut", "cut index", "cut name", "cut at once", "endless length"],
 )
-def test_what_is_not_plain_is_not_cut(block: bytes) -> None:
+def test_cut_at_fields_refuses_fields_that_need_a_table(block: bytes) -> None:
     assert cut_at_fields(block) is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.frames import MAX_WINDOW, ErrorCode, FrameType
+from extproc.http2.frames import MAX_FRAME_BYTES, MAX_WINDOW, ErrorCode, FrameType
 from extproc.http2.limits import Budget
 from extproc.http2.outbox import Outbox, Stream
 from tests.extproc.http2.peer import Sent, frames_of, resets
@@ -27,7 +27,7 @@ def data_of(frames: list[Sent], number: int = 1) -> bytes:
     return b"".join(one.payload for one in frames if (one.kind, one.stream_id) == (0, number))
 
 
-def test_what_fits_the_windows_goes_out_at_once() -> None:
+def test_data_within_the_windows_is_sent_at_once() -> None:
     outbox, one = Outbox(Budget(0)), stream()
     outbox.write(b"")
     assert outbox.send(one, b"abc")
@@ -37,7 +37,7 @@ def test_what_fits_the_windows_goes_out_at_once() -> None:
 
 
 @pytest.mark.parametrize("is_received", [True, False])
-def test_nobody_waits_for_the_end_of_a_stream_that_went_well(*, is_received: bool) -> None:
+def test_end_of_a_received_stream_is_not_due(*, is_received: bool) -> None:
     outbox = Outbox(Budget(0))
     outbox.end(stream(is_received=is_received), b"end", is_due=False)
     assert outbox.is_due == (not is_received)
@@ -51,7 +51,7 @@ def test_nobody_waits_for_the_end_of_a_stream_that_went_well(*, is_received: boo
         lambda outbox: outbox.end(stream(), b"end"),
     ],
 )
-def test_the_peer_waits_for_every_other_frame(send: Callable[[Outbox], object]) -> None:
+def test_other_frames_are_due_at_once(send: Callable[[Outbox], object]) -> None:
     outbox = Outbox(Budget(0))
     assert not outbox.is_due
     send(outbox)
@@ -60,7 +60,7 @@ def test_the_peer_waits_for_every_other_frame(send: Callable[[Outbox], object]) 
     assert (is_due, outbox.is_due) == (True, False)
 
 
-def test_an_answer_before_the_request_ended_refuses_the_rest() -> None:
+def test_end_before_the_request_ended_resets_the_rest() -> None:
     outbox, one = Outbox(Budget(0)), stream(is_received=False)
     outbox.end(one, b"end")
     assert resets(taken(outbox)) == [(1, ErrorCode.NO_ERROR)]
@@ -82,7 +82,7 @@ def test_long_data_is_cut_into_frames_within_the_windows() -> None:
     assert budget.held == one.queued == 0
 
 
-def test_the_connections_window_holds_all_streams_back_oldest_first() -> None:
+def test_connection_window_limits_all_streams_oldest_first() -> None:
     outbox, first, second = Outbox(Budget(10**6)), stream(1), stream(3)
     outbox.send(first, bytes(WINDOW))
     assert len(data_of(taken(outbox))) == WINDOW
@@ -108,7 +108,7 @@ def test_trailers_wait_for_the_data_before_them() -> None:
     assert outbox.finished() == []
 
 
-def test_a_window_may_be_less_than_nothing() -> None:
+def test_window_may_be_negative() -> None:
     outbox, one = Outbox(Budget(100)), stream()
     outbox.send(one, b"abc")
     outbox.set_initial_window(1)
@@ -138,7 +138,7 @@ def test_data_waits_while_the_transport_is_full() -> None:
     assert data_of(taken(outbox)) == b"abc"
 
 
-def test_the_transport_is_asked_again_and_again() -> None:
+def test_take_returns_a_bounded_part_until_resumed() -> None:
     outbox, one = Outbox(Budget(10**7)), stream()
     outbox.grant(10**7)
     outbox.set_initial_window(10**7)
@@ -150,7 +150,7 @@ def test_the_transport_is_asked_again_and_again() -> None:
     assert len(data_of(taken(outbox))) > 700_000
 
 
-def test_there_is_not_room_for_everything() -> None:
+def test_send_refuses_data_beyond_the_budget() -> None:
     budget = Budget(5)
     outbox, one = Outbox(budget), stream()
     outbox.pause()
@@ -163,7 +163,7 @@ def test_there_is_not_room_for_everything() -> None:
     outbox.forget(one)
 
 
-def test_small_pieces_that_wait_are_joined() -> None:
+def test_small_waiting_pieces_are_joined() -> None:
     outbox, one = Outbox(Budget(10**6)), stream()
     outbox.set_initial_window(0)
     long = bytes(20_000)
@@ -177,7 +177,7 @@ def test_small_pieces_that_wait_are_joined() -> None:
     assert data_of(taken(outbox)) == (b"ab" * 10_000)[5:] + long + b"cde"
 
 
-def test_a_stream_is_stalled_while_nothing_moves() -> None:
+def test_stream_is_stalled_while_no_data_moves() -> None:
     outbox, one = Outbox(Budget(100)), stream()
     outbox.set_initial_window(0)
     outbox.send(one, b"abc")
@@ -189,7 +189,7 @@ def test_a_stream_is_stalled_while_nothing_moves() -> None:
 
 
 @given(st.lists(st.integers(1, 40_000), max_size=6), st.lists(st.integers(1, 50_000), max_size=20))
-def test_data_comes_whole_and_in_order_whatever_the_windows(
+def test_data_arrives_whole_and_in_order_for_any_windows(
     sizes: list[int], grants: list[int]
 ) -> None:
     outbox, one = Outbox(Budget(10**7)), stream()
@@ -202,3 +202,23 @@ def test_data_comes_whole_and_in_order_whatever_the_windows(
         outbox.grant_stream(one, size)
         got += data_of(taken(outbox))
     assert got == sent
+
+
+sends = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3 * MAX_FRAME_BYTES)), max_size=6)
+
+
+@given(sends, st.integers(0, 2 * WINDOW), st.lists(st.integers(1, 2 * WINDOW), max_size=6))
+def test_data_frames_stay_within_the_smallest_maximum(
+    pieces: list[tuple[int, int]], initial: int, grants: list[int]
+) -> None:
+    outbox, streams = Outbox(Budget(10**7)), [stream(number) for number in (1, 3, 5)]
+    outbox.set_initial_window(initial)
+    for place, size in pieces:
+        outbox.send(streams[place - 1], bytes(size))
+    frames = taken(outbox)
+    for size in grants:
+        outbox.grant(size)
+        for one in streams:
+            outbox.grant_stream(one, size)
+        frames += taken(outbox)
+    assert all(len(one.payload) <= MAX_FRAME_BYTES for one in frames)

@@ -5,7 +5,7 @@ from extproc.http2.header_blocks import head_of
 REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b")]
 
 
-def test_a_request_says_what_it_is() -> None:
+def test_head_of_reads_a_request() -> None:
     more = [
         (b"content-type", b"application/grpc"),
         (b"te", b"trailers"),
@@ -29,14 +29,14 @@ def test_trailers_have_no_pseudo_headers() -> None:
 
 
 @pytest.mark.parametrize("missing", range(3))
-def test_a_request_has_method_scheme_and_path(missing: int) -> None:
+def test_request_needs_method_scheme_and_path(missing: int) -> None:
     head = head_of([one for number, one in enumerate(REQUEST) if number != missing])
     assert head is not None
     assert not head.is_request
     assert not head.is_trailers
 
 
-def test_a_path_is_not_empty() -> None:
+def test_path_must_not_be_empty() -> None:
     head = head_of([*REQUEST[:2], (b":path", b"")])
     assert head is not None
     assert not head.is_request
@@ -66,5 +66,5 @@ def test_malformed_fields_make_the_head_malformed(field: tuple[bytes, bytes]) ->
     assert head_of([*REQUEST, field]) is None
 
 
-def test_pseudo_headers_come_first() -> None:
+def test_pseudo_headers_must_come_first() -> None:
     assert head_of([(b"x", b"y"), *REQUEST]) is None

@@ -1,7 +1,7 @@
 from extproc.http2.outbox import Stream
 
 
-def test_a_new_stream_is_open_on_both_sides() -> None:
+def test_new_stream_is_open_on_both_sides() -> None:
     one = Stream(1, 100, 5)
     assert (one.id, one.window, one.expected, one.received) == (1, 100, 5, 0)
     assert [one.is_received, one.is_answered, one.is_used] == [False] * 3

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from extproc.errors import Http2Error
+from extproc.base.errors import Http2Error
 from extproc.http2.frames import ErrorCode, Flag, FrameType
 from extproc.http2.header_blocks import RequestHead, head_of
 from extproc.http2.limits import Budget, Limits
@@ -47,7 +47,7 @@ def request(more: Sequence[tuple[bytes, bytes]] = ()) -> RequestHead:
     return head
 
 
-def test_a_request_opens_its_stream_and_brings_data() -> None:
+def test_request_opens_its_stream_and_brings_data() -> None:
     parts = Parts()
     parts.head(1)
     parts.data(1, b"abc")
@@ -72,7 +72,7 @@ def test_trailers_end_a_request() -> None:
     [(request(), True), (head_of([(b"x", b"y")]), False), (None, True)],
     ids=["a request again", "not the last", "malformed"],
 )
-def test_trailers_that_are_none_reset_the_stream(head: RequestHead | None, is_last: bool) -> None:  # noqa: FBT001
+def test_malformed_trailers_reset_the_stream(head: RequestHead | None, is_last: bool) -> None:
     parts = Parts()
     parts.opened(1)
     parts.streams.receive_head(1, head, is_last=is_last)
@@ -83,14 +83,14 @@ def test_trailers_that_are_none_reset_the_stream(head: RequestHead | None, is_la
 @pytest.mark.parametrize(
     "head", [None, head_of([(b"x", b"y")])], ids=["malformed", "no pseudo-headers"]
 )
-def test_a_malformed_request_is_reset(head: RequestHead | None) -> None:
+def test_malformed_request_is_reset(head: RequestHead | None) -> None:
     parts = Parts()
     parts.streams.receive_head(1, head, is_last=False)
     assert parts.events() == []
     assert resets(parts.sent()) == [(1, ErrorCode.PROTOCOL_ERROR)]
 
 
-def test_a_request_is_as_long_as_it_says() -> None:
+def test_content_length_must_match_the_data() -> None:
     parts = Parts()
     for number, payload in ((1, b"abc"), (3, b"abcd"), (5, b"ab")):
         parts.head(number, [(b"content-length", b"3")])
@@ -100,7 +100,7 @@ def test_a_request_is_as_long_as_it_says() -> None:
     assert [number for number, _ in resets(parts.sent())] == [3, 5, 7]
 
 
-def test_numbers_of_streams_are_odd_and_rise() -> None:
+def test_stream_numbers_must_be_odd_and_rise() -> None:
     with pytest.raises(Http2Error, match="odd"):
         Parts().head(2)
     parts = Parts()
@@ -110,7 +110,7 @@ def test_numbers_of_streams_are_odd_and_rise() -> None:
     assert caught.value.code == ErrorCode.STREAM_CLOSED
 
 
-def test_there_are_not_more_streams_than_were_announced() -> None:
+def test_streams_beyond_the_announced_number_are_refused() -> None:
     parts = Parts()
     for number in (1, 3, 5, 7):
         parts.head(number)
@@ -120,7 +120,7 @@ def test_there_are_not_more_streams_than_were_announced() -> None:
     assert parts.sent() == []
 
 
-def test_a_draining_connection_refuses_new_streams_only() -> None:
+def test_draining_connection_refuses_new_streams_only() -> None:
     parts = Parts()
     parts.opened(1)
     parts.streams.is_draining = True
@@ -131,7 +131,7 @@ def test_a_draining_connection_refuses_new_streams_only() -> None:
     assert resets(parts.sent()) == [(3, ErrorCode.REFUSED_STREAM)]
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_frames_after_the_end_of_a_stream_abort_it() -> None:
     parts = Parts()
     parts.opened(1, is_last=True)
     parts.data(1, b"more")
@@ -142,7 +142,7 @@ def test_nothing_comes_after_the_end() -> None:
     assert resets(parts.sent()) == [(1, ErrorCode.STREAM_CLOSED), (3, ErrorCode.STREAM_CLOSED)]
 
 
-def test_frames_under_way_on_a_stream_that_we_reset_are_ignored() -> None:
+def test_frames_under_way_on_a_reset_stream_are_ignored() -> None:
     parts = Parts()
     parts.opened(1)
     parts.streams.reset(parts.streams.open[1], ErrorCode.CANCEL)
@@ -154,7 +154,7 @@ def test_frames_under_way_on_a_stream_that_we_reset_are_ignored() -> None:
     assert parts.events() == parts.sent() == []
 
 
-def test_we_remember_only_so_many_resets() -> None:
+def test_remembered_resets_are_bounded() -> None:
     parts = Parts(Limits(faults_a_tick=5000))
     for number in range(1, 2 * 1100, 2):
         parts.streams.receive_head(number, None, is_last=False)
@@ -164,7 +164,7 @@ def test_we_remember_only_so_many_resets() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2, 3])
-def test_data_and_others_belong_to_a_stream_that_was_opened(number: int) -> None:
+def test_frames_of_an_unopened_stream_are_refused(number: int) -> None:
     parts = Parts()
     parts.opened(1)
     with pytest.raises(Http2Error, match="DATA on no stream"):
@@ -176,7 +176,7 @@ def test_data_and_others_belong_to_a_stream_that_was_opened(number: int) -> None
             parts.streams.receive_window_update(number, b"\0\0\0\x01")
 
 
-def test_a_reset_closes_and_so_does_not_allow_more() -> None:
+def test_reset_closes_a_stream_without_raising_the_limit() -> None:
     parts = Parts()
     parts.opened(1)
     parts.data(1, b"abc")
@@ -187,7 +187,7 @@ def test_a_reset_closes_and_so_does_not_allow_more() -> None:
     assert resets(parts.sent()) == [(1, ErrorCode.STREAM_CLOSED)]
 
 
-def test_streams_that_are_reset_at_once_are_counted_and_used_ones_are_not() -> None:
+def test_rapid_resets_are_counted_only_for_unused_streams() -> None:
     parts = Parts(Limits(rapid_resets_a_tick=2))
     for number in range(1, 20, 2):
         parts.opened(number)
@@ -201,7 +201,7 @@ def test_streams_that_are_reset_at_once_are_counted_and_used_ones_are_not() -> N
         parts.streams.receive_reset(25, bytes(4))
 
 
-def test_a_peer_sends_no_more_than_its_windows() -> None:
+def test_data_beyond_the_windows_is_refused() -> None:
     parts = Parts()
     parts.opened(1)
     parts.data(1, bytes(100))
@@ -211,7 +211,7 @@ def test_a_peer_sends_no_more_than_its_windows() -> None:
         parts.data(1, bytes(401))
 
 
-def test_what_was_used_is_allowed_again_by_halves() -> None:
+def test_consumed_data_reopens_the_window_by_halves() -> None:
     parts = Parts()
     parts.opened(1)
     stream = parts.streams.open[1]
@@ -228,7 +228,7 @@ def test_what_was_used_is_allowed_again_by_halves() -> None:
     assert parts.sent() == []
 
 
-def test_padding_counts_and_is_taken_off() -> None:
+def test_padding_counts_against_the_window_and_is_removed() -> None:
     parts = Parts()
     parts.opened(1)
     parts.data(1, b"\x31abc" + bytes(49), Flag.PADDED)
@@ -237,7 +237,7 @@ def test_padding_counts_and_is_taken_off() -> None:
     assert parts.sent() == [(FrameType.WINDOW_UPDATE, 0, 1, b"\0\0\0\x32")]
 
 
-def test_empty_data_moves_nothing_and_is_counted() -> None:
+def test_empty_data_is_counted_and_passed_over() -> None:
     parts = Parts(Limits(idle_frames_a_tick=2, idle_frames_a_stream=0))
     parts.opened(1)
     parts.data(1)
@@ -247,7 +247,7 @@ def test_empty_data_moves_nothing_and_is_counted() -> None:
         parts.data(1)
 
 
-def test_after_our_answer_the_rest_is_read_and_forgotten() -> None:
+def test_data_after_the_answer_is_read_and_dropped() -> None:
     parts = Parts()
     parts.opened(1)
     parts.outbox.pause()
@@ -258,7 +258,7 @@ def test_after_our_answer_the_rest_is_read_and_forgotten() -> None:
     assert parts.sent() == [(FrameType.WINDOW_UPDATE, 0, 1, b"\0\0\0\x3c")]
 
 
-def test_an_answer_ends_a_stream_and_the_rest_of_its_request_is_ignored() -> None:
+def test_answer_ends_a_stream_and_the_rest_of_its_request_is_ignored() -> None:
     parts = Parts()
     for number in (1, 3):
         parts.opened(number, is_last=number == 1)
@@ -269,7 +269,7 @@ def test_an_answer_ends_a_stream_and_the_rest_of_its_request_is_ignored() -> Non
     assert resets(parts.sent()) == [(1, ErrorCode.STREAM_CLOSED)]
 
 
-def test_windows_are_opened_by_what_is_more_than_nothing() -> None:
+def test_window_update_must_be_positive() -> None:
     parts = Parts()
     parts.opened(1)
     parts.streams.receive_window_update(1, b"\0\0\0\x05")
@@ -308,7 +308,7 @@ def test_priorities_are_ignored() -> None:
         parts.streams.receive_priority(0, bytes(5))
 
 
-def test_the_initial_window_is_what_streams_may_be_sent() -> None:
+def test_initial_window_limits_the_data_of_open_streams() -> None:
     parts = Parts()
     parts.opened(1)
     parts.streams.set_initial_window(3)
@@ -316,7 +316,7 @@ def test_the_initial_window_is_what_streams_may_be_sent() -> None:
     assert frames_of(parts.outbox.take()) == [(FrameType.DATA, 0, 1, b"abc")]
 
 
-def test_no_window_gets_too_large_by_the_initial_one() -> None:
+def test_initial_window_must_not_overflow_a_window() -> None:
     parts = Parts()
     parts.opened(1)
     parts.streams.receive_window_update(1, b"\x7f\xff\0\0")

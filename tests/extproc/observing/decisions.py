@@ -3,8 +3,10 @@
 from array import array
 from random import Random
 
-from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
-from extproc.picking.load import Load
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load
+from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 
 WORKERS = (Candidate("first", "10.0.0.1:1"), Candidate("second", "10.0.0.2:1"))

@@ -5,8 +5,9 @@ from random import Random
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from extproc.observing.outcomes import Outcome, Usage
+from extproc.observing.outcomes import Outcome
 from extproc.observing.report import Report
+from extproc.observing.usage import Usage
 
 BEGIN = 1_700_000_040.0  # a full minute
 
@@ -44,9 +45,7 @@ class Traffic(NamedTuple):
     turns: float = 4.0
     pause_seconds: float = 20.0
 
-    def outcomes(
-        self, rng: Random, *, knows_conversations: bool
-    ) -> Iterator[tuple[float, Outcome]]:
+    def outcomes(self, rng: Random) -> Iterator[tuple[float, Outcome]]:
         """Yields requests with the time at which each ended, in order."""
         found: list[tuple[float, int, Outcome]] = []
         window = self.minutes * 60.0
@@ -54,7 +53,7 @@ class Traffic(NamedTuple):
         lead = 10 * self.turns * self.pause_seconds  # some conversations begin before the window
         begin = rng.expovariate(self.conversations / window) - lead
         while begin < window:
-            self._converse(found, begin, weather, rng, knows_conversations=knows_conversations)
+            self._converse(found, begin, weather, rng)
             begin += rng.expovariate(self.conversations / window)
         for at, _, outcome in sorted(found):
             yield BEGIN + at, outcome
@@ -65,10 +64,8 @@ class Traffic(NamedTuple):
         at: float,
         weather: list[float],
         rng: Random,
-        *,
-        knows_conversations: bool,
     ) -> None:
-        number, is_steered = rng.getrandbits(63), rng.random() < 0.5
+        is_steered = rng.random() < 0.5
         mean = self.shares[0 if is_steered else 1]
         own = _clipped(rng.gauss(mean, 0.2))
         length, slow = rng.randint(200, 3_000), rng.gauss(0.0, 0.3)
@@ -81,7 +78,6 @@ class Traffic(NamedTuple):
                     length,
                     ttft_seconds=(0.2 if is_steered else 0.3) * float(2.718281828**spread),
                     is_steered=is_steered,
-                    conversation=number if knows_conversations else 0,
                 )
                 found.append((at, len(found), outcome))
             if rng.random() < 1 / self.turns:
@@ -97,9 +93,9 @@ class Traffic(NamedTuple):
         spread = NormalDist(0.0, (0.2**2 + 0.3**2 + 0.5**2) ** 0.5).inv_cdf(quantile)
         return (0.2 if is_steered else 0.3) * float(2.718281828**spread)
 
-    def report(self, rng: Random, *, knows_conversations: bool) -> tuple[Report, float]:
+    def report(self, rng: Random) -> tuple[Report, float]:
         """The report of one run, and the time at its end."""
         report = Report(BEGIN)
-        for at, outcome in self.outcomes(rng, knows_conversations=knows_conversations):
+        for at, outcome in self.outcomes(rng):
             report.feed(outcome, 1_000.0, at)
         return report, BEGIN + self.minutes * 60.0 - 1e-3

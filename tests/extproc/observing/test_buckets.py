@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from extproc.observing.buckets import Buckets, Seen
 
 
-def test_a_bound_takes_in_its_own_value() -> None:
+def test_bucket_includes_its_bound() -> None:
     buckets = Buckets([1, 2])
     for value in (1, 1.5, 2, 3):
         buckets.observe(value)
@@ -15,7 +15,7 @@ def test_a_bound_takes_in_its_own_value() -> None:
     assert buckets.total == 7.5
 
 
-def test_a_bucket_shows_the_last_observation_of_its_own() -> None:
+def test_bucket_shows_its_last_traced_observation() -> None:
     buckets = Buckets([1])
     seen = Seen("4bf9", 5.0, 12.0)
     buckets.observe(5.0)
@@ -25,9 +25,7 @@ def test_a_bucket_shows_the_last_observation_of_its_own() -> None:
 
 
 @given(st.lists(st.floats(0, 10)), st.sets(st.floats(0, 10)).map(sorted))
-def test_each_count_is_of_what_does_not_exceed_its_bound(
-    values: list[float], bounds: list[float]
-) -> None:
+def test_bucket_counts_all_values_up_to_its_bound(values: list[float], bounds: list[float]) -> None:
     buckets, at_once = Buckets(bounds), Buckets(bounds)
     for value in values:
         buckets.observe(value)

@@ -2,7 +2,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from extproc.observing.outcomes import Circumstances, Outcome, Usage, likely_cause
+from extproc.observing.outcomes import Circumstances, Outcome, likely_cause
+from extproc.observing.usage import Usage
 from kvstate.overlap import Overlap
 
 WELL = Circumstances("live", tokens_differ=False, block_size=16)
@@ -39,13 +40,13 @@ def outcome(predicted: int, cached: int | None, prompt_tokens: int = 100) -> Out
         (64, 0, WELL._replace(state="stale", tokens_differ=True), "token_mismatch"),
     ],
 )
-def test_the_likeliest_cause_is_named(
+def test_likely_cause_names_the_most_likely_one(
     predicted: int, cached: int | None, circumstances: Circumstances, cause: str
 ) -> None:
     assert likely_cause(outcome(predicted, cached), circumstances) == cause
 
 
-def test_an_engine_that_counts_other_tokens_looks_for_other_blocks() -> None:
+def test_likely_cause_of_other_token_counts_is_a_token_mismatch() -> None:
     assert likely_cause(outcome(64, 0, prompt_tokens=101), WELL) == "token_mismatch"
 
 
@@ -65,22 +66,22 @@ def test_an_engine_that_counts_other_tokens_looks_for_other_blocks() -> None:
         (32, 64, held(w=2), "unknown"),
     ],
 )
-def test_what_the_feeds_told_since_the_pick_names_the_cause(
+def test_likely_cause_follows_the_events_since_the_pick(
     predicted: int, cached: int, now: Mapping[str, Overlap], cause: str
 ) -> None:
     assert likely_cause(outcome(predicted, cached), WELL._replace(held=now)) == cause
 
 
-def test_what_another_worker_held_before_is_no_sign_of_a_swapped_feed() -> None:
+def test_likely_cause_ignores_blocks_that_another_worker_held_before() -> None:
     before = outcome(96, 0)._replace(held=held(w=6, x=6))
     assert likely_cause(before, WELL._replace(held=held(w=6, x=6))) == "evicted"
 
 
-def test_a_request_that_two_workers_began_is_no_sign_of_a_swapped_feed() -> None:
+def test_likely_cause_ignores_a_request_that_two_workers_began() -> None:
     moved = outcome(64, 0)._replace(is_moved=True)
     assert likely_cause(moved, WELL._replace(held=held(w=4, x=6))) == "unknown"
 
 
 @pytest.mark.parametrize("now", [held(w=4), held(w=6)])
-def test_where_there_are_ranks_another_one_may_have_answered(now: Mapping[str, Overlap]) -> None:
+def test_likely_cause_may_be_another_rank(now: Mapping[str, Overlap]) -> None:
     assert likely_cause(outcome(64, 0), WELL._replace(ranks=2, held=now)) == "other_rank"

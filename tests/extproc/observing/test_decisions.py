@@ -16,8 +16,10 @@ from extproc.observing.decisions import (
     Parent,
     parse,
 )
-from extproc.picking.decision import Candidate, Decision, Query, Snapshot, Split, decide
-from extproc.picking.load import Load
+from extproc.routing.decision import Decision, Split, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load
+from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 
 SPLIT = "kvsteer_disaggregation"
@@ -41,7 +43,7 @@ def counted(*decisions: Decision) -> DecisionCounts:
     counts = DecisionCounts()
     for one in decisions:
         quick = course(0.0, 0.001)
-        quick.picked()
+        quick.note_picked()
         counts.note(one, quick)
     counts.settle()
     return counts
@@ -55,13 +57,13 @@ def phases(*courses: Course) -> DecisionCounts:
     return counts
 
 
-def test_decisions_are_counted_by_model_and_reason() -> None:
+def test_decision_counts_are_by_model_and_reason() -> None:
     counts = counted(decision(), decision(), decision(reason="no_body"))
     assert counts.by_reason == {("m", "nothing_cached"): 2, ("m", "no_body"): 1}
     assert sum(counts.seconds.counts) == 3
 
 
-def test_who_computes_a_prompt_is_counted_where_workers_take_parts_of_requests() -> None:
+def test_split_counts_are_by_outcome_where_workers_have_roles() -> None:
     apart, here = (Split(None, "in words", outcome=outcome) for outcome in ("apart", "here"))
     split = [replace(decision(), split=one) for one in (apart, here, apart)]
     counts = counted(*split, decision())
@@ -71,20 +73,20 @@ def test_who_computes_a_prompt_is_counted_where_workers_take_parts_of_requests()
     assert shown == [("apart", 2), ("here", 1)]
 
 
-def test_what_is_settled_is_counted_once() -> None:
+def test_settle_counts_each_decision_once() -> None:
     counts = counted(decision())
     counts.settle()
     assert counts.by_reason == {("m", "nothing_cached"): 1}
 
 
-def test_so_many_are_counted_without_being_looked_at() -> None:
+def test_note_settles_a_full_batch() -> None:
     counts, one = DecisionCounts(), decision()
     for _ in range(BATCH + 1):
         counts.note(one, course(0.0))
     assert counts.by_reason == {("m", "nothing_cached"): BATCH}
 
 
-def test_only_what_was_keyed_counts_as_prompt() -> None:
+def test_prompt_tokens_count_keyed_prompts_only() -> None:
     counts = counted(decision(reason="no_tokenizer"))
     assert (counts.prompt_tokens, counts.match_percent) == ({}, {})
     counts = counted(decision(), decision(), decision(reason="no_tokenizer"))
@@ -92,25 +94,25 @@ def test_only_what_was_keyed_counts_as_prompt() -> None:
     assert counts.match_percent["m"].counts[0] == 2
 
 
-def test_what_is_expected_of_a_model_begins_at_nothing() -> None:
+def test_expect_begins_the_counts_of_a_model_at_zero() -> None:
     counts = DecisionCounts()
     counts.expect("m")
     assert (counts.prompt_tokens, counts.predicted_tokens) == ({"m": 0}, {"m": 0})
     assert counts.match_percent["m"].counts == [0] * 10
 
 
-def test_a_match_is_the_percent_that_is_held() -> None:
+def test_match_percent_is_the_share_held() -> None:
     counts = counted(decision(held=32), decision(held=16))
     assert counts.predicted_tokens == {"m": 48}
     assert counts.match_percent["m"].total == pytest.approx(100 * 48 / 33)
 
 
-def test_each_phase_has_its_time() -> None:
+def test_course_times_each_phase() -> None:
     one = course(1, 2, 4, 5, 8)
-    one.parsed()
-    one.tokenized()
-    one.looked()
-    one.picked()
+    one.note_parsed()
+    one.note_tokenized()
+    one.note_looked_up()
+    one.note_picked()
     assert {phase: own.total for phase, own in phases(one).phases.items()} == {
         "parse": 1,
         "tokens": 2,
@@ -120,40 +122,40 @@ def test_each_phase_has_its_time() -> None:
 
 
 @pytest.mark.parametrize("reads_body", [False, True])
-def test_a_phase_that_did_not_come_to_pass_is_not_counted(*, reads_body: bool) -> None:
+def test_course_omits_phases_that_did_not_happen(*, reads_body: bool) -> None:
     one = course(1, 2, 3)
     if reads_body:
-        one.parsed()
-    one.picked()
+        one.note_parsed()
+    one.note_picked()
     found = phases(one)
     assert [sum(own.counts) for own in found.phases.values()] == [int(reads_body), 0, 0, 1]
     assert [own.total for own in found.phases.values()] == [float(reads_body), 0, 0, 1]
 
 
-def test_phases_that_only_some_had_are_counted_of_those() -> None:
+def test_phase_counts_cover_the_requests_that_had_the_phase() -> None:
     whole, short = course(1, 2, 4, 5, 8), course(10, 13)
-    whole.parsed()
-    whole.tokenized()
-    whole.looked()
+    whole.note_parsed()
+    whole.note_tokenized()
+    whole.note_looked_up()
     for one in (whole, short):
-        one.picked()
+        one.note_picked()
     found = phases(whole, short)
     assert [sum(own.counts) for own in found.phases.values()] == [1, 1, 1, 2]
     assert [own.total for own in found.phases.values()] == [1, 2, 1, 3 + 3]
 
 
-def test_a_bucket_points_at_a_trace() -> None:
+def test_phase_bucket_names_a_trace() -> None:
     counts, seen = counted(decision()), Seen("4bf9", 0.001, 12.0)
     counts.show(seen)
     assert [one for _, _, one in counts.seconds.cumulative() if one] == [seen]
 
 
-def test_phases_follow_one_another() -> None:
+def test_course_phases_follow_one_another() -> None:
     times = iter((1, 2, 4, 5, 8))
     noted = Course(lambda: next(times), "parent")
-    noted.parsed()
-    noted.tokenized()
-    assert (noted.looked(), noted.picked()) == (5, 8)
+    noted.note_parsed()
+    noted.note_tokenized()
+    assert (noted.note_looked_up(), noted.note_picked()) == (5, 8)
     assert list(noted.phases()) == [
         ("parse", 1, 2),
         ("tokens", 2, 4),
@@ -163,19 +165,19 @@ def test_phases_follow_one_another() -> None:
     assert (noted.traceparent, noted.trace) == ("parent", NO_TRACE)
 
 
-def test_a_request_without_a_prompt_is_only_picked_for() -> None:
+def test_course_of_a_request_without_a_prompt_has_a_pick_only() -> None:
     noted = course(1, 2, 3)
     assert noted.now() == 2
-    noted.picked()
+    noted.note_picked()
     assert list(noted.phases()) == [("pick", 1, 3)]
 
 
 @pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False), ("ff", True)])
-def test_a_header_names_a_span_and_whether_it_is_recorded(flags: str, is_sampled: bool) -> None:  # noqa: FBT001
+def test_parse_reads_span_and_sampled_flag(flags: str, is_sampled: bool) -> None:
     assert parse(f"00-{TRACE}-{SPAN}-{flags}") == Parent(int(TRACE, 16), int(SPAN, 16), is_sampled)
 
 
-def test_a_later_version_may_go_on() -> None:
+def test_parse_accepts_a_longer_header_of_a_later_version() -> None:
     assert parse(f"01-{TRACE}-{SPAN}-01-and-more") is not None
     assert parse(f"01-{TRACE}-{SPAN}-01.and-more") is None
 
@@ -194,10 +196,10 @@ def test_a_later_version_may_go_on() -> None:
         f" 00-{TRACE}-{SPAN}-01",
     ],
 )
-def test_what_is_no_header_joins_no_trace(text: str) -> None:
+def test_parse_refuses_malformed_headers(text: str) -> None:
     assert parse(text) is None
 
 
 @given(st.text())
-def test_any_text_is_a_parent_or_none(text: str) -> None:
+def test_parse_returns_a_parent_or_none_for_any_text(text: str) -> None:
     assert parse(text) is None

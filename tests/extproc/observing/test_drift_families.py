@@ -1,8 +1,9 @@
 from extproc.config.reader import parse
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.observing.outcomes import Circumstances, Outcome, Usage
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.observing.outcomes import Circumstances, Outcome
+from extproc.observing.usage import Usage
+from kvstate.fleet import FollowedWorkers
 
 CONFIG = """
 models: [{name: tiny}]
@@ -26,12 +27,12 @@ def outcome(predicted: int, cached: int) -> Outcome:
 
 
 def fleet() -> Workers:
-    return Workers(parse(CONFIG, "c"), Fleet(12345678, lambda: 0.0), lambda _: [])
+    return Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
 
 
-def test_what_came_of_predictions_is_shown_by_worker_and_cause() -> None:
+def test_drift_families_show_comparisons_by_worker_and_cause() -> None:
     workers = fleet()
-    metrics = Metrics(workers)
+    metrics = Metrics(workers.states)
     for predicted, cached in ((64, 64), (64, 0)):
         metrics.observe_outcome(outcome(predicted, cached))
     text = metrics.exposition().decode()
@@ -40,15 +41,15 @@ def test_what_came_of_predictions_is_shown_by_worker_and_cause() -> None:
     assert tokens in text
     drift = f'kvsteer_prediction_drifts_total{{cause="feed_not_live",worker="{WORKER}"}} 1.0'
     assert drift in text
-    (shown,) = workers.status()
+    (shown,) = workers.states.statuses()
     assert shown["predictions"]["causes"] == {"feed_not_live": 1}
 
 
-def test_a_workers_circumstances_are_its_feeds_tokens_and_blocks() -> None:
-    assert fleet().circumstances(outcome(0, 0)) == Circumstances(
+def test_circumstances_of_a_worker_are_its_feeds_tokens_and_blocks() -> None:
+    assert fleet().states.circumstances(outcome(0, 0)) == Circumstances(
         "unsupported", tokens_differ=False, block_size=32, ranks=0
     )
 
 
-def test_a_worker_that_is_gone_has_circumstances_too() -> None:
-    assert fleet().circumstances(outcome(0, 0)._replace(worker="gone:1")).block_size == 1
+def test_circumstances_of_a_removed_worker_have_defaults() -> None:
+    assert fleet().states.circumstances(outcome(0, 0)._replace(worker="gone:1")).block_size == 1

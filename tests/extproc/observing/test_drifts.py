@@ -5,8 +5,8 @@ from extproc.observing.outcomes import (
     Drift,
     Outcome,
     OutcomeCounts,
-    Usage,
 )
+from extproc.observing.usage import Usage
 from kvstate.overlap import Overlap
 from tests.extproc.observing.records import records
 
@@ -25,7 +25,7 @@ def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
     )
 
 
-def test_what_was_predicted_and_reported_is_summed() -> None:
+def test_drift_adds_up_predicted_and_reported_tokens() -> None:
     held = {"w": Overlap(16, (6, 0, 0, 0))}
     workers = records("w")
     counts = OutcomeCounts(workers, lambda _: Circumstances(block_size=16, held=held))
@@ -39,13 +39,13 @@ def test_what_was_predicted_and_reported_is_summed() -> None:
     }
 
 
-def test_what_cannot_be_compared_counts_for_nothing() -> None:
+def test_drift_ignores_outcomes_without_a_report() -> None:
     drift = Drift()
     drift.count(outcome(64, None))
     assert (drift.requests, drift.is_told) == (0, False)
 
 
-def test_what_is_told_of_a_stranger_or_of_one_that_is_gone_is_counted_for_nobody() -> None:
+def test_drift_of_an_unknown_or_removed_worker_is_not_counted() -> None:
     workers = records("stays")
     counts = OutcomeCounts(workers)
     for worker in ("stays", "goes", ""):
@@ -59,7 +59,7 @@ def completed(drift: Drift, cached: int | None, form: str = "prompt", **rest: An
     return drift.complete(one).reported.cached_tokens
 
 
-def test_a_worker_that_names_cached_tokens_only_where_there_are_some_has_none_else() -> None:
+def test_completed_fills_in_0_for_workers_that_report_only_cached_tokens() -> None:
     drift = Drift()
     assert completed(drift, None) is None  # it may never name any
     assert completed(drift, 64) == 64
@@ -69,7 +69,7 @@ def test_a_worker_that_names_cached_tokens_only_where_there_are_some_has_none_el
     assert completed(drift, None, "messages") is None  # nothing is known for another API
 
 
-def test_a_worker_that_names_0_leaves_nothing_out() -> None:
+def test_completed_fills_in_no_figure_for_workers_that_report_0() -> None:
     drift = Drift()
     for cached in (64, 0):
         completed(drift, cached)

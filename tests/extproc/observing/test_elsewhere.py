@@ -1,3 +1,8 @@
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from extproc.observing.elsewhere import (
     IS_DOWN,
     LEAST_ELSEWHERE,
@@ -25,13 +30,13 @@ def cause(fleet: dict[str, Answers], worker: str = "a", *, is_down: bool = False
     return fleet[worker].cause(fleet.values, is_down=is_down)
 
 
-def test_answers_as_they_should_be_have_no_cause() -> None:
+def test_cause_is_empty_for_followed_picks() -> None:
     fleet = noted(a="." * 9, b="ee......", c="")
     assert [cause(fleet, name) for name in "abc"] == ["", "", ""]
     assert LEAST_ELSEWHERE > 2
 
 
-def test_each_cause_is_told_from_the_others() -> None:
+def test_cause_distinguishes_unlisted_retried_and_down_workers() -> None:
     assert cause(noted(a="eee", b="....")) == NOT_LISTED
     assert cause(noted(a="eee", b="")) == NOT_LISTED
     assert cause(noted(a="e.e..e..", b="....")) == RETRIED
@@ -39,16 +44,16 @@ def test_each_cause_is_told_from_the_others() -> None:
     assert cause(noted(a="e.ee", b="ee.e", c="eee")) == NOBODY_FOLLOWED
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_cause_forgets_old_answers() -> None:
     assert cause(noted(a="eeeee" + RECENT * ".")) == ""
 
 
-def test_all_are_counted() -> None:
+def test_answers_count_all_and_those_from_elsewhere() -> None:
     answers = noted(a="e.." + RECENT * ".")["a"]
     assert (answers.looked_at, answers.elsewhere) == (RECENT + 3, 1)
 
 
-def test_a_warning_is_due_now_and_then() -> None:
+def test_may_warn_is_true_at_intervals() -> None:
     one = WarningLimit()
     told = [one.may_warn(now) for now in (0.0, 1.0, WARNING_SECONDS, WARNING_SECONDS + 1.0)]
     assert told == [True, False, True, False]
@@ -61,12 +66,12 @@ def told(deliveries: Deliveries, answers: str, at: float) -> None:
         deliveries.note("m", at, is_elsewhere=answer == "e")
 
 
-def test_every_steered_request_is_counted_once_by_what_became_of_it() -> None:
+def test_deliveries_count_each_steered_request_once_by_its_result() -> None:
     deliveries = Deliveries()
     told(deliveries, "..e", 0.0)
     deliveries.look("m")  # still under way, so it does not count yet
     deliveries.look(None)
-    deliveries.untold(None)
+    deliveries.note_unreported(None)
     steered = {"m": 10, None: 1}
     expected = {
         ("m", "delivered"): 2,
@@ -82,7 +87,7 @@ def test_every_steered_request_is_counted_once_by_what_became_of_it() -> None:
     assert deliveries.totals(steered) == {"delivered": 3, "elsewhere": 1, "unknown": 7}
 
 
-def test_the_share_is_of_the_last_minute_and_of_enough_answers() -> None:
+def test_delivery_share_covers_the_last_minute_and_enough_answers() -> None:
     deliveries = Deliveries()
     told(deliveries, "e" * 19, 0.0)
     assert deliveries.share(0.0) is None
@@ -94,7 +99,7 @@ def test_the_share_is_of_the_last_minute_and_of_enough_answers() -> None:
     assert deliveries.share(200.0) is None
 
 
-def test_too_few_deliveries_are_told_with_their_cause_until_enough_arrive() -> None:
+def test_delivery_fault_names_its_cause_until_enough_arrive() -> None:
     deliveries = Deliveries()
     told(deliveries, "." * 19 + "e", 0.0)
     assert deliveries.fault(0.0, lambda: "it is not there") == ""
@@ -106,7 +111,7 @@ def test_too_few_deliveries_are_told_with_their_cause_until_enough_arrive() -> N
     assert RETRIED in deliveries.fault(0.0, str)
 
 
-def test_the_turn_to_too_few_and_back_is_told_once_each() -> None:
+def test_has_turned_is_true_once_for_each_change() -> None:
     deliveries = Deliveries()
     turns = []
     for second in range(200):
@@ -117,3 +122,24 @@ def test_the_turn_to_too_few_and_back_is_told_once_each() -> None:
     assert 20 < low < 30
     assert 40 + 60 < well < 200
     assert not deliveries.has_turned(1000.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ulesn"), st.sampled_from(["m", None])), max_size=40))
+def test_delivery_counts_never_fall(steps: list[tuple[str, str | None]]) -> None:
+    deliveries, steered, under_way = Deliveries(), Counter[str | None](), Counter[str | None]()
+    before: dict[tuple[str, str], int] = {}
+    for step, model in steps:
+        steered[model] += step in "ul"  # untracked, or looked at from then on
+        if step == "l":
+            deliveries.look(model)
+            under_way[model] += 1
+        elif step in "esn" and under_way[model]:
+            under_way[model] -= 1
+            if step == "n":
+                deliveries.note_unreported(model)
+            else:
+                deliveries.note(model, 0.0, is_elsewhere=step == "e")
+        counts = deliveries.counts(steered)
+        assert all(counts[result] >= count for result, count in before.items())
+        before = counts
+    assert sum(before.values()) == sum(steered.values()) - sum(under_way.values())

@@ -1,18 +1,28 @@
 from extproc.config.reader import parse
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.picking.upstreams import Judge
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.routing.upstreams import Judge
+from kvstate.fleet import FollowedWorkers
 
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}, {endpoint: '127.0.0.1:2'}]"
+ENGINE = "{endpoint: '127.0.0.1:3', engine: {name: vllm, version: '0.32.0'}}"
 
 
-async def test_a_worker_that_is_down_is_told_apart_from_one_without_events() -> None:
-    workers = Workers(parse(CONFIG, "c"), Fleet(12345678, lambda: 0.0), lambda _: [])
+async def test_worker_down_is_distinct_from_a_worker_without_events() -> None:
+    workers = Workers(parse(CONFIG, "c"), FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     gone = workers.upstreams.get("127.0.0.1:2")
     assert gone is not None
     workers.upstreams.eject(gone, Judge.PROBE, "is gone")
-    metrics = Metrics(workers)
+    metrics = Metrics(workers.states)
     told = metrics.exposition().decode()
     assert 'kvsteer_worker_down{worker="127.0.0.1:1"} 0.0' in told
     assert 'kvsteer_worker_down{worker="127.0.0.1:2"} 1.0' in told
+
+
+async def test_engine_of_a_worker_is_shown_with_its_release_or_as_unknown() -> None:
+    config = parse(CONFIG[:-1] + f", {ENGINE}]", "c")
+    workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    told = Metrics(workers.states).exposition().decode()
+    name = "kvsteer_worker_engine"
+    assert f'{name}{{engine="unknown",version="unknown",worker="127.0.0.1:1"}} 1.0' in told
+    assert f'{name}{{engine="vllm",version="0.32.0",worker="127.0.0.1:3"}} 1.0' in told

@@ -12,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.observing.decisions import Course, Trace
 from extproc.observing.metrics import AT_ONCE, Metrics
-from extproc.observing.outcomes import Usage
-from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
-from extproc.picking.load import Load, Report
+from extproc.observing.usage import Usage
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load, Report
+from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody
 from tests.extproc.observing.records import records
@@ -32,7 +34,7 @@ def decision() -> Decision:
 def course(trace: Trace | None = None) -> Course:
     times = iter((1.0, 1.003))
     one = Course(lambda: next(times))
-    one.picked()
+    one.note_picked()
     one.trace = trace or one.trace
     return one
 
@@ -50,10 +52,17 @@ def worker(name: str) -> dict[str, Any]:
         "blocks_by_tier": {"device": 4},
         "in_flight": 5,
         "speed": {"tokens_per_second": 12_000, "confidence": 0.75},
+        "engine": {"name": "vllm", "version": "0.32.0", "source": "learned"},
         "down": "",
         "astray": "",
         "failed_halves": 2,
-        "tokens": {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False},
+        "tokens": {
+            "matched": 0,
+            "mismatched": 0,
+            "without_evidence": 0,
+            "state": "proved",
+            "doubted": False,
+        },
         "feeds": [feed],
     }
 
@@ -64,7 +73,7 @@ def samples(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
             yield sample.name, sample.labels, sample.value
 
 
-def test_a_decision_is_counted_with_its_time() -> None:
+def test_decision_is_counted_with_its_time() -> None:
     metrics = Metrics(Nobody())
     metrics.observe_decision(decision(), course())
     shown = list(samples(metrics))
@@ -75,7 +84,7 @@ def test_a_decision_is_counted_with_its_time() -> None:
     assert ("kvsteer_phase_seconds_count", {"phase": "pick"}, 1.0) in shown
 
 
-async def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> None:
+async def test_openmetrics_exposition_shows_the_trace_of_a_decision() -> None:
     metrics = Metrics(Nobody(), clock=lambda: 12.5)
     metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=True)))
     text, content_type = await metrics.exposed(OPENMETRICS)
@@ -87,7 +96,7 @@ async def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> No
     ]
 
 
-async def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
+async def test_exposition_omits_an_unrecorded_trace() -> None:
     metrics = Metrics(Nobody())
     metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=False)))
     assert TRACE.encode() not in (await metrics.exposed(OPENMETRICS))[0]
@@ -96,13 +105,13 @@ async def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
 @pytest.mark.parametrize(
     "accept", ["", "*/*", "text/html", "application/openmetrics-text;version=abc", ";;,,=\x00"]
 )
-async def test_whatever_a_scraper_accepts_it_gets_text(accept: str) -> None:
+async def test_exposition_is_text_for_any_accept_header(accept: str) -> None:
     text, content_type = await Metrics(Nobody()).exposed(accept)
     assert b"kvsteer_open_streams 0.0" in text
     assert "text" in content_type
 
 
-def test_a_worker_that_goes_takes_its_series_with_it() -> None:
+def test_series_of_a_removed_worker_end() -> None:
     fleet = Nobody()
     fleet.shown = [worker("stays"), worker("goes")]
     metrics = Metrics(fleet)
@@ -113,7 +122,7 @@ def test_a_worker_that_goes_takes_its_series_with_it() -> None:
     }
 
 
-def test_the_terms_of_a_workers_cost_are_shown() -> None:
+def test_cost_terms_of_a_worker_are_shown() -> None:
     fleet = Nobody()
     fleet.shown, fleet.loads = [worker("w")], Load(1, 512.0, 2.0, 0.25, Report(1, 0, 0.0), 1.5)
     metrics = Metrics(fleet)
@@ -127,7 +136,7 @@ def test_the_terms_of_a_workers_cost_are_shown() -> None:
     assert shown["kvsteer_worker_report_age_seconds"] == 1.5
 
 
-async def test_workers_are_read_in_turns_and_shown_whole() -> None:
+async def test_read_reads_workers_in_turns_and_shows_them_whole() -> None:
     names = [f"w{number}" for number in range(3 * AT_ONCE)]
     looked: list[str] = []
 
@@ -154,19 +163,19 @@ def test_readiness_is_shown() -> None:
     assert ("kvsteer_ready", {}, 1.0) in list(samples(metrics))
 
 
-def test_workers_that_are_not_asked_for_tokens_are_shown() -> None:
+def test_remote_tokenizers_away_are_shown() -> None:
     metrics = Metrics(Nobody())
     metrics.show_tokenizers_away("m", lambda: 2)
     assert ("kvsteer_remote_tokenizers_away", {"model": "m"}, 2.0) in list(samples(metrics))
 
 
-def test_a_models_figures_are_there_before_its_first_request() -> None:
+def test_figures_of_a_model_exist_before_its_first_request() -> None:
     metrics = Metrics(Nobody())
     metrics.expect_models(["m"])
     assert ("kvsteer_prompt_tokens_total", {"model": "m"}, 0.0) in list(samples(metrics))
 
 
-def test_a_request_that_is_over_is_in_the_report_with_what_its_engine_left_out() -> None:
+def test_report_includes_tokens_that_the_engine_left_out() -> None:
     fleet, now = Nobody(), BEGIN
     fleet.records = records("w:1")
     fleet.tokens_per_second = lambda _: 500.0  # type: ignore[method-assign]

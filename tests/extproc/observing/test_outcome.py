@@ -1,6 +1,7 @@
 import pytest
 
-from extproc.observing.outcomes import Outcome, Usage
+from extproc.observing.outcomes import Outcome
+from extproc.observing.usage import Usage
 
 
 def outcome(reported: Usage, *, is_comparable: bool = True) -> Outcome:
@@ -18,17 +19,17 @@ def outcome(reported: Usage, *, is_comparable: bool = True) -> Outcome:
 
 
 @pytest.mark.parametrize(("cached", "error"), [(64, 0), (0, 64), (96, -32), (100, -36)])
-def test_the_error_is_what_was_predicted_too_much(cached: int, error: int) -> None:
+def test_error_tokens_are_those_predicted_in_excess(cached: int, error: int) -> None:
     assert outcome(Usage(100, cached)).error_tokens == error
 
 
-def test_nothing_reported_is_no_error() -> None:
+def test_error_tokens_are_none_without_a_report() -> None:
     assert outcome(Usage()).error_tokens is None
 
 
-def test_more_cached_tokens_than_the_prompt_has_are_not_believed() -> None:
+def test_error_tokens_are_none_for_more_cached_tokens_than_the_prompt_has() -> None:
     assert outcome(Usage(100, 101)).error_tokens is None
 
 
-def test_what_cannot_be_compared_has_no_error() -> None:
+def test_error_tokens_are_none_for_incomparable_outcomes() -> None:
     assert outcome(Usage(100, 64), is_comparable=False).error_tokens is None

@@ -1,6 +1,7 @@
 import pytest
 
-from extproc.observing.outcomes import UNKNOWN, Outcome, OutcomeCounts, Usage, status_label
+from extproc.observing.outcomes import Outcome, OutcomeCounts, status_label
+from extproc.observing.usage import UNKNOWN, Usage
 from tests.extproc.observing.records import records
 
 
@@ -21,7 +22,7 @@ def test_responses_are_counted_by_worker_and_status() -> None:
     assert (counts.strangers, counts.moved) == ({"2xx": 1}, {"m": 2})
 
 
-def test_errors_of_predictions_are_counted_by_their_sign() -> None:
+def test_prediction_errors_are_counted_by_sign() -> None:
     counts = OutcomeCounts(records("w"))
     for cached in (None, 64, 0, 80):
         counts.count(outcome(cached=cached))
@@ -30,7 +31,7 @@ def test_errors_of_predictions_are_counted_by_their_sign() -> None:
     assert totals == {"exact": 0, "over": 64, "under": 16}
 
 
-def test_a_request_without_a_response_has_no_time() -> None:
+def test_request_without_a_response_has_no_time() -> None:
     counts = OutcomeCounts(records("w"))
     counts.count(outcome(status=None)._replace(ttft_seconds=None))
     assert not counts.first_byte_seconds
@@ -51,5 +52,5 @@ def test_a_request_without_a_response_has_no_time() -> None:
         (999, "other"),
     ],
 )
-def test_any_status_has_one_of_a_few_labels(status: int | None, label: str) -> None:
+def test_status_label_is_one_of_a_few_for_any_status(status: int | None, label: str) -> None:
     assert status_label(status) == label

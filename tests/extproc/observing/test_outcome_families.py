@@ -1,6 +1,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.observing.outcomes import Outcome, OutcomeCollector, OutcomeCounts, Usage
+from extproc.observing.outcomes import Outcome, OutcomeCollector, OutcomeCounts
+from extproc.observing.usage import Usage
 from tests.extproc.observing.records import records
 
 
@@ -11,10 +12,10 @@ def shown(collector: OutcomeCollector) -> str:
 
 
 def outcome(worker: str) -> Outcome:
-    return Outcome("m", worker, True, 200, 0.2, 100, 64, Usage(100, 48), is_comparable=True)  # noqa: FBT003
+    return Outcome("m", worker, True, 200, 0.2, 100, 64, Usage(100, 48), is_comparable=True)
 
 
-def test_every_outcome_is_shown() -> None:
+def test_outcome_families_show_every_count() -> None:
     counts = OutcomeCounts(records("w"))
     counts.count(outcome("w"))
     text = shown(OutcomeCollector(counts))
@@ -28,7 +29,7 @@ def test_every_outcome_is_shown() -> None:
         assert line in text
 
 
-def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
+def test_outcome_families_drop_a_removed_worker() -> None:
     workers = records("there", "gone")
     counts = OutcomeCounts(workers)
     for worker in ("there", "gone", ""):
@@ -41,7 +42,7 @@ def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
     assert 'worker="gone"' not in text
 
 
-def test_answers_from_elsewhere_are_shown_by_the_worker_that_was_picked() -> None:
+def test_answered_elsewhere_is_shown_by_picked_worker() -> None:
     workers = records("picked", "never")
     for is_elsewhere in (True, True, False):
         workers["picked"].outcomes.answers.note(is_elsewhere=is_elsewhere)

@@ -3,7 +3,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 
 
-def test_the_servers_figures_are_shown_at_every_scrape() -> None:
+def test_server_figures_are_shown_at_every_scrape() -> None:
     registry = CollectorRegistry()
     figures = ServerFigures(2, {"PROTOCOL_ERROR": 3}, 4096)
     registry.register(ServerCollector(lambda: figures))

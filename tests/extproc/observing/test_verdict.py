@@ -1,7 +1,8 @@
 """The sentences of a report say no more than its intervals allow."""
 
-from collections.abc import Iterable
+import re
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,25 +14,25 @@ from tests.extproc.observing.simulated import BEGIN, Traffic, over
 
 
 def many(count: int, cached: int, tokens: int = 1_000, **changes: Any) -> list[Outcome]:
-    """Requests, each of its own conversation."""
-    return [
-        over(cached, tokens, conversation=number * 1_000_003 + 1, **changes)
-        for number in range(count)
-    ]
+    """Requests that are alike."""
+    return [over(cached, tokens, **changes)] * count
 
 
-def window_of(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+def window_of(*kinds: list[Outcome], minutes: int = 10) -> dict[str, Any]:
+    """The requests of each kind are spread over some minutes."""
     report = Report(BEGIN)
-    for outcome in outcomes:
-        report.feed(outcome, 1_000.0, BEGIN)
-    found = told(report, Asked({"the last 10 minutes": 600}), BEGIN)
+    for minute in range(minutes):
+        for outcomes in kinds:
+            for outcome in outcomes[minute::minutes]:
+                report.feed(outcome, 1_000.0, BEGIN + 60 * minute)
+    found = told(report, Asked({"the last 10 minutes": 600}), BEGIN + 60 * minutes - 1)
     window: dict[str, Any] = found["windows"][0]
     assert found["headline"] == f"The last 10 minutes: {window['headline']}"
     return window
 
 
-def test_both_sides_are_set_side_by_side_in_one_sentence() -> None:
-    window = window_of([*many(400, 710), *many(300, 220, is_steered=False)])
+def test_headline_compares_both_sides() -> None:
+    window = window_of(many(400, 710), many(300, 220, is_steered=False))
     assert window["headline"] == (
         "Steered requests found 71 % of their prompt tokens cached, the others 22 % (difference 49"
         " points, 95 % interval 48 to 50)."
@@ -41,59 +42,102 @@ def test_both_sides_are_set_side_by_side_in_one_sentence() -> None:
     assert window["warnings"] == []
 
 
-def test_a_difference_that_may_be_chance_is_called_so() -> None:
-    report, now = Traffic(60, 200, shares=(0.5, 0.5)).report(Random(5), knows_conversations=True)
-    found = told(report, Asked(WINDOWS), now)
-    assert found["headline"].startswith("The last ")
-    assert "; this may be chance." in found["headline"]
+def test_headline_names_no_difference_and_the_time_until_it_narrows() -> None:
+    report, now = Traffic(60, 200, shares=(0.5, 0.5)).report(Random(5))
+    found = told(report, Asked({"the last hour": 3_600}), now)
+    assert found["headline"].startswith("The last hour: No difference seen: steered requests found")
+    assert re.search(r" It takes about [\d.]+ hours more of such traffic ", found["headline"])
+    assert found["windows"][0]["difference"]["seconds_until_narrow"] > 3_600
+
+
+def until_narrow(minutes: int) -> float:
+    """The median of how long it takes until the interval is narrow, after so many minutes."""
+    found: list[float] = []
+    for seed in range(15):
+        report, now = Traffic(minutes, 33 * minutes, pause_seconds=2.0).report(Random(seed))
+        (window,) = told(report, Asked({"": 60 * minutes}), now)["windows"]
+        found.append(window["difference"]["seconds_until_narrow"] / 60)
+    return median(found)
+
+
+def test_headline_counts_down_the_time_until_the_interval_narrows() -> None:
+    assert until_narrow(15) + 15 == pytest.approx(until_narrow(45) + 45, rel=0.4)
+    assert until_narrow(15) > until_narrow(45)
 
 
 ALONE = "All requests were steered, so there is nothing to compare with."
 NOT_STEERED = "No request was steered."
-FEW = "Not enough requests yet"
-AT_ONCE = "they came in too short a time, or nearly all at once"
 FOUND_HALF = "Steered requests found 50 % of their prompt tokens cached"
 FOUND_LITTLE = "Requests found 0.3 % of their prompt tokens cached"
-BRIEFLY = [over(500) for _ in range(200)]
+EQUAL = f"{FOUND_HALF}, the others 50 % (difference 0 points; no interval yet:"
+KNOWN = "with known prompt tokens so far"
+FEW = f"7 of 100 requests not steered {KNOWN}"
+BRIEF = "it takes 6 minutes with requests, so 5 minutes more"
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "sentence"),
+    ("kinds", "minutes", "sentence"),
     [
-        ([], "No request ended in this time."),
+        ([], 1, "No request ended in this time."),
         (
-            [*many(37, 500), *many(500, 500, is_steered=False)],
-            f"{FEW} with known prompt tokens: 37 of 100 steered.",
+            [many(37, 500), many(500, 500, is_steered=False)],
+            10,
+            f"{EQUAL} 37 of 100 steered requests {KNOWN}).",
         ),
         (
-            [*many(3, 500), *many(4, 500, is_steered=False)],
-            f"{FEW} with known prompt tokens: 3 of 100 steered and 4 of 100 of the others.",
+            [many(3, 500), many(4, 500, is_steered=False)],
+            10,
+            f"{EQUAL} 3 of 100 steered requests and 4 of 100 requests not steered {KNOWN}).",
         ),
         (
-            [*BRIEFLY, *(over(0, is_steered=False) for _ in range(200))],
-            f"No interval yet: there are enough requests, but {AT_ONCE}.",
+            [many(200, 500), many(200, 500, is_steered=False)],
+            4,
+            f"{EQUAL} it takes 6 minutes with requests, so 2 minutes more).",
         ),
-        (many(400, 500), f"{FOUND_HALF} (95 % interval 49 to 51). {ALONE}"),
-        (BRIEFLY, f"{FOUND_HALF} (no interval yet: {AT_ONCE}). {ALONE}"),
+        ([many(400, 500)], 10, f"{FOUND_HALF} (95 % interval 49 to 51). {ALONE}"),
         (
-            many(400, 3, is_steered=False),
+            [many(400, 500)],
+            1,
+            f"{FOUND_HALF} (no interval yet: {BRIEF}). {ALONE}",
+        ),
+        (
+            [many(400, 3, is_steered=False)],
+            10,
             f"{FOUND_LITTLE} (95 % interval 0 to 1). {NOT_STEERED}",
         ),
         (
-            many(7, 3, is_steered=False),
-            f"{FEW}: 7 of 100 with known prompt tokens. {NOT_STEERED}",
+            [many(7, 3, is_steered=False)],
+            10,
+            f"{FOUND_LITTLE} (no interval yet: {FEW}). {NOT_STEERED}",
         ),
-        (many(2, 0, 0), f"2 requests ended, but no prompt tokens are known. {ALONE}"),
+        ([many(2, 0, 0)], 1, f"2 requests ended, but no prompt tokens are known. {ALONE}"),
+        (
+            [many(2, 0, 0), many(200, 5, is_steered=False)],
+            10,
+            f"Nothing to compare yet: 0 of 100 steered requests {KNOWN}.",
+        ),
     ],
 )
-def test_what_is_missing_is_said(outcomes: list[Outcome], sentence: str) -> None:
-    assert window_of(outcomes)["headline"] == sentence
+def test_headline_names_missing_requests(
+    kinds: list[list[Outcome]], minutes: int, sentence: str
+) -> None:
+    assert window_of(*kinds, minutes=minutes)["headline"] == sentence
 
 
-def test_sides_that_differ_otherwise_are_warned_of() -> None:
+def test_headline_names_requests_of_a_single_minute() -> None:
+    outcomes = many(200, 500)
+    report = Report(BEGIN)
+    for at in range(10):
+        for outcome in outcomes if at == 4 else outcomes[:2]:
+            report.feed(outcome, 1.0, BEGIN + 60 * at)
+    headline = told(report, Asked({"": 600}), BEGIN + 599)["headline"]
+    assert "no interval yet: most came at one time" in headline
+
+
+def test_warnings_name_other_differences_of_the_sides() -> None:
     steered = [*many(150, 0, 4_000), *many(50, 0, status=503)]
     others = many(200, None or 0, 1_000, is_steered=False, is_comparable=False)
-    warnings = window_of([*steered, *others])["warnings"]
+    warnings = window_of(steered, others)["warnings"]
     assert [one.partition(":")[0] for one in warnings] == [
         "the sides differ in prompt length",
         "the sides differ in failures",
@@ -103,24 +147,22 @@ def test_sides_that_differ_otherwise_are_warned_of() -> None:
     assert "25 % of steered requests had no response or status 5xx, 0 %" in warnings[1]
 
 
-def test_few_long_prompts_are_no_difference_of_the_sides() -> None:
+def test_warnings_ignore_a_few_long_prompts() -> None:
     rng = Random(3)
-    steered = [
-        over(0, 20_000 if number < 3 else 900, conversation=rng.getrandbits(63))
-        for number in range(150)
-    ]
-    window = window_of([*steered, *many(150, 0, is_steered=False)])
+    steered = [over(0, 20_000 if number < 3 else 900) for number in range(150)]
+    rng.shuffle(steered)
+    window = window_of(steered, many(150, 0, is_steered=False))
     assert window["warnings"] == []
 
 
-def test_sides_without_known_tokens_are_not_compared_in_length() -> None:
-    assert window_of([*many(5, 0, 0), *many(5, 0, is_steered=False)])["warnings"] == []
+def test_warnings_do_not_compare_lengths_of_unknown_tokens() -> None:
+    assert window_of(many(5, 0, 0), many(5, 0, is_steered=False))["warnings"] == []
 
 
-def test_load_is_told_of_each_side_once_there_is_enough_of_it() -> None:
+def test_load_spread_is_shown_for_each_side_with_enough_requests() -> None:
     steered = [over(0, worker=f"w:{number % 4}") for number in range(400)]
     others = [over(0, worker="w:0", is_steered=False) for _ in range(39)]
-    window = window_of([*steered, *others])
+    window = window_of(steered, others)
     assert window["steered"]["load_spread"] == {
         "workers": 4,
         "busiest_to_mean": 1.0,
@@ -129,23 +171,23 @@ def test_load_is_told_of_each_side_once_there_is_enough_of_it() -> None:
     assert window["others"]["load_spread"] is None
 
 
-def test_the_headline_is_of_the_window_that_is_surest() -> None:
-    report, now = Traffic(60, 300).report(Random(5), knows_conversations=True)
+def test_headline_is_of_the_surest_window() -> None:
+    report, now = Traffic(60, 300).report(Random(5))
     assert told(report, Asked(WINDOWS), now)["headline"].startswith("The last hour: Steered")
     later = told(report, Asked(WINDOWS), now + 3 * 3_600)
     assert later["headline"].startswith("The last day: Steered")
 
 
-def test_without_any_result_the_headline_is_of_the_shortest_window_with_requests() -> None:
+def test_headline_without_a_result_is_of_the_shortest_window_with_requests() -> None:
     report = Report(BEGIN)
     assert told(report, Asked(WINDOWS), BEGIN)["headline"].startswith("The last 7 days: No request")
     report.feed(over(), 1.0, BEGIN)
     found = told(report, Asked(WINDOWS), BEGIN + 1_800)["headline"]
-    assert found.startswith("The last hour: Not enough requests yet: 1 of 100")
+    assert found.startswith("The last hour: Steered requests found 0 % of their prompt tokens")
 
 
 @pytest.mark.parametrize(
     ("share", "shown"), [(0.71, "71 %"), (0.071, "7.1 %"), (0.0, "0 %"), (1.0, "100 %")]
 )
-def test_shares_are_told_as_people_read_them(share: float, shown: str) -> None:
+def test_percent_is_rounded_for_readers(share: float, shown: str) -> None:
     assert percent(share) == shown

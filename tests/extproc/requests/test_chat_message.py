@@ -3,21 +3,25 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.chat_request import (
     MEDIA_MARK,
     flat,
     has_media,
+    has_part_fields,
     in_parts,
     marked,
     messages_of,
     texts_before_media,
+    without_billing_line,
+    without_part_fields,
 )
-from extproc.requests.prompt import MAX_MESSAGES
+from extproc.requests.prompt import BILLING, MAX_MESSAGES
 
 USER = {"role": "user", "content": "hello"}
 TEXT = {"type": "text", "text": "a"}
 IMAGE = {"type": "image"}
+LINE = "x-anthropic-billing-header: cch=1"
 
 
 def text(words: str) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def only(message: dict[str, Any], *, orders_calls: bool = True) -> dict[str, Any]:
-    (parsed,), _ = messages_of([message], orders_calls=orders_calls)
+    (parsed,), *_ = messages_of([message], orders_calls=orders_calls)
     return parsed
 
 
@@ -39,7 +43,7 @@ def refusal(*messages: dict[str, Any]) -> str:
     return caught.value.reason
 
 
-def test_templates_see_of_a_message_only_what_an_engine_shows_them() -> None:
+def test_message_keeps_only_fields_that_engines_show_to_templates() -> None:
     said = {"role": "assistant", "content": None, "name": "n", "refusal": "r", "reasoning": "w"}
     result = {"role": "tool", "content": "c", "tool_call_id": "1", "tool_calls": [5]}
     assert only(said) == {"role": "assistant", "content": None, "name": "n", "reasoning": "w"}
@@ -57,11 +61,11 @@ def test_templates_see_of_a_message_only_what_an_engine_shows_them() -> None:
         {"type": "refusal", "refusal": "a"},
     ],
 )
-def test_parts_of_text_have_many_names(part: dict[str, Any]) -> None:
+def test_text_parts_have_many_names(part: dict[str, Any]) -> None:
     assert only({"role": "user", "content": [part, TEXT]})["content"] == [TEXT, TEXT]
 
 
-def test_what_else_a_part_says_is_kept_for_the_template_to_refuse() -> None:
+def test_other_fields_of_a_part_are_kept_for_the_template_to_refuse() -> None:
     part = {**TEXT, "cache_control": {"type": "ephemeral"}}
     assert only({"role": "user", "content": [part]})["content"] == [part]
 
@@ -76,9 +80,9 @@ def test_what_else_a_part_says_is_kept_for_the_template_to_refuse() -> None:
         ("video_url", "video"),
     ],
 )
-def test_media_is_named_by_its_kind_alone(kind: str, media: str) -> None:
+def test_media_part_is_named_by_its_kind_alone(kind: str, media: str) -> None:
     part = {"type": kind, kind: {"url": "data:x"}}
-    (message, _), has_media = messages_of([{"role": "user", "content": [TEXT, part]}, USER])
+    (message, _), has_media, _ = messages_of([{"role": "user", "content": [TEXT, part]}, USER])
     assert has_media
     assert message["content"] == [TEXT, {"type": media}]
 
@@ -92,7 +96,7 @@ def test_tool_call_arguments_become_objects(arguments: object, parsed: object) -
     assert message["tool_calls"][0]["function"]["arguments"] == parsed
 
 
-def test_tool_calls_have_the_order_of_keys_in_which_engines_print_them() -> None:
+def test_tool_calls_have_the_key_order_of_engines() -> None:
     call = {"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}, "id": "1"}
     message = {"role": "assistant", "tool_calls": [call]}
     assert json.dumps(only(message)["tool_calls"][0]) == (
@@ -103,7 +107,7 @@ def test_tool_calls_have_the_order_of_keys_in_which_engines_print_them() -> None
 
 
 @pytest.mark.parametrize("calls", [None, []])
-def test_a_turn_without_calls_has_none(calls: object) -> None:
+def test_turn_without_calls_has_no_tool_calls(calls: object) -> None:
     assert "tool_calls" not in only({"role": "assistant", "content": "a", "tool_calls": calls})
 
 
@@ -124,44 +128,58 @@ def test_a_turn_without_calls_has_none(calls: object) -> None:
         ({"role": "assistant", "tool_calls": [{"function": 5}]}, "bad_request"),
     ],
 )
-def test_messages_that_cannot_be_keyed_say_why(message: dict[str, Any], reason: str) -> None:
+def test_unkeyable_messages_name_their_reason(message: dict[str, Any], reason: str) -> None:
     assert refusal(USER, message) == reason
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "5", [1]])
-def test_arguments_that_are_no_object_are_not_claimed(arguments: object) -> None:
+def test_arguments_that_are_no_object_are_refused(arguments: object) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
     assert refusal({"role": "assistant", "tool_calls": [call]}) == "unsupported_tool_arguments"
 
 
 @pytest.mark.parametrize("as_part", [True, False])
-def test_a_line_that_only_some_releases_strip_is_not_claimed(as_part: bool) -> None:  # noqa: FBT001
-    line = "x-anthropic-billing-header: cch=1"
-    content = [{"type": "text", "text": line}] if as_part else line
-    assert refusal({"role": "system", "content": content}) == "unsupported_billing_line"
-    assert only({"role": "user", "content": content})
-    assert only({"role": "system", "content": None})
+def test_billing_line_of_a_system_turn_is_a_form_of_its_own(as_part: bool) -> None:
+    content = [text(LINE)] if as_part else LINE
+    assert messages_of([{"role": "system", "content": content}])[2] == BILLING
+    for role, other in (("user", content), ("system", None)):
+        assert messages_of([{"role": role, "content": other}])[2] == 0
 
 
-def test_too_many_messages_are_not_keyed() -> None:
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        (LINE, []),
+        (f"{LINE}\nrules", [text("rules")]),
+        ([text(LINE), text(""), text(f"{LINE}\nb")], [text(""), text("b")]),
+        ([{**text(f"{LINE}\na"), "cache_control": {}}], [{**text("a"), "cache_control": {}}]),
+    ],
+)
+def test_billing_line_is_cut_off_the_texts_that_begin_with_it(content: Any, left: object) -> None:
+    assert without_billing_line({"role": "system", "content": content})["content"] == left
+    user = {"role": "user", "content": content}
+    assert without_billing_line(user) is user
+
+
+def test_messages_beyond_the_limit_are_refused() -> None:
     assert refusal(*[USER] * (MAX_MESSAGES + 1)) == "too_many_messages"
     assert refusal() == "empty_prompt"
 
 
-def test_texts_are_joined_by_line_ends_without_the_empty_ones() -> None:
+def test_flat_joins_texts_by_line_ends_without_empty_ones() -> None:
     plain = {"role": "user", "content": "a"}
     assert flat(plain) is plain
     assert flat(user(text("a"), text(""), text("b")))["content"] == "a\nb"
     assert flat({"role": "assistant", "content": None})["content"] == ""
 
 
-def test_a_text_is_one_part_and_none_are_none() -> None:
+def test_in_parts_turns_a_text_into_one_part_and_none_into_none() -> None:
     assert in_parts({"role": "user", "content": ""})["content"] == [text("")]
     assert in_parts({"role": "assistant", "content": None})["content"] == []
     assert in_parts(user(text(""), IMAGE))["content"] == [text(""), IMAGE]
 
 
-def test_what_a_tool_said_is_a_text_unless_it_showed_something() -> None:
+def test_in_parts_keeps_a_tool_result_a_text_without_media() -> None:
     said = {"role": "tool", "content": [text("a"), text("b")]}
     assert in_parts(said)["content"] == "a\nb"
     assert in_parts({"role": "tool", "content": [text("a"), text("")]})["content"] == "a\n"
@@ -171,9 +189,13 @@ def test_what_a_tool_said_is_a_text_unless_it_showed_something() -> None:
     assert in_parts(showed) == showed
 
 
-def test_what_else_a_part_says_is_not_claimed() -> None:
-    with pytest.raises(RequestError, match="unsupported_content"):
-        in_parts(user({**text("a"), "cache_control": {}}))
+def test_other_fields_of_text_parts_are_found_and_left_out() -> None:
+    fielded = user({**text("a"), "cache_control": {}}, IMAGE)
+    assert has_part_fields(fielded)
+    assert without_part_fields(fielded) == user(text("a"), IMAGE)
+    for plain in (user(text("a"), IMAGE), USER, {**fielded, "role": "tool"}):
+        assert not has_part_fields(plain)
+        assert without_part_fields(plain) is plain
 
 
 def test_media_is_marked() -> None:
@@ -184,7 +206,7 @@ def test_media_is_marked() -> None:
     assert not has_media({"role": "user", "content": "a"})
 
 
-def test_texts_before_media_end_with_it() -> None:
+def test_texts_before_media_end_at_the_first_media() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": None},

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.chat_request import parse
 from extproc.requests.prompt import Chat, InferenceRequest
 
@@ -23,7 +23,7 @@ def chat(**fields: Any) -> Chat:
     return prompt
 
 
-def test_a_conversation_keeps_what_changes_the_prompt() -> None:
+def test_chat_keeps_every_field_that_changes_the_prompt() -> None:
     parsed = request(
         model="m",
         tools=[TOOL],
@@ -43,16 +43,16 @@ def test_a_conversation_keeps_what_changes_the_prompt() -> None:
         "tools": [TOOL],
         "documents": [{"text": "d"}],
     }
-    conversation = Chat([USER], variables, add_special_tokens=True, has_reasoning_effort=True)
+    conversation = Chat([USER], variables, add_special_tokens=True, effort="low")
     assert parsed == InferenceRequest("m", [conversation], "s")
 
 
-def test_media_is_told() -> None:
+def test_has_media_is_true_for_an_image() -> None:
     assert not chat().has_media
     assert chat(messages=[USER, {"role": "user", "content": [IMAGE]}]).has_media
 
 
-def test_a_prompt_is_cut_where_the_engine_cuts_it() -> None:
+def test_truncated_prompt_keeps_its_last_tokens() -> None:
     parsed = request(truncate_prompt_tokens=5)
     assert parsed.keep_last_tokens == 5
     assert not chat(truncate_prompt_tokens=5).special_tokens_vary
@@ -60,7 +60,7 @@ def test_a_prompt_is_cut_where_the_engine_cuts_it() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"echo": True}])
-def test_probabilities_of_the_prompt_read_no_cache(fields: dict[str, Any]) -> None:
+def test_prompt_logprobs_read_no_cache(fields: dict[str, Any]) -> None:
     assert request(echo=None).reads_cache
     assert not request(**fields).reads_cache
 
@@ -86,17 +86,17 @@ def test_probabilities_of_the_prompt_read_no_cache(fields: dict[str, Any]) -> No
         ({"tools": [TOOL], "tool_choice": "none"}, "unsupported_tool_choice"),
     ],
 )
-def test_conversations_that_cannot_be_keyed_say_why(fields: dict[str, Any], reason: str) -> None:
+def test_unkeyable_conversations_name_their_reason(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(RequestError) as caught:
         request(**fields)
     assert caught.value.reason == reason
 
 
-def test_other_transfer_parameters_leave_the_prompt_alone() -> None:
+def test_other_transfer_parameters_leave_the_prompt_unchanged() -> None:
     assert request(kv_transfer_params={"do_remote_decode": True}).prompts
 
 
-def test_a_next_turn_says_what_it_says_parsed_alone() -> None:
+def test_next_turn_parses_as_it_does_alone() -> None:
     turns = [{"role": "user", "content": str(number) * 20_000} for number in range(3)]
     assert chat(messages=turns[:1]).messages == turns[:1]
     assert chat(messages=turns[:2]).messages == turns[:2]
@@ -104,7 +104,7 @@ def test_a_next_turn_says_what_it_says_parsed_alone() -> None:
     assert chat(messages=turns, documents=[]).variables["documents"] == []
 
 
-def test_what_is_wrong_with_a_next_turn_is_told_as_ever() -> None:
+def test_next_turn_that_is_malformed_is_refused() -> None:
     long = {"role": "user", "content": "w" * 20_000}
     request(messages=[long])
     with pytest.raises(RequestError, match="bad_request"):

@@ -3,33 +3,38 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.chat_request import tools_of
+from extproc.requests.prompt import NO_TOOLS
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}
 
 
-def test_tools_have_the_order_of_keys_in_which_engines_print_them() -> None:
+def test_tools_have_the_key_order_of_engines() -> None:
     backwards = {"function": {"strict": True, **dict(reversed(FUNCTION.items()))}}
     expected = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
-    assert json.dumps(tools_of([backwards], "auto")) == json.dumps(expected)
+    assert json.dumps(tools_of([backwards], "auto")[0]) == json.dumps(expected)
 
 
-def test_what_a_tool_leaves_out_is_printed_as_null() -> None:
-    (tool,) = tools_of([{"function": {"name": "f"}}], None)
+def test_tool_fields_left_out_are_null() -> None:
+    ((tool,), _) = tools_of([{"function": {"name": "f"}}], None)
     assert tool["function"] == {"name": "f", "description": None, "parameters": None}
 
 
 @pytest.mark.parametrize(
     "choice", [None, "auto", "required", {"type": "function", "function": {"name": "f"}}]
 )
-def test_the_choice_of_a_tool_leaves_the_prompt_alone(choice: object) -> None:
-    assert tools_of([TOOL], choice) == [TOOL]
+def test_tool_choice_leaves_the_tools_unchanged(choice: object) -> None:
+    assert tools_of([TOOL], choice) == ([TOOL], 0)
 
 
-@pytest.mark.parametrize("choice", ["none", "other", {"type": "function"}, {}])
-def test_other_choices_are_not_claimed(choice: object) -> None:
+def test_tools_that_must_not_be_used_are_kept_and_are_a_form_of_their_own() -> None:
+    assert tools_of([TOOL], "none") == ([TOOL], NO_TOOLS)
+
+
+@pytest.mark.parametrize("choice", ["other", {"type": "function"}, {}])
+def test_tool_choices_of_other_kinds_are_refused(choice: object) -> None:
     with pytest.raises(RequestError, match="unsupported_tool_choice"):
         tools_of([TOOL], choice)
 
@@ -47,11 +52,11 @@ def test_other_choices_are_not_claimed(choice: object) -> None:
         {"function": {**FUNCTION, "other": 1}},
     ],
 )
-def test_tools_that_releases_print_differently_are_not_claimed(tool: dict[str, Any]) -> None:
+def test_tools_that_releases_print_differently_are_refused(tool: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="unsupported_tools"):
         tools_of([TOOL, tool], None)
 
 
-def test_no_tools_are_not_an_empty_list() -> None:
+def test_empty_list_of_tools_is_refused() -> None:
     with pytest.raises(RequestError, match="unsupported_tools"):
         tools_of([], None)

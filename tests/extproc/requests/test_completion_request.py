@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.completion_request import parse
 from extproc.requests.prompt import InferenceRequest, Text
 
@@ -13,17 +13,17 @@ def request(**fields: Any) -> InferenceRequest:
     return parse(json.dumps({"prompt": "a", **fields}).encode())
 
 
-def test_completions_take_texts_and_token_ids() -> None:
+def test_completions_accept_texts_and_token_ids() -> None:
     assert request(model="m").model == "m"
     assert request(prompt=["a", "b"]).prompts == [Text("a"), Text("b")]
     assert request(prompt=[[1], [2]]).prompts == [array("I", [1]), array("I", [2])]
 
 
-def test_completions_may_leave_special_tokens_out() -> None:
+def test_completions_may_omit_special_tokens() -> None:
     assert request(add_special_tokens=False).prompts == [Text("a", add_special_tokens=False)]
 
 
-def test_a_prompt_is_cut_where_the_engine_cuts_it() -> None:
+def test_truncated_prompt_keeps_its_last_tokens() -> None:
     plain = Text("a", add_special_tokens=False)
     cut = request(truncate_prompt_tokens=3, add_special_tokens=False)
     assert cut == InferenceRequest(None, [plain], keep_last_tokens=3)
@@ -32,7 +32,7 @@ def test_a_prompt_is_cut_where_the_engine_cuts_it() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"echo": True, "logprobs": 1}])
-def test_probabilities_of_the_prompt_read_no_cache(fields: dict[str, Any]) -> None:
+def test_prompt_logprobs_read_no_cache(fields: dict[str, Any]) -> None:
     assert request(echo=True).reads_cache
     assert request(logprobs=1).reads_cache
     assert not request(**fields).reads_cache
@@ -47,7 +47,7 @@ def test_probabilities_of_the_prompt_read_no_cache(fields: dict[str, Any]) -> No
         ({"prompt": ""}, "empty_prompt"),
     ],
 )
-def test_completions_with_more_than_their_prompt_are_not_claimed(
+def test_completions_with_more_than_their_prompt_are_refused(
     fields: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason):

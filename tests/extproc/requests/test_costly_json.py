@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.costly_json import INLINE_BYTES, MAX_PARTS, is_light
 from extproc.requests.request import (
     CHAT_PATH,
@@ -19,7 +19,7 @@ from extproc.requests.request import (
     Chat,
     parse,
 )
-from tests.hostile.bodies import BODIES, Body
+from tests.system.attacks.bodies import BODIES, Body
 
 GENERATE = "/generate"
 
@@ -44,7 +44,7 @@ def conversation(*messages: Any, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=str)
-def test_a_body_costs_no_more_than_a_few_times_a_text_of_its_length(body: Body) -> None:
+def test_decoded_body_costs_a_few_times_a_text_of_its_length(body: Body) -> None:
     def seconds() -> float:
         began = time.process_time()
         assert outcome(body.path, body.content) == body.reason
@@ -55,7 +55,7 @@ def test_a_body_costs_no_more_than_a_few_times_a_text_of_its_length(body: Body) 
 
 
 @pytest.mark.parametrize("content", ["a", [{"type": "text", "text": 'say "{[,"\\'}]])
-def test_a_conversation_of_as_many_messages_as_may_be_is_keyed(content: object) -> None:
+def test_longest_conversation_is_keyed(content: object) -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     turn = {"role": "assistant", "content": content, "tool_calls": calls}
     answer = {"role": "tool", "content": content, "tool_call_id": "1"}
@@ -83,7 +83,7 @@ def test_prompts_of_half_a_million_token_ids_are_keyed(path: str) -> None:
 
 
 @pytest.mark.parametrize("piece", ["{[", '"', "\\", '\\"{', "1,2,", '"a": "b", '])
-def test_marks_in_a_text_are_not_counted(piece: str) -> None:
+def test_brackets_within_a_text_are_not_counted(piece: str) -> None:
     text = piece * (MAX_BYTES // 4 // len(piece))
     assert messages_in(conversation({"role": "user", "content": text}))[0]["content"] == text
 
@@ -93,10 +93,10 @@ TEXTS = st.lists(st.sampled_from(['"', "\\", "{", "[", ",", "a", "\n", "é", "x"
 
 @settings(max_examples=settings().max_examples // 4)  # of a megabyte each
 @given(TEXTS, st.booleans(), st.booleans())
-def test_texts_before_the_parts_hide_none_of_them(
+def test_is_light_counts_parts_behind_texts(
     texts: list[str],
-    is_ascii: bool,  # noqa: FBT001
-    is_costly: bool,  # noqa: FBT001
+    is_ascii: bool,
+    is_costly: bool,
 ) -> None:
     parts: list[object] = [[]] * (MAX_PARTS + 1 if is_costly else MAX_PARTS - 5)
     text = "".join(texts) + "{[" * 20_000
@@ -110,7 +110,7 @@ def test_texts_before_the_parts_hide_none_of_them(
         assert messages_in(body)[0]["content"] == text
 
 
-def test_a_body_is_light_by_its_length_and_its_brackets() -> None:
+def test_is_light_is_decided_by_length_and_brackets() -> None:
     assert is_light(b"[" * 8_192)
     assert not is_light(b"[" * 8_193)
     assert is_light(b"a" * INLINE_BYTES)

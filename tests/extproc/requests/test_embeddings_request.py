@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.completion_request import parse_embeddings
 from extproc.requests.prompt import Chat, InferenceRequest, Text
 
@@ -15,14 +15,14 @@ def request(**fields: Any) -> InferenceRequest:
     return parse_embeddings(json.dumps(fields).encode())
 
 
-def test_embeddings_take_texts_and_token_ids() -> None:
+def test_embeddings_accept_texts_and_token_ids() -> None:
     assert request(input="a", model="m") == InferenceRequest("m", [Text("a")])
     assert request(input=["a", [1]]).prompts == [Text("a"), array("I", [1])]
     plain = request(input="a", add_special_tokens=False).prompts
     assert plain == [Text("a", add_special_tokens=False)]
 
 
-def test_a_conversation_is_embedded_without_asking_for_an_answer() -> None:
+def test_conversation_is_embedded_without_a_generation_prompt() -> None:
     (prompt,) = request(messages=[USER], chat_template_kwargs={"x": 1}).prompts
     variables = {"x": 1, "add_generation_prompt": False, "continue_final_message": False}
     assert prompt == Chat([USER], variables)
@@ -42,7 +42,7 @@ def test_a_conversation_is_embedded_without_asking_for_an_answer() -> None:
         ({"messages": [USER], "chat_template": "t"}, "unsupported_client_template"),
     ],
 )
-def test_what_releases_embed_differently_is_not_claimed(
+def test_embeddings_that_releases_treat_differently_are_refused(
     fields: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.completion_request import parse_generate, parse_tokens
 from extproc.requests.prompt import MAX_PROMPTS, InferenceRequest, Text
 
@@ -17,7 +17,7 @@ def vllm(**fields: Any) -> InferenceRequest:
     return parse_tokens(json.dumps({"token_ids": [1, 2], **fields}).encode())
 
 
-def test_sglang_takes_texts_or_token_ids() -> None:
+def test_sglang_generate_accepts_texts_or_token_ids() -> None:
     assert sglang(text="a").prompts == [Text("a")]
     assert sglang(text=["a", "b"]).prompts == [Text("a"), Text("b")]
     assert sglang(input_ids=[1, 2]).prompts == [array("I", [1, 2])]
@@ -32,7 +32,7 @@ def test_sglang_takes_texts_or_token_ids() -> None:
         ({"input_ids": [[1]] * (MAX_PROMPTS + 1)}, "too_many_prompts"),
     ],
 )
-def test_sglang_is_asked_for_some_prompts_at_once_but_not_for_too_many(
+def test_sglang_generate_accepts_a_bounded_number_of_prompts(
     fields: dict[str, Any], reason: str
 ) -> None:
     assert len(sglang(text=["a"] * MAX_PROMPTS).prompts) == MAX_PROMPTS
@@ -40,12 +40,12 @@ def test_sglang_is_asked_for_some_prompts_at_once_but_not_for_too_many(
         sglang(**fields)
 
 
-def test_an_adapter_takes_the_models_place() -> None:
+def test_sglang_adapter_is_named_by_the_model() -> None:
     request = sglang(text="a", lora_path="sql", cache_salt="s")
     assert (request.model, request.cache_salt) == ("sql", "s")
 
 
-def test_probabilities_of_the_prompt_read_no_cache() -> None:
+def test_prompt_logprobs_read_no_cache() -> None:
     assert sglang(text="a", return_logprob=True).reads_cache
     assert sglang(text="a", logprob_start_len=0).reads_cache
     assert not sglang(text="a", return_logprob=True, logprob_start_len=0).reads_cache
@@ -68,18 +68,20 @@ def test_probabilities_of_the_prompt_read_no_cache() -> None:
         ({"text": ["a"], "cache_salt": ["s"]}, "unsupported_cache_salt"),
     ],
 )
-def test_what_sglang_keys_otherwise_is_not_claimed(fields: dict[str, Any], reason: str) -> None:
+def test_sglang_fields_that_change_the_keys_are_refused(
+    fields: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(RequestError, match=reason):
         sglang(**fields)
 
 
-def test_vllm_takes_token_ids() -> None:
+def test_vllm_generate_accepts_token_ids() -> None:
     assert vllm(model="m", cache_salt="s") == InferenceRequest("m", [array("I", [1, 2])], "s")
     with pytest.raises(RequestError, match="empty_prompt"):
         vllm(token_ids=[])
 
 
 @pytest.mark.parametrize("fields", [{"features": {}}, {"content_parts": [{}]}])
-def test_media_beside_token_ids_is_not_claimed(fields: dict[str, Any]) -> None:
+def test_media_beside_token_ids_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="unsupported_media"):
         vllm(**fields)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.pb import kvsteer_generate_pb2 as pb
 from extproc.requests.grpc_request import MAX_TOKENS, PATHS, parse
 
@@ -38,21 +38,21 @@ def refusal(path: str, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("path", MESSAGES)
-def test_token_ids_are_the_prompt(path: str) -> None:
+def test_grpc_prompt_is_its_token_ids(path: str) -> None:
     request = parse(path, body(path))
     assert request.prompts == [array("I", [1, 2, 300_000])]
     assert request.model is None
     assert request.reads_cache
 
 
-def test_the_fields_have_the_numbers_of_the_services() -> None:
+def test_grpc_fields_have_the_numbers_of_the_services() -> None:
     # GenerateRequest{request_id="r", tokenized{original_text="t", input_ids=[5, 300]}, stream=true}
     message = bytes.fromhex("0a017212080a0174120305ac022801")
     for path in (VLLM, "/vllm.grpc.engine.VllmEngine/Embed"):
         assert parse(path, framed(message)).prompts == [array("I", [5, 300])]
 
 
-def test_probabilities_of_the_prompt_read_no_cache() -> None:
+def test_prompt_logprobs_read_no_cache() -> None:
     assert not parse(VLLM, body(VLLM, sampling_params={"prompt_logprobs": 0})).reads_cache
     assert not parse(SGLANG, body(SGLANG, return_logprob=True)).reads_cache
     assert parse(SGLANG, body(SGLANG, return_logprob=True, logprob_start_len=-1)).reads_cache
@@ -76,11 +76,13 @@ def test_probabilities_of_the_prompt_read_no_cache() -> None:
         (TOKENSPEED, {"mm_inputs": b""}, "unsupported_media"),
     ],
 )
-def test_more_than_token_ids_is_not_claimed(path: str, fields: dict[str, Any], reason: str) -> None:
+def test_grpc_fields_beyond_token_ids_are_refused(
+    path: str, fields: dict[str, Any], reason: str
+) -> None:
     assert refusal(path, body(path, **fields)) == reason
 
 
-def test_query_tokens_are_media() -> None:
+def test_grpc_query_tokens_are_media() -> None:
     message = pb.TrtllmRequest(tokenized={**IDS, "query_token_ids": [1]}).SerializeToString()
     assert refusal(TRTLLM, framed(message)) == "unsupported_media"
 
@@ -97,12 +99,12 @@ def test_query_tokens_are_media() -> None:
         (framed(b""), "empty_prompt"),
     ],
 )
-def test_a_body_that_is_not_one_message_says_why(content: bytes, reason: str) -> None:
+def test_grpc_body_of_other_than_one_message_names_its_reason(content: bytes, reason: str) -> None:
     assert refusal(VLLM, content) == reason
 
 
 @given(st.sampled_from([*PATHS]), st.binary(max_size=200))
-def test_any_bytes_give_a_request_or_a_reason(path: str, content: bytes) -> None:
+def test_grpc_parse_gives_a_request_or_a_reason_for_any_bytes(path: str, content: bytes) -> None:
     for each in (content, framed(content)):
         try:
             request = parse(path, each)
@@ -112,7 +114,7 @@ def test_any_bytes_give_a_request_or_a_reason(path: str, content: bytes) -> None
 
 
 @pytest.mark.parametrize("path", [VLLM, TOKENSPEED])
-def test_as_many_token_ids_are_keyed_as_any_model_takes(path: str) -> None:
+def test_grpc_token_ids_are_keyed_up_to_the_limit(path: str) -> None:
     def sent(count: int) -> bytes:
         return framed(MESSAGES[path](tokenized={"input_ids": range(count)}).SerializeToString())
 

@@ -3,9 +3,11 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.engine import VLLM, Engine, Release
+from extproc.base.errors import RequestError
+from extproc.requests.dialect import NEWEST, Dialect, Effort, dialect_of
 from extproc.requests.messages_request import parse
-from extproc.requests.prompt import Chat, InferenceRequest
+from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, NO_TOOLS, Chat, InferenceRequest
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"name": "f", "description": "d", "input_schema": {"properties": {}}}
@@ -31,7 +33,7 @@ def turn(role: str, *blocks: dict[str, Any]) -> list[dict[str, Any]]:
     return chat(messages=[{"role": role, "content": [*blocks]}, USER]).messages[:-1]
 
 
-def test_a_conversation_asks_for_an_answer() -> None:
+def test_messages_request_adds_a_generation_prompt() -> None:
     variables = {"add_generation_prompt": True, "continue_final_message": False}
     assert request(model="m", cache_salt="s") == InferenceRequest(
         "m", [Chat([USER], variables)], "s"
@@ -46,25 +48,25 @@ def test_a_conversation_asks_for_an_answer() -> None:
         [text("x-anthropic-billing-header: cch=1"), text("be brief"), {"type": "other"}],
     ],
 )
-def test_the_system_prompt_is_one_message(system: object) -> None:
+def test_system_prompt_is_one_message(system: object) -> None:
     assert chat(system=system).messages == [{"role": "system", "content": "be brief"}, USER]
 
 
-def test_no_system_prompt_is_no_message() -> None:
+def test_empty_system_prompt_is_no_message() -> None:
     assert chat(system="").messages == chat(system=None).messages == [USER]
 
 
-def test_one_block_of_text_is_a_text_and_more_are_parts() -> None:
+def test_single_text_block_is_a_text_and_several_are_parts() -> None:
     assert turn("user", text("a"), text("")) == [{"role": "user", "content": "a"}]
     parts = [text("a"), text("b")]
     assert turn("user", *parts) == [{"role": "user", "content": parts}]
 
 
-def test_images_are_media() -> None:
+def test_image_blocks_are_media() -> None:
     assert turn("user", IMAGE) == [{"role": "user", "content": [{"type": "image"}]}]
 
 
-def test_a_models_turn_holds_its_calls_and_thoughts() -> None:
+def test_assistant_turn_holds_its_calls_and_thoughts() -> None:
     thoughts = [{"type": "thinking", "thinking": "w"}, {"type": "redacted_thinking", "data": "x"}]
     (message,) = turn("assistant", *thoughts, thoughts[0], text("a"), USE)
     call = {"id": "1", "function": {"arguments": {"a": 1}, "name": "f"}, "type": "function"}
@@ -77,7 +79,7 @@ def test_a_models_turn_holds_its_calls_and_thoughts() -> None:
     assert turn("assistant", USE)[0]["content"] is None
 
 
-def test_results_of_tools_come_before_what_the_user_says() -> None:
+def test_tool_results_precede_the_text_of_the_user() -> None:
     result = {"type": "tool_result", "tool_use_id": "1", "content": [text("a"), text("b"), IMAGE]}
     assert turn("user", text("so?"), result) == [
         {"role": "tool", "content": "a\nb", "tool_call_id": "1"},
@@ -88,7 +90,7 @@ def test_results_of_tools_come_before_what_the_user_says() -> None:
     assert turn("user", plain) == [{"role": "tool", "content": "c", "tool_call_id": ""}]
 
 
-def test_tools_are_what_chat_completions_call_tools() -> None:
+def test_tools_equal_those_of_chat_completions() -> None:
     function = {
         "name": "f",
         "description": "d",
@@ -102,10 +104,10 @@ def test_tools_are_what_chat_completions_call_tools() -> None:
     assert tool["function"]["parameters"] == {"type": "string"}
 
 
-def test_an_effort_is_left_to_templates_that_do_not_read_it() -> None:
-    assert chat(thinking={"type": "disabled"}).has_reasoning_effort
-    assert chat(output_config={"effort": "low"}).has_reasoning_effort
-    assert not chat(thinking={"type": "enabled", "budget_tokens": 2048}).has_reasoning_effort
+def test_effort_is_left_to_templates_that_do_not_read_it() -> None:
+    assert chat(thinking={"type": "disabled"}).effort
+    assert chat(output_config={"effort": "low"}).effort
+    assert not chat(thinking={"type": "enabled", "budget_tokens": 2048}).effort
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,9 @@ def test_an_effort_is_left_to_templates_that_do_not_read_it() -> None:
         ({"messages": [{"role": "system", "content": "s"}]}, "unsupported_inline_system"),
     ],
 )
-def test_what_releases_do_differently_is_not_claimed(fields: dict[str, Any], reason: str) -> None:
+def test_fields_that_releases_treat_differently_are_refused(
+    fields: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(RequestError, match=reason):
         request(**fields)
 
@@ -146,8 +150,71 @@ def test_what_releases_do_differently_is_not_claimed(fields: dict[str, Any], rea
         ("assistant", {**USE, "input": "i"}, "bad_request"),
     ],
 )
-def test_blocks_that_are_not_understood_say_so(
-    role: str, block: dict[str, Any], reason: str
-) -> None:
+def test_unknown_blocks_name_their_reason(role: str, block: dict[str, Any], reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         turn(role, block)
+
+
+def spoken(rules: Dialect | None, **fields: Any) -> Chat:
+    body = json.dumps({"messages": [USER], **fields}).encode()
+    (prompt,) = parse(body, lambda _: rules).prompts
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+OLD = dialect_of(Engine(VLLM, Release(0, 24)))
+BILLED = text("x-anthropic-billing-header: cch=1")
+
+
+@pytest.mark.parametrize("content", ["t", [text("t")], [BILLED, text("t"), {"type": "other"}]])
+def test_system_turn_among_the_messages_stays_in_its_place(content: object) -> None:
+    told = spoken(NEWEST, messages=[USER, {"role": "system", "content": content}, USER])
+    assert told.messages == [USER, {"role": "system", "content": "t"}, USER]
+    assert told.forms == INLINE_SYSTEM
+
+
+def test_system_turn_without_a_text_is_none() -> None:
+    assert spoken(NEWEST, messages=[USER, {"role": "system", "content": [BILLED]}]).messages == [
+        USER
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "effort", "told"),
+    [
+        (NEWEST, None, (DISABLED, Effort.SWITCHES)),
+        (NEWEST, "high", (DISABLED, Effort.SWITCHES)),
+        (OLD, None, (DISABLED, Effort.IGNORED)),
+        (OLD, "high", ("high", Effort.SWITCHES)),
+        (None, "high", (DISABLED, None)),
+    ],
+)
+def test_thinking_that_is_off_outweighs_the_effort_in_newer_releases(
+    rules: Dialect | None, effort: str | None, told: tuple[str, Effort | None]
+) -> None:
+    off = spoken(rules, thinking={"type": "disabled"}, output_config={"effort": effort})
+    assert (off.effort, off.effort_rule) == told
+
+
+def test_tools_that_must_not_be_used_are_a_form_of_their_own() -> None:
+    told = spoken(NEWEST, tools=[TOOL], tool_choice={"type": "none"})
+    assert told.forms == NO_TOOLS
+    assert told.variables["tools"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"output_config": {"effort": "much"}}, "bad_request"),
+        ({"messages": [{"role": "tool", "content": "t"}]}, "bad_request"),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "tool_removal"}]}]},
+            "unsupported_tools",
+        ),
+    ],
+)
+def test_messages_that_no_release_takes_or_few_are_refused(
+    fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(RequestError, match=reason):
+        spoken(NEWEST, **fields)

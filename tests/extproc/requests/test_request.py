@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.request import (
-    _PARSERS,
     CHAT_PATH,
     COMPLETIONS_PATH,
     MAX_BYTES,
+    PATHS,
     UNKEYED_PATHS,
     Chat,
     is_inference,
@@ -41,26 +41,26 @@ def refusal(path: str, content: bytes) -> str:
     return caught.value.reason
 
 
-def test_every_api_has_its_parser() -> None:
-    assert BODIES.keys() == _PARSERS.keys()
+def test_parsers_cover_every_api() -> None:
+    assert BODIES.keys() == set(PATHS)
     for path, body in BODIES.items():
         assert is_inference("POST", path)
         assert len(parse(path, json.dumps(body).encode()).prompts) == 1
 
 
-def test_requests_over_grpc_are_known_by_their_path() -> None:
+def test_grpc_requests_are_recognized_by_path() -> None:
     assert is_inference("POST", GRPC_PATH)
     assert refusal(GRPC_PATH, b"") == "bad_request"
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_cache_salt_is_part_of_every_key(path: str) -> None:
+def test_cache_salt_is_part_of_every_key(path: str) -> None:
     body = json.dumps({**BODIES[path], "cache_salt": "s"}).encode()
     assert parse(path, body).cache_salt == "s"
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_body_of_other_types_is_no_request(path: str) -> None:
+def test_body_of_other_types_is_refused(path: str) -> None:
     for key in BODIES[path]:
         assert refusal(path, json.dumps({key: 5.5}).encode()) == "bad_request"
 
@@ -68,17 +68,17 @@ def test_a_body_of_other_types_is_no_request(path: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b'{"messages": [' * 5000, b'{"model": "\xff"}']
 )
-def test_what_is_no_json_says_so(content: bytes) -> None:
+def test_body_that_is_no_json_is_bad_json(content: bytes) -> None:
     assert refusal(CHAT_PATH, content) == "bad_json"
     assert model_of(content) is None
 
 
-def test_a_body_that_takes_too_long_to_read_is_not_read() -> None:
+def test_body_that_costs_too_much_is_not_decoded() -> None:
     assert refusal(CHAT_PATH, b"{" * (MAX_BYTES + 1)) == "too_many_bytes"
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_a_request_or_a_reason(content: bytes) -> None:
+def test_parse_gives_a_request_or_a_reason_for_any_bytes(content: bytes) -> None:
     for path in (*BODIES, GRPC_PATH):
         try:
             request = parse(path, content)
@@ -105,7 +105,7 @@ FIELDS = ("messages", "input", "prompt", "system", "tools", "tool_choice", "text
 @given(
     st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4), st.sampled_from([*BODIES])
 )
-def test_any_json_gives_a_request_or_a_reason(fields: dict[str, Any], path: str) -> None:
+def test_parse_gives_a_request_or_a_reason_for_any_json(fields: dict[str, Any], path: str) -> None:
     try:
         request = parse(path, json.dumps({**BODIES[path], **fields}).encode())
     except RequestError:
@@ -114,18 +114,18 @@ def test_any_json_gives_a_request_or_a_reason(fields: dict[str, Any], path: str)
     assert all(prompt.messages for prompt in request.prompts if isinstance(prompt, Chat))
 
 
-def test_the_model_is_read_also_where_the_prompt_is_not() -> None:
+def test_model_of_is_read_where_the_prompt_is_not() -> None:
     assert model_of(b'{"model": "m", "messages": 5}') == "m"
     assert model_of(b"{}") is None
     assert model_of(b"{") is None
 
 
-def test_query_strings_and_trailing_slashes_do_not_hide_a_path() -> None:
+def test_path_of_ignores_query_strings_and_trailing_slashes() -> None:
     assert path_of("/v1/chat/completions?api=1") == CHAT_PATH
     assert path_of("/v1/completions/") == COMPLETIONS_PATH
 
 
-def test_a_call_whose_prompt_is_not_keyed_is_told_from_what_calls_no_model() -> None:
+def test_why_unkeyed_distinguishes_unkeyed_calls_from_calls_without_a_model() -> None:
     assert why_unkeyed("POST", CHAT_PATH) == ""
     assert {why_unkeyed("POST", path) for path in UNKEYED_PATHS} == {"unkeyed_api"}
     others = [("GET", "/v1/models"), ("GET", "/score"), ("OPTIONS", CHAT_PATH), ("POST", "/api/x")]
@@ -133,7 +133,7 @@ def test_a_call_whose_prompt_is_not_keyed_is_told_from_what_calls_no_model() -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/v1/messages/count_tokens"])
-def test_only_posts_to_known_paths_carry_prompts(path: str) -> None:
+def test_is_inference_needs_post_and_a_known_path(path: str) -> None:
     assert is_inference("POST", CHAT_PATH)
     assert not is_inference("GET", CHAT_PATH)
     assert not is_inference("POST", path)
@@ -150,9 +150,7 @@ def test_only_posts_to_known_paths_carry_prompts(path: str) -> None:
     ],
 )
 @pytest.mark.parametrize("length", [0, 40 * 2**20])
-def test_the_model_of_a_long_body_is_found_at_either_end(
-    fields: dict[str, Any], length: int
-) -> None:
+def test_model_of_a_long_body_is_found_at_either_end(fields: dict[str, Any], length: int) -> None:
     text = 'say "model": "d", ' * (length // 18)
     fields = {**fields, "messages": [*fields["messages"], {"content": text}]}
     body = json.dumps(fields).encode()
@@ -162,14 +160,14 @@ def test_the_model_of_a_long_body_is_found_at_either_end(
 
 
 @pytest.mark.parametrize("fields", [{}, {"model": None}, {"metadata": {"model": "a"}}])
-def test_no_model_is_found_where_none_is_named(fields: dict[str, Any]) -> None:
+def test_model_of_is_none_where_no_model_is_named(fields: dict[str, Any]) -> None:
     messages = [{"content": "x" * 10**6}]
     assert model_of(json.dumps({**fields, "messages": messages}).encode()) is None
     assert model_of(json.dumps({"messages": messages, **fields}).encode()) is None
 
 
 @pytest.mark.parametrize("path", [CHAT_PATH, COMPLETIONS_PATH, "/v1/messages"])
-def test_where_no_path_is_shown_the_body_tells_the_api(path: str) -> None:
+def test_parse_without_a_path_finds_the_api_by_the_body(path: str) -> None:
     fields = BODIES[path] | ({"system": "b"} if path == "/v1/messages" else {})
     body = json.dumps(fields | {"model": "m"}).encode()
     assert is_inference("", "")
@@ -177,7 +175,40 @@ def test_where_no_path_is_shown_the_body_tells_the_api(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/generate"])
-def test_where_no_path_is_shown_a_body_of_several_apis_is_not_keyed(path: str) -> None:
+def test_parse_without_a_path_refuses_a_body_of_several_apis(path: str) -> None:
     assert refusal("", json.dumps(BODIES[path]).encode()) == "unkeyed_api"
     assert refusal("", b"{") == "bad_json"
     assert not is_inference("POST", "")
+
+
+secrets = st.recursive(
+    st.just("A SECRET") | st.just("A\ud800SECRET") | st.integers(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "A SECRET"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), secrets, max_size=4), st.sampled_from([*BODIES]))
+def test_reason_is_a_plain_name_that_quotes_nothing(fields: dict[str, Any], path: str) -> None:
+    reason = "none"
+    try:
+        parse(path, json.dumps({**BODIES[path], **fields}).encode())
+    except RequestError as error:
+        reason = str(error)
+    assert reason.replace("_", "").isalpha()
+    assert reason.islower()
+
+
+@pytest.mark.parametrize("before", ["", "a", "\\ud83d\\ude00" * 9])
+@pytest.mark.parametrize("lone", ["\\ud800", "\\udc00", "\\udbff x"])
+@pytest.mark.parametrize("path", [COMPLETIONS_PATH, CHAT_PATH])
+def test_lone_surrogate_ends_the_parsing_before_tokenizing(
+    before: str, lone: str, path: str
+) -> None:
+    text = f'"{before}{lone * 9}"'
+    body = f'{{"prompt": {text}, "messages": [{{"role": "user", "content": {text}}}]}}'
+    with pytest.raises(RequestError, match="bad_json"):
+        parse(path, body.encode())

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.requests.prompt import (
     MAX_PROMPTS,
     Text,
@@ -32,11 +32,11 @@ def json_of(value: object) -> msgspec.Raw:
         ([[1], [2]], [array("I", [1]), array("I", [2])]),
     ],
 )
-def test_prompts_are_texts_or_token_ids(raw: Any, prompts: list[object]) -> None:
+def test_prompts_of_reads_texts_or_token_ids(raw: Any, prompts: list[object]) -> None:
     assert prompts_of(json_of(raw)) == prompts
 
 
-def test_texts_know_about_special_tokens() -> None:
+def test_prompts_of_passes_special_tokens_on_to_texts() -> None:
     prompts = prompts_of(json_of(["a"]), add_special_tokens=False, special_tokens_vary=True)
     assert prompts == [Text("a", add_special_tokens=False, special_tokens_vary=True)]
     assert prompts_of(json_of("a"), add_special_tokens=False) == [
@@ -56,7 +56,7 @@ def test_texts_know_about_special_tokens() -> None:
         ([[2**32]], "bad_request"),
     ],
 )
-def test_prompts_that_are_none_say_why(raw: Any, reason: str) -> None:
+def test_prompts_of_names_the_reason_of_a_refusal(raw: Any, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         prompts_of(json_of(raw))
 
@@ -64,14 +64,14 @@ def test_prompts_that_are_none_say_why(raw: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     "raw", [None, {}, 1, [1, "a"], ["a", 1], [[1], "a"], [1.5], [True], "a" * 99_999]
 )
-def test_what_is_no_list_of_token_ids_is_refused(raw: object) -> None:
+def test_ids_of_refuses_other_than_a_list_of_token_ids(raw: object) -> None:
     with pytest.raises(msgspec.DecodeError):
         ids_of(json_of(raw))
 
 
 @pytest.mark.parametrize("spaces", ["", " ", "\n" * 70_000])
 @pytest.mark.parametrize("count", [1, 9_999, 20_000, 99_999])
-def test_long_lists_of_token_ids_are_read_whole(count: int, spaces: str) -> None:
+def test_token_ids_reads_long_lists_whole(count: int, spaces: str) -> None:
     ids = [number % 1_000_003 for number in range(0, 7 * count, 7)]
     text = f"[{spaces}" + ",".join(map(str, ids)).replace(",", f",{spaces}", 2) + f"{spaces}]"
     assert token_ids(msgspec.Raw(text.encode())).tolist() == ids
@@ -91,10 +91,10 @@ def test_long_lists_of_token_ids_are_read_whole(count: int, spaces: str) -> None
         (None, False, False),
     ],
 )
-def test_a_field_is_there_though_nothing_is_made_of_it(
+def test_is_given_and_is_filled_differ_for_empty_values(
     value: object,
-    given: bool,  # noqa: FBT001
-    filled: bool,  # noqa: FBT001
+    given: bool,
+    filled: bool,
 ) -> None:
     assert is_given(json_of(value)) == given
     assert is_filled(json_of(value)) == filled
@@ -104,12 +104,12 @@ def test_a_field_is_there_though_nothing_is_made_of_it(
     ("count", "side", "kept"),
     [(None, None, None), (None, "right", None), (5, "left", 5), (1, None, 1)],
 )
-def test_an_engine_keeps_the_last_tokens(count: int | None, side: object, kept: int | None) -> None:
+def test_kept_tokens_are_the_last_ones(count: int | None, side: object, kept: int | None) -> None:
     assert kept_tokens(count, side) == kept
 
 
 @pytest.mark.parametrize(("count", "side"), [(-1, None), (0, None), (5, "right"), (5, "middle")])
-def test_other_cuts_are_not_claimed(count: int, side: object) -> None:
+def test_kept_tokens_refuses_other_cuts(count: int, side: object) -> None:
     with pytest.raises(RequestError, match="unsupported_truncation"):
         kept_tokens(count, side)
 
@@ -117,5 +117,5 @@ def test_other_cuts_are_not_claimed(count: int, side: object) -> None:
 @pytest.mark.parametrize(
     ("n", "answers"), [(None, 1), (1, 1), (3, 3), (0, 1), (-2, 1), (True, 1), ("3", 1)]
 )
-def test_answers_are_counted_as_engines_take_them(n: object, answers: int) -> None:
+def test_answers_in_counts_as_engines_do(n: object, answers: int) -> None:
     assert answers_in(n) == answers

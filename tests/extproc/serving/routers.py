@@ -5,13 +5,13 @@ from random import Random
 
 from extproc.config.reader import parse
 from extproc.config.schema import Config
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.picking.decision import Decision
-from extproc.picking.load import Booking
-from extproc.router import Router
+from extproc.routing.decision import Decision
+from extproc.routing.load import Booking
 from extproc.serving.exchange import Service
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.serving.router import Router
+from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
 
 FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
@@ -23,12 +23,17 @@ class Seen:
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
         self.served_by: list[str] = []
+        self.dropped_decisions: list[Decision] = []
 
-    def decided(self, decision: Decision, _: Sequence[Prompt]) -> None:
+    def note_decision(self, decision: Decision, _: Sequence[Prompt]) -> None:
         """A decision was made."""
         self.decisions.append(decision)
 
-    def served(self, _: Decision, endpoint: str) -> None:
+    def note_drop(self, decision: Decision) -> None:
+        """It takes no effect."""
+        self.dropped_decisions.append(decision)
+
+    def note_server(self, _: Decision, endpoint: str) -> None:
         """The endpoint that answered is known."""
         self.served_by.append(endpoint)
 
@@ -59,8 +64,8 @@ def service(extra: str = "", *endpoints: str) -> Service:
 def of(text: str) -> Service:
     """The same, for a whole configuration."""
     config = parse(text, "test")
-    workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
-    metrics = Metrics(workers)
+    workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+    metrics = Metrics(workers.states)
     return Service(config, Books(config, workers, metrics), metrics)
 
 

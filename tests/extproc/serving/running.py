@@ -1,22 +1,20 @@
 """A server with a router behind it, and a real gRPC channel to it."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import grpc
 
-from extproc.app import server_for
 from extproc.config.reader import parse
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
-from extproc.router import Router
+from extproc.running.app import server_for
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.serving.router import Router
+from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -42,10 +40,10 @@ class Running:
         served = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{WORKER}'}}]"
         text = f"extproc: {{listen: '{listen}', server: {kind}{options}}}\n{served}"
         config = parse(text, "c")
-        workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+        workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
         self.listen = listen
         self.ready = True
-        self.metrics = Metrics(workers)
+        self.metrics = Metrics(workers.states)
         self.router = Router(config, workers, {}, self.metrics, Random(0))
         self.service = Service(config, self.router, self.metrics)
         tls = config.extproc.tls
@@ -96,9 +94,3 @@ class Running:
         await self.channel.close()
         await self.server.stop()
         self.router.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits until the condition holds, as long as the test may run."""
-    while not condition():  # noqa: ASYNC110 - what is awaited has no event
-        await asyncio.sleep(0.005)

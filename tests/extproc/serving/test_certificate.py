@@ -1,86 +1,96 @@
-"""When certificates expire, compared with what a library says."""
+"""When certificates expire, compared with when they were made to."""
 
-import base64
+import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc.serving.certificates import expiry_of
+from extproc.base.errors import StartError
+from extproc.config.schema import Tls
+from extproc.serving.certificates import Certificates, expiry_of
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 AUTHORITY = trustme.CA()
+ENDS = st.datetimes(datetime(1951, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC))
 
 
-def pem_of(end: datetime) -> bytes:
-    return AUTHORITY.issue_cert("router.test", not_after=end).cert_chain_pems[0].bytes()
+def context_of(end: datetime) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    first = datetime(1950, 1, 1, tzinfo=UTC)
+    AUTHORITY.issue_cert("router.test", not_before=first, not_after=end).configure_cert(context)
+    return context
 
 
-def der_of(pem: bytes) -> bytes:
-    return base64.b64decode(b"".join(pem.strip().splitlines()[1:-1]))
+@given(ENDS.map(lambda end: end.replace(microsecond=0)))
+def test_expiry_of_reads_expired_and_valid_certificates(end: datetime) -> None:
+    assert expiry_of(context_of(end)) == end.timestamp()
 
 
-def armoured(der: bytes) -> bytes:
-    text = base64.b64encode(der)
-    return b"-----BEGIN CERTIFICATE-----\n" + text + b"\n-----END CERTIFICATE-----\n"
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_expiry_of_works_with_every_version_of_tls(version: ssl.TLSVersion) -> None:
+    end = datetime(2050, 1, 1, tzinfo=UTC)
+    context = context_of(end)
+    context.maximum_version = context.minimum_version = version
+    assert expiry_of(context) == end.timestamp()
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC),
-        datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC),  # the last year with two digits
-        datetime(2050, 1, 1, tzinfo=UTC),
-        datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC),  # RFC 5280: it never expires
-    ],
-)
-def test_the_end_of_the_first_certificate_is_told(end: datetime) -> None:
-    other = pem_of(datetime(2030, 1, 1, tzinfo=UTC))
-    assert expiry_of(b"a comment\n" + pem_of(end) + other) == end.timestamp()
+KEYS: dict[str, Callable[[], PrivateKey]] = {
+    "rsa": lambda: rsa.generate_private_key(65537, 2048),
+    "p256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "p521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "ed25519": ed25519.Ed25519PrivateKey.generate,
+}
 
 
-def test_the_years_of_two_digits_begin_with_1950() -> None:
-    der = der_of(pem_of(datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)))
-    old = der.replace(b"310203040506Z", b"990203040506Z")
-    assert expiry_of(armoured(old)) == datetime(1999, 2, 3, 4, 5, 6, tzinfo=UTC).timestamp()
+@pytest.mark.parametrize("kind", KEYS)
+def test_expiry_of_works_with_every_key_and_purpose(kind: str, tmp_path: Path) -> None:
+    end, key = datetime(2020, 1, 1, tzinfo=UTC), KEYS[kind]()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "router.test")])
+    for_clients = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 7, datetime(2019, 1, 1), end)
+        .add_extension(for_clients, critical=True)
+        .sign(key, None if kind == "ed25519" else hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    bare = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    both = tmp_path / "both.pem"
+    both.write_bytes(made.public_bytes(pem) + key.private_bytes(pem, *bare))
+    tls = Tls(certificate=str(both), key=str(both))
+    assert Certificates(tls).current.expires_at == end.timestamp()
 
 
-def test_a_certificate_of_version_1_names_no_version() -> None:
-    times = b"\x17\x0d200101000000Z\x17\x0d300101000000Z"
-    fields = b"\x02\x01\x07" + b"\x30\x00" + b"\x30\x00" + b"\x30" + bytes([len(times)]) + times
-    content = b"\x30" + bytes([len(fields)]) + fields
-    whole = b"\x30" + bytes([len(content)]) + content
-    assert expiry_of(armoured(whole)) == datetime(2030, 1, 1, tzinfo=UTC).timestamp()
+def test_certificates_refuse_files_whose_handshake_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = tmp_path / "both.pem"
+    AUTHORITY.issue_cert("router.test").private_key_and_cert_chain_pem.write_to_path(both)
+
+    def fails(_: ssl.SSLContext) -> float:
+        raise ssl.SSLError(1, "no shared cipher")
+
+    monkeypatch.setattr("extproc.serving.certificates.expiry_of", fails)
+    with pytest.raises(StartError, match="no client can read it"):
+        Certificates(Tls(certificate=str(both), key=str(both)))
 
 
-def test_every_half_of_a_certificate_is_refused() -> None:
-    der = der_of(pem_of(datetime(2031, 1, 1, tzinfo=UTC)))
-    for size in range(len(der)):
-        with pytest.raises(ValueError, match="cannot be read"):
-            expiry_of(armoured(der[:size] or b"\x00"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "instead"),
-    [
-        (b"\x17\x0d31", b"\x16\x0d31"),  # another type of string
-        (b"310101", b"31\xff\xff01"),
-        (b"310101", b"319901"),
-    ],
-)
-def test_a_time_that_is_none_is_refused(wrong: bytes, instead: bytes) -> None:
-    der = der_of(pem_of(datetime(2031, 1, 1, tzinfo=UTC)))
-    with pytest.raises(ValueError, match="cannot be read"):
-        expiry_of(armoured(der.replace(wrong, instead)))
-
-
-@pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----", b"\xff"])
-def test_what_is_no_certificate_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match="no certificate"):
-        expiry_of(text)
-
-
-@pytest.mark.parametrize("content", [b"", b"AAA", b"AAAA", b"MAAA", b"AgEB"])
-def test_what_only_looks_like_one_is_refused(content: bytes) -> None:
-    text = b"-----BEGIN CERTIFICATE-----\n" + content + b"\n-----END CERTIFICATE-----"
-    with pytest.raises(ValueError, match="certificate"):
-        expiry_of(text)
+def test_expiry_of_the_files_is_known_when_clients_need_a_certificate(tmp_path: Path) -> None:
+    end = datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)
+    identity = AUTHORITY.issue_cert("router.test", not_after=end)
+    certificate, key, ca = (tmp_path / name for name in ("certificate", "key", "ca"))
+    certificate.write_bytes(b"".join(pem.bytes() for pem in identity.cert_chain_pems))
+    identity.private_key_pem.write_to_path(key)
+    AUTHORITY.cert_pem.write_to_path(ca)
+    assert x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc == end
+    tls = Tls(certificate=str(certificate), key=str(key), client_ca=str(ca))
+    assert Certificates(tls).current.expires_at == end.timestamp()

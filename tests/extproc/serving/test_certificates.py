@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from extproc.base.errors import StartError
 from extproc.config.schema import Tls
-from extproc.errors import StartError
 from extproc.serving.certificates import MAX_FILE_BYTES, Certificates
 from tests.extproc.serving.identities import Identities
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def identities(tmp_path: Path) -> Identities:
     return Identities(tmp_path)
 
 
-def test_what_is_missing_or_does_not_go_together_is_told(
+def test_start_error_names_missing_and_mismatched_files(
     identities: Identities, tmp_path: Path
 ) -> None:
     there = identities.tls()
@@ -46,7 +47,7 @@ def test_what_is_missing_or_does_not_go_together_is_told(
         Certificates(Tls(certificate=there.certificate, key=there.key, client_ca=empty))
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(
+def test_key_with_a_password_is_refused_without_a_prompt(
     identities: Identities,
 ) -> None:
     key = load_pem_private_key(identities.key_file.read_bytes(), None)
@@ -57,7 +58,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(
         Certificates(identities.tls())
 
 
-async def test_a_new_pair_is_taken_over(identities: Identities) -> None:
+async def test_look_adopts_a_new_pair(identities: Identities) -> None:
     certificates = Certificates(identities.tls())
     before = certificates.current
     await certificates.look()
@@ -68,7 +69,7 @@ async def test_a_new_pair_is_taken_over(identities: Identities) -> None:
     assert certificates.current.key != before.key
 
 
-async def test_a_pair_of_which_half_is_written_is_not_taken_and_told_once(
+async def test_look_ignores_half_a_pair_and_logs_it_once(
     identities: Identities, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates = Certificates(identities.tls())
@@ -87,7 +88,7 @@ async def test_a_pair_of_which_half_is_written_is_not_taken_and_told_once(
 
 
 @pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB", b"\xff" * 5000])
-async def test_files_that_vanish_or_hold_nonsense_change_nothing(
+async def test_look_keeps_the_certificate_when_files_vanish_or_break(
     identities: Identities, text: bytes
 ) -> None:
     certificates = Certificates(identities.tls(is_mutual=True))
@@ -107,14 +108,14 @@ async def test_files_that_vanish_or_hold_nonsense_change_nothing(
         assert certificates.fault is None
 
 
-async def test_a_signal_reads_what_looks_unchanged(identities: Identities) -> None:
+async def test_look_on_a_signal_reads_unchanged_files(identities: Identities) -> None:
     certificates = Certificates(identities.tls())
     before = certificates.current
     await certificates.look(anyway=True)
     assert certificates.current is not before
 
 
-async def test_a_secret_that_is_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
+async def test_look_follows_a_secret_mounted_as_a_link_to_a_folder(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     for folder in (first, second):
         folder.mkdir()
@@ -126,13 +127,12 @@ async def test_a_secret_that_is_a_link_to_a_folder_is_followed(tmp_path: Path) -
     (tmp_path / "next").symlink_to(second)
     (tmp_path / "next").rename(link)
     expected = (second / "tls.crt").read_bytes()
-    while certificates.current.certificate != expected:  # noqa: ASYNC110 - it has no event
-        await asyncio.sleep(0.02)
+    await until(lambda: certificates.current.certificate == expected, "the new files are used")
     following.cancel()
     shutil.rmtree(first)
 
 
-async def test_a_certificate_of_another_kind_of_key_is_taken(identities: Identities) -> None:
+async def test_look_adopts_a_certificate_of_another_key_type(identities: Identities) -> None:
     issued = identities.authority.issue_cert("router.test", key_type=trustme.KeyType.RSA)
     identities.certificate_file.write_bytes(issued.cert_chain_pems[0].bytes())
     identities.key_file.write_bytes(issued.private_key_pem.bytes())

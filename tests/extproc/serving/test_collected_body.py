@@ -16,7 +16,7 @@ def collected(*pieces: bytes) -> CollectedBody:
 
 
 @given(PIECES)
-def test_what_comes_in_pieces_is_one_body_and_is_given_back_once(pieces: list[bytes]) -> None:
+def test_collected_body_joins_its_pieces_and_returns_them_once(pieces: list[bytes]) -> None:
     one = collected(*pieces)
     assert one.size_bytes == len(b"".join(pieces))
     assert one.whole() == b"".join(pieces)
@@ -24,23 +24,23 @@ def test_what_comes_in_pieces_is_one_body_and_is_given_back_once(pieces: list[by
     assert (one.take(), one.size_bytes) == ([], 0)
 
 
-def test_a_body_in_one_piece_is_not_copied() -> None:
+def test_collected_body_does_not_copy_a_single_piece() -> None:
     piece = b"x" * SMALL_BYTES
     one = collected(piece)
     assert one.whole() is piece
     assert one.take()[0] is piece
 
 
-def test_a_byte_at_a_time_takes_few_pieces() -> None:
+def test_collected_body_keeps_few_pieces_of_a_body_sent_bytewise() -> None:
     one = collected(*[b"x"] * 10_000)
     assert len(one.take()) <= 10_000 // SMALL_PIECES + 1
 
 
-def test_what_is_joined_fits_into_one_echo() -> None:
+def test_joined_piece_fits_into_one_echo() -> None:
     assert SMALL_BYTES * SMALL_PIECES <= MAX_ECHO_BYTES
 
 
-def test_what_is_kept_of_all_bodies_is_bounded_and_given_back() -> None:
+def test_budget_bounds_all_collected_bodies_until_they_are_taken() -> None:
     budget = Budget(5)
     first, second = CollectedBody(budget), CollectedBody(budget)
     assert first.add(b"abc")

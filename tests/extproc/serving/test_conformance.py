@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from extproc.base.headers import DESTINATION
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpHeaders,
     HttpTrailers,
@@ -17,9 +18,11 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from extproc.routing.ranks import RANK_HEADER
 from extproc.tokenizing.prompt_tokens import TOKENIZER_THREADS
 from tests.extproc.messages import body, head
-from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at, until
+from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at
+from tests.waiting import until
 
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
@@ -57,7 +60,7 @@ async def status_of(call: grpc.aio.StreamStreamCall) -> grpc.StatusCode:
     return caught.value.code()
 
 
-async def test_a_request_is_placed_and_its_load_held_until_the_stream_ends(
+async def test_request_holds_load_from_its_pick_until_the_stream_ends(
     running: Running,
 ) -> None:
     call = running.process()
@@ -75,7 +78,7 @@ async def test_a_request_is_placed_and_its_load_held_until_the_stream_ends(
     [head("/v1/rerank"), head("/v1/completions", end_of_stream=True)],
     ids=["not keyed", "no body"],
 )
-async def test_what_has_no_prompt_is_placed_on_its_headers(
+async def test_request_without_a_prompt_is_placed_on_its_headers(
     running: Running, message: ProcessingRequest
 ) -> None:
     call = running.process()
@@ -84,15 +87,16 @@ async def test_what_has_no_prompt_is_placed_on_its_headers(
     assert (answer.WhichOneof("response"), pick_of(answer)) == ("request_headers", WORKER)
 
 
-async def test_what_calls_no_model_is_told_nothing_and_holds_no_load(running: Running) -> None:
+async def test_request_that_calls_no_model_gets_no_header_and_no_load(running: Running) -> None:
     call = running.process()
     await call.write(head("/metrics"))
     mutation = (await call.read()).request_headers.response.header_mutation
-    assert (len(mutation.set_headers), len(mutation.remove_headers)) == (0, 1)
+    assert not mutation.set_headers
+    assert set(mutation.remove_headers) == {DESTINATION, RANK_HEADER}
     assert running.in_flight == 0
 
 
-async def test_an_empty_body_is_placed(running: Running) -> None:
+async def test_empty_body_is_placed(running: Running) -> None:
     call = running.process()
     await call.write(head())
     await call.read()
@@ -100,7 +104,7 @@ async def test_an_empty_body_is_placed(running: Running) -> None:
     assert pick_of(await call.read()) == WORKER
 
 
-async def test_the_response_is_let_through(running: Running) -> None:
+async def test_response_passes_unchanged(running: Running) -> None:
     call = running.process()
     await placed(call)
     await call.write(ProcessingRequest(response_headers=HttpHeaders()))
@@ -109,7 +113,7 @@ async def test_the_response_is_let_through(running: Running) -> None:
     assert (await call.read()).WhichOneof("response") == "response_trailers"
 
 
-async def test_a_body_of_many_messages_is_placed_whole(running: Running) -> None:
+async def test_body_of_many_messages_is_placed_whole(running: Running) -> None:
     call = running.process()
     await call.write(head("/v1/completions", mode=DUPLEX))
     for number, part in enumerate((PROMPT[:10], PROMPT[10:20], PROMPT[20:])):
@@ -120,7 +124,7 @@ async def test_a_body_of_many_messages_is_placed_whole(running: Running) -> None
     assert echoed.body == PROMPT
 
 
-async def test_a_large_body_is_given_back_whole(running: Running) -> None:
+async def test_large_body_is_echoed_whole(running: Running) -> None:
     content, parts = bytes(range(256)) * 8192, 32
     size = len(content) // parts
     call = running.process()
@@ -135,7 +139,7 @@ async def test_a_large_body_is_given_back_whole(running: Running) -> None:
     assert echoed == content
 
 
-async def test_a_cancelled_stream_releases_its_load_once(running: Running) -> None:
+async def test_cancelled_stream_releases_its_load_once(running: Running) -> None:
     other = running.process()
     await placed(other)
     call = running.process()
@@ -148,7 +152,7 @@ async def test_a_cancelled_stream_releases_its_load_once(running: Running) -> No
     assert running.in_flight == 0
 
 
-async def test_a_stream_that_ends_while_its_prompt_is_read_in_a_thread_leaves_nothing(
+async def test_stream_that_ends_during_tokenizing_releases_its_thread_and_memory(
     running: Running,
 ) -> None:
     tokens, may_end = running.router._tokens, threading.Event()
@@ -169,7 +173,7 @@ async def test_a_stream_that_ends_while_its_prompt_is_read_in_a_thread_leaves_no
     assert running.in_flight == 1
 
 
-async def test_a_lost_connection_releases_all_loads(running: Running) -> None:
+async def test_lost_connection_releases_all_loads(running: Running) -> None:
     calls = [running.process() for _ in range(5)]
     for call in calls:
         await placed(call)
@@ -178,14 +182,14 @@ async def test_a_lost_connection_releases_all_loads(running: Running) -> None:
     await until(lambda: running.in_flight == 0)
 
 
-async def test_a_stream_may_end_before_it_began(running: Running) -> None:
+async def test_stream_may_end_before_its_first_message(running: Running) -> None:
     call = running.process()
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_a_message_out_of_order_is_an_invalid_argument(running: Running) -> None:
+async def test_message_out_of_order_is_an_invalid_argument(running: Running) -> None:
     call = running.process()
     await call.write(body(PROMPT))
     assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
@@ -193,7 +197,7 @@ async def test_a_message_out_of_order_is_an_invalid_argument(running: Running) -
     assert b"kvsteer_protocol_errors_total 1.0" in running.metrics.exposition()
 
 
-async def test_a_fault_of_ours_ends_the_stream_and_is_not_told(
+async def test_internal_fault_ends_the_stream_without_its_text(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = running.process()
@@ -212,7 +216,7 @@ async def test_a_fault_of_ours_ends_the_stream_and_is_not_told(
         assert "secret" not in await call.details()
 
 
-async def test_a_body_of_five_megabytes_is_placed(running: Running) -> None:
+async def test_body_of_five_megabytes_is_placed(running: Running) -> None:
     call = running.process()
     await call.write(head("/v1/completions"))
     await call.read()
@@ -220,7 +224,7 @@ async def test_a_body_of_five_megabytes_is_placed(running: Running) -> None:
     assert pick_of(await call.read()) == WORKER
 
 
-async def test_a_message_above_the_limit_is_refused(running: Running) -> None:
+async def test_message_above_the_limit_is_refused(running: Running) -> None:
     call = running.process()
     await call.write(head())
     await call.read()
@@ -228,19 +232,19 @@ async def test_a_message_above_the_limit_is_refused(running: Running) -> None:
     assert await status_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_what_is_no_message_ends_the_stream(running: Running) -> None:
+async def test_undecodable_message_ends_the_stream(running: Running) -> None:
     call = running.channel.stream_stream(PROCESS)()
     await call.write(b"\xff\xff\xff")
     # grpc's own servers do not agree on the code either; grpc.aio says UNKNOWN
     assert await status_of(call) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
-async def test_an_unknown_method_is_unimplemented(running: Running) -> None:
+async def test_unknown_method_is_unimplemented(running: Running) -> None:
     call = running.channel.stream_stream("/some.Service/Method")()
     assert await status_of(call) is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_many_streams_run_at_once(running: Running) -> None:
+async def test_streams_run_in_parallel(running: Running) -> None:
     calls = [running.process() for _ in range(300)]
     answers = await asyncio.gather(*(placed(call) for call in calls))
     assert {pick_of(answer) for answer in answers} == {WORKER}
@@ -251,7 +255,7 @@ async def test_many_streams_run_at_once(running: Running) -> None:
     assert running.in_flight == 0
 
 
-async def test_a_stopping_server_ends_what_is_under_way_and_takes_nothing_new(
+async def test_stopping_server_ends_open_streams_and_refuses_new_ones(
     running: Running,
 ) -> None:
     call = running.process()
@@ -281,7 +285,7 @@ async def test_streams_that_outlast_the_drain_are_ended(kind: str, tmp_path: Pat
     await one.stop()
 
 
-async def test_a_stopping_server_is_not_ready_and_waits_for_nobody_who_watches_it(
+async def test_stopping_server_reports_not_ready_and_does_not_wait_for_watches(
     running: Running,
 ) -> None:
     watches = [running.watch("readiness") for _ in range(8)]
@@ -316,7 +320,7 @@ async def test_health_of_an_unknown_service_is_not_found(running: Running) -> No
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_health_can_be_watched(running: Running) -> None:
+async def test_health_watch_follows_readiness(running: Running) -> None:
     watch = running.watch()
     assert (await watch.read()).status == HealthCheckResponse.SERVING
     running.ready = False
@@ -324,7 +328,7 @@ async def test_health_can_be_watched(running: Running) -> None:
     watch.cancel()
 
 
-async def test_an_unknown_service_can_be_watched(running: Running) -> None:
+async def test_health_watch_of_an_unknown_service_reports_it_unknown(running: Running) -> None:
     watch = running.watch("nobody")
     assert (await watch.read()).status == HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()

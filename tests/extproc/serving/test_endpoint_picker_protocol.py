@@ -68,7 +68,7 @@ def metadata_of(answer: ProcessingResponse) -> str:
 # Proposal
 
 
-def test_streaming_of_requests_and_responses_is_supported(one: Service) -> None:
+def test_picker_supports_streamed_requests_and_responses(one: Service) -> None:
     exchange = one.open()
     assert [each.WhichOneof("response") for each in asked(exchange)] == [
         "request_headers",
@@ -87,21 +87,21 @@ def test_streaming_of_requests_and_responses_is_supported(one: Service) -> None:
 
 
 @pytest.mark.parametrize("hint", [[SECOND], SECOND, ["10.9.9.9:9", SECOND]])
-def test_only_endpoints_of_the_subset_are_selected(one: Service, hint: object) -> None:
+def test_picker_selects_endpoints_of_the_subset_only(one: Service, hint: object) -> None:
     for _ in range(8):
         exchange = one.open()
         assert header_of(asked(exchange, hint)[0]) == SECOND
 
 
 @pytest.mark.parametrize("hint", [[], "", ["10.9.9.9:9"], "10.9.9.9:9", [5], 5, {"a": 1}, True])
-def test_a_subset_that_is_empty_or_has_nobody_eligible_is_answered_with_503(
+def test_picker_answers_503_for_a_subset_without_an_eligible_endpoint(
     one: Service, hint: object
 ) -> None:
     (answer,) = asked(one.open(), hint)
     assert answer.immediate_response.status.code == 503
 
 
-def test_without_a_subset_all_of_the_pool_may_be_selected(one: Service) -> None:
+def test_picker_selects_from_the_whole_pool_without_a_subset(one: Service) -> None:
     picks = {header_of(asked(one.open())[0]).partition(",")[0] for _ in range(40)}
     assert picks == {FIRST, SECOND}
 
@@ -109,7 +109,7 @@ def test_without_a_subset_all_of_the_pool_may_be_selected(one: Service) -> None:
 # Destination Endpoint
 
 
-def test_one_or_more_endpoints_are_told_in_header_and_metadata_and_are_the_same(
+def test_picker_names_the_same_endpoints_in_header_and_metadata(
     one: Service,
 ) -> None:
     answer = asked(one.open())[0]
@@ -119,14 +119,14 @@ def test_one_or_more_endpoints_are_told_in_header_and_metadata_and_are_the_same(
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
 @pytest.mark.parametrize("endpoints", [(FIRST, SECOND), ("[::1]:8000", "[2001:db8::1]:8000")])
-def test_every_gateway_can_read_what_it_is_told(gateway: str, endpoints: tuple[str, str]) -> None:
+def test_picker_header_suits_every_gateway(gateway: str, endpoints: tuple[str, str]) -> None:
     one = service("", *endpoints)
     (named,) = GATEWAYS[gateway](header_of(asked(one.open())[0]))
     assert named in endpoints
     one.router.close()
 
 
-def test_only_istio_can_read_a_list() -> None:
+def test_picker_header_with_a_list_suits_istio_only() -> None:
     one = service("policy: {endpoints: 2}")
     value = header_of(asked(one.open())[0])
     assert set(istio(value)) == {FIRST, SECOND}
@@ -136,7 +136,7 @@ def test_only_istio_can_read_a_list() -> None:
     one.router.close()
 
 
-def test_without_a_ready_endpoint_the_answer_is_503() -> None:
+def test_picker_answers_503_without_a_ready_endpoint() -> None:
     nobody = service("", "no-such-host.invalid:1")
     (answer,) = asked(nobody.open())
     refusal = answer.immediate_response
@@ -145,7 +145,7 @@ def test_without_a_ready_endpoint_the_answer_is_503() -> None:
     nobody.router.close()
 
 
-def test_a_request_that_is_shed_is_answered_with_429() -> None:
+def test_picker_answers_429_for_a_shed_request() -> None:
     busy = service("policy: {max_in_flight: 1, shed: true}", FIRST)
     asked(busy.open())
     (answer,) = asked(busy.open())
@@ -155,7 +155,7 @@ def test_a_request_that_is_shed_is_answered_with_429() -> None:
     busy.router.close()
 
 
-def test_a_request_without_a_body_is_told_an_endpoint_as_well(one: Service) -> None:
+def test_picker_names_an_endpoint_for_a_request_without_a_body(one: Service) -> None:
     message = head("/v1/models", method="GET", mode=STREAMED, end_of_stream=True)
     (answer,) = at_once(one.open().receive(message))
     assert header_of(answer) == metadata_of(answer)
@@ -164,7 +164,7 @@ def test_a_request_without_a_body_is_told_an_endpoint_as_well(one: Service) -> N
 # Destination Endpoint Served
 
 
-def test_the_endpoint_that_served_is_read_back(one: Service) -> None:
+def test_picker_reads_the_served_endpoint_of_a_response(one: Service) -> None:
     exchange = one.open()
     pick = header_of(asked(exchange, [FIRST])[0])
     assert (pick, one.router.in_flight(FIRST)) == (FIRST, 1)
@@ -177,7 +177,7 @@ def test_the_endpoint_that_served_is_read_back(one: Service) -> None:
 # Health Checking
 
 
-async def test_health_is_served_for_liveness_readiness_and_the_service() -> None:
+async def test_health_service_covers_liveness_readiness_and_the_picker() -> None:
     listen = f"127.0.0.1:{free_port()}"
     made = service(f"extproc: {{listen: '{listen}'}}")
     ready = True

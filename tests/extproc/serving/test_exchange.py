@@ -4,22 +4,26 @@ from collections.abc import Iterator
 import pytest
 from google.protobuf.json_format import ParseDict
 
+from extproc.config.sections import Recorder as RecorderSettings
+from extproc.observing.outcomes import Outcome
+from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.placing import REQUESTS_A_LOOK
-from extproc.picking.steering import beginning_of, hash_of
-from extproc.picking.upstreams import FAILURES_UNTIL_LEFT_OUT
 from extproc.requests.request import Ask
-from extproc.router import Routed
+from extproc.routing.decision import Decision
+from extproc.routing.placing import REQUESTS_A_LOOK, Placing
+from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED
 from extproc.serving.exchange import Exchange, Service
+from extproc.serving.router import Routed
 from tests.extproc.messages import body, head, response_head
 from tests.extproc.serving.routers import (
     FIRST,
     SECOND,
+    Books,
     counted,
     fleet,
     in_flight,
@@ -72,7 +76,7 @@ def response(piece: bytes) -> ProcessingRequest:
 
 
 @pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.FULL_DUPLEX_STREAMED])
-def test_load_is_held_until_the_stream_is_closed_once(mode: int, closing: list[Service]) -> None:
+def test_close_releases_the_load_once(mode: int, closing: list[Service]) -> None:
     one = service()
     closing.append(one)
     exchange, _ = placed(one, mode=mode)
@@ -83,7 +87,7 @@ def test_load_is_held_until_the_stream_is_closed_once(mode: int, closing: list[S
 
 
 @pytest.mark.parametrize("extra", [HEADERS, USAGE])
-def test_load_moves_to_the_worker_that_answered(extra: str, closing: list[Service]) -> None:
+def test_served_endpoint_takes_over_the_load(extra: str, closing: list[Service]) -> None:
     one = service(extra)
     closing.append(one)
     exchange, pick = placed(one)
@@ -111,7 +115,7 @@ def told_by_attribute(served: str) -> ProcessingRequest:
     return message
 
 
-def test_an_answer_from_elsewhere_is_noticed_without_accounting(
+def test_served_endpoint_is_counted_without_accounting(
     closing: list[Service], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = service("policy: {name: round_robin}")
@@ -125,8 +129,8 @@ def test_an_answer_from_elsewhere_is_noticed_without_accounting(
     known = counted(one, f'kvsteer_served_known_total{{worker="{FIRST}"}}')
     assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{FIRST}"}}') == known >= 3
     assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{SECOND}"}}') == 0
-    assert "lacks this endpoint" in fleet(one).astray(FIRST)
-    assert fleet(one).astray(SECOND) == ""
+    assert "lacks this endpoint" in fleet(one).strays.cause(FIRST)
+    assert fleet(one).strays.cause(SECOND) == ""
     suspects = [each for each in (FIRST, SECOND) if fleet(one).upstreams.is_suspect(each)]
     assert suspects == [FIRST]
     (warning,) = [text for text in caplog.messages if "answered by other servers" in text]
@@ -134,7 +138,7 @@ def test_an_answer_from_elsewhere_is_noticed_without_accounting(
     assert "lacks this endpoint" in warning
 
 
-def test_a_stranger_that_answered_leaves_no_load_behind(closing: list[Service]) -> None:
+def test_served_endpoint_outside_the_fleet_releases_the_load(closing: list[Service]) -> None:
     one = service(HEADERS)
     closing.append(one)
     exchange, _ = placed(one)
@@ -147,7 +151,7 @@ def test_a_stranger_that_answered_leaves_no_load_behind(closing: list[Service]) 
 @pytest.mark.parametrize(
     ("status", "reason"), [(503, "nothing_cached"), (200, "approximate_overlap")]
 )
-def test_a_failed_request_claims_nothing(status: int, reason: str, closing: list[Service]) -> None:
+def test_failed_request_claims_nothing(status: int, reason: str, closing: list[Service]) -> None:
     one = service(HEADERS)
     closing.append(one)
     exchange, _ = placed(one)
@@ -158,7 +162,7 @@ def test_a_failed_request_claims_nothing(status: int, reason: str, closing: list
     assert counted(one, f'kvsteer_decisions_total{{model="m",reason="{reason}"}}') == before + 1
 
 
-def test_responses_are_not_looked_at_unless_asked_for(closing: list[Service]) -> None:
+def test_response_headers_are_ignored_without_accounting(closing: list[Service]) -> None:
     one = service()
     closing.append(one)
     exchange, pick = placed(one)
@@ -168,7 +172,7 @@ def test_responses_are_not_looked_at_unless_asked_for(closing: list[Service]) ->
     assert "kvsteer_responses_total{" not in one.metrics.exposition().decode()
 
 
-def test_one_response_in_a_few_is_looked_at_where_none_need_be_shown(
+def test_mode_override_asks_for_a_sample_of_response_headers(
     closing: list[Service],
 ) -> None:
     one = service()
@@ -181,17 +185,17 @@ def test_one_response_in_a_few_is_looked_at_where_none_need_be_shown(
 
 
 @pytest.mark.parametrize("extra", ["", HEADERS])
-def test_a_worker_that_keeps_failing_is_left_out(extra: str, closing: list[Service]) -> None:
+def test_failing_worker_is_left_out(extra: str, closing: list[Service]) -> None:
     one = service("\n".join([extra, "policy: {name: round_robin}"]))
     closing.append(one)
-    for _ in range(2 * FAILURES_UNTIL_LEFT_OUT):
+    for _ in range(2 * FAILURES_UNTIL_EJECTED):
         exchange, pick = placed(one)
         answers(exchange, told(503 if pick == FIRST else 200))
         exchange.close()
     assert [placed(one)[1] for _ in range(8)] == [SECOND] * 8
 
 
-def test_the_other_dialect_always_shows_who_answered(closing: list[Service]) -> None:
+def test_duplex_dialect_always_reads_the_served_endpoint(closing: list[Service]) -> None:
     one = service()
     closing.append(one)
     exchange, pick = placed(one, mode=ProcessingMode.FULL_DUPLEX_STREAMED)
@@ -201,7 +205,7 @@ def test_the_other_dialect_always_shows_who_answered(closing: list[Service]) -> 
     exchange.close()
 
 
-def test_reported_tokens_are_set_against_the_prediction(closing: list[Service]) -> None:
+def test_usage_is_compared_with_the_prediction(closing: list[Service]) -> None:
     one = service(USAGE)
     closing.append(one)
     exchange, _ = placed(one)
@@ -217,7 +221,7 @@ def test_reported_tokens_are_set_against_the_prediction(closing: list[Service]) 
     assert counted(one, name) == 1
 
 
-def test_a_body_that_tells_no_usage_is_not_read(closing: list[Service]) -> None:
+def test_response_body_without_usage_is_not_read(closing: list[Service]) -> None:
     one = service(USAGE)
     closing.append(one)
     exchange, _ = placed(one)
@@ -228,7 +232,7 @@ def test_a_body_that_tells_no_usage_is_not_read(closing: list[Service]) -> None:
     assert counted(one, 'kvsteer_reported_cached_tokens_total{model="m"}') == 0
 
 
-def test_a_stream_that_is_closed_while_the_pick_is_made_holds_no_load(
+def test_stream_closed_during_the_pick_holds_no_load(
     closing: list[Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = service(HEADERS)
@@ -255,7 +259,7 @@ def hinted(message: ProcessingRequest, endpoints: str) -> ProcessingRequest:
     return message
 
 
-def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
+def test_request_without_an_eligible_worker_gets_503_in_duplex_only(
     closing: list[Service],
 ) -> None:
     one = service()
@@ -265,7 +269,7 @@ def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
     answers(exchange, hinted(head("/v1/completions"), nobody))
     (answer,) = answers(exchange, body(PROMPT))
     removed = answer.request_body.response.header_mutation.remove_headers
-    assert list(removed) == ["x-gateway-destination-endpoint"]
+    assert list(removed) == ["x-gateway-destination-endpoint", "x-data-parallel-rank"]
     exchange.close()
     exchange = one.open()
     answers(exchange, hinted(head("/v1/completions", mode=4), nobody))
@@ -277,7 +281,7 @@ def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
 
 @pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.FULL_DUPLEX_STREAMED])
 @pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/api/things", "POST")])
-def test_what_calls_no_model_is_nobodys_load_and_shown_to_nobody(
+def test_request_that_calls_no_model_holds_no_load_and_is_not_observed(
     mode: int, path: str, method: str, closing: list[Service]
 ) -> None:
     one = service(HEADERS)
@@ -288,7 +292,8 @@ def test_what_calls_no_model_is_nobodys_load_and_shown_to_nobody(
     (answer,) = answers(exchange, head(path, method=method, mode=mode, headers=client))
     mutation = answer.request_headers.response.header_mutation
     if mode == ProcessingMode.BUFFERED:
-        assert list(mutation.remove_headers) == ["x-gateway-destination-endpoint"]
+        removed = ["x-gateway-destination-endpoint", "x-data-parallel-rank"]
+        assert list(mutation.remove_headers) == removed
         assert not mutation.set_headers
         assert not answer.HasField("dynamic_metadata")
     else:  # the protocol demands an endpoint
@@ -300,19 +305,19 @@ def test_what_calls_no_model_is_nobodys_load_and_shown_to_nobody(
     assert counted(one, 'kvsteer_responses_total{status="2xx",worker=""}') == 0
 
 
-def test_with_several_models_what_calls_none_names_none(closing: list[Service]) -> None:
+def test_unknown_model_removes_the_model_header(closing: list[Service]) -> None:
     config = "models: [{name: m}, {name: n}]\nworkers: [{endpoint: '10.0.0.1:1', model: m}]"
     one = of(config)
     closing.append(one)
     (answer,) = answers(one.open(), head("/v1/models", method="GET"))
     removed = list(answer.request_headers.response.header_mutation.remove_headers)
-    assert removed == ["x-gateway-destination-endpoint", "x-kvsteer-model"]
+    assert removed[:2] == ["x-gateway-destination-endpoint", "x-kvsteer-model"]
     (answer,) = answers(one.open(), head("/v1/rerank"))
     assert list(answer.request_headers.response.header_mutation.remove_headers) == removed
 
 
 @pytest.mark.parametrize(("extra", "count"), [("", 3), ("policy: {endpoints: 1}", 1)])
-def test_an_envoy_of_ones_own_is_told_as_many_endpoints_as_are_configured(
+def test_buffered_dialect_names_as_many_endpoints_as_configured(
     extra: str, count: int, closing: list[Service]
 ) -> None:
     one = service(extra, FIRST, SECOND, "10.0.0.3:1", "10.0.0.4:1")
@@ -325,7 +330,7 @@ def test_an_envoy_of_ones_own_is_told_as_many_endpoints_as_are_configured(
     exchange.close()
 
 
-def test_the_dialect_may_be_configured_for_proxies_that_do_not_say(closing: list[Service]) -> None:
+def test_dialect_may_be_configured_for_proxies_that_name_no_mode(closing: list[Service]) -> None:
     one = service("extproc: {dialect: epp}")
     closing.append(one)
     exchange = one.open()
@@ -335,7 +340,7 @@ def test_the_dialect_may_be_configured_for_proxies_that_do_not_say(closing: list
     exchange.close()
 
 
-def test_a_verdict_is_told_by_its_refusal(closing: list[Service]) -> None:
+def test_shed_request_is_answered_with_429(closing: list[Service]) -> None:
     one = service("policy: {max_in_flight: 1, shed: true}", FIRST)
     closing.append(one)
     first, _ = placed(one)
@@ -348,7 +353,7 @@ def test_a_verdict_is_told_by_its_refusal(closing: list[Service]) -> None:
     assert in_flight(one) == 0
 
 
-def test_a_fault_in_accounting_stops_no_response(
+def test_accounting_fault_stops_no_response(
     closing: list[Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = service(HEADERS)
@@ -358,7 +363,7 @@ def test_a_fault_in_accounting_stops_no_response(
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(one.router, "answered_elsewhere", broken)
+    monkeypatch.setattr(one.router, "note_answer_elsewhere", broken)
     (answer,) = answers(exchange, told(200, "10.9.9.9:9"))
     assert answer.HasField("response_headers")
     exchange.close()
@@ -386,7 +391,7 @@ def asked_of(one: Service, content: bytes) -> tuple[Exchange, dict[str, str], Pr
     return exchange, said, answer
 
 
-def test_a_sidecar_is_told_who_computes_the_prompt_and_never_by_the_client(
+def test_prefill_header_comes_from_the_router_and_never_from_the_client(
     closing: list[Service],
 ) -> None:
     one = of(SPLIT % ("header", "nixl"))
@@ -412,7 +417,7 @@ def busy(one: Service) -> None:
         fleet(one).loads.begin(FIRST, 0.0, fleet(one).monotonic())
 
 
-def test_a_body_says_where_its_prompt_is_computed_and_envoy_sends_it_there_too(
+def test_mirrored_request_names_the_prefill_worker_in_body_and_header(
     closing: list[Service],
 ) -> None:
     one = of(SPLIT % ("mirror", "offloading"))
@@ -430,7 +435,7 @@ def test_a_body_says_where_its_prompt_is_computed_and_envoy_sends_it_there_too(
     assert partner["kv_request_id"] == source["kv_request_id"]
 
 
-def test_rooms_are_never_the_same(closing: list[Service]) -> None:
+def test_rooms_are_unique(closing: list[Service]) -> None:
     one = of(SPLIT % ("mirror", "sglang"))
     closing.append(one)
     rooms = set()
@@ -443,7 +448,7 @@ def test_rooms_are_never_the_same(closing: list[Service]) -> None:
     assert max(rooms) > 2**40
 
 
-def test_a_clients_fields_go_where_nothing_is_split(closing: list[Service]) -> None:
+def test_client_transfer_fields_are_removed_from_an_unsplit_request(closing: list[Service]) -> None:
     one = of(SPLIT % ("mirror", "offloading"))
     closing.append(one)
     theirs = {"model": "m", "prompt": [1, 2], "kv_transfer_params": {"remote_host": "10.9.9.9"}}
@@ -453,12 +458,13 @@ def test_a_clients_fields_go_where_nothing_is_split(closing: list[Service]) -> N
     assert json.loads(sent) == {"model": "m", "prompt": [1, 2]}
 
 
-def test_a_body_that_may_hide_such_fields_is_refused_and_another_bad_one_is_not(
+def test_body_that_may_hide_transfer_fields_is_refused(
     closing: list[Service],
 ) -> None:
     one = of(SPLIT % ("mirror", "offloading"))
     closing.append(one)
-    for content, is_refused in ((b'{"x": NaN, "kv_transfer_params": 1}', True), (b"{", False)):
+    hiding = '{"kv_transfer_params": 1}'.encode("utf-16")
+    for content, is_refused in ((hiding, True), (b"{", False)):
         exchange = one.open()
         answers(exchange, head("/v1/completions"))
         answer = answers(exchange, body(content))[0]
@@ -466,9 +472,48 @@ def test_a_body_that_may_hide_such_fields_is_refused_and_another_bad_one_is_not(
         if is_refused:
             assert answer.immediate_response.status.code == 400
         exchange.close()
+    assert counted(one, "kvsteer_bodies_refused_total") == 1
 
 
-def test_the_endpoint_picker_protocol_has_one_worker_a_request(closing: list[Service]) -> None:
+def test_refused_grpc_body_is_answered_as_clients_of_grpc_read_it(closing: list[Service]) -> None:
+    one = of(SPLIT % ("mirror", "offloading"))
+    closing.append(one)
+    exchange = one.open()
+    answers(exchange, head("/vllm.grpc.engine.VllmEngine/Generate"))
+    (answer,) = answers(exchange, body(b"\x01\0\0\0\x01a"))  # compressed
+    refusal = answer.immediate_response
+    headers = {
+        each.header.key: each.header.raw_value.decode() for each in refusal.headers.set_headers
+    }
+    assert (refusal.status.code, refusal.body) == (200, b"")
+    assert (headers["content-type"], headers["grpc-status"]) == ("application/grpc", "3")
+    assert "uncompressed" in headers["grpc-message"]
+    exchange.close()
+
+
+@pytest.mark.parametrize("padding", [0, 200_000])
+@pytest.mark.parametrize("mode", ["mirror", "header"])
+async def test_client_transfer_fields_are_removed_at_any_size_in_every_mode(
+    mode: str, padding: int, closing: list[Service]
+) -> None:
+    one = of(SPLIT % (mode, "offloading"))
+    closing.append(one)
+    exchange = one.open()
+    await exchange.receive(head("/v1/completions"))
+    rest = b'"model": "m", "prompt": [1, 2], "user": "%b"' % (b"a" * padding)
+    (answer,) = await exchange.receive(body(b'{"kv\\u005ftransfer_params": {"a": NaN}, %b}' % rest))
+    common = answer.request_body.response
+    assert common.body_mutation.body == b"{ %b}" % rest
+    lengths = [
+        each.header.raw_value
+        for each in common.header_mutation.set_headers
+        if each.header.key == "content-length"
+    ]
+    assert lengths == [str(len(common.body_mutation.body)).encode()]
+    exchange.close()
+
+
+def test_duplex_request_has_one_leg(closing: list[Service]) -> None:
     one = of(SPLIT % ("mirror", "offloading"))
     closing.append(one)
     busy(one)
@@ -481,7 +526,7 @@ def test_the_endpoint_picker_protocol_has_one_worker_a_request(closing: list[Ser
     assert echoed == PROMPT
 
 
-def test_a_request_without_a_body_says_nothing(closing: list[Service]) -> None:
+def test_request_without_a_body_gets_no_body_mutation(closing: list[Service]) -> None:
     one = of(SPLIT % ("mirror", "offloading"))
     closing.append(one)
     exchange = one.open()
@@ -506,17 +551,18 @@ def unsteered(one: Service, mode: int = ProcessingMode.BUFFERED) -> tuple[Exchan
 NOTHING_STEERED = "steering: {percent: 0}"
 
 
-def test_a_request_that_is_not_steered_is_load_where_it_is_served(closing: list[Service]) -> None:
+def test_unsteered_request_is_booked_where_it_is_served(closing: list[Service]) -> None:
     one = service(NOTHING_STEERED)
     closing.append(one)
     exchange, _ = unsteered(one)
     (decision,) = seen(one).decisions
-    assert decision.conversation == hash_of(beginning_of("/v1/completions", PROMPT))
     assert (decision.is_steered, bool(decision.pick), in_flight(one)) == (False, True, 0)
     answers(exchange, told_by_attribute(SECOND))
     assert (one.router.in_flight(FIRST), one.router.in_flight(SECOND)) == (0, 1)
     again, _ = unsteered(one)  # its prompt is expected there from now on
-    expected = {name: claims.approximate for name, claims in seen(one).decisions[1].claims.items()}
+    expected = {
+        name: claims.approximate for name, claims in seen(one).decisions[1].basis.claims.items()
+    }
     assert list(expected) == [SECOND]
     for each in (exchange, again):
         each.close()
@@ -528,25 +574,25 @@ def test_a_request_that_is_not_steered_is_load_where_it_is_served(closing: list[
     assert not fleet(one).upstreams.has_suspects
 
 
-def test_an_unsteered_request_is_the_work_there_that_its_prompt_leaves_to_do(
+def test_unsteered_request_is_booked_with_its_uncached_tokens(
     closing: list[Service],
 ) -> None:
     one = service(f"{NOTHING_STEERED}\npolicy: {{name: random}}")
     closing.append(one)
     first, _ = unsteered(one)
     answers(first, told_by_attribute(SECOND))
-    work = fleet(one).load(SECOND).backlog_tokens
+    work = fleet(one).states.load(SECOND).backlog_tokens
     second, third = unsteered(one)[0], unsteered(one)[0]
     answers(second, told_by_attribute(SECOND))  # it has computed the same prompt
-    assert fleet(one).load(SECOND).backlog_tokens < 1.5 * work
+    assert fleet(one).states.load(SECOND).backlog_tokens < 1.5 * work
     answers(third, told_by_attribute(FIRST))
-    assert fleet(one).load(FIRST).backlog_tokens > 0.5 * work
+    assert fleet(one).states.load(FIRST).backlog_tokens > 0.5 * work
     for each in (first, second, third):
         each.close()
 
 
 @pytest.mark.parametrize("served", ["10.9.9.9:9", ""])
-def test_an_unsteered_request_that_none_of_ours_serves_is_nobodys_load(
+def test_unsteered_request_is_not_booked_on_an_endpoint_outside_the_fleet(
     served: str, closing: list[Service]
 ) -> None:
     one = service(NOTHING_STEERED)
@@ -558,7 +604,7 @@ def test_an_unsteered_request_that_none_of_ours_serves_is_nobodys_load(
     assert counted(one, 'kvsteer_responses_total{status="503",worker=""}') == 1
 
 
-def test_where_an_endpoint_must_be_named_an_unsteered_request_is_booked_there(
+def test_unsteered_request_is_booked_at_the_named_endpoint_in_duplex(
     closing: list[Service],
 ) -> None:
     one = service(NOTHING_STEERED)
@@ -572,7 +618,7 @@ def test_where_an_endpoint_must_be_named_an_unsteered_request_is_booked_there(
     assert (in_flight(one), released(one)) == (0, 1)
 
 
-def test_an_unsteered_request_is_never_refused_where_the_proxy_can_choose(
+def test_unsteered_request_is_never_refused_where_the_proxy_can_choose(
     closing: list[Service],
 ) -> None:
     limits = "policy: {max_in_flight: 1, shed: true}"
@@ -585,7 +631,7 @@ def test_an_unsteered_request_is_never_refused_where_the_proxy_can_choose(
         each.close()
 
 
-def test_a_share_of_requests_has_every_response_shown(closing: list[Service]) -> None:
+def test_partial_steering_reads_the_headers_of_every_response(closing: list[Service]) -> None:
     one = service("steering: {percent: 50}")
     closing.append(one)
     for path, content in (("/v1/completions", ""), ("/v1/completions", "x"), ("/v1/models", "")):
@@ -594,3 +640,175 @@ def test_a_share_of_requests_has_every_response_shown(closing: list[Service]) ->
         shown = answer.mode_override.response_header_mode == ProcessingMode.SEND
         assert shown is (path == "/v1/completions")
         exchange.close()
+
+
+class Recording(Recorder):
+    """Notes how recorded requests ended."""
+
+    def __init__(self) -> None:
+        super().__init__(RecorderSettings(), "nowhere", bytes(32))
+        self.ends: list[str] = []
+
+    def note_drop(self, _: Decision) -> None:
+        self.ends.append("dropped")
+
+    def end(self, _: Decision, __: Outcome | None) -> None:
+        self.ends.append("ended")
+
+
+@pytest.mark.parametrize("mode", [4, ProcessingMode.BUFFERED])
+@pytest.mark.parametrize("drained", [(), (FIRST, SECOND)])
+def test_recorder_does_not_count_a_refused_request_as_served(
+    closing: list[Service], drained: tuple[str, ...], mode: int
+) -> None:
+    one = service()
+    closing.append(one)
+    one.recorder = recording = Recording()
+    for name in drained:
+        assert fleet(one).drain(name, draining=True)
+    exchange = one.open()
+    answers(exchange, head("/v1/completions", mode=mode))
+    (answer, *_) = answers(exchange, body(PROMPT))
+    exchange.close()
+    is_refused = answer.HasField("immediate_response")
+    assert is_refused == (bool(drained) and mode == 4)
+    assert recording.ends == ["dropped" if is_refused else "ended"]
+
+
+class FailingPlacing:
+    """A placing that decides and then fails to book what it decided."""
+
+    def __init__(self, inner: Placing) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        if name in {"book", "note"}:
+            raise RuntimeError("nobody thought of this")
+        return getattr(self._inner, name)
+
+
+def test_decision_whose_placing_fails_is_dropped(
+    closing: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = service()
+    closing.append(one)
+    monkeypatch.setattr(one.router, "placing", FailingPlacing(one.router.placing))
+    exchange = one.open()
+    answers(exchange, head("/v1/completions"))
+    with pytest.raises(RuntimeError):
+        answers(exchange, body(PROMPT))
+    exchange.close()
+    assert isinstance(one.router, Books)
+    assert one.router.seen.dropped_decisions == one.router.seen.decisions != []
+
+
+def posted(one: Service, path: str, content: bytes, status: int = 200) -> Exchange:
+    """A stream whose response has been read."""
+    exchange = one.open()
+    answers(exchange, head(path))
+    answers(exchange, told(status))
+    for at in range(0, len(content), 7):
+        answers(exchange, response(content[at : at + 7]))
+    exchange.close()
+    return exchange
+
+
+REPORT = b'{"usage": {"prompt_tokens": 3}}'
+
+
+def adds_load(one: Service, path: str) -> bool:
+    """Whether a POST of this path is load of a worker."""
+    exchange = one.open()
+    answers(exchange, head(path))
+    is_load = in_flight(one) == 1
+    exchange.close()
+    return is_load
+
+
+def test_unknown_path_adds_load_after_a_response_with_usage(
+    closing: list[Service],
+) -> None:
+    one = service(USAGE)
+    closing.append(one)
+    assert not adds_load(one, "/v9/think")
+    posted(one, "/v9/think", REPORT)
+    assert adds_load(one, "/v9/%74hink")
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/v9/think", b'{"tools": [{"usage": {"prompt_tokens": 3}}]}', 200),
+        ("/v9/think", REPORT, 500),
+        ("/v9/think" * 20, REPORT, 200),
+        ("/v1/messages/count_tokens", REPORT, 200),
+        ("/v1/responses/resp_1/cancel", REPORT, 200),
+    ],
+)
+def test_unknown_path_adds_no_load_after_a_response_without_usage(
+    path: str, content: bytes, status: int, closing: list[Service]
+) -> None:
+    one = service(USAGE)
+    closing.append(one)
+    posted(one, path, content, status)
+    assert not adds_load(one, path)
+
+
+def test_unknown_path_is_not_learned_where_responses_are_not_read(closing: list[Service]) -> None:
+    one = service("accounting: {responses: headers}")
+    closing.append(one)
+    posted(one, "/v9/think", REPORT)
+    assert not adds_load(one, "/v9/think")
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions/batch"])
+def test_reserved_fields_are_removed_from_bodies_without_keys(
+    path: str, closing: list[Service]
+) -> None:
+    one = of(SPLIT % ("header", "offloading"))
+    closing.append(one)
+    exchange = one.open()
+    answers(exchange, head(path))
+    (answer,) = answers(exchange, body(b'{"model": "m", "kv_transfer_params": {}}'))
+    assert answer.request_body.response.body_mutation.body == b'{"model": "m"}'
+    assert in_flight(one) == 1
+    exchange.close()
+
+
+RESPONSES = "/v1/responses"
+KEPT = b'{"id": "resp_1", "object": "response", "max_output_tokens": null}'
+CONTINUES = json.dumps({"model": "m", "input": "go on", "previous_response_id": "resp_1"}).encode()
+
+
+def continued(one: Service) -> str:
+    """What decides on a request that continues a response."""
+    exchange = one.open()
+    answers(exchange, head(RESPONSES))
+    answers(exchange, body(CONTINUES))
+    exchange.close()
+    return seen(one).decisions[-1].basis.belonging.sole
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "status", "kept"),
+    [
+        (USAGE, RESPONSES, 200, True),
+        (USAGE, RESPONSES, 500, False),
+        (USAGE, "/v1/completions", 200, False),
+        (HEADERS, RESPONSES, 200, False),
+    ],
+)
+def test_response_is_continued_by_the_worker_that_gave_it(
+    closing: list[Service], settings: str, path: str, status: int, *, kept: bool
+) -> None:
+    one = service(settings)
+    closing.append(one)
+    exchange = one.open()
+    answers(exchange, head(path))
+    answers(exchange, body(PROMPT))
+    answers(exchange, told(status, SECOND))
+    answers(exchange, response(KEPT[:20]))
+    last = ProcessingRequest(response_body=HttpBody(body=KEPT[20:], end_of_stream=True))
+    answers(exchange, last)
+    exchange.close()
+    assert continued(one) == (SECOND if kept else "")

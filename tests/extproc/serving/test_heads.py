@@ -1,9 +1,16 @@
 import pytest
 from google.protobuf.json_format import ParseDict
 
+from extproc.config.sections import SESSION_HEADERS
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.requests.request import Head
-from extproc.serving.stream import ResponseHead, head_of, response_head_of, traceparent_of
+from extproc.serving.stream import (
+    NamingHeaders,
+    ResponseHead,
+    head_of,
+    response_head_of,
+    traceparent_of,
+)
 from tests.extproc.messages import head, response_head
 
 SUBSET = "x-gateway-destination-endpoint-subset"
@@ -18,12 +25,12 @@ def with_metadata(
     return message
 
 
-def test_method_path_and_length_are_read() -> None:
+def test_head_of_reads_method_path_and_length() -> None:
     message = head("/v1/completions?x=1", headers={"content-length": "17"})
     assert head_of(message, None) == Head("POST", "/v1/completions", 17)
 
 
-def test_headers_given_as_text_are_read() -> None:
+def test_head_of_reads_headers_given_as_text() -> None:
     message = head()
     for header in message.request_headers.headers.headers:
         header.value, header.raw_value = header.raw_value.decode(), b""
@@ -31,47 +38,59 @@ def test_headers_given_as_text_are_read() -> None:
 
 
 @pytest.mark.parametrize("length", ["", "many", "9" * 30, "-5", "\u0665"])
-def test_an_unreadable_content_length_is_as_good_as_none(length: str) -> None:
+def test_head_of_ignores_an_unreadable_content_length(length: str) -> None:
     assert head_of(head(headers={"content-length": length}), None).content_length is None
 
 
-def test_a_policy_is_read_where_one_may_be_named() -> None:
+def test_head_of_reads_the_policy_header_if_configured() -> None:
     message = head(headers={"x-policy": "random"})
     assert head_of(message, "x-policy").policy == "random"
     assert head_of(message, None).policy is None
 
 
-def test_a_session_is_read_where_one_may_be_named() -> None:
+def named(*session: str) -> NamingHeaders:
+    return NamingHeaders.of(session, ())
+
+
+def test_head_of_reads_the_session_header_if_configured() -> None:
     message = head(headers={"x-session": "chat 7"})
-    assert head_of(message, None, "x-session").session == "chat 7"
-    assert head_of(message, None, "x-other").session == head_of(message, None).session == ""
+    assert head_of(message, None, named("x-session")).session == "chat 7"
+    assert head_of(message, None, named("x-other")).session == head_of(message, None).session == ""
+
+
+def test_head_of_reads_the_first_of_several_session_headers() -> None:
+    message = head(headers={"session-id": "codex", "x-session-id": "other", "x-user": "u7"})
+    found = head_of(message, None, NamingHeaders.of(SESSION_HEADERS, ("x-none", "x-user")))
+    assert (found.session, found.conversation) == ("codex", "u7")
+    empty = head(headers={"session-id": "", "x-session-id": "other"})
+    assert head_of(empty, None, named(*SESSION_HEADERS)).session == "other"
 
 
 @pytest.mark.parametrize("hint", ["10.0.0.1:1,10.0.0.2:1", ["10.0.0.1:1", "10.0.0.2:1"]])
-def test_the_proxys_hint_names_the_endpoints_that_are_allowed(hint: object) -> None:
+def test_head_of_reads_the_subset_hint(hint: object) -> None:
     message = with_metadata(head(), "envoy.lb.subset_hint", **{SUBSET: hint})
     assert head_of(message, None).subset == frozenset(("10.0.0.1:1", "10.0.0.2:1"))
 
 
 @pytest.mark.parametrize("hint", ["", []])
-def test_an_empty_hint_allows_no_endpoint(hint: object) -> None:
+def test_head_of_reads_an_empty_hint_as_an_empty_subset(hint: object) -> None:
     message = with_metadata(head(), "envoy.lb.subset_hint", **{SUBSET: hint})
     assert head_of(message, None).subset == frozenset()
 
 
 @pytest.mark.parametrize("namespace", ["other", "envoy.lb.subset_hint"])
-def test_other_metadata_is_no_hint(namespace: str) -> None:
+def test_head_of_finds_no_hint_in_other_metadata(namespace: str) -> None:
     assert head_of(with_metadata(head(), namespace, x=1), None).subset is None
 
 
-def test_status_and_served_endpoint_of_a_response_are_read() -> None:
+def test_response_head_of_reads_status_and_served_endpoint() -> None:
     message = response_head(503, {"content-type": "text/plain"})
     served = with_metadata(message, "envoy.lb", **{SERVED: "10.0.0.2:1"})
     assert response_head_of(served) == ResponseHead(503, is_readable=False, served="10.0.0.2:1")
 
 
 @pytest.mark.parametrize(("name", "served"), [("upstream.address", "10.0.0.2:1"), ("other", "")])
-def test_the_served_endpoint_is_read_from_an_attribute_of_envoys(name: str, served: str) -> None:
+def test_response_head_of_reads_the_served_endpoint_attribute(name: str, served: str) -> None:
     message = response_head(200)
     told = message.attributes["envoy.filters.http.ext_proc"].fields
     told[name].string_value = "10.0.0.2:1"
@@ -79,17 +98,17 @@ def test_the_served_endpoint_is_read_from_an_attribute_of_envoys(name: str, serv
 
 
 @pytest.mark.parametrize("namespace", ["other", "envoy.lb"])
-def test_other_metadata_tells_no_served_endpoint(namespace: str) -> None:
+def test_response_head_of_finds_no_served_endpoint_in_other_metadata(namespace: str) -> None:
     assert response_head_of(with_metadata(response_head(200), namespace, x=1)).served == ""
 
 
-def test_a_served_endpoint_that_is_no_text_is_none() -> None:
+def test_response_head_of_ignores_a_served_endpoint_that_is_no_text() -> None:
     message = with_metadata(response_head(200), "envoy.lb", **{SERVED: 5})
     assert response_head_of(message).served == ""
 
 
 @pytest.mark.parametrize("status", ["", "abc", "2000", "-1"])
-def test_an_unreadable_status_is_as_good_as_none(status: str) -> None:
+def test_response_head_of_ignores_an_unreadable_status(status: str) -> None:
     assert response_head_of(response_head(status)).status is None
 
 
@@ -104,21 +123,21 @@ def test_an_unreadable_status_is_as_good_as_none(status: str) -> None:
         ({}, False),
     ],
 )
-def test_only_plain_json_and_events_may_tell_usage(
+def test_response_head_of_takes_plain_json_and_events_for_readable(
     headers: dict[str, str], *, is_readable: bool
 ) -> None:
     assert response_head_of(response_head(200, headers)).is_readable is is_readable
 
 
-def test_the_clients_trace_is_read_where_it_names_one() -> None:
+def test_traceparent_of_reads_the_trace_of_the_client() -> None:
     assert traceparent_of(head(headers={"traceparent": "00-1-2-01"})) == "00-1-2-01"
     assert traceparent_of(head()) == ""
 
 
-def test_a_response_without_metadata_tells_no_served_endpoint() -> None:
+def test_response_head_of_finds_no_served_endpoint_without_metadata() -> None:
     assert response_head_of(response_head(200, {"x": "y"})).served == ""
 
 
-def test_of_a_value_only_what_can_matter_is_kept() -> None:
+def test_head_of_keeps_at_most_1024_characters_of_a_value() -> None:
     found = head_of(head("/" + "a" * 100_000, method="x" * 5000), None)
     assert len(found.path) == len(found.method) == 1024

@@ -4,12 +4,12 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.serving.health_service import EXT_PROC, LIVENESS, READINESS, Health
 
 
-def test_it_lives_before_it_is_ready() -> None:
+def test_liveness_serves_before_the_router_is_ready() -> None:
     assert Health(lambda: False).of(LIVENESS) == HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize("service", ["", READINESS, EXT_PROC])
-def test_it_serves_while_it_is_ready_and_does_not_stop(service: str) -> None:
+def test_readiness_serves_while_the_router_is_ready_and_not_stopping(service: str) -> None:
     health = Health(lambda: True)
     assert health.of(service) == HealthCheckResponse.SERVING
     health.is_stopping = True
@@ -17,5 +17,5 @@ def test_it_serves_while_it_is_ready_and_does_not_stop(service: str) -> None:
     assert Health(lambda: False).of(service) == HealthCheckResponse.NOT_SERVING
 
 
-def test_no_other_service_is_known() -> None:
+def test_health_of_another_service_is_unknown() -> None:
     assert Health(lambda: True).of("nobody") == HealthCheckResponse.SERVICE_UNKNOWN

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from extproc import event_loop
-from extproc.errors import ProtocolError
+from extproc.base.errors import ProtocolError
 from extproc.http2.frames import PREFACE, ErrorCode, FrameType, ping, settings, window_update
 from extproc.http2.grpc_messages import framed
 from extproc.http2.limits import Limits
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from extproc.running import event_loop
 from extproc.serving import lean_server
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.lean_call import CALL_BYTES
-from extproc.serving.lean_server import LeanServer
+from extproc.serving.lean_server import TICK_FAULT, LeanConnection, LeanServer
 from tests.extproc.http2.peer import (
     END_HEADERS,
     END_STREAM,
@@ -29,8 +29,9 @@ from tests.extproc.http2.peer import (
     rst,
 )
 from tests.extproc.messages import body, head
-from tests.extproc.serving.running import PROCESS, PROMPT, Running, until
+from tests.extproc.serving.running import PROCESS, PROMPT, Running
 from tests.ports import free_port
+from tests.waiting import until
 
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 CHECK = "/grpc.health.v1.Health/Check"
@@ -121,7 +122,7 @@ def statuses(frames: list[Sent]) -> list[bytes]:
     return [one.payload for one in frames if one.kind == FrameType.HEADERS and one.flags & 1]
 
 
-async def test_one_read_is_answered_by_one_write(running: Running, connect: Connect) -> None:
+async def test_messages_of_one_read_get_one_write(running: Running, connect: Connect) -> None:
     peer = await connect()
     peer.send(GREETING, request(1), data(1, HEAD), data(1, BODY), data(1, flags=END_STREAM))
     frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
@@ -137,7 +138,7 @@ async def answered(peer: Peer) -> None:
     await peer.frames_until(lambda frames: [one.kind for one in frames].count(FrameType.DATA) == 2)
 
 
-async def test_the_end_of_a_stream_goes_out_with_the_next_answer(
+async def test_end_of_a_stream_is_sent_with_the_next_answer(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_server, "END_SECONDS", 3_600.0)
@@ -151,7 +152,7 @@ async def test_the_end_of_a_stream_goes_out_with_the_next_answer(
     assert [one.kind for one in frames[-2:]] == [FrameType.HEADERS, FrameType.PING]
 
 
-async def test_the_end_of_a_stream_goes_out_alone_where_nothing_follows(connect: Connect) -> None:
+async def test_end_of_a_stream_is_sent_alone_where_no_answer_follows(connect: Connect) -> None:
     peer = await connect()
     await answered(peer)
     peer.send(data(1, b"", flags=END_STREAM))
@@ -173,7 +174,7 @@ async def test_the_end_of_a_stream_goes_out_alone_where_nothing_follows(connect:
         (request(1) + data(1, b"\0\xff\xff\xff\xff"), b"grpc-status\x018"),
     ],
 )
-async def test_a_call_that_cannot_be_served_says_why(
+async def test_unserved_call_ends_with_its_status(
     connect: Connect, sent: bytes, expected: bytes
 ) -> None:
     peer = await connect()
@@ -182,7 +183,7 @@ async def test_a_call_that_cannot_be_served_says_why(
     assert expected in statuses(frames)[0]
 
 
-async def test_a_call_without_a_body_ends(connect: Connect) -> None:
+async def test_call_without_a_body_ends(connect: Connect) -> None:
     peer = await connect()
     whole = END_HEADERS | END_STREAM
     fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", PROCESS.encode())]
@@ -192,7 +193,7 @@ async def test_a_call_without_a_body_ends(connect: Connect) -> None:
     assert b"grpc-status\x010" in statuses(frames)[0]
 
 
-async def test_a_broken_connection_hears_why_and_others_go_on(
+async def test_broken_connection_gets_goaway_and_others_continue(
     running: Running, connect: Connect
 ) -> None:
     good, bad = await connect(), await connect()
@@ -207,13 +208,13 @@ async def test_a_broken_connection_hears_why_and_others_go_on(
     assert await good.answer_to_ping()
 
 
-async def test_another_protocol_is_refused(connect: Connect) -> None:
+async def test_connection_of_another_protocol_gets_goaway(connect: Connect) -> None:
     peer = await connect()
     peer.send(b"GET / HTTP/1.1\r\n\r\n")
     assert (await peer.ended())[-1].kind == FrameType.GOAWAY
 
 
-async def test_resets_and_half_closes_release_the_load_once(
+async def test_reset_and_half_close_release_the_load_once(
     running: Running, connect: Connect
 ) -> None:
     peer = await connect()
@@ -225,7 +226,7 @@ async def test_resets_and_half_closes_release_the_load_once(
     assert b"kvsteer_open_streams 0.0" in running.metrics.exposition()
 
 
-async def test_time_ends_what_is_owed(running: Running, connect: Connect) -> None:
+async def test_deadlines_end_silent_peers_and_calls(running: Running, connect: Connect) -> None:
     silent, peer = await connect(), await connect()
     peer.send(GREETING, request(1), request(3), data(3, HEAD[:9]), request(5), data(5, HEAD))
     await peer.answer_to_ping()
@@ -237,7 +238,7 @@ async def test_time_ends_what_is_owed(running: Running, connect: Connect) -> Non
     assert {number for number, _ in resets(frames)} == {1, 3}
 
 
-async def test_a_stream_whose_answers_are_not_taken_is_reset(
+async def test_stream_whose_answers_stay_unread_is_reset(
     running: Running, connect: Connect
 ) -> None:
     peer = await connect()
@@ -255,7 +256,7 @@ def echoed(part: bytes) -> bytes:
     return framed(body(part, end_of_stream=False).SerializeToString())
 
 
-async def test_a_peer_that_takes_no_answers_is_read_no_further_than_its_window(
+async def test_peer_that_reads_no_answers_is_read_up_to_its_window(
     running: Running, connect: Connect
 ) -> None:
     peer = await connect()
@@ -276,7 +277,7 @@ async def test_a_peer_that_takes_no_answers_is_read_no_further_than_its_window(
     assert server_of(running)._host.budget.held == 0
 
 
-async def test_what_is_kept_is_bounded_over_all_connections(
+async def test_budget_bounds_the_bodies_of_all_connections(
     running: Running, connect: Connect
 ) -> None:
     server_of(running)._host.budget.max_bytes = 30_000
@@ -289,9 +290,9 @@ async def test_what_is_kept_is_bounded_over_all_connections(
     assert b"grpc-status\x018" in ended[0]
 
 
-async def test_a_peer_that_does_not_read_is_not_read_either(running: Running) -> None:
+async def test_peer_that_reads_nothing_is_not_read(running: Running) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.setblocking(False)  # noqa: FBT003
+        deaf.setblocking(False)
         deaf.connect(running.listen.removeprefix("unix:"))
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(deaf, GREETING)
@@ -343,9 +344,7 @@ def later(running: Running, monkeypatch: pytest.MonkeyPatch) -> Later:
     return one
 
 
-async def test_a_message_waits_until_the_one_before_was_answered(
-    connect: Connect, later: Later
-) -> None:
+async def test_message_waits_for_the_answer_before_it(connect: Connect, later: Later) -> None:
     peer = await connect()
     peer.send(GREETING, request(1), data(1, HEAD), data(1, BODY, flags=END_STREAM))
     await peer.answer_to_ping()
@@ -364,7 +363,7 @@ async def test_a_message_waits_until_the_one_before_was_answered(
         (asyncio.CancelledError(), b"grpc-status\x0213"),
     ],
 )
-async def test_an_awaited_answer_may_fail(
+async def test_awaited_answer_may_fail(
     connect: Connect, later: Later, fault: BaseException, status: bytes
 ) -> None:
     peer = await connect()
@@ -377,7 +376,7 @@ async def test_an_awaited_answer_may_fail(
     assert later.closed == 1
 
 
-async def test_a_stream_that_is_reset_waits_for_nothing(connect: Connect, later: Later) -> None:
+async def test_reset_stream_closes_before_its_answer(connect: Connect, later: Later) -> None:
     peer = await connect()
     peer.send(GREETING, request(1), data(1, HEAD), rst(1))
     await peer.answer_to_ping()
@@ -387,7 +386,7 @@ async def test_a_stream_that_is_reset_waits_for_nothing(connect: Connect, later:
     assert later.closed == 1
 
 
-async def test_there_are_only_so_many_connections(
+async def test_max_connections_refuses_a_further_one(
     running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
@@ -400,7 +399,7 @@ async def test_there_are_only_so_many_connections(
     assert len(server_of(running)._connections) == 1
 
 
-async def test_where_there_are_too_many_an_idle_one_goes(
+async def test_max_connections_closes_an_unused_connection_first(
     running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 2)
@@ -414,7 +413,7 @@ async def test_where_there_are_too_many_an_idle_one_goes(
     assert len(server_of(running)._connections) == 2
 
 
-async def test_where_all_were_used_the_one_that_rests_longest_goes(
+async def test_max_connections_closes_the_connection_that_rests_longest(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 2)
@@ -428,7 +427,7 @@ async def test_where_all_were_used_the_one_that_rests_longest_goes(
     await older.frames_until(lambda frames: frames[-1].payload == b"and now?")
 
 
-async def test_one_that_makes_room_is_gone_though_it_reads_nothing(
+async def test_closed_connection_ends_although_its_peer_reads_nothing(
     running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
@@ -443,9 +442,7 @@ async def test_one_that_makes_room_is_gone_though_it_reads_nothing(
     deaf.writer.close()
 
 
-async def test_a_call_for_which_there_is_no_room_is_refused(
-    running: Running, connect: Connect
-) -> None:
+async def test_call_beyond_the_limit_is_refused(running: Running, connect: Connect) -> None:
     server_of(running)._host.budget.max_bytes = CALL_BYTES + 10
     peer = await connect()
     peer.send(GREETING, request(1), request(3))
@@ -455,7 +452,7 @@ async def test_a_call_for_which_there_is_no_room_is_refused(
     assert server_of(running)._host.budget.held == CALL_BYTES
 
 
-async def test_the_trace_of_a_stream_is_told_where_it_is_wanted(
+async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
     running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -473,7 +470,7 @@ async def test_the_trace_of_a_stream_is_told_where_it_is_wanted(
     assert told == ["00-1", ""]
 
 
-def test_it_runs_on_the_routers_event_loop() -> None:
+def test_lean_server_runs_on_the_event_loop_of_the_router() -> None:
     async def ask() -> int:
         one = Running(f"127.0.0.1:{free_port()}", "lean")
         await one.server.start()
@@ -487,7 +484,7 @@ def test_it_runs_on_the_routers_event_loop() -> None:
     assert event_loop.run(ask()) == HealthCheckResponse.SERVING
 
 
-async def test_connections_and_their_faults_are_counted(running: Running, connect: Connect) -> None:
+async def test_metrics_count_connections_and_faults(running: Running, connect: Connect) -> None:
     good, bad = await connect(), await connect()
     good.send(GREETING, request(1))
     bad.send(GREETING, window_update(0, 0))
@@ -498,7 +495,7 @@ async def test_connections_and_their_faults_are_counted(running: Running, connec
     assert server.figures() == (1, {"PROTOCOL_ERROR": 1}, CALL_BYTES)
 
 
-async def test_a_peer_over_the_network_that_vanishes_is_found_out() -> None:
+async def test_vanished_peer_is_detected() -> None:
     one = Running(f"127.0.0.1:{free_port()}", "lean")
     await one.server.start()
     host, port = one.listen.split(":")
@@ -510,3 +507,33 @@ async def test_a_peer_over_the_network_that_vanishes_is_found_out() -> None:
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
     writer.close()
     await one.stop()
+
+
+@pytest.fixture
+def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_server, "TICK_SECONDS", 0.01)
+
+
+async def test_stall_check_that_fails_runs_again_and_stops_no_other(
+    quick_ticks: None,
+    running: Running,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticked: list[LeanConnection] = []
+
+    def failing(connection: LeanConnection) -> None:
+        ticked.append(connection)
+        if connection is ticked[0]:
+            raise RuntimeError("nobody thought of this")
+
+    peers = [await connect(), await connect()]
+    for peer in peers:
+        peer.send(GREETING)
+        await peer.answer_to_ping()
+    monkeypatch.setattr(LeanConnection, "tick", failing)
+    await until(lambda: len(ticked) >= 8)
+    assert len(set(ticked)) == 2
+    failed = ticked.count(ticked[0])
+    faults = server_of(running).figures().faults
+    assert failed - 1 <= faults[TICK_FAULT] <= ticked.count(ticked[0])

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from extproc.base.errors import StartError
 from extproc.config.schema import ExtProc
-from extproc.errors import StartError
 from extproc.serving.listening import bound_socket, try_address
 from tests.extproc.serving.running import Running
 from tests.ports import free_port
 
 
 @pytest.mark.parametrize("kind", ["grpcio", "lean"])
-async def test_a_taken_port_is_told(kind: str) -> None:
+async def test_start_error_names_a_taken_port(kind: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -33,7 +33,7 @@ async def test_a_taken_port_is_told(kind: str) -> None:
         ("192.0.2.1:9002", "Cannot assign requested address"),
     ],
 )
-async def test_why_an_address_cannot_be_had_is_told(kind: str, listen: str, why: str) -> None:
+async def test_start_error_names_the_address_and_fault(kind: str, listen: str, why: str) -> None:
     one = Running(listen, kind)
     with pytest.raises(StartError) as caught:
         await one.server.start()
@@ -41,7 +41,7 @@ async def test_why_an_address_cannot_be_had_is_told(kind: str, listen: str, why:
     await one.stop()
 
 
-def test_a_look_at_an_address_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_try_address_leaves_no_socket_behind(tmp_path: Path) -> None:
     for listen in (f"unix:{tmp_path}/socket", f"127.0.0.1:{free_port()}"):
         options = ExtProc(listen=listen)
         try_address(options)
@@ -50,7 +50,7 @@ def test_a_look_at_an_address_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpcio", "lean"])
-async def test_a_socket_left_behind_is_replaced_but_nothing_else(tmp_path: Path, kind: str) -> None:
+async def test_bound_socket_replaces_a_dead_socket_only(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
@@ -71,7 +71,7 @@ async def test_a_socket_left_behind_is_replaced_but_nothing_else(tmp_path: Path,
     assert file.read_text() == "precious"
 
 
-def test_of_routers_that_start_at_once_on_one_path_one_listens(tmp_path: Path) -> None:
+def test_bound_socket_succeeds_once_for_routers_that_start_at_once(tmp_path: Path) -> None:
     options = ExtProc(listen=f"unix:{tmp_path}/socket")
     start = threading.Barrier(8)
 

@@ -42,7 +42,7 @@ def headers_answer(one: Stream, message: ProcessingRequest) -> ProcessingRespons
     return answer
 
 
-def test_headers_go_on_and_are_read() -> None:
+def test_response_headers_continue_and_are_read() -> None:
     one = side()
     answer = headers_answer(one, response_head(503))
     assert answer.WhichOneof("response") == "response_headers"
@@ -52,7 +52,7 @@ def test_headers_go_on_and_are_read() -> None:
     assert one.response_head.status == 503
 
 
-def test_a_body_that_may_tell_usage_is_asked_for_as_it_streams() -> None:
+def test_readable_response_body_is_requested_streamed() -> None:
     mode = headers_answer(side(reads_usage=True), response_head(200, JSON)).mode_override
     assert mode.response_body_mode == ProcessingMode.STREAMED
     assert mode.response_trailer_mode == ProcessingMode.SEND
@@ -68,18 +68,18 @@ def test_a_body_that_may_tell_usage_is_asked_for_as_it_streams() -> None:
     ],
     ids=["not configured", "no usage in it", "no body", "comes anyway"],
 )
-def test_no_other_body_is_asked_for(one: Stream, message: ProcessingRequest) -> None:
+def test_unreadable_response_body_is_not_requested(one: Stream, message: ProcessingRequest) -> None:
     assert not headers_answer(one, message).HasField("mode_override")
 
 
-def test_a_piece_that_envoy_holds_goes_on() -> None:
+def test_streamed_response_piece_continues() -> None:
     (answer,) = answered(side(), body(b"x", last=False))
     assert answer.WhichOneof("response") == "response_body"
     assert not answer.response_body.HasField("response")
 
 
 @given(st.lists(st.binary(max_size=8) | st.just(b"y" * (2 * MAX_ECHO_BYTES + 1)), max_size=4))
-def test_a_duplex_body_is_given_back_byte_by_byte_as_it_comes(pieces: list[bytes]) -> None:
+def test_duplex_response_body_is_echoed_bytewise_as_it_comes(pieces: list[bytes]) -> None:
     one = side(is_duplex=True)
     back: list[tuple[bytes, bool]] = []
     for piece, last in [*((piece, False) for piece in pieces), (b"", True)]:
@@ -90,7 +90,34 @@ def test_a_duplex_body_is_given_back_byte_by_byte_as_it_comes(pieces: list[bytes
     assert [last for _, last in back] == [False] * (len(back) - 1) + [True]
 
 
-def test_trailers_go_on() -> None:
+def test_response_trailers_continue() -> None:
     message = ProcessingRequest(response_trailers=HttpTrailers())
     (answer,) = answered(side(), message)
     assert answer.WhichOneof("response") == "response_trailers"
+
+
+messages = st.one_of(
+    st.builds(
+        response_head,
+        st.integers(200, 599),
+        st.sampled_from([JSON, {"content-type": "text/html"}]),
+        end_of_stream=st.booleans(),
+    ),
+    st.builds(body, st.binary(max_size=8), last=st.booleans()),
+    st.just(ProcessingRequest(response_trailers=HttpTrailers())),
+)
+
+
+@given(st.lists(messages, max_size=6), st.booleans())
+def test_buffered_responses_pass_unchanged(
+    course: list[ProcessingRequest],
+    reads_usage: bool,
+) -> None:
+    one = side(reads_usage=reads_usage)
+    for message in course:
+        (answer,) = answered(one, message)
+        kind = answer.WhichOneof("response")
+        assert kind == message.WhichOneof("request")
+        assert kind is not None
+        assert not getattr(answer, kind).ListFields()
+        assert not answer.HasField("dynamic_metadata")

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from extproc.errors import ProtocolError
+from extproc.base.errors import ProtocolError
 from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
@@ -13,9 +13,9 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.decision import Refusal
 from extproc.requests.request import Ask, Head
-from extproc.serving.stream import Spoken, State, Stream
+from extproc.serving.refusals import Refusal
+from extproc.serving.stream import NamingHeaders, Spoken, State, Stream
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
 from tests.extproc.messages import body, head, trailers
 
@@ -36,8 +36,8 @@ def looking() -> Stream:
     return Stream(spoken, wants_status=True)
 
 
-def test_the_header_that_keeps_a_conversation_on_one_side_is_read() -> None:
-    spoken = Spoken(1000, Budget(2000), names_model=False, conversation_header="x-user")
+def test_conversation_header_is_read() -> None:
+    spoken = Spoken(1000, Budget(2000), names_model=False, naming=NamingHeaders.of((), ("x-user",)))
     one = Stream(spoken)
     one.receive(head(headers={"x-user": "u7"}))
     assert ask(one.receive(body(b"{}"))).head.conversation == "u7"
@@ -91,7 +91,7 @@ def removed_headers(response: ProcessingResponse) -> list[str]:
 # Dialect A
 
 
-def test_a_prompt_is_waited_for_and_placed_with_its_body() -> None:
+def test_request_with_a_prompt_is_placed_with_its_body() -> None:
     one = stream()
     go_on = only(one.receive(head()))
     assert go_on.WhichOneof("response") == "request_headers"
@@ -104,7 +104,7 @@ def test_a_prompt_is_waited_for_and_placed_with_its_body() -> None:
     assert not one.is_duplex
 
 
-def test_the_pick_is_in_the_dynamic_metadata_too() -> None:
+def test_pick_is_in_the_dynamic_metadata_too() -> None:
     one = stream()
     one.receive(head())
     one.receive(body(b"{}"))
@@ -112,7 +112,7 @@ def test_the_pick_is_in_the_dynamic_metadata_too() -> None:
     assert metadata == {"envoy.lb": {DESTINATION: "10.0.0.1:8000,10.0.0.2:8000"}}
 
 
-def test_with_nothing_to_say_the_clients_own_header_is_removed() -> None:
+def test_empty_placement_removes_the_headers_of_the_client() -> None:
     one = stream(names_model=True)
     one.receive(head())
     one.receive(body(b"{}"))
@@ -121,7 +121,7 @@ def test_with_nothing_to_say_the_clients_own_header_is_removed() -> None:
     assert not answer.HasField("dynamic_metadata")
 
 
-def test_the_model_is_named_for_routes_where_there_are_several() -> None:
+def test_model_header_is_set_where_there_are_several_models() -> None:
     one = stream(names_model=True)
     one.receive(head())
     one.receive(body(b"{}"))
@@ -141,7 +141,7 @@ def test_the_model_is_named_for_routes_where_there_are_several() -> None:
         (head(mode=ProcessingMode.STREAMED), "body_not_buffered"),
     ],
 )
-def test_what_needs_no_body_is_placed_on_its_headers(
+def test_request_without_a_needed_body_is_placed_on_its_headers(
     message: ProcessingRequest, reason: str
 ) -> None:
     one = stream()
@@ -156,38 +156,40 @@ def test_what_needs_no_body_is_placed_on_its_headers(
 @pytest.mark.parametrize(
     ("names_model", "is_duplex"), [(True, False), (False, False), (True, True)]
 )
-def test_it_is_told_whether_the_proxy_finds_the_model(names_model: bool, is_duplex: bool) -> None:  # noqa: FBT001
+def test_proxy_finds_model_only_in_buffered_mode_with_named_models(
+    names_model: bool, is_duplex: bool
+) -> None:
     one = stream(names_model=names_model)
     mode = DUPLEX if is_duplex else ProcessingMode.BUFFERED
     step = ask(one.receive(head(mode=mode, headers={"content-length": "1001"})))
     assert step.proxy_finds_model is (names_model and not is_duplex)
 
 
-def test_a_request_without_a_body_needs_no_mode_override() -> None:
+def test_request_without_a_body_needs_no_mode_override() -> None:
     one = stream()
     assert ask(one.receive(head(end_of_stream=True))).reason == "no_body"
     assert not only(one.place(PLACEMENT)).HasField("mode_override")
 
 
 @pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL])
-def test_a_responses_headers_are_asked_for_where_a_look_is_wanted(mode: int) -> None:
+def test_mode_override_asks_for_response_headers_where_status_is_wanted(mode: int) -> None:
     asked = only(looking().receive(head(mode=mode))).mode_override
     assert asked.response_header_mode == asked.response_trailer_mode == ProcessingMode.SEND
     assert (asked.request_body_mode, asked.response_body_mode) == (mode, ProcessingMode.NONE)
 
 
-def test_a_proxy_that_does_not_tell_its_modes_is_asked_for_nothing() -> None:
+def test_mode_override_is_omitted_for_a_proxy_that_names_no_modes() -> None:
     assert not only(looking().receive(head(mode=None))).HasField("mode_override")
 
 
-def test_an_empty_body_is_placed_as_a_body() -> None:
+def test_empty_body_is_placed_as_a_body() -> None:
     one = stream()
     one.receive(head())
     assert ask(one.receive(body(b""))).body == b""
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
-def test_a_body_that_turns_out_too_large_is_placed_without_it() -> None:
+def test_body_beyond_the_limit_is_placed_without_its_content() -> None:
     one = stream()
     one.receive(head())
     step = ask(one.receive(body(b"x" * 1001)))
@@ -195,13 +197,13 @@ def test_a_body_that_turns_out_too_large_is_placed_without_it() -> None:
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
-def test_a_buffered_body_before_trailers_is_whole_though_it_does_not_say_so() -> None:
+def test_buffered_body_before_trailers_is_whole_without_end_of_stream() -> None:
     one = stream()
     one.receive(head(headers={"content-length": "2"}))
     assert ask(one.receive(body(b"{}", end_of_stream=False))).body == b"{}"
 
 
-def test_the_first_part_of_a_partly_buffered_body_is_not_taken_for_a_whole() -> None:
+def test_partly_buffered_body_is_not_taken_for_a_whole() -> None:
     one = stream()
     one.receive(head(mode=ProcessingMode.BUFFERED_PARTIAL, headers={"content-length": "900"}))
     step = ask(one.receive(body(b"{", end_of_stream=False)))
@@ -218,7 +220,7 @@ def test_trailers_without_a_body_carry_the_pick_in_metadata() -> None:
     assert answer.HasField("dynamic_metadata")
 
 
-def test_trailers_after_the_pick_go_on_and_end_the_request() -> None:
+def test_trailers_after_the_pick_continue_and_end_the_request() -> None:
     one = stream()
     one.receive(head())
     one.receive(body(b"{}"))
@@ -229,13 +231,13 @@ def test_trailers_after_the_pick_go_on_and_end_the_request() -> None:
         one.receive(trailers())
 
 
-def test_an_envoy_that_names_no_mode_is_taken_to_buffer() -> None:
+def test_envoy_that_names_no_mode_is_taken_to_buffer() -> None:
     one = stream()
     assert kinds(one.receive(head(mode=None))) == ["request_headers"]
     assert one.state is State.BODY
 
 
-def test_bodies_that_come_after_the_pick_go_on() -> None:
+def test_bodies_after_the_pick_continue() -> None:
     one = stream()
     one.receive(head("/metrics", mode=ProcessingMode.STREAMED))
     one.place(PLACEMENT)
@@ -246,7 +248,7 @@ def test_bodies_that_come_after_the_pick_go_on() -> None:
 # Dialect B
 
 
-def test_a_duplex_body_is_collected_and_given_back_behind_the_pick() -> None:
+def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
     one = stream()
     assert one.receive(duplex_head()) == []
     assert one.is_duplex
@@ -262,7 +264,7 @@ def test_a_duplex_body_is_collected_and_given_back_behind_the_pick() -> None:
     assert one.state is State.ENDED
 
 
-def test_a_large_duplex_body_is_given_back_in_pieces_that_envoy_takes() -> None:
+def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
     one = Stream(Spoken(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False))
     one.receive(duplex_head())
     one.receive(body(b"a" * 82_000, end_of_stream=False))
@@ -273,7 +275,7 @@ def test_a_large_duplex_body_is_given_back_in_pieces_that_envoy_takes() -> None:
     assert max(len(piece) for piece, _ in pieces) <= MAX_ECHO_BYTES
 
 
-def test_a_last_piece_that_comes_twice_is_given_back_once() -> None:
+def test_repeated_last_piece_is_echoed_once() -> None:
     one = stream()
     one.receive(duplex_head())
     one.receive(body(b"{}"))
@@ -281,14 +283,14 @@ def test_a_last_piece_that_comes_twice_is_given_back_once() -> None:
     assert one.receive(body(b"{}")) == []
 
 
-def test_a_duplex_request_without_a_body_is_answered_on_its_headers() -> None:
+def test_duplex_request_without_a_body_is_answered_on_its_headers() -> None:
     one = stream()
     assert ask(one.receive(duplex_head(end_of_stream=True))).reason == "no_body"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
     assert one.state is State.ENDED
 
 
-def test_a_duplex_request_that_carries_no_prompt_flows_on_behind_its_headers() -> None:
+def test_duplex_request_without_a_prompt_is_echoed_behind_its_headers() -> None:
     one = stream()
     assert ask(one.receive(duplex_head("/upload"))).reason == "not_inference"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
@@ -296,21 +298,21 @@ def test_a_duplex_request_that_carries_no_prompt_flows_on_behind_its_headers() -
     assert echoed([only(one.receive(body(b"")))]) == [(b"", True)]
 
 
-def test_an_empty_piece_in_the_middle_is_not_given_back() -> None:
+def test_empty_piece_of_a_duplex_body_is_not_echoed() -> None:
     one = stream()
     one.receive(duplex_head("/upload"))
     one.place(PLACEMENT)
     assert one.receive(body(b"", end_of_stream=False)) == []
 
 
-def test_a_duplex_body_without_a_byte_is_ended() -> None:
+def test_empty_duplex_body_is_ended() -> None:
     one = stream()
     one.receive(duplex_head())
     assert ask(one.receive(body(b""))).body == b""
     assert echoed(one.place(PLACEMENT)) == [(b"", True)]
 
 
-def test_a_duplex_body_above_the_limit_is_placed_by_load_and_flows_on() -> None:
+def test_duplex_body_above_the_limit_is_placed_by_load_and_echoed() -> None:
     one = stream()
     one.receive(duplex_head())
     one.receive(body(b"x" * 900, end_of_stream=False))
@@ -342,13 +344,13 @@ def test_trailers_alone_end_a_duplex_request_without_a_body() -> None:
     assert kinds(one.place(PLACEMENT)) == ["request_headers", "request_trailers"]
 
 
-def test_a_proxy_that_names_no_mode_may_be_configured_to_speak_duplex() -> None:
+def test_dialect_epp_makes_a_proxy_without_a_named_mode_duplex() -> None:
     one = stream(dialect="epp")
     assert one.receive(head(mode=None)) == []
     assert one.is_duplex
 
 
-def test_what_a_proxy_says_of_its_mode_beats_the_configuration() -> None:
+def test_named_mode_of_a_proxy_overrides_the_configured_dialect() -> None:
     one = stream(dialect="epp")
     assert kinds(one.receive(head())) == ["request_headers"]
     assert not one.is_duplex
@@ -358,7 +360,7 @@ def test_what_a_proxy_says_of_its_mode_beats_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("message", [head(), duplex_head()])
-def test_a_refusal_takes_the_place_of_a_worker_and_ends_the_talk(
+def test_refusal_replaces_the_pick_and_ends_the_stream(
     message: ProcessingRequest,
 ) -> None:
     one = stream()
@@ -381,11 +383,11 @@ def test_a_refusal_takes_the_place_of_a_worker_and_ends_the_talk(
         ProcessingRequest(response_trailers=HttpTrailers()),
     ],
 )
-def test_what_is_none_of_our_business_goes_on(message: ProcessingRequest) -> None:
+def test_other_messages_continue_unchanged(message: ProcessingRequest) -> None:
     assert kinds(stream().receive(message)) == [message.WhichOneof("request")]
 
 
-def test_a_response_may_begin_before_the_request_has_ended() -> None:
+def test_response_may_begin_before_the_request_ends() -> None:
     one = stream()
     one.receive(head())
     early = ProcessingRequest(response_headers=HttpHeaders(end_of_stream=True))
@@ -393,7 +395,7 @@ def test_a_response_may_begin_before_the_request_has_ended() -> None:
     assert ask(one.receive(body(b"{}"))).body == b"{}"
 
 
-def test_each_direction_has_its_own_mode() -> None:
+def test_response_mode_is_independent_of_the_request_mode() -> None:
     one = stream()
     one.receive(head(response_mode=DUPLEX))
     step = one.receive(ProcessingRequest(response_body=HttpBody(body=b"x")))
@@ -403,24 +405,24 @@ def test_each_direction_has_its_own_mode() -> None:
     assert not one.is_duplex
 
 
-def test_a_message_without_a_request_is_refused() -> None:
+def test_message_without_a_request_is_refused() -> None:
     with pytest.raises(ProtocolError, match="message without a request"):
         stream().receive(ProcessingRequest())
 
 
-def test_headers_come_once() -> None:
+def test_repeated_request_headers_are_refused() -> None:
     one = stream()
     one.receive(head())
     with pytest.raises(ProtocolError, match="request headers while the request body is awaited"):
         one.receive(head())
 
 
-def test_a_body_comes_after_its_headers() -> None:
+def test_body_before_its_headers_is_refused() -> None:
     with pytest.raises(ProtocolError, match="request body before the request headers"):
         stream().receive(body(b"{}"))
 
 
-def test_nothing_of_the_request_comes_between_a_question_and_its_answer() -> None:
+def test_message_before_the_previous_answer_is_refused() -> None:
     one = stream()
     one.receive(head("/metrics"))
     with pytest.raises(
@@ -430,7 +432,7 @@ def test_nothing_of_the_request_comes_between_a_question_and_its_answer() -> Non
 
 
 @pytest.mark.parametrize("modes", [{"mode": DUPLEX}, {"response_mode": DUPLEX}])
-def test_who_speaks_the_other_dialect_is_refused_where_only_one_is_configured(
+def test_dialect_buffered_refuses_duplex_modes(
     modes: dict[str, Any],
 ) -> None:
     for dialect in ("auto", "epp"):
@@ -441,12 +443,12 @@ def test_who_speaks_the_other_dialect_is_refused_where_only_one_is_configured(
 
 
 @pytest.mark.parametrize("modes", [{"mode": 5}, {"response_mode": 5}])
-def test_a_mode_that_is_not_spoken_is_refused_by_name(modes: dict[str, int]) -> None:
+def test_unsupported_mode_is_refused_by_name(modes: dict[str, int]) -> None:
     with pytest.raises(ProtocolError, match="body mode GRPC is not supported"):
         stream().receive(head(**modes))  # type: ignore[arg-type]
 
 
-def test_a_body_for_which_there_is_no_room_is_given_back_unread() -> None:
+def test_body_beyond_the_budget_is_echoed_unread() -> None:
     bodies = Budget(100)
     first, second = (
         Stream(Spoken(max_body_bytes=1000, bodies=bodies, names_model=False)) for _ in range(2)

@@ -6,16 +6,16 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingResponse
-from extproc.picking.decision import Refusal
+from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
 from extproc.serving import stream_answers as say
+from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
 
 PICK = Placement("10.0.0.1:1,10.0.0.2:1", "tiny")
 LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)
 
 
-def test_the_pick_overwrites_and_the_absence_of_one_removes() -> None:
+def test_pick_of_overwrites_headers_and_removes_them_without_a_pick() -> None:
     told = say.pick_of(PICK, names_model=True)
     names = {one.header.key: one.header.raw_value for one in told.header_mutation.set_headers}
     assert names == {
@@ -28,20 +28,20 @@ def test_the_pick_overwrites_and_the_absence_of_one_removes() -> None:
     assert not nothing.clear_route_cache
 
 
-def test_a_rank_overwrites_what_a_client_asks_for() -> None:
+def test_pick_of_overwrites_the_rank_header_of_a_client() -> None:
     told = say.pick_of(Placement("10.0.0.1:1", rank=("x-rank", "3")), names_model=False)
     last = told.header_mutation.set_headers[-1]
     assert (last.header.key, last.header.raw_value) == ("x-rank", b"3")
 
 
-def test_header_and_metadata_hold_the_same_value() -> None:
+def test_pick_header_and_metadata_hold_the_same_value() -> None:
     answer = say.with_metadata(say.request_trailers_go_on(), PICK)
     metadata = {"envoy.lb": {"x-gateway-destination-endpoint": PICK.destination}}
     assert MessageToDict(answer.dynamic_metadata) == metadata
     assert not say.with_metadata(ProcessingResponse(), Placement()).HasField("dynamic_metadata")
 
 
-def test_headers_that_were_placed_may_spare_envoy_the_body() -> None:
+def test_placed_headers_may_omit_the_body() -> None:
     common = say.pick_of(PICK, names_model=False)
     assert not say.headers_placed(common).HasField("mode_override")
     mode = say.headers_placed(common, without_body=True).mode_override
@@ -49,7 +49,7 @@ def test_headers_that_were_placed_may_spare_envoy_the_body() -> None:
     assert say.body_placed(common).request_body.response == common
 
 
-def test_what_goes_on_says_nothing() -> None:
+def test_continue_answers_change_nothing() -> None:
     answers = {
         "request_headers": say.request_headers_go_on(),
         "request_body": say.request_body_goes_on(),
@@ -64,18 +64,18 @@ def test_what_goes_on_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", say.WHOLE_BODY_MODES)
-def test_a_responses_headers_may_be_asked_for(mode: int) -> None:
+def test_mode_override_of_request_headers_asks_for_response_headers(mode: int) -> None:
     asked = say.request_headers_go_on(mode).mode_override
     assert (asked.request_body_mode, asked.response_header_mode) == (mode, ProcessingMode.SEND)
 
 
-def test_a_response_may_be_asked_for_as_it_streams() -> None:
+def test_mode_override_of_response_headers_asks_for_a_streamed_body() -> None:
     mode = say.response_headers_go_on(read_body=True).mode_override
     assert mode.response_body_mode == ProcessingMode.STREAMED
 
 
 @given(LENGTHS, st.booleans())
-def test_an_echo_is_exact_and_in_pieces_that_envoy_takes(length: int, last: bool) -> None:  # noqa: FBT001
+def test_echo_is_exact_in_pieces_envoy_accepts(length: int, last: bool) -> None:
     body = bytes(range(256)) * (length // 256 + 1)
     answers = [*say.request_body_echo(body[:length], end_of_stream=last)]
     parts = [one.request_body.response.body_mutation.streamed_response for one in answers]
@@ -87,14 +87,14 @@ def test_an_echo_is_exact_and_in_pieces_that_envoy_takes(length: int, last: bool
     assert bool(parts) == (length > 0 or last)
 
 
-def test_a_response_is_echoed_as_a_response() -> None:
+def test_echo_of_a_response_is_a_response_body() -> None:
     (answer,) = say.response_body_echo(b"x", end_of_stream=True)
     part = answer.response_body.response.body_mutation.streamed_response
     assert (part.body, part.end_of_stream) == (b"x", True)
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_is_an_answer_of_ours(status: int) -> None:
+def test_refused_is_an_immediate_response(status: int) -> None:
     refusal = Refusal(status, (("retry-after", "1"),), b"{}")
     answer = say.refused(refusal).immediate_response
     assert (answer.status.code, answer.body, answer.details) == (status, b"{}", "kvsteer")
@@ -102,7 +102,7 @@ def test_a_refusal_is_an_answer_of_ours(status: int) -> None:
     assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")
 
 
-def test_what_is_said_again_is_made_and_encoded_once() -> None:
+def test_phrases_make_and_encode_a_repeated_answer_once() -> None:
     phrases = Phrases()
     placed = phrases.body_placed(PICK, names_model=True)
     assert placed is phrases.body_placed(PICK, names_model=True)
@@ -114,7 +114,7 @@ def test_what_is_said_again_is_made_and_encoded_once() -> None:
         assert phrases.go_on(mode) == say.request_headers_go_on(mode)
 
 
-def test_only_so_much_of_what_is_said_is_kept() -> None:
+def test_phrases_keep_a_bounded_number_of_answers() -> None:
     phrases = Phrases(most=2)
     picks = [Placement(f"10.0.0.{number}:1") for number in range(5)]
     said = [phrases.body_placed(pick, names_model=False) for pick in picks]
@@ -124,9 +124,36 @@ def test_only_so_much_of_what_is_said_is_kept() -> None:
 
 
 @pytest.mark.parametrize("more", [{"body": b"{}"}, {"legs": (("x-leg", "1"),)}])
-def test_what_is_said_of_one_request_alone_is_not_kept(more: dict[str, Any]) -> None:
+def test_phrases_do_not_keep_answers_of_a_single_request(more: dict[str, Any]) -> None:
     phrases, pick = Phrases(), msgspec.structs.replace(PICK, **more)
     placed = phrases.body_placed(pick, names_model=False, owned=("x-leg",))
     assert placed is not phrases.body_placed(pick, names_model=False, owned=("x-leg",))
     made = say.body_placed(say.pick_of(pick, names_model=False, owned=("x-leg",)), pick.body)
     assert placed == say.with_metadata(made, pick)
+
+
+OWNED = ("x-leg", "x-other-leg", "x-rank")
+placements = st.builds(
+    Placement,
+    destination=st.sampled_from(["", "10.0.0.1:1", "10.0.0.1:1,10.0.0.2:1"]),
+    model=st.sampled_from(["", "tiny"]),
+    rank=st.sampled_from([None, ("x-rank", "3")]),
+    legs=st.sets(st.sampled_from(OWNED[:2])).map(
+        lambda names: tuple((name, "1") for name in names)
+    ),
+)
+
+
+@given(placements, st.booleans())
+def test_pick_of_leaves_no_owned_header_of_a_client(
+    placement: Placement,
+    names_model: bool,
+) -> None:
+    mutation = say.pick_of(placement, names_model=names_model, owned=OWNED).header_mutation
+    settled = {one.header.key: one.append_action for one in mutation.set_headers}
+    assert set(settled.values()) <= {HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD}
+    told = {"x-gateway-destination-endpoint", *OWNED} | (
+        {"x-kvsteer-model"} if names_model else set()
+    )
+    assert told <= {*settled, *mutation.remove_headers}
+    assert settled.keys().isdisjoint(mutation.remove_headers)

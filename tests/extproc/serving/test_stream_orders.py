@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import ProtocolError
+from extproc.base.errors import ProtocolError
 from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
@@ -15,8 +15,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.decision import Refusal
 from extproc.requests.request import Ask
+from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Spoken, Stream
 from extproc.serving.stream_answers import Placement
 from tests.extproc.messages import body, head, response_head, trailers
@@ -74,9 +74,9 @@ def request(mode: int, path: str, pieces: list[bytes], *, ends_with_trailers: bo
 
 
 @given(st.lists(MESSAGES, max_size=12), st.booleans())
-def test_any_order_is_answered_or_refused_by_name(
+def test_stream_answers_or_refuses_any_order_of_messages(
     messages: list[ProcessingRequest],
-    refuses: bool,  # noqa: FBT001
+    refuses: bool,
 ) -> None:
     said: list[ProcessingResponse] = []
     with contextlib.suppress(ProtocolError):
@@ -85,10 +85,10 @@ def test_any_order_is_answered_or_refused_by_name(
 
 
 @given(PATHS, PIECES, st.booleans())
-def test_a_duplex_request_is_given_back_exactly(
+def test_duplex_request_is_echoed_exactly(
     path: str,
     pieces: list[bytes],
-    ends_with_trailers: bool,  # noqa: FBT001
+    ends_with_trailers: bool,
 ) -> None:
     mode = ProcessingMode.FULL_DUPLEX_STREAMED
     messages = request(mode, path, pieces, ends_with_trailers=ends_with_trailers)
@@ -109,7 +109,7 @@ def test_a_duplex_request_is_given_back_exactly(
 
 
 @given(PIECES)
-def test_a_request_that_envoy_holds_has_one_answer_a_message(pieces: list[bytes]) -> None:
+def test_streamed_request_gets_one_answer_for_each_message(pieces: list[bytes]) -> None:
     mode = ProcessingMode.STREAMED
     messages = request(mode, "/v1/completions", pieces, ends_with_trailers=False)
     answers = list(talk(stream(), messages))
@@ -119,7 +119,7 @@ def test_a_request_that_envoy_holds_has_one_answer_a_message(pieces: list[bytes]
 
 
 @given(st.lists(MESSAGES, max_size=8), st.integers(1, 3))
-def test_however_a_stream_goes_its_load_is_released_once(
+def test_exchange_releases_its_load_once_for_any_order_of_messages(
     messages: list[ProcessingRequest], closes: int
 ) -> None:
     exchange = SERVICE.open()

@@ -12,13 +12,14 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc import event_loop
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from extproc.running import event_loop
 from extproc.serving import lean_server, listening
 from extproc.serving.lean_server import LeanServer
 from tests.extproc.messages import body, head
 from tests.extproc.serving.identities import NAME, Identities
-from tests.extproc.serving.running import PROMPT, Running, listen_at, until
+from tests.extproc.serving.running import PROMPT, Running, listen_at
+from tests.waiting import until
 
 KINDS = ["grpcio", "lean"]
 both = pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +73,7 @@ async def placed(one: Running) -> grpc.aio.StreamStreamCall:
 
 @both
 @pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
-async def test_a_request_is_placed_over_tls(
+async def test_request_is_placed_over_tls(
     kind: str, *, is_mutual: bool, identities: Identities, tmp_path: Path
 ) -> None:
     async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
@@ -84,7 +85,7 @@ async def test_a_request_is_placed_over_tls(
 
 
 @both
-async def test_a_large_body_comes_over_tls(
+async def test_large_body_is_placed_over_tls(
     kind: str, identities: Identities, tmp_path: Path
 ) -> None:
     async with running(kind, identities, tmp_path) as one:
@@ -104,7 +105,7 @@ async def refused(one: Running, credentials: grpc.ChannelCredentials | None) -> 
 
 
 @both
-async def test_who_shows_no_certificate_or_another_ones_is_refused(
+async def test_client_without_a_valid_certificate_is_refused(
     kind: str, identities: Identities, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -118,7 +119,7 @@ async def test_who_shows_no_certificate_or_another_ones_is_refused(
         assert await one.health("liveness") == SERVING
 
 
-async def test_failed_handshakes_are_counted_and_told_seldom(
+async def test_failed_handshakes_are_all_counted_and_seldom_logged(
     identities: Identities, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -148,9 +149,7 @@ async def test_plain_text_gets_no_answer(kind: str, identities: Identities, tmp_
 
 @both
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-async def test_nothing_older_than_tls_1_2_is_spoken(
-    kind: str, identities: Identities, tmp_path: Path
-) -> None:
+async def test_tls_below_1_2_is_refused(kind: str, identities: Identities, tmp_path: Path) -> None:
     async with running(kind, identities, tmp_path) as one:
         host, port = one.listen.split(":")
         for most, speaks in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
@@ -172,7 +171,7 @@ async def test_nothing_older_than_tls_1_2_is_spoken(
 
 @both
 @pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
-async def test_new_files_are_used_for_new_connections_and_old_streams_go_on(
+async def test_renewed_files_serve_new_connections_while_old_streams_continue(
     kind: str, *, is_mutual: bool, identities: Identities, tmp_path: Path
 ) -> None:
     async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
@@ -193,7 +192,7 @@ async def test_new_files_are_used_for_new_connections_and_old_streams_go_on(
 
 
 @both
-async def test_an_authority_that_is_replaced_lets_nobody_in_any_more(
+async def test_replaced_authority_admits_no_client(
     kind: str, identities: Identities, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -211,7 +210,7 @@ async def test_an_authority_that_is_replaced_lets_nobody_in_any_more(
 
 
 @both
-async def test_no_connection_fails_while_files_are_renewed(
+async def test_connections_succeed_while_files_are_renewed(
     kind: str, identities: Identities, tmp_path: Path
 ) -> None:
     served = asyncio.Semaphore(0)
@@ -234,7 +233,7 @@ async def test_no_connection_fails_while_files_are_renewed(
         await asyncio.gather(connects(), connects(), renews())
 
 
-async def test_handshakes_that_fail_leave_nothing_behind(
+async def test_failed_handshakes_leave_no_connection_behind(
     identities: Identities, tmp_path: Path
 ) -> None:
     async with running("lean", identities, tmp_path) as one:
@@ -249,7 +248,7 @@ async def test_handshakes_that_fail_leave_nothing_behind(
         await until(lambda: not server._connections)
 
 
-async def test_a_peer_that_never_shakes_hands_is_let_go(
+async def test_peer_without_a_handshake_is_disconnected(
     identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
@@ -267,7 +266,7 @@ async def silent_peers(one: Running, count: int) -> list[socket.socket]:
     host, port = one.listen.split(":")
     peers = [socket.socket() for _ in range(count)]
     for peer in peers:
-        peer.setblocking(False)  # noqa: FBT003
+        peer.setblocking(False)
         await asyncio.get_running_loop().sock_connect(peer, (host, int(port)))
     return peers
 
@@ -285,7 +284,7 @@ def is_closed(peer: socket.socket) -> bool:
 @pytest.mark.parametrize(
     ("bound", "where"), [("MAX_HANDSHAKES", listening), ("MAX_CONNECTIONS", lean_server)]
 )
-def test_who_never_shakes_hands_counts_and_locks_nobody_out(
+def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
     on: Callable[[Coroutine[Any, Any, None]], None],
     bound: str,
     where: ModuleType,
@@ -314,7 +313,7 @@ def test_who_never_shakes_hands_counts_and_locks_nobody_out(
     on(ask())
 
 
-def test_tls_runs_on_the_routers_event_loop(identities: Identities, tmp_path: Path) -> None:
+def test_tls_runs_on_the_event_loop_of_the_router(identities: Identities, tmp_path: Path) -> None:
     async def ask() -> None:
         async with running("lean", identities, tmp_path, is_mutual=True) as one:
             call = await placed(one)

@@ -1,16 +1,24 @@
 """Routers that share, connected only by their messages."""
 
 from collections.abc import Mapping, Sequence
+from random import Random
 
-from extproc.picking.load import EndpointLoad, Load, Loads
-from extproc.picking.sent import Claim, Holdings, Marks, Sent
-from extproc.sharing.messages import Keys, keys_of, worker_id
-from extproc.sharing.picture import Picture, Place
+import msgspec
+
+from extproc.routing.load import EndpointLoad, Load, Loads
+from extproc.routing.marks import Marks
+from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.sharing.messages import Keys, News, decoded, encoded, keys_of, sender_tag, worker_id
+from extproc.sharing.picture import Other, Picture, Place
 from extproc.sharing.telling import Telling
 
 KEYS = keys_of(b"a secret")
 WORKERS = ("10.0.0.1:8000", "10.0.0.2:8000")
 FORGET_SECONDS = 0.2
+
+
+def wall_us(now: float) -> int:
+    return int((now + 1_000) * 1e6)
 
 
 class Router:
@@ -31,26 +39,44 @@ class Router:
         self._places = {
             worker_id(keys, worker): Place(worker, self.holdings[worker]) for worker in workers
         }
-        self.picture = Picture(keys, self.loads, self.sent, self.places, FORGET_SECONDS)
+        chance = Random(name)
+        self.picture = Picture(
+            self.telling,
+            self.loads,
+            self.sent,
+            self.places,
+            FORGET_SECONDS,
+            lambda: chance.getrandbits(63),
+        )
 
     def places(self) -> Mapping[int, Place]:
         return self._places
 
     def due(self, now: float) -> list[bytes]:
-        return self.telling.due(self.loads, now, 0)
+        return self.telling.due(self.loads, now, wall_us(now))
 
     def hear(self, messages: Sequence[bytes], now: float) -> None:
         for message in messages:
-            news = self.picture.hear(message, now, 0)
-            if news is not None and news.is_hello:
-                self.telling.asked()
+            self.picture.hear(message, now, wall_us(now))
+
+    def knows(self, name: str) -> Other:
+        """The router with this name, whose requests count here."""
+        (found,) = (other for other in self.picture.others.values() if other.origin == name)
+        return found
+
+    def forget_worker(self, worker: str) -> None:
+        del self.endpoints[worker]
+        del self._places[worker_id(KEYS, worker)]
+
+    def in_flight_of(self, name: str) -> int:
+        return self.loads.in_flight_of(self.knows(name).key)
 
     def load(self, worker: str, now: float) -> Load:
         return self.loads.load(worker, now)
 
     def send(self, worker: str, marks: Marks, now: float, tokens: float = 1_000.0) -> Claim:
         claim = self.sent.record(self.holdings[worker], marks, now)
-        self.telling.begun([claim], worker, tokens)
+        self.telling.begin([claim], worker, tokens)
         return claim
 
 
@@ -61,3 +87,20 @@ def tell_all(routers: Sequence[Router], now: float) -> None:
         for other in routers:
             if other is not router:
                 other.hear(messages, now)
+
+
+def met(*names: str) -> list[Router]:
+    """Routers whose messages count for each other at 0.0."""
+    routers = [Router(name) for name in names]
+    for now in (-2.02, -2.01, -2.0, -1.0, -0.01):
+        tell_all(routers, now)
+    return routers
+
+
+def introduce(router: Router, news: News, now: float) -> None:
+    """Gives a router a message of a newcomer, with the answer to its challenge."""
+    router.hear([encoded(news, KEYS)], now)
+    said = [decoded(message, KEYS) for message in router.due(now)]
+    tag = sender_tag(news.origin, news.incarnation)
+    (number,) = (each.number for one in said for each in one.challenges if each.tag == tag)
+    router.hear([encoded(msgspec.structs.replace(news, answers=(number,)), KEYS)], now)

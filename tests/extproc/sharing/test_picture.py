@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.picking.load import Booking, EndpointLoad, Load, Loads, Report
-from extproc.picking.sent import Marks
+from extproc.routing.load import Booking, EndpointLoad, Load, Loads, Report
+from extproc.routing.marks import Marks
 from extproc.sharing import picture as picture_module
 from extproc.sharing.messages import News, WorkerNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt
-from tests.extproc.sharing.routers import KEYS, WORKERS, Router, tell_all
+from tests.extproc.sharing.routers import KEYS, WORKERS, Router, introduce, met, tell_all, wall_us
 
 A, B = WORKERS
 PROMPT = Prompt("m", array("I", range(2_000)), None, None)
@@ -20,17 +20,17 @@ PROMPT = Prompt("m", array("I", range(2_000)), None, None)
 # router's oldest request ends, below 0 the worker's oldest prompt is seen to be computed.
 STEPS = st.lists(
     st.tuples(
-        st.floats(0, 0.5), st.integers(0, 2), st.sampled_from(WORKERS), st.integers(-1_000, 4_000)
+        st.floats(0, 0.5), st.integers(0, 2), st.sampled_from(WORKERS), st.integers(-1_000, 1_000)
     ),
     max_size=40,
 )
 
 
 @given(STEPS)
-def test_routers_that_hear_each_other_at_once_see_what_one_router_sees(
+def test_load_seen_by_sharing_routers_equals_that_of_one_router(
     steps: list[tuple[float, int, str, int]],
 ) -> None:
-    routers = [Router(name) for name in "abc"]
+    routers = met(*"abc")
     one = Loads({worker: EndpointLoad() for worker in WORKERS}, 1_000)
     under_way = [[] for _ in routers]  # type: ignore[var-annotated]
     waiting = {worker: deque[tuple[Booking, Booking, Loads]]() for worker in WORKERS}
@@ -46,8 +46,8 @@ def test_routers_that_hear_each_other_at_once_see_what_one_router_sees(
         elif tokens < 0:
             if waiting[worker]:
                 alone, shared, loads = waiting[worker].popleft()
-                one.computed(alone, now)
-                loads.computed(shared, now)
+                one.note_computed(alone, now)
+                loads.note_computed(shared, now)
         elif under_way[number]:
             alone, shared = under_way[number].pop(0)
             one.end(alone, now)
@@ -61,43 +61,43 @@ def test_routers_that_hear_each_other_at_once_see_what_one_router_sees(
                 assert seen.utilization == pytest.approx(wanted.utilization, abs=1e-3)
 
 
-def test_what_one_sends_is_the_others_load_until_it_ends() -> None:
-    one, other = Router("one"), Router("other")
+def test_request_of_a_router_is_load_for_others_until_it_ends() -> None:
+    one, other = met("one", "other")
     booking = one.loads.begin(A, 500, 0.0)
     other.hear(one.due(0.0), 0.0)
     assert other.load(A, 0.0) == Load(0, 500.0, 1, 500 / 10_000)
-    assert (other.loads.in_flight_of("one"), one.loads.in_flight_of("other")) == (1, 0)
+    assert (other.in_flight_of("one"), one.in_flight_of("other")) == (1, 0)
     one.loads.end(booking, now=0.0)
     other.hear(one.due(0.01), 0.01)
     seen = other.load(A, 0.01)
     assert (seen.others, seen.backlog_tokens) == (0, 0.0)
 
 
-def test_what_one_sees_computed_is_no_queue_of_the_others() -> None:
-    one, other = Router("one"), Router("other")
+def test_computed_prompt_of_a_router_leaves_the_backlog_of_others() -> None:
+    one, other = met("one", "other")
     first, _ = one.loads.begin(A, 500, 0.0), one.loads.begin(A, 300, 0.0)
     other.hear(one.due(0.0), 0.0)
     other.loads.begin(A, 100, 0.0)
     assert other.load(A, 0.0).backlog_tokens == 900
-    one.loads.computed(first, 0.05)
+    one.loads.note_computed(first, 0.05)
     other.hear(one.due(0.05), 0.05)
     seen = other.load(A, 0.05)
     assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 2, 400)
 
 
-def test_what_waits_may_be_more_than_what_is_left_of_those_that_are_computed() -> None:
-    one, other = Router("one"), Router("other")
+def test_waiting_requests_may_exceed_the_rest_of_computed_prompts() -> None:
+    one, other = met("one", "other")
     for _ in range(500):
         other.loads.end(other.loads.begin(B, 900, 0.0), 0.0)
     mine = [one.loads.begin(A, 900, 0.0) for _ in range(10)]
-    one.loads.computed(mine[-3], 0.0)
+    one.loads.note_computed(mine[-3], 0.0)
     other.hear(one.due(0.0), 0.0)
     other.loads.report(A, Report(running=9, waiting=1, asked_at=0.1), 0.1)
     assert 1_600 < other.load(A, 0.1).backlog_tokens <= 1_800
 
 
-def test_a_message_that_is_lost_is_made_good_by_the_next() -> None:
-    one, other = Router("one"), Router("other")
+def test_lost_message_is_repaired_by_the_next() -> None:
+    one, other = met("one", "other")
     other.hear(one.due(0.0), 0.0)
     for _ in range(3):
         one.loads.begin(A, 100, 0.1)
@@ -108,8 +108,8 @@ def test_a_message_that_is_lost_is_made_good_by_the_next() -> None:
     assert (seen.others, seen.backlog_tokens, other.picture.lost()) == (4, 400.0, 3)
 
 
-def test_after_a_loss_the_others_are_asked_for_all_but_not_again_and_again() -> None:
-    one, other = Router("one"), Router("other")
+def test_lost_message_triggers_one_question_for_all() -> None:
+    one, other = met("one", "other")
     other.hear(one.due(0.0), 0.0)
     assert not other.picture.asks(0.0)
     for now in (0.1, 0.2):
@@ -125,8 +125,8 @@ def test_after_a_loss_the_others_are_asked_for_all_but_not_again_and_again() -> 
     assert other.picture.asks(0.3 + ASK_SECONDS)
 
 
-def test_a_router_that_is_silent_is_forgotten_with_its_load() -> None:
-    one, other = Router("one"), Router("other")
+def test_silent_router_is_forgotten_with_its_load() -> None:
+    one, other = met("one", "other")
     one.loads.begin(A, 500, 0.0)
     other.loads.begin(A, 100, 0.0)
     other.hear(one.due(0.0), 0.0)
@@ -135,31 +135,35 @@ def test_a_router_that_is_silent_is_forgotten_with_its_load() -> None:
     assert [each.origin for each in other.picture.forget(0.21)] == ["one"]
     seen = other.load(A, 0.21)
     assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 0, 100.0)
-    other.hear(one.due(1.0), 1.0)
-    assert other.load(A, 1.0).others == 1
+    for now in (1.0, 1.01, 1.02):
+        tell_all([one, other], now)
+    assert other.load(A, 1.02).others == 1
 
 
-def test_a_router_that_starts_anew_begins_without_load() -> None:
-    one, other = Router("one", incarnation=1), Router("other")
+def test_restarted_router_begins_without_load() -> None:
+    one, other = met("one", "other")
     one.loads.begin(A, 500, 0.0)
     other.hear(one.due(0.0), 0.0)
     again = Router("one", incarnation=2)
-    other.hear(again.due(0.1), 0.1)
-    assert other.load(A, 0.1).others == 0
-    other.hear(one.due(1.5), 1.5)
-    assert other.picture.counts["out_of_order"] == 1
-    assert other.load(A, 1.5).others == 0
+    for now in (0.1, 0.11, 0.12):
+        tell_all([again, other], now)
+    other.picture.forget(0.12)
+    assert other.load(A, 0.12).others == 0
+    other.hear(one.due(0.13), 0.13)
+    assert other.load(A, 0.13).others == 0
+    assert other.knows("one").identity.incarnation == 2
 
 
-def test_a_message_counts_once() -> None:
-    one, other = Router("one"), Router("other")
+def test_repeated_message_counts_once() -> None:
+    one, other = met("one", "other")
     one.loads.begin(A, 500, 0.0)
     message = one.due(0.0)
+    before = other.picture.counts.copy()
     other.hear([*message, *message], 0.0)
-    assert other.picture.counts == {"accepted": 1, "out_of_order": 1}
+    assert other.picture.counts - before == {"accepted": 1, "out_of_order": 1}
 
 
-def test_a_newcomer_learns_the_whole_from_the_first_message_after_its_hello() -> None:
+def test_newcomer_learns_everything_with_the_answer_to_its_challenge() -> None:
     one, other = Router("one"), Router("other")
     one.due(0.0)
     booking = one.loads.begin(A, 500, 0.1)
@@ -167,49 +171,49 @@ def test_a_newcomer_learns_the_whole_from_the_first_message_after_its_hello() ->
     assert one.due(0.1)
     assert claim.ended_at > 1e9
     assert booking.load.bookings
-    one.hear(other.due(0.5), 0.5)
-    other.hear(one.due(0.5), 0.5)
-    seen = other.load(A, 0.5)
-    assert (seen.others, seen.backlog_tokens) == (1, 100.0)
-    expected = other.sent.expected(other.sent.marks(PROMPT), 0.5)
+    for now in (0.5, 0.51):
+        tell_all([other, one], now)
+    seen = other.load(A, 0.51)
+    assert (seen.others, round(seen.backlog_tokens)) == (1, 90)
+    expected = other.sent.expected(other.sent.marks(PROMPT), 0.51)
     assert expected[f"name of {A}"][0] > 1_500
 
 
-def test_a_claim_of_another_router_counts_until_its_request_is_over() -> None:
-    one, other = Router("one"), Router("other")
+def test_claim_of_another_router_counts_until_its_request_ends() -> None:
+    one, other = met("one", "other")
     claim = one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
     marks = other.sent.marks(PROMPT)
     speculative, approximate = other.sent.expected(marks, 10.0)[f"name of {B}"]
     assert speculative == approximate > 1_500
-    one.telling.ended(claim)
+    one.telling.end(claim)
     other.hear(one.due(10.0), 10.0)
     assert other.sent.expected(marks, 20.0)[f"name of {B}"] == (0, approximate)
 
 
-def test_a_claim_that_is_told_again_to_a_newcomer_counts_once() -> None:
-    one, other = Router("one"), Router("other")
+def test_claim_repeated_for_a_newcomer_counts_once() -> None:
+    one, other = met("one", "other")
     one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
-    kept = dict(other.picture.others["one"].claims)
-    one.telling.asked()
+    kept = dict(other.knows("one").claims)
+    one.telling.note_hello()
     answer = one.due(0.5)
     assert decoded(answer[0], KEYS).claims
     other.hear(answer, 0.5)
-    assert other.picture.others["one"].claims == kept
+    assert other.knows("one").claims == kept
 
 
-def test_a_claim_that_is_withdrawn_counts_for_nothing() -> None:
-    one, other = Router("one"), Router("other")
+def test_withdrawn_claim_of_another_router_is_dropped() -> None:
+    one, other = met("one", "other")
     claim = one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
-    one.telling.withdrawn(claim)
+    one.telling.withdraw(claim)
     other.hear(one.due(0.1), 0.1)
     assert other.sent.expected(other.sent.marks(PROMPT), 0.1) == {}
 
 
-def test_the_claims_of_a_router_that_is_gone_are_taken_for_over() -> None:
-    one, other = Router("one"), Router("other")
+def test_claims_of_an_ended_router_end() -> None:
+    one, other = met("one", "other")
     one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
     other.picture.forget_all(1.0)
@@ -217,22 +221,23 @@ def test_the_claims_of_a_router_that_is_gone_are_taken_for_over() -> None:
     assert (speculative, approximate > 1_500) == (0, True)
 
 
-def test_what_is_told_of_workers_that_are_not_known_changes_nothing() -> None:
-    one, other = Router("one"), Router("other", workers=[B])
+def test_news_of_unknown_workers_change_nothing() -> None:
+    one, other = met("one", "other")
+    other.forget_worker(A)
     one.loads.begin(A, 500, 0.0)
     claim = one.send(A, one.sent.marks(PROMPT), 0.0)
-    one.telling.ended(claim)
+    one.telling.end(claim)
     other.hear(one.due(0.0), 0.0)
     assert other.picture.unknown_workers == 2
     assert other.sent.expected(other.sent.marks(PROMPT), 0.0) == {}
     stranger = one.send(A, one.sent.marks(PROMPT), 0.0)
-    one.telling.withdrawn(stranger)
+    one.telling.withdraw(stranger)
     other.hear(one.due(0.1), 0.1)
     assert len(other.sent) == 0
 
 
-def test_a_worker_that_went_while_it_was_told_of_is_not_known() -> None:
-    one, other = Router("one"), Router("other")
+def test_worker_removed_before_its_news_is_unknown() -> None:
+    one, other = met("one", "other")
     one.loads.begin(A, 500, 0.0)
     del other.endpoints[A]
     other.hear(one.due(0.0), 0.0)
@@ -241,33 +246,34 @@ def test_a_worker_that_went_while_it_was_told_of_is_not_known() -> None:
 
 def test_routers_beyond_the_bound_are_refused() -> None:
     other = Router("other")
-    for number in range(MAX_ROUTERS + 1):
-        other.hear([encoded(News(f"r{number}", 1, 1, 0), KEYS)], 0.0)
+    for number in range(MAX_ROUTERS):
+        introduce(other, News(f"r{number}", 1, 1, 0), 0.0)
+    other.hear([encoded(News("r64", 1, 1, 0), KEYS)], 0.0)
     assert (len(other.picture.others), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
 
 
-def test_claims_beyond_the_bound_are_left_to_their_lifetime(
+def test_claims_beyond_the_bound_expire_by_lifetime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(picture_module, "MAX_CLAIMS", 2)
-    one, other = Router("one"), Router("other")
+    one, other = met("one", "other")
     for key in range(5):
         one.send(A, Marks((64,), (key,)), 0.0)
     other.hear(one.due(0.0), 0.0)
-    assert len(other.picture.others["one"].claims) == 2
+    assert len(other.knows("one").claims) == 2
     assert len(other.sent) == 5
 
 
-def test_the_age_of_news_is_told_by_both_clocks() -> None:
+def test_delay_of_news_is_computed_from_both_clocks() -> None:
     other = Router("other")
-    other.picture.hear(encoded(News("one", 1, 1, 1_000_000), KEYS), 0.0, 1_250_000)
-    assert other.picture.others["one"].delay_seconds == 0.25
-    other.picture.hear(encoded(News("one", 1, 2, 9_000_000), KEYS), 0.0, 1_250_000)
-    assert other.picture.others["one"].delay_seconds == 0.0
+    introduce(other, News("one", 1, 1, wall_us(0.0)), 0.25)
+    assert other.knows("one").delay_seconds == 0.25
+    other.hear([encoded(News("one", 1, 2, wall_us(9.0)), KEYS)], 0.3)
+    assert other.knows("one").delay_seconds == 0.0
 
 
-def test_what_the_worker_reports_of_known_requests_counts_once() -> None:
-    one, other = Router("one"), Router("other")
+def test_report_of_known_requests_counts_once() -> None:
+    one, other = met("one", "other")
     for _ in range(3):
         one.loads.begin(A, 100, 0.0)
         other.loads.begin(A, 200, 0.0)
@@ -281,32 +287,33 @@ def test_what_the_worker_reports_of_known_requests_counts_once() -> None:
     assert (seen.in_flight, seen.others, seen.backlog_tokens) == (3, 5, 450)
 
 
-def test_work_of_ranks_is_a_share_of_the_whole_queue() -> None:
-    one, other = Router("one"), Router("other")
+def test_work_by_rank_is_a_share_of_the_whole_backlog() -> None:
+    one, other = met("one", "other")
     one.loads.begin(A, 300, 0.0)
     other.loads.begin(A, 100, 0.0, rank=1)
     other.hear(one.due(0.0), 0.0)
     assert other.loads.work_by_rank(A, 0.2, 10.0) == {1: 60.0}
 
 
-def test_the_figures_before_a_newcomer_came_are_taken_from_who_knows_them() -> None:
+def test_earlier_figures_reach_a_newcomer_with_the_news() -> None:
     other = Router("other")
     gone = WorkerNews(worker_id(KEYS, A), 0, 900, 5_000, 700, 2_000)
-    other.hear([encoded(News("one", 1, 9, 0, workers=(gone,)), KEYS)], 0.0)
+    introduce(other, News("one", 1, 9, 0, workers=(gone,)), 0.0)
     seen = other.load(A, 0.0)
     assert (seen.backlog_tokens, seen.utilization) == (700, 2_000 / 10_000)
 
 
-def test_a_worker_that_came_back_at_the_sender_counts_from_nothing() -> None:
+def test_figures_of_a_worker_readded_by_the_sender_begin_at_zero() -> None:
     other = Router("other")
-    for sequence, sent in ((1, 5_000), (2, 100)):
+    introduce(other, News("one", 1, 1, 0, is_whole=True), 0.0)
+    for sequence, sent in ((2, 5_000), (3, 100)):
         figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, sent)
         other.hear([encoded(News("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
     assert other.load(A, 0.0).backlog_tokens == 5_100
 
 
-def test_of_a_worker_that_came_back_here_what_was_sent_long_ago_is_no_load() -> None:
-    one, other = Router("one"), Router("other")
+def test_figures_before_a_worker_is_readded_here_are_no_load() -> None:
+    one, other = met("one", "other")
     for now in range(1_000):
         one.loads.end(one.loads.begin(A, 900, now), now + 0.9)
         other.hear(one.due(now), now)
@@ -317,10 +324,20 @@ def test_of_a_worker_that_came_back_here_what_was_sent_long_ago_is_no_load() -> 
     assert before < other.load(A, 1_000).utilization < 1
 
 
-def test_who_told_all_had_sent_nothing_to_the_others() -> None:
+def test_whole_news_count_earlier_figures_as_zero() -> None:
     figures = WorkerNews(worker_id(KEYS, A), 1, 900, 900, 30, 900)
     for is_whole, backlog in ((True, 900), (False, 30)):
         other = Router("other")
-        other.hear([encoded(News("one", 1, 5, 0, is_whole=is_whole), KEYS)], 0.0)
+        introduce(other, News("one", 1, 5, 0, is_whole=is_whole), 0.0)
         other.hear([encoded(News("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
         assert other.load(A, 0.0).backlog_tokens == backlog
+
+
+def test_repeated_hello_is_answered_with_everything() -> None:
+    one, other = met("one", "other")
+    other.loads.begin(A, 500, 0.0)
+    one.hear(other.due(0.0), 0.0)
+    one.telling.hello()
+    other.hear(one.due(0.3), 0.3)
+    (whole,) = [decoded(message, KEYS) for message in other.due(0.3)]
+    assert [worker.in_flight for worker in whole.workers] == [1]

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,18 @@ from typing import Any
 import pytest
 import trustme
 
+from extproc.base.errors import StartError
 from extproc.config.sections import Sharing as Options
-from extproc.errors import StartError
-from extproc.picking.load import EndpointLoad, Loads
-from extproc.picking.sent import Holdings, Sent
+from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.sent import Holdings, Sent
+from extproc.sharing import sharing as sharing_module
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
-from extproc.sharing.messages import decoded
-from extproc.sharing.sharing import Sharing, SharingCollector, shared, telling_of
+from extproc.sharing.messages import News, decoded, encoded
+from extproc.sharing.sharing import Sharing, SharingCollector, telling_of
 from extproc.sharing.telling import Telling
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
 from tests.extproc.sharing.routers import WORKERS
+from tests.waiting import until
 
 A, B = WORKERS
 WAIT_SECONDS = 30.0
@@ -108,9 +111,12 @@ async def part(**options: Any) -> AsyncIterator[Part]:
     chosen = Options(**options)
     telling = telling_of(chosen)
     fleet, clock = Fleet(telling.touched), Clock()
-    async with shared(chosen, telling, fleet, Sent(telling.secret), clock) as sharing:
-        assert sharing is not None
+    sharing = Sharing(chosen, telling, fleet, Sent(telling.secret), clock)
+    sharing.start()
+    try:
         yield Part(sharing, fleet, telling, clock)
+    finally:
+        await sharing.close()
 
 
 @asynccontextmanager
@@ -118,13 +124,6 @@ async def two(**options: Any) -> AsyncIterator[tuple[Part, Part]]:
     async with part(name="one", **options) as one, part(name="other", **options) as other:
         await until(lambda: one.hears() and other.hears(), "they hear each other")
         yield one, other
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -176,7 +175,7 @@ async def _with_tls(folder: Path, stack: AsyncExitStack) -> dict[str, Any]:
         *(pytest.param(kind, marks=needs_engine) for kind in ("tcp", "socket", "tls")),
     ],
 )
-async def test_what_one_router_sends_is_load_for_the_other(kind: str, tmp_path: Path) -> None:
+async def test_request_of_a_router_is_load_for_the_other(kind: str, tmp_path: Path) -> None:
     async with ways(kind, tmp_path) as options, two(**options) as (one, other):
         one.send()
         await until(lambda: other.others() == 1, "the other counts the request")
@@ -188,7 +187,7 @@ async def test_what_one_router_sends_is_load_for_the_other(kind: str, tmp_path: 
 
 @needs_engine
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
-async def test_without_the_engine_each_is_alone_and_with_it_they_share_again(
+async def test_sharing_pauses_without_its_engine_and_resumes_with_it(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvsteer.sharing")
@@ -215,7 +214,7 @@ async def test_without_the_engine_each_is_alone_and_with_it_they_share_again(
 
 
 @needs_engine
-async def test_while_the_engine_is_stopped_nothing_queues_up(tmp_path: Path) -> None:
+async def test_messages_are_dropped_while_the_engine_is_stopped(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
         engine.process.send_signal(signal.SIGSTOP)
         before = one.sharing.sent
@@ -230,7 +229,7 @@ async def test_while_the_engine_is_stopped_nothing_queues_up(tmp_path: Path) -> 
 
 
 @needs_engine
-async def test_who_may_not_enter_is_alone_and_tells_no_password(tmp_path: Path) -> None:
+async def test_refused_login_leaves_a_router_alone_and_logs_no_password(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("not-this-one")
     options = {"password_file": str(tmp_path / "password")}
     async with (
@@ -242,7 +241,7 @@ async def test_who_may_not_enter_is_alone_and_tells_no_password(tmp_path: Path) 
 
 
 @needs_engine
-async def test_who_may_not_publish_is_alone(tmp_path: Path) -> None:
+async def test_missing_permission_to_publish_leaves_a_router_alone(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("word")
     user = ("--user", "listener", "on", ">word", "&*", "+@all", "-publish")
     async with (
@@ -253,7 +252,7 @@ async def test_who_may_not_publish_is_alone(tmp_path: Path) -> None:
 
 
 @needs_engine
-async def test_a_certificate_of_somebody_else_is_refused(tmp_path: Path) -> None:
+async def test_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.pem").write_bytes(trustme.CA().cert_pem.bytes())
     async with (
         ways("tls", tmp_path) as options,
@@ -263,7 +262,7 @@ async def test_a_certificate_of_somebody_else_is_refused(tmp_path: Path) -> None
 
 
 @needs_engine
-async def test_routers_with_another_secret_or_channel_share_nothing(tmp_path: Path) -> None:
+async def test_routers_with_another_secret_or_channel_share_no_load(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).write_text(f"a secret of the {name} fleet")
     async with (
@@ -277,7 +276,7 @@ async def test_routers_with_another_secret_or_channel_share_nothing(tmp_path: Pa
 
 
 @needs_engine
-async def test_rubbish_on_the_channel_is_counted_and_changes_nothing(tmp_path: Path) -> None:
+async def test_invalid_messages_are_counted_and_ignored(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
         for _ in range(3):
             await engine.ask("PUBLISH", "kvsteer", "x" * 100)
@@ -289,7 +288,7 @@ async def test_rubbish_on_the_channel_is_counted_and_changes_nothing(tmp_path: P
 
 
 @needs_engine
-async def test_a_flood_takes_no_more_than_a_part_of_the_time(tmp_path: Path) -> None:
+async def test_flood_uses_a_bounded_share_of_the_time(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, _):
         sender = Sender(engine.port)
         for _ in range(400):
@@ -299,20 +298,44 @@ async def test_a_flood_takes_no_more_than_a_part_of_the_time(tmp_path: Path) -> 
         assert one.sharing._worked < 0.1
 
 
+async def test_messages_with_the_own_tag_count_against_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing_module, "MOST_SECONDS", 0.0)
+    async with part(url=f"directory:{tmp_path}") as one:
+        own = encoded(News(one.telling.origin, one.telling.incarnation, 1, 0), one.telling.keys)
+        assert max(one.sharing.hear(own) for _ in range(3)) > 0.0
+        assert not one.sharing.received_bytes
+
+
+# Most bytes that asyncio reads at once: the rest of a message may arrive with the last of them.
+READ_BYTES = 256 * 1024
+
+
+async def listeners(engine: EngineProcess) -> set[str]:
+    """The numbers of the connections that listen, which the engine never gives twice."""
+    return set(re.findall(r"\bid=(\d+)", await engine.ask("CLIENT", "LIST", "TYPE", "pubsub")))
+
+
 @needs_engine
-async def test_a_message_without_end_is_not_kept_and_they_share_again(tmp_path: Path) -> None:
+async def test_endless_message_is_not_kept_and_sharing_resumes(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
+        before = await listeners(engine)
         sender = Sender(engine.port)
-        await sender.publish(MAX_UNREAD_BYTES + 100_000)
-        for each in (one, other):
-            await until(lambda each=each: each.sharing.not_sent > 0, "alone")  # type: ignore[misc]
+        await sender.publish(MAX_UNREAD_BYTES + READ_BYTES + 1)
         await sender.close()
+
+        async def have_connected_anew() -> bool:
+            now = await listeners(engine)
+            return len(now) == len(before) == 2 and before.isdisjoint(now)
+
+        await until(have_connected_anew, "both have connected anew")
         other.send()
         await until(lambda: one.others() == 1, "shared again")
 
 
 @needs_engine
-async def test_who_was_flooded_hears_the_rest_afterwards(tmp_path: Path) -> None:
+async def test_flooded_router_hears_the_rest_afterwards(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, _):
         one.sharing._passed = one.sharing._worked = 1.0
         one.sharing._window_ends = one.clock() + 1.0
@@ -323,7 +346,7 @@ async def test_who_was_flooded_hears_the_rest_afterwards(tmp_path: Path) -> None
         await sender.close()
 
 
-async def test_a_socket_that_nobody_reads_any_more_is_removed(tmp_path: Path) -> None:
+async def test_dead_socket_of_a_directory_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "1-dead.router"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
         dead.bind(str(left))
@@ -331,7 +354,7 @@ async def test_a_socket_that_nobody_reads_any_more_is_removed(tmp_path: Path) ->
         await until(lambda: not left.exists(), "removed")
 
 
-async def test_a_directory_is_its_owners_alone_and_left_empty(tmp_path: Path) -> None:
+async def test_directory_is_private_and_left_empty(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "routers"
     async with part(url=f"directory:{directory}"):
         await until(lambda: any(directory.glob("*.router")), "there")
@@ -341,7 +364,7 @@ async def test_a_directory_is_its_owners_alone_and_left_empty(tmp_path: Path) ->
     assert not any(directory.iterdir())
 
 
-async def test_a_directory_that_cannot_be_used_is_tried_again(tmp_path: Path) -> None:
+async def test_unusable_directory_is_tried_again(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.write_text("")
     async with part(url=f"directory:{file}") as one:
@@ -353,7 +376,7 @@ async def test_a_directory_that_cannot_be_used_is_tried_again(tmp_path: Path) ->
         await until(lambda: any(file.glob("*.router")), "made anew")
 
 
-async def test_a_directory_that_becomes_something_else_is_tried_again(tmp_path: Path) -> None:
+async def test_directory_replaced_by_another_file_is_tried_again(tmp_path: Path) -> None:
     directory = tmp_path / "routers"
     async with part(url=f"directory:{directory}") as one:
         await until(lambda: any(directory.glob("*.router")), "used")
@@ -364,12 +387,12 @@ async def test_a_directory_that_becomes_something_else_is_tried_again(tmp_path: 
         await until(lambda: not one.is_alone(), "used again")
 
 
-async def test_a_path_that_is_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
+async def test_note_names_a_socket_path_that_is_too_long(tmp_path: Path) -> None:
     async with part(url=f"directory:{tmp_path / ('long' * 30)}") as one:
         await until(lambda: "path too long" in one.sharing.note(), "said")
 
 
-async def test_a_router_that_does_not_read_hinders_nobody(tmp_path: Path) -> None:
+async def test_router_that_does_not_read_blocks_no_other(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
         deaf.bind(str(tmp_path / "1-deaf.router"))
         async with two(url=f"directory:{tmp_path}") as (one, other):
@@ -379,7 +402,7 @@ async def test_a_router_that_does_not_read_hinders_nobody(tmp_path: Path) -> Non
             await until(lambda: other.others() == 1, "shared")
 
 
-async def test_workers_that_come_are_known_from_then_on(tmp_path: Path) -> None:
+async def test_added_workers_are_known_from_then_on(tmp_path: Path) -> None:
     async with two(url=f"directory:{tmp_path}") as (one, other):
         record = other.fleet.endpoints.pop(A)
         other.fleet.changed = asyncio.Event()
@@ -390,7 +413,7 @@ async def test_workers_that_come_are_known_from_then_on(tmp_path: Path) -> None:
         await until(lambda: other.others() == 1, "known by the next whole picture")
 
 
-async def test_what_is_told_is_counted(tmp_path: Path) -> None:
+async def test_sharing_metrics_count_messages(tmp_path: Path) -> None:
     async with two(url=f"directory:{tmp_path}") as (one, other):
         await until(lambda: one.sharing.picture.counts["accepted"] > 3, "heard")
         shown = {
@@ -406,7 +429,7 @@ async def test_what_is_told_is_counted(tmp_path: Path) -> None:
         assert other.sharing.sent_bytes > 100
 
 
-def test_a_secret_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+def test_unusable_secret_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"sharing.secret_file: .*: No such file"):
         telling_of(Options("directory:/x", secret_file=str(tmp_path / "none")))
     (tmp_path / "short").write_text("short\n")
@@ -414,11 +437,11 @@ def test_a_secret_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
         telling_of(Options("directory:/x", secret_file=str(tmp_path / "short")))
 
 
-def test_a_router_has_a_name_of_its_own() -> None:
+def test_router_has_a_name_of_its_own() -> None:
     assert str(os.getpid()) in telling_of(Options("directory:/x")).origin
 
 
-def test_its_name_is_one_that_others_accept_whatever_its_host_is_called(
+def test_router_name_is_valid_for_any_host_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Zoë's host " * 9)
@@ -427,7 +450,7 @@ def test_its_name_is_one_that_others_accept_whatever_its_host_is_called(
     assert decoded(message, telling.keys).origin == telling.origin
 
 
-async def test_without_the_client_library_the_start_says_what_to_install(
+async def test_start_error_names_the_missing_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "libvalkey", None)
@@ -436,7 +459,7 @@ async def test_without_the_client_library_the_start_says_what_to_install(
             pass
 
 
-async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
+async def test_pause_of_a_router_is_not_taken_for_silence_of_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvsteer.sharing")
@@ -457,12 +480,31 @@ async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
     assert not [record for record in caplog.records if "is silent" in record.getMessage()]
 
 
-async def test_a_request_is_told_at_once_by_a_router_that_had_nothing_to_tell(
+async def test_outages_that_repeat_are_logged_less_and_less_often(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.sharing")
+    directory = tmp_path / "routers"
+    async with part(name="one", url=f"directory:{directory}") as one:
+        await until(lambda: not one.is_alone(), "it is there")
+        for _ in range(5):
+            shutil.rmtree(directory)
+            directory.touch()
+            await until(one.is_alone, "alone")
+            directory.unlink()
+            await until(lambda: not one.is_alone(), "not alone")
+            one.clock.ahead_seconds += 2.0
+            await until(lambda: not one.sharing._outages.is_going_on, "it is settled")
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.WARNING, logging.INFO] * 3  # the first, second and fourth time
+
+
+async def test_begun_sends_a_request_at_once_after_an_idle_time(
     tmp_path: Path,
 ) -> None:
     options = {"url": f"directory:{tmp_path / 'routers'}", "tick_ms": 3_600_000}
     async with part(name="one", **options) as one, part(name="other", **options) as other:
         await until(lambda: not one.is_alone() and not other.is_alone(), "they are there")
         one.send()
-        one.telling.begun([], A, 500)
+        one.telling.begin([], A, 500)
         await until(lambda: other.others() == 1, "the other hears of it long before the next tick")

@@ -1,9 +1,11 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from extproc.picking.sent import Marks
+from extproc.routing.marks import Marks
 from extproc.sharing import telling as telling_module
-from extproc.sharing.messages import MAX_CLAIMS, MAX_WORKERS, News, decoded
+from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, MAX_WORKERS, News, decoded
 from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router
 
@@ -14,7 +16,7 @@ def said(router: Router, now: float) -> list[News]:
     return [decoded(message, KEYS) for message in router.due(now)]
 
 
-def test_the_first_message_says_hello() -> None:
+def test_first_message_is_a_hello() -> None:
     router = Router("one")
     assert router.telling.secret == KEYS.marks
     (first,) = said(router, 0.0)
@@ -25,7 +27,7 @@ def test_the_first_message_says_hello() -> None:
     assert [one.is_hello for one in said(router, 0.02)] == [True]
 
 
-def test_a_tick_without_changes_says_nothing_until_it_would_seem_dead() -> None:
+def test_due_is_empty_without_changes_until_a_sign_of_life_is_needed() -> None:
     router = Router("one")
     router.due(0.0)
     assert router.due(0.01) == []
@@ -33,7 +35,7 @@ def test_a_tick_without_changes_says_nothing_until_it_would_seem_dead() -> None:
     assert alive.workers == ()
 
 
-def test_only_workers_that_changed_are_told() -> None:
+def test_due_holds_changed_workers_only() -> None:
     router = Router("one")
     router.loads.begin(A, 10, 0.0)
     router.due(0.0)
@@ -45,7 +47,7 @@ def test_only_workers_that_changed_are_told() -> None:
     assert {one.in_flight, two.in_flight} == {0, 2}
 
 
-def test_a_worker_that_went_is_not_told() -> None:
+def test_due_omits_removed_workers() -> None:
     router = Router("one")
     router.due(0.0)
     router.loads.begin(A, 10, 0.01)
@@ -53,7 +55,7 @@ def test_a_worker_that_went_is_not_told() -> None:
     assert [one.workers for one in said(router, 0.01)] == [()]
 
 
-def test_each_second_all_that_was_used_is_told() -> None:
+def test_due_holds_all_used_workers_each_second() -> None:
     router = Router("one")
     router.loads.end(router.loads.begin(A, 10, 0.0), 0.0)
     router.loads.begin(B, 10, 0.0)
@@ -62,30 +64,30 @@ def test_each_second_all_that_was_used_is_told() -> None:
     assert [len(one.workers) for one in said(router, WHOLE_SECONDS)] == [2]
 
 
-def test_a_newcomer_is_told_all_once() -> None:
+def test_due_holds_everything_once_for_a_newcomer() -> None:
     router = Router("one")
     router.loads.begin(A, 10, 0.0)
     router.send(A, Marks((64,), (1,)), 0.0)
     router.due(0.0)
-    router.telling.asked()
-    router.telling.asked()
+    router.telling.note_hello()
+    router.telling.note_hello()
     assert router.due(0.01) == []  # all was sent a moment ago
     (answer,) = said(router, 0.3)
     assert (len(answer.workers), len(answer.claims)) == (1, 1)
     assert [(one.workers, one.claims) for one in said(router, 0.6)] == [((), ())]
 
 
-def test_requests_with_little_work_are_not_told() -> None:
+def test_due_omits_requests_with_few_uncached_tokens() -> None:
     router = Router("one")
     claim = router.send(A, Marks((64,), (1,)), 0.0, LEAST_UNCACHED_TOKENS - 1)
     router.send(A, Marks((), ()), 0.0)
-    router.telling.ended(claim)
-    router.telling.withdrawn(claim)
+    router.telling.end(claim)
+    router.telling.withdraw(claim)
     (news,) = said(router, 0.0)
     assert (news.claims, news.ended, news.withdrawn) == ((), (), ())
 
 
-def test_more_than_one_message_holds_is_told_in_several() -> None:
+def test_due_splits_news_over_several_messages() -> None:
     workers = [f"10.0.{number // 256}.{number % 256}:1" for number in range(MAX_WORKERS + 5)]
     router = Router("one", workers=workers)
     for worker in workers:
@@ -100,14 +102,44 @@ def test_more_than_one_message_holds_is_told_in_several() -> None:
     assert [one.is_whole for one in told] == [False, True, False]
 
 
-def test_nothing_waits_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+@given(
+    older=st.integers(0, 2),
+    fates=st.lists(st.booleans(), min_size=MAX_CLAIMS - 2, max_size=2 * MAX_CLAIMS),
+)
+def test_withdrawn_leaves_other_routers_as_without_the_request(
+    older: int, fates: list[bool]
+) -> None:
+    one, other, sound = Router("one"), Router("other"), Router("sound")
+    marks = Marks((64, 128), (1, 2))
+    for claim in [one.send(A, marks, 0.0) for _ in range(older)]:
+        one.telling.end(claim)
+    both = one.due(0.0)
+    other.hear(both, 0.0)
+    sound.hear(both, 0.0)
+    for is_elsewhere in fates:
+        worker = B if is_elsewhere else A
+        one.telling.withdraw(one.send(worker, marks, 1.0))
+    other.hear(one.due(1.0), 1.0)
+    for now in (1.0, 1.5, 5.0, 500.0):
+        assert other.sent.expected(marks, now) == sound.sent.expected(marks, now)
+
+
+def test_pending_news_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telling_module, "MAX_OPEN", 3)
     monkeypatch.setattr(telling_module, "MAX_WAITING", 2)
     workers = [f"10.0.0.{key}:1" for key in range(6)]
     router = Router("one", workers=workers)
     claims = [router.send(worker, Marks((64,), (1,)), 0.0) for worker in workers]
     for claim in claims:
-        router.telling.ended(claim)
+        router.telling.end(claim)
     (news,) = said(router, 0.0)
     assert router.telling.dropped == 4
     assert (len(news.claims), len(news.ended)) == (2, 2)
+
+
+def test_answers_of_a_message_are_bounded() -> None:
+    router = Router("one")
+    for number in range(MAX_CHALLENGES + 1):
+        router.telling.answer(number)
+    (first, *_) = said(router, 0.0)
+    assert first.answers == tuple(range(MAX_CHALLENGES))

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from extproc.errors import RequestError
-from extproc.templates.chat_template import ChatTemplate
+from extproc.base.errors import RequestError
+from extproc.requests.prompt import Chat
+from extproc.templates.bounds import MOST_WAITS, Tick
+from extproc.templates.chat_template import MAX_WORDS, ChatTemplate
 from tests.extproc.template_shapes import GEMMA
 
 USER = {"role": "user", "content": "hi"}
@@ -26,7 +28,7 @@ def text(words: str) -> dict[str, Any]:
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **variables: Any) -> str:
     template = ChatTemplate(source, {"bos_token": "<s>"})
-    return template.render(messages or [USER], variables)
+    return template.render(Chat(messages or [USER], variables))[0]
 
 
 def refusal(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
@@ -35,41 +37,47 @@ def refusal(source: str, messages: list[dict[str, Any]], **variables: Any) -> st
     return caught.value.reason
 
 
-def test_messages_special_tokens_and_variables_are_seen() -> None:
+def test_render_passes_messages_special_tokens_and_variables() -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ extra }}"
     assert render(source, extra="!") == "<s>hi!"
     assert render("{{ tools is none and documents is none }}") == "True"
 
 
-def test_a_template_that_does_not_compile_is_told_at_start() -> None:
+@pytest.mark.parametrize("unit", ["{{x}}", "{#x#}", "{{x+x+x}}"])
+def test_template_of_too_many_words_is_refused_at_start(unit: str) -> None:
+    with pytest.raises(ValueError, match="words and marks"):
+        ChatTemplate(unit * MAX_WORDS, {})
+
+
+def test_template_that_does_not_compile_is_refused_at_start() -> None:
     for source in ("{% for %}", "{% break %}"):
         with pytest.raises(ValueError, match="not a Jinja template"):
             ChatTemplate(source, {})
 
 
-def test_parts_of_text_are_joined_for_a_template_that_expects_text() -> None:
+def test_render_joins_text_parts_for_a_template_that_expects_text() -> None:
     parts = [text("a"), text(""), {**text("b"), "cache_control": {}}]
     assert render(PLAIN, [{"role": "user", "content": parts}]) == "<a\nb>"
     assert render(PLAIN, [{"role": "assistant", "content": None}]) == "<>"
 
 
-def test_parts_stay_parts_for_a_template_that_takes_them_apart() -> None:
+def test_render_keeps_parts_for_a_template_that_expects_parts() -> None:
     parts = [text("a"), text("")]
     assert render(PARTS, [USER, {"role": "user", "content": parts}]) == "[hi][a][]"
     assert render(PARTS, [{"role": "assistant", "content": None}]) == ""
 
 
-def test_what_a_tool_said_is_a_text() -> None:
+def test_render_gives_a_tool_result_as_text() -> None:
     tool = {"role": "tool", "content": [text("a"), text("b")]}
     assert render(PARTS, [USER, tool]) == "[hi]<a\nb>"
 
 
-def test_what_only_newer_releases_show_of_a_part_is_not_claimed() -> None:
+def test_render_refuses_fields_of_a_part_that_only_newer_releases_show() -> None:
     parts = [{**text("a"), "cache_control": {}}]
     assert refusal(PARTS, [{"role": "user", "content": parts}]) == "unsupported_content"
 
 
-def test_where_releases_disagree_on_parts_the_text_must_be_the_same() -> None:
+def test_render_refuses_parts_where_releases_disagree_on_the_text() -> None:
     source = (
         "{% for m in messages %}{% set content = m.content %}{% if content is string %}"
         "{{ content }}{% else %}{% for p in content %}{{ p.text }}{% endfor %}{% endif %}"
@@ -81,7 +89,7 @@ def test_where_releases_disagree_on_parts_the_text_must_be_the_same() -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_what_engines_show_to_templates_differently_is_not_claimed(field: str) -> None:
+def test_render_refuses_fields_that_engines_show_differently(field: str) -> None:
     messages = [{"role": "assistant", "content": "a", field: "because"}]
     assert render("{{ messages[0].content }}", messages) == "a"
     for source in ("{{ messages[0].reasoning_content }}", "{{ messages[0].thinking }}"):
@@ -90,28 +98,59 @@ def test_what_engines_show_to_templates_differently_is_not_claimed(field: str) -
 
 
 @pytest.mark.parametrize("name", ["reasoning_effort", "enable_thinking"])
-def test_an_effort_is_claimed_only_where_it_is_not_read(name: str) -> None:
-    assert ChatTemplate("a", {}).render([USER], {}, has_reasoning_effort=True) == "a"
+def test_render_accepts_an_effort_only_where_it_is_not_read(name: str) -> None:
+    assert ChatTemplate("a", {}).render(Chat([USER], {}, effort="low")) == ("a", 0)
     with pytest.raises(RequestError, match="unsupported_reasoning_effort"):
-        ChatTemplate(f"{{{{ {name} }}}}", {}).render([USER], {}, has_reasoning_effort=True)
+        ChatTemplate(f"{{{{ {name} }}}}", {}).render(Chat([USER], {}, effort="low"))
 
 
-def test_a_developer_is_claimed_only_where_the_template_knows_one() -> None:
+def test_render_accepts_a_developer_only_where_the_template_knows_one() -> None:
     messages = [{"role": "developer", "content": "d", "tools": None}]
     assert refusal(PLAIN, messages) == "unsupported_developer_role"
     assert render("{% if messages[0].role == 'developer' %}d{% endif %}", messages) == "d"
 
 
-def test_a_template_that_takes_long_is_given_up() -> None:
+def test_render_ends_a_slow_template() -> None:
     clock = itertools.count().__next__
-    template = ChatTemplate(PLAIN, {}, monotonic=clock)
+    template = ChatTemplate(PLAIN, {}, tick=lambda budget: Tick(budget, clock, clock))
     with pytest.raises(RequestError, match="template_too_slow"):
-        template.render([USER], {})
+        template.render(Chat([USER], {}))[0]
 
 
-def test_the_date_is_the_given_one() -> None:
-    template = ChatTemplate("{{ strftime_now('%Y') }}", {}, now=lambda: datetime(2026, 1, 1))  # noqa: DTZ001
-    assert template.render([USER], {}) == "2026"
+def test_template_that_waits_for_others_is_given_up_late() -> None:
+    source = "{% for n in range(12) %}{{ n }}{% endfor %}"
+    waits = itertools.count().__next__  # a second at each look
+    template = ChatTemplate(source, {}, tick=lambda _: Tick(1.0, waits, lambda: 0.0))
+    assert template.render(Chat([USER], {}))[0].startswith("0123")
+    with pytest.raises(RequestError, match="template_too_slow"):
+        ChatTemplate(
+            source.replace("12", "99"), {}, tick=lambda _: Tick(1.0, waits, lambda: 0.0)
+        ).render(Chat([USER], {}))
+
+
+@given(
+    st.floats(0.001, 10),
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1)), min_size=1, max_size=60),
+)
+def test_tick_gives_up_a_template_that_works_or_lasts_too_long(
+    budget: float, steps: list[tuple[float, float]]
+) -> None:
+    now = worked = 0.0
+    tick = Tick(budget, lambda: now, lambda: worked)
+    for passed, share in steps:
+        now, worked = now + passed, worked + passed * share
+        is_over = worked > budget or now > MOST_WAITS * budget
+        try:
+            assert bool(tick)
+            assert not is_over or worked - budget < 1e-6
+        except RequestError:
+            assert is_over
+            return
+
+
+def test_strftime_now_is_the_given_date() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}", {}, now=lambda: datetime(2026, 1, 1))
+    assert template.render(Chat([USER], {}))[0] == "2026"
 
 
 def continued(source: str, content: object) -> str:
@@ -119,7 +158,7 @@ def continued(source: str, content: object) -> str:
     return render(source, messages, continue_final_message=True)
 
 
-def test_a_final_message_can_be_continued() -> None:
+def test_render_continues_a_final_message() -> None:
     assert continued(PLAIN, "so ") == "<hi><so "
     assert continued(PARTS, [text("a"), text("so")]) == "[hi][a][so"
     trims = "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}"
@@ -145,7 +184,7 @@ def test_a_final_message_can_be_continued() -> None:
         ),
     ],
 )
-def test_a_final_message_whose_end_is_not_certain_is_not_claimed(
+def test_render_refuses_a_final_message_whose_end_is_uncertain(
     source: str, content: object, reason: str
 ) -> None:
     messages: list[dict[str, Any]] = [USER, {"role": "assistant", "content": content}]
@@ -156,25 +195,25 @@ def before_media(
     source: str, messages: list[dict[str, Any]], added: tuple[str, ...] = ("<image>",)
 ) -> str:
     template = ChatTemplate(source, {"bos_token": "<s>"})
-    return template.render_until_media(messages, {}, added_tokens=added)
+    return template.render_until_media(Chat(messages, {}), added_tokens=added)[0]
 
 
 def looked_at(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": [*parts]}]
 
 
-def test_media_is_not_rendered() -> None:
+def test_render_refuses_media() -> None:
     assert refusal(GEMMA, looked_at(IMAGE)) == "unsupported_media"
 
 
-def test_the_text_before_media_is_certain() -> None:
+def test_before_media_returns_the_certain_text() -> None:
     prefix = "<s><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyes?<end_of_turn>\n"
     prefix += "<start_of_turn>user\n"
     assert before_media(GEMMA, looked_at(IMAGE, text("what?"))) == prefix
     assert before_media(GEMMA, looked_at(text("this:"), IMAGE, IMAGE)) == prefix + "this:"
 
 
-def test_a_template_that_looks_ahead_for_media_ends_the_certain_text_earlier() -> None:
+def test_before_media_ends_earlier_for_a_template_that_looks_ahead() -> None:
     ahead = (
         "A{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<image>"
         "{% endif %}{% endfor %}{% endfor %}B"
@@ -184,9 +223,7 @@ def test_a_template_that_looks_ahead_for_media_ends_the_certain_text_earlier() -
 
 
 @given(st.lists(st.text("ab<> \n", max_size=4), max_size=3), st.text("ab<> \n", max_size=4))
-def test_what_is_certain_ends_where_the_first_placeholder_stands(
-    words: list[str], end: str
-) -> None:
+def test_before_media_ends_at_the_first_placeholder(words: list[str], end: str) -> None:
     messages = looked_at(*map(text, words), IMAGE, text(end), IMAGE)
     certain = before_media(GEMMA, messages)
     shaped = [
@@ -194,7 +231,7 @@ def test_what_is_certain_ends_where_the_first_placeholder_stands(
         for one in messages
     ]
     engines = ImmutableSandboxedEnvironment().from_string(GEMMA)
-    whole = engines.render(bos_token="<s>", messages=shaped)  # noqa: S106 - no password
+    whole = engines.render(bos_token="<s>", messages=shaped)
     before, placeholder, _ = whole.partition("<start_of_image>")
     assert placeholder
     assert certain == before
@@ -207,23 +244,23 @@ def test_what_is_certain_ends_where_the_first_placeholder_stands(
         looked_at(text("an <image>"), IMAGE),
     ],
 )
-def test_a_placeholder_of_the_clients_own_is_not_claimed(messages: list[dict[str, Any]]) -> None:
+def test_before_media_refuses_a_placeholder_of_the_client(messages: list[dict[str, Any]]) -> None:
     with pytest.raises(RequestError, match="unsupported_media"):
         before_media(GEMMA, messages)
     assert before_media(GEMMA, messages, added=("<other>",))
 
 
-def test_a_placeholder_behind_the_media_is_no_hindrance() -> None:
+def test_before_media_accepts_a_placeholder_behind_the_media() -> None:
     assert before_media(GEMMA, looked_at(IMAGE, text("an <image>")))
     nothing = {"role": "assistant", "content": None}
     assert before_media(PARTS, [nothing, *looked_at(IMAGE)]) == "[hi][yes?]["
 
 
-def test_before_media_in_a_template_that_expects_text_nothing_is_certain() -> None:
+def test_before_media_is_refused_by_a_template_that_expects_text() -> None:
     with pytest.raises(RequestError, match="unsupported_media"):
         before_media(PLAIN, looked_at(IMAGE))
 
 
-def test_what_a_tool_showed_ends_the_certain_text() -> None:
+def test_before_media_ends_at_media_of_a_tool() -> None:
     tool = {"role": "tool", "content": [text("a"), IMAGE]}
     assert before_media(PARTS, [USER, tool]) == "[hi][a]["

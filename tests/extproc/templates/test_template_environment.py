@@ -6,17 +6,18 @@ from typing import Any
 import jinja2
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.templates import chat_template
+from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import Sandbox, rendered
 
-NOON = datetime(2026, 7, 4, 12)  # noqa: DTZ001 - local time, as templates print it
+NOON = datetime(2026, 7, 4, 12)
 
 
 def render(source: str, monotonic: Callable[[], float] = lambda: 0.0, **variables: Any) -> str:
     environment = Sandbox(lambda: NOON)
     template = environment.compiled(environment.parse(source))
-    return rendered(template, variables, monotonic, 1.0)
+    return rendered(template, variables, Tick(1.0, monotonic, monotonic))
 
 
 def refusal(source: str, monotonic: Callable[[], float] = lambda: 0.0) -> str:
@@ -34,24 +35,25 @@ def test_blocks_leave_no_blank_lines() -> None:
     assert render(source) == "1\n2\n"
 
 
-def test_json_is_written_as_transformers_writes_it() -> None:
+def test_tojson_writes_as_transformers_does() -> None:
     assert render("{{ tools | tojson }}", tools=[{"a": "é<"}]) == '[{"a": "é<"}]'
     assert render("{{ tools | tojson(indent=2) }}", tools=[1]) == "[\n  1\n]"
+    assert render("{{ tools | tojson(separators=(',', ':')) }}", tools=[1, 2]) == "[1,2]"
 
 
-def test_generation_blocks_are_their_contents() -> None:
+def test_generation_block_renders_its_content() -> None:
     assert render("a{% generation %}b{% endgeneration %}c") == "abc"
     scoped = "{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}"
     assert render(scoped) == "1"
 
 
-def test_loops_may_be_left_and_macros_called() -> None:
+def test_loop_controls_and_macros_are_supported() -> None:
     source = "{% for n in range(9) %}{{ n }}{% if n == 1 %}{% break %}{% endif %}{% endfor %}"
     assert render(source) == "01"
     assert render("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('a') }}") == "aa"
 
 
-def test_templates_may_ask_for_the_date() -> None:
+def test_strftime_now_is_supported() -> None:
     assert render("{{ strftime_now('%d %b %Y') }}") == "04 Jul 2026"
 
 
@@ -71,7 +73,7 @@ def test_templates_may_ask_for_the_date() -> None:
         "{{ range(999999999) | list }}",
     ],
 )
-def test_a_template_that_refuses_or_misbehaves_gives_a_reason(source: str) -> None:
+def test_template_that_raises_gives_a_reason(source: str) -> None:
     assert refusal(source) == "template_failed"
 
 
@@ -89,17 +91,25 @@ def test_small_products_are_computed() -> None:
         "{% for n in [1] %}{% for m in range(9) %}{% endfor %}{% endfor %}",
     ],
 )
-def test_a_template_that_takes_long_is_given_up(source: str) -> None:
+def test_slow_template_is_ended(source: str) -> None:
     assert refusal(source, a_second_each_time()) == "template_too_slow"
     assert isinstance(render(source), str)
 
 
-def test_a_text_that_grows_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_text_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_CHARACTERS", 10)
     assert render("{% for n in range(10) %}a{% endfor %}") == "a" * 10
     assert refusal("{% for n in range(11) %}a{% endfor %}") == "too_many_characters"
 
 
-def test_a_template_may_not_be_one() -> None:
+def test_parse_refuses_a_malformed_template() -> None:
     with pytest.raises(jinja2.TemplateError):
         Sandbox(lambda: NOON).parse("{% for %}")
+
+
+def test_namespace_may_be_made_where_a_loop_holds_another() -> None:
+    source = (
+        "{% for n in [1, 2] %}{% set a = namespace(x=n) %}{% for m in [1] %}"
+        "{% set b = namespace(y=a.x) %}{{ b.y }}{% endfor %}{% endfor %}"
+    )
+    assert render(source) == "12"

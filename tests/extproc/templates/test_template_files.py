@@ -1,12 +1,14 @@
 import contextlib
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
+from extproc.requests.prompt import Chat
 from extproc.tokenizing.tokens import ChatTemplates, load
 
 USER = {"role": "user", "content": "hi"}
@@ -44,7 +46,7 @@ def write(directory: Path, files: dict[str, str]) -> Path:
 
 def render(templates: ChatTemplates, **variables: Any) -> str | None:
     with contextlib.suppress(RequestError):
-        return templates.chosen(variables).render([USER], variables)
+        return templates.chosen(variables).render(Chat([USER], variables))[0]
     return None
 
 
@@ -61,25 +63,25 @@ def render(templates: ChatTemplates, **variables: Any) -> str | None:
         ("none", None, None),
     ],
 )
-def test_a_request_gets_the_template_an_engine_would_take(
+def test_request_gets_the_template_that_an_engine_chooses(
     tmp_path: Path, layout: str, plain: str | None, with_tools: str | None
 ) -> None:
     templates = load(write(tmp_path, LAYOUTS[layout]))
     assert (render(templates), render(templates, **TOOLS)) == (plain, with_tools)
 
 
-def test_no_template_is_a_reason(tmp_path: Path) -> None:
+def test_missing_template_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no_chat_template"):
         load(tmp_path).chosen({})
 
 
-def test_a_processors_template_comes_first_unless_there_are_tools(tmp_path: Path) -> None:
+def test_processor_template_precedes_others_without_tools(tmp_path: Path) -> None:
     files = {**LAYOUTS["settings"], "chat_template.json": '{"chat_template": "processor"}'}
     templates = load(write(tmp_path, files))
     assert (render(templates), render(templates, **TOOLS)) == ("processor", "settings")
 
 
-def test_a_template_given_by_the_operator_wins(tmp_path: Path) -> None:
+def test_operator_template_precedes_the_files(tmp_path: Path) -> None:
     override = tmp_path / "own.jinja"
     override.write_text("own")
     templates = load(write(tmp_path, LAYOUTS["files"]), override)
@@ -94,7 +96,7 @@ def test_a_template_given_by_the_operator_wins(tmp_path: Path) -> None:
         {"tokenizer.model.v3": ""},
     ],
 )
-def test_where_the_engine_writes_prompts_itself_no_template_counts(
+def test_template_is_none_where_the_engine_renders_prompts_itself(
     tmp_path: Path, files: dict[str, str]
 ) -> None:
     override = write(tmp_path, {**LAYOUTS["files"], **files}) / "chat_template.jinja"
@@ -103,40 +105,41 @@ def test_where_the_engine_writes_prompts_itself_no_template_counts(
 
 
 @pytest.mark.parametrize("config", ["[]", '{"architectures": ["LlamaForCausalLM"]}', "{}"])
-def test_other_models_have_the_template_of_their_files(tmp_path: Path, config: str) -> None:
+def test_template_of_other_models_comes_from_their_files(tmp_path: Path, config: str) -> None:
     assert render(load(write(tmp_path, {**LAYOUTS["file"], "config.json": config}))) == "file"
 
 
 @pytest.mark.parametrize(
     "entry", [["{{ x }}"], [{"name": "default"}], "{% for %}", [{"name": 1, "template": "{{"}]]
 )
-def test_what_is_no_template_is_told_at_start(tmp_path: Path, entry: object) -> None:
+def test_malformed_template_is_refused_at_start(tmp_path: Path, entry: object) -> None:
     files = {"tokenizer_config.json": json.dumps({"chat_template": entry})}
     with pytest.raises(ValueError, match="template"):
         load(write(tmp_path, files))
 
 
-def test_another_entry_is_none(tmp_path: Path) -> None:
+def test_template_of_another_type_is_none(tmp_path: Path) -> None:
     assert render(load(write(tmp_path, {"tokenizer_config.json": '{"chat_template": 5}'}))) is None
 
 
-def test_what_stands_before_media_comes_from_the_same_template(tmp_path: Path) -> None:
+def test_before_media_uses_the_same_template(tmp_path: Path) -> None:
     source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
     templates = load(write(tmp_path, {"chat_template.jinja": source}))
     image = [{"type": "image"}]
     messages: list[dict[str, Any]] = [USER, {"role": "user", "content": image}]
-    assert templates.chosen({}).render_until_media(messages, {}, added_tokens=()) == "[hi]["
+    chat = Chat(messages, {})
+    assert templates.chosen({}).render_until_media(chat, added_tokens=()) == ("[hi][", 0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_choice_is_that_of_transformers(tmp_path: Path, layout: str) -> None:
+def test_template_choice_equals_that_of_transformers(tmp_path: Path, layout: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip(
             "transformers", reason="needs transformers (dependency group `parity`)"
         )
         tokenizers = pytest.importorskip("tokenizers")
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106 - no password
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         theirs = transformers.PreTrainedTokenizerFast.from_pretrained(
             str(write(tmp_path, LAYOUTS[layout]))
@@ -147,3 +150,22 @@ def test_the_choice_is_that_of_transformers(tmp_path: Path, layout: str) -> None
         with contextlib.suppress(ValueError):
             expected = theirs.apply_chat_template([USER], tokenize=False, **given)
         assert render(ours, **given) == expected
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "chat_template.json"])
+def test_deeply_nested_settings_are_refused_at_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: nested too deeply"):
+        load(write(tmp_path, {name: "[" * 200_000}))
+
+
+@pytest.mark.parametrize("source", ["{{ " + "(" * 15_000, "{{ x" + "|trim" * 15_000 + " }}"])
+def test_deeply_nested_template_is_refused_at_start(tmp_path: Path, source: str) -> None:
+    with pytest.raises(ValueError, match="not a Jinja template"):
+        load(write(tmp_path, {"chat_template.jinja": source}))
+
+
+def test_pipe_in_place_of_a_template_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    os.mkfifo(folder / "more.jinja")
+    load(write(tmp_path, {"chat_template.jinja": "x"}))

@@ -20,12 +20,19 @@ def starts(cutter: Cutter, text: str, after: int = 0) -> list[int]:
     return [start for start, _ in cutter.find(text, after)]
 
 
-def test_every_token_is_a_place_to_cut_but_the_first() -> None:
+def test_find_cuts_at_every_token_but_the_first() -> None:
     cutter = Cutter(added("<s>", "[x]"), everywhere)
     assert cutter.find("<s>ab[x]<s>c", 0) == [(5, 8), (8, 11)]
 
 
-def test_cuts_are_a_part_away_from_each_other_but_for_the_last_ones() -> None:
+def test_find_cuts_nowhere_if_overlaps_would_take_too_long_to_find() -> None:
+    tokens = [f"<{number:0998}>" for number in range(3)]
+    text = "".join(tokens)
+    assert Cutter(added("<s>", *tokens[:1]), everywhere).contents
+    assert Cutter(added("<s>", *tokens), everywhere).find(text + "<s>", 0) == []
+
+
+def test_cuts_are_a_part_apart_but_for_the_last() -> None:
     text = "<s>" * 3_000
     found = starts(Cutter(added("<s>")), text)
     assert found[-1] == len(text) - 3
@@ -39,58 +46,58 @@ def test_parts_grow_with_the_text_before_them() -> None:
     assert len(found) < 40
 
 
-def test_of_two_kinds_of_tokens_the_nearer_is_taken() -> None:
+def test_find_takes_the_nearer_of_two_kinds_of_tokens() -> None:
     cutter = Cutter(added("<s>", "[x]"), lambda _: 5)
     assert starts(cutter, "......[x]<s>......<s>.[x]") == [6, 18, 22]
 
 
-def test_the_search_goes_on_behind_a_known_cut() -> None:
+def test_find_continues_behind_a_known_cut() -> None:
     assert starts(Cutter(added("<s>"), everywhere), "a<s>b<s>c", after=1) == [5]
     assert starts(Cutter(added("<s>")), "a<s>b<s>c<s>", after=1) == [9]
 
 
-def test_one_cut_is_before_the_last_message() -> None:
+def test_find_cuts_before_the_last_message() -> None:
     cutter = Cutter(added("<s>", "[x]"))
     text = "<s>user[x]" + "a question of some length" + "[x]<s>answer[x]"
     assert starts(cutter, text) == [text.index("[x]a"), text.rindex("[x]")]
     assert starts(cutter, "a question of some length<s>[x]") == [28]
 
 
-def test_a_text_without_tokens_is_not_cut() -> None:
+def test_find_cuts_no_text_without_tokens() -> None:
     assert Cutter(added("<s>")).find("plain" * 1_000, 0) == []
     assert Cutter([]).find("<s>", 0) == []
 
 
-def test_places_are_counted_in_characters() -> None:
+def test_cut_positions_are_counted_in_characters() -> None:
     assert starts(Cutter(added("<\uff5cUser\uff5c>")), "\u4e2d<\uff5cUser\uff5c>") == [1]
 
 
 @pytest.mark.parametrize(
     "flag", ["normalized", "lstrip", "single_word"], ids=["normalized", "lstrip", "single word"]
 )
-def test_tokens_that_ask_for_what_is_around_them_are_no_place_to_cut(flag: str) -> None:
+def test_cutter_ignores_tokens_that_depend_on_their_surroundings(flag: str) -> None:
     assert not Cutter(added("<s>", **{flag: True})).contents
 
 
-def test_a_token_that_takes_space_to_its_right_is_a_place_to_cut() -> None:
+def test_cutter_accepts_a_token_that_absorbs_space_to_its_right() -> None:
     assert Cutter(added("<s>", rstrip=True)).contents == {"<s>"}
 
 
 @pytest.mark.parametrize("content", ["word>", " <s>", "\n", "_x", "1.", "<" + "x" * 64, ""])
-def test_tokens_that_begin_like_a_word_or_a_space_or_are_long_are_none(content: str) -> None:
+def test_cutter_ignores_long_tokens_and_those_that_begin_like_words_or_spaces(content: str) -> None:
     assert not Cutter(added(content)).contents
 
 
-def test_tokens_that_share_characters_are_no_place_to_cut() -> None:
+def test_cutter_ignores_tokens_that_share_characters() -> None:
     tokens = added("<a>", "<a><b>", "b><c>", "<x>", "--", "[in]", "<[in]>", "<y", "<y>")
     assert Cutter(tokens).contents == {"<x>"}
 
 
-def test_a_token_shares_characters_with_itself() -> None:
+def test_cutter_ignores_a_token_that_overlaps_itself() -> None:
     assert not Cutter(added("<s><s>", "//")).contents
 
 
-def test_few_first_characters_are_searched_for() -> None:
+def test_cutter_searches_few_first_characters() -> None:
     contents = Cutter(added("<a>", "<b>", "[a]", "{a}", "(a)", "|a|", "*a*")).contents
     assert {"<a>", "<b>"} < contents
     assert len({content[:1] for content in contents}) == 4

@@ -50,10 +50,15 @@ def ids_of(choice: Choice, text: str) -> Tokens:
     return choice.texts.finish(choice.texts.begin(text)).ids
 
 
+def chosen(tokenizer: Tokenizer, **options: Any) -> Choice:
+    """The choice for a tokenizer; its proofs have time on a machine as busy as can be."""
+    return choose(tokenizer, "m", **{"max_known_bytes": 1 << 20, "proof_seconds": 600, **options})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
 @example(text="The<a><b><c>fox")
-def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
+def test_in_parts_gives_the_ids_of_the_whole(kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
     encode = in_parts(
         lambda part: whole(tokenizer, part),
@@ -65,7 +70,7 @@ def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(turns=st.lists(st.tuples(st.integers(0, 400), TEXTS), max_size=6))
 @pytest.mark.slow
-def test_conversations_that_go_on_or_are_changed_have_exact_ids(
+def test_continued_or_changed_conversations_have_exact_ids(
     kind: str, turns: list[tuple[int, str]]
 ) -> None:
     choice = choice_of(kind)
@@ -77,7 +82,7 @@ def test_conversations_that_go_on_or_are_changed_have_exact_ids(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
-def test_added_special_tokens_are_the_librarys(kind: str, text: str) -> None:
+def test_framed_ids_equal_those_of_the_library(kind: str, text: str) -> None:
     choice = choice_of(kind)
     assert choice.frame is not None
     framed = framed_ids(ids_of(choice, text), choice.frame)
@@ -85,9 +90,9 @@ def test_added_special_tokens_are_the_librarys(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_cut(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_cutter_serves_every_kind_of_tokenizer(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    choose(tokenizer_of(kind), "m", 1)
+    chosen(tokenizer_of(kind))
     assert "not used" not in caplog.text
     expected = (
         len(CHAT) + 1 + ("awkward" in kind)
@@ -131,18 +136,18 @@ def fastokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Library], None]:
 
 def logged(caplog: pytest.LogCaptureFixture, tokenizer: Tokenizer, **options: Any) -> str:
     caplog.set_level(logging.INFO, "kvsteer.tokens")
-    choose(tokenizer, "m", 1, **options)
+    chosen(tokenizer, **options)
     return caplog.text
 
 
-def test_a_quick_library_that_gives_the_same_is_used(
+def test_fastokens_is_used_if_its_ids_are_equal(
     fastokens: Callable[[Library], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     fastokens(Library())
     assert "tokenized by fastokens 9, cut at 7" in logged(caplog, tokenizer_of("Llama 3"))
 
 
-def test_a_quick_library_that_differs_is_told_by_the_probe_and_not_used(
+def test_fastokens_that_differs_is_named_by_probe_and_not_used(
     fastokens: Callable[[Library], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     fastokens(Library(wrong="kebab-case"))
@@ -152,7 +157,7 @@ def test_a_quick_library_that_differs_is_told_by_the_probe_and_not_used(
     assert "tokenized by tokenizers" in text
 
 
-def test_a_quick_library_that_cannot_load_the_tokenizer_is_not_used(
+def test_fastokens_that_cannot_load_the_tokenizer_is_not_used(
     fastokens: Callable[[Library], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     fastokens(Library(fails=True))
@@ -161,33 +166,44 @@ def test_a_quick_library_that_cannot_load_the_tokenizer_is_not_used(
     assert "tokenized by tokenizers" in text
 
 
-def test_without_the_quick_library_tokenizers_is_used(
+def test_tokenizers_is_used_without_fastokens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     assert "tokenized by tokenizers" in logged(caplog, tokenizer_of("Llama 3"))
 
 
-def test_what_is_not_proven_in_time_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    seconds = itertools.count(step=0.2)
-    text = logged(caplog, tokenizer_of("Llama 3"), seconds=lambda: next(seconds))
+@given(step=st.integers(1, 200))
+def test_choice_uses_only_encoders_proved_in_time(step: int) -> None:
+    tokenizer = tokenizer_of("Llama 3")
+    passing = itertools.count(step=step)
+    choice = chosen(tokenizer, clock=lambda: next(passing), proof_seconds=1000)
+    is_proved = step * len(probes(read(tokenizer.to_str()).added_tokens)) < 1000
+    assert (choice.frame is not None) == is_proved
+    found = choice.texts.finish(choice.texts.begin("The</s>fox"))
+    assert (found.lasting > 0) == is_proved  # it lasts up to a cut
+
+
+def test_proof_that_runs_out_of_time_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    passing = itertools.count(step=0.2)
+    text = logged(caplog, tokenizer_of("Llama 3"), clock=lambda: next(passing), proof_seconds=0.5)
     assert "model m: cut text: not compared in time: 2 of " in text
     assert "cut at 0 special tokens" in text
 
 
-def test_a_tokenizer_that_draws_lots_is_not_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_random_tokenizer_is_not_cut(caplog: pytest.LogCaptureFixture) -> None:
     content = json.loads(tokenizer_of("Llama 3").to_str())
     content["model"]["dropout"] = 0.5
     tokenizer = Tokenizer.from_str(json.dumps(content))
     assert "cut at 0 special tokens" in logged(caplog, tokenizer)
 
 
-def test_a_frame_that_cannot_be_read_leaves_the_whole_text_to_the_library() -> None:
+def test_unreadable_frame_leaves_the_whole_text_to_the_library() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_of("Llama 3").to_str())
     bos = [("<s>", tokenizer.token_to_id("<s>"))]
     twice = processors.TemplateProcessing(single="<s> $A", special_tokens=bos)
     tokenizer.post_processor = processors.Sequence([twice, twice])
-    choice = choose(tokenizer, "m", 1)
+    choice = chosen(tokenizer)
     assert choice.frame is None
     assert choice.whole("The fox") == whole(tokenizer, "The fox", add_special_tokens=True)
 
@@ -199,4 +215,4 @@ def index_of(text: str) -> int:
 
 @functools.cache
 def choice_of(kind: str) -> Choice:
-    return choose(tokenizer_of(kind), "m", 1 << 20)
+    return chosen(tokenizer_of(kind))

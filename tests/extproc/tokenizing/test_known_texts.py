@@ -21,7 +21,7 @@ def new_from(texts: KnownTexts, text: str) -> int:
     return texts.find(text).new_from
 
 
-def test_a_text_is_known_whole() -> None:
+def test_find_knows_a_whole_text() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 300)
     known = texts.find("x" * 300)
@@ -29,26 +29,26 @@ def test_a_text_is_known_whole() -> None:
     assert known.ids == ids_of("x" * 300)
 
 
-def test_a_text_that_goes_on_is_known_up_to_the_last_cut() -> None:
+def test_find_knows_a_continued_text_up_to_its_last_cut() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 300, 100, 290)
     assert new_from(texts, "x" * 300 + "more") == 290
 
 
-def test_a_text_that_differs_is_known_up_to_the_cut_before() -> None:
+def test_find_knows_a_changed_text_up_to_the_cut_before() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 600, 100, 280, 290, 400)
     assert new_from(texts, "x" * 291 + "y" * 400) == 280
     assert new_from(texts, "x" * 292 + "y" * 400) == 290
 
 
-def test_a_text_that_ends_within_another_is_known_up_to_the_cut_before() -> None:
+def test_find_knows_a_shortened_text_up_to_the_cut_before() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 600, 100, 280, 400)
     assert new_from(texts, "x" * 399) == 280
 
 
-def test_short_and_other_texts_are_not_known() -> None:
+def test_find_knows_no_short_or_other_texts() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 255)
     remembered(texts, "y" * 300, 10)
@@ -57,7 +57,7 @@ def test_short_and_other_texts_are_not_known() -> None:
     assert len(texts) == 1
 
 
-def test_a_hash_alone_is_not_believed() -> None:
+def test_find_compares_texts_beyond_their_hash() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 100 + "y" * 400, 20, 120)  # a sample holds only the last characters
     known = texts.find("z" * 100 + "y" * 400)
@@ -66,7 +66,7 @@ def test_a_hash_alone_is_not_believed() -> None:
     assert not known.cuts
 
 
-def test_a_text_takes_the_place_of_the_one_it_continues() -> None:
+def test_remember_replaces_the_text_that_is_continued() -> None:
     texts = KnownTexts(1 << 20)
     remembered(texts, "x" * 300, 290)
     remembered(texts, "x" * 400, 290, 390)
@@ -74,7 +74,7 @@ def test_a_text_takes_the_place_of_the_one_it_continues() -> None:
     assert new_from(texts, "x" * 500) == 390
 
 
-def test_texts_that_only_begin_alike_stay_apart() -> None:
+def test_remember_keeps_texts_with_a_common_beginning_distinct() -> None:
     texts = KnownTexts(1 << 20)
     for end in ("a", "b"):
         remembered(texts, "x" * 600 + end * 1_000, 590, 1_500)
@@ -83,14 +83,14 @@ def test_texts_that_only_begin_alike_stay_apart() -> None:
     assert new_from(texts, "x" * 600 + "b" * 2_000) == 1_500
 
 
-def test_texts_without_cuts_stay_apart() -> None:
+def test_remember_keeps_texts_without_cuts_distinct() -> None:
     texts = KnownTexts(1 << 20)
     for text in ("x" * 300, "x" * 301):
         remembered(texts, text)
     assert len(texts) == 2
 
 
-def test_what_two_threads_tokenized_at_once_is_kept_once() -> None:
+def test_remember_keeps_a_text_of_two_threads_once() -> None:
     texts = KnownTexts(1 << 20)
     known = texts.find("x" * 300)
     texts.remember("x" * 300, known, ids_of("x" * 300), [])
@@ -98,7 +98,7 @@ def test_what_two_threads_tokenized_at_once_is_kept_once() -> None:
     assert len(texts) == 1
 
 
-def test_a_turn_finished_after_its_predecessor_was_forgotten_is_kept() -> None:
+def test_remember_keeps_a_turn_whose_predecessor_was_forgotten() -> None:
     texts = KnownTexts(21_000)
     remembered(texts, "x" * 800, 790)
     known = texts.find("x" * 801)
@@ -108,7 +108,7 @@ def test_a_turn_finished_after_its_predecessor_was_forgotten_is_kept() -> None:
     assert new_from(texts, "x" * 900) == 790
 
 
-def test_the_text_asked_for_least_recently_goes_first() -> None:
+def test_least_recently_found_text_is_evicted_first() -> None:
     texts = KnownTexts(21_000)
     for letter in ("a", "b", "c"):
         remembered(texts, letter * 800)
@@ -119,7 +119,7 @@ def test_the_text_asked_for_least_recently_goes_first() -> None:
     assert known == ["a", "c", "d", "e"]
 
 
-def test_a_text_that_shares_its_beginning_with_a_forgotten_one_is_still_found() -> None:
+def test_common_beginning_of_a_forgotten_text_is_still_found() -> None:
     texts = KnownTexts(32_000)
     remembered(texts, "x" * 300 + "a" * 1_000, 1_290)
     remembered(texts, "x" * 300 + "b" * 1_000, 1_290)
@@ -130,7 +130,7 @@ def test_a_text_that_shares_its_beginning_with_a_forgotten_one_is_still_found() 
     assert new_from(texts, "x" * 300 + "a" * 1_001) == 1_290
 
 
-def test_a_text_too_large_for_its_share_is_not_kept() -> None:
+def test_oversized_text_is_not_kept() -> None:
     texts = KnownTexts(20_000)
     remembered(texts, "x" * 2_000)
     assert len(texts) == 0
@@ -142,7 +142,7 @@ def test_a_text_too_large_for_its_share_is_not_kept() -> None:
         st.tuples(st.sampled_from("a"), st.integers(0, 3_000), st.integers(0, 900)), max_size=30
     )
 )
-def test_memory_stays_within_its_bound_and_what_is_known_is_right(
+def test_memory_stays_within_its_bound_and_known_ids_are_right(
     turns: list[tuple[str, int, int]],
 ) -> None:
     texts = KnownTexts(60_000)

@@ -3,36 +3,45 @@
 import asyncio
 import json
 import threading
+from array import array
 from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.app import remote_tokenizers
+from extproc.base.errors import RequestError
 from extproc.config.reader import parse
-from extproc.errors import RequestError
+from extproc.config.schema import Model
+from extproc.fleet.workers import Workers
+from extproc.observing.decisions import Course
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
-from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Ask, Head
+from extproc.requests.prompt import CONVERSATION, InferenceRequest, Prompt, Text
+from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Ask, Head, Models
 from extproc.requests.request import parse as parse_request
-from extproc.router import Router
+from extproc.running.app import remote_tokenizers
+from extproc.serving.queries import Queries
+from extproc.serving.router import Router
+from extproc.templates.chat_template import BUDGET_SECONDS
 from extproc.tokenizing import prompt_tokens
 from extproc.tokenizing.prompt_tokens import (
     MAX_WAITING,
     MAX_WAITING_BYTES,
     TOKENIZER_THREADS,
+    Held,
     PromptTokens,
 )
-from extproc.tokenizing.tokens import Tokenizer
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from extproc.tokenizing.tokens import Started, Tokenizer
+from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
 from tests.extproc.settled import at_once
 from tests.extproc.tokenizing.test_remote_tokenizer import Answer, hanging, saying, server
+from tests.waiting import until
 
 CHAT = Head("POST", CHAT_PATH, None)
 
@@ -41,11 +50,12 @@ def chat(text: str = "hello") -> bytes:
     return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": text}]}).encode()
 
 
-def configuration(endpoint: str, **options: Any) -> Any:
+def configuration(endpoint: str, router_deadline_ms: int = 100, **options: Any) -> Any:
     tokenizer = json.dumps({"remote": True, **options})
     models = f"{{name: tiny, tokenizer: {tokenizer}}}, {{name: bare, tokenizer: {{remote: false}}}}"
     workers = f"{{endpoint: '{endpoint}', model: tiny}}"
-    text = f"extproc: {{deadline_ms: 100}}\nmodels: [{models}]\nworkers: [{workers}]"
+    limits = f"extproc: {{deadline_ms: {router_deadline_ms}}}\nenvoy: {{message_timeout_ms: 5001}}"
+    text = f"{limits}\nmodels: [{models}]\nworkers: [{workers}]"
     return parse(text, "c")
 
 
@@ -54,8 +64,8 @@ class Routed:
 
     def __init__(self, endpoint: str, **options: Any) -> None:
         config = configuration(endpoint, **options)
-        workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
-        self.metrics = Metrics(workers)
+        workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
+        self.metrics = Metrics(workers.states)
         self.remote = remote_tokenizers(config, workers, self.metrics)
         self.router = Router(config, workers, self.remote, self.metrics, Random(0))
 
@@ -64,14 +74,13 @@ class Routed:
         await asyncio.gather(*(one.close() for one in self.remote.values()))
 
 
-async def test_a_worker_that_tells_the_tokens_has_its_prompts_keyed() -> None:
+async def test_worker_that_tokenizes_has_its_prompts_keyed() -> None:
     async with running(Settings()) as worker, aiohttp.ClientSession() as client:
-        one = Routed(worker.endpoint, deadline_ms=5_000)
-        one.router._tokens._deadline_seconds = 5.0
+        one = Routed(worker.endpoint, router_deadline_ms=5_000, deadline_ms=5_000)
         decision, _ = await one.router.route(Ask(CHAT, chat()))
         async with client.post(f"{worker.url}{CHAT_PATH}", data=chat()) as response:
             usage = (await response.json())["usage"]
-        assert (decision.prompt_tokens, decision.model) == (usage["prompt_tokens"], "tiny")
+        assert (decision.basis.prompt_tokens, decision.model) == (usage["prompt_tokens"], "tiny")
         assert set(one.remote) == {"tiny"}
         sample = b'kvsteer_remote_tokenizer_total{model="tiny",outcome="answered"} 1.0'
         assert sample in one.metrics.exposition()
@@ -87,7 +96,7 @@ async def test_a_worker_that_tells_the_tokens_has_its_prompts_keyed() -> None:
         (saying(b"", 400), 60_000, "tokenizer_refused"),
     ],
 )
-async def test_without_the_tokens_the_pick_is_made_by_load(
+async def test_missing_tokens_leave_the_pick_to_load(
     answer: Answer, deadline_ms: int, reason: str
 ) -> None:
     async with server(answer) as endpoint:
@@ -95,7 +104,7 @@ async def test_without_the_tokens_the_pick_is_made_by_load(
         decision, booking = await one.router.route(Ask(CHAT, chat()))
         assert decision.pick == (endpoint,)
         assert booking is not None
-        assert decision.prompt_tokens == 0
+        assert decision.basis.prompt_tokens == 0
         assert decision.reason == reason
         await one.close()
 
@@ -104,11 +113,11 @@ async def test_token_ids_need_no_worker() -> None:
     one = Routed("127.0.0.1:1")
     body = json.dumps({"model": "tiny", "prompt": [1, 2, 3]}).encode()
     decision, _ = await one.router.route(Ask(Head("POST", COMPLETIONS_PATH, None), body))
-    assert decision.prompt_tokens == 3
+    assert decision.basis.prompt_tokens == 3
     await one.close()
 
 
-async def test_every_prompt_of_a_request_is_asked_for_and_cut() -> None:
+async def test_prompts_of_a_request_are_all_tokenized_and_truncated() -> None:
     async def length(asked: web.Request) -> web.Response:
         return web.json_response({"tokens": [7] * len((await asked.json())["prompt"])})
 
@@ -117,14 +126,14 @@ async def test_every_prompt_of_a_request_is_asked_for_and_cut() -> None:
         tokens = PromptTokens(one.remote, 5.0)
         body = {"prompt": ["abc", "a"], "truncate_prompt_tokens": 2, "add_special_tokens": False}
         request = parse_request(COMPLETIONS_PATH, json.dumps(body).encode())
-        found = await tokens.of(request, "tiny", 1)
+        found = (await tokens.of(request, "tiny", 1)).tokens
         assert [each.tolist() for each in found] == [[7, 7], [7]]
         tokens.close()
         await one.close()
 
 
 @pytest.mark.parametrize("text", ["hello", "word " * 3_000, "x" * INLINE_BYTES])
-async def test_local_prompts_are_the_same_wherever_they_are_tokenized(text: str) -> None:
+async def test_local_tokens_are_equal_inline_and_in_a_thread(text: str) -> None:
     config = parse(
         f"models: [{{name: tiny, tokenizer: '{TINY_MODEL}'}}]\nworkers: [{{endpoint: 'a:1'}}]", "c"
     )
@@ -133,9 +142,9 @@ async def test_local_prompts_are_the_same_wherever_they_are_tokenized(text: str)
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     request = parse_request(CHAT_PATH, chat(text))
     expected = [tokenizer.encode(request.prompts[0])]
-    assert await tokens.of(request, "tiny", len(chat(text))) == expected
+    assert await tokens.of(request, "tiny", len(chat(text))) == (expected, CONVERSATION)
     texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
-    both = await tokens.of(texts, "tiny", 2 * len(text))
+    both = (await tokens.of(texts, "tiny", 2 * len(text))).tokens
     assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
     tokens.close()
 
@@ -152,12 +161,12 @@ SLOW = "{% for m in messages %}{% for i in range(90000) %}{% endfor %}{{ m.conte
     ("template", "request_", "is_at_once"),
     [(None, turns(64), True), (None, turns(65), False), (SLOW, turns(1), False)],
 )
-async def test_what_a_template_takes_long_for_is_rendered_beside_the_loop(
+async def test_slow_template_is_rendered_beside_the_loop(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     template: str | None,
     request_: Any,
-    is_at_once: bool,  # noqa: FBT001
+    is_at_once: bool,
 ) -> None:
     model = {"name": "tiny", "tokenizer": str(TINY_MODEL)}
     if template is None:  # nor on a busy machine
@@ -171,16 +180,16 @@ async def test_what_a_template_takes_long_for_is_rendered_beside_the_loop(
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     expected = [tokenizer.encode(request_.prompts[0])]
     if is_at_once:
-        assert at_once(tokens.of(request_, "tiny", 1_000)) == expected
+        assert at_once(tokens.of(request_, "tiny", 1_000)).tokens == expected
     else:
         with pytest.raises(AssertionError, match="it waits"):
             at_once(tokens.of(request_, "tiny", 1_000))
-        assert await tokens.of(request_, "tiny", 1_000) == expected
+        assert (await tokens.of(request_, "tiny", 1_000)).tokens == expected
     tokens.close()
 
 
 @pytest.mark.parametrize("size", [1, MAX_WAITING_BYTES // 16])
-async def test_only_so_many_wait_for_a_thread(size: int) -> None:
+async def test_waiting_prompts_are_bounded_in_number_and_bytes(size: int) -> None:
     tokens, may_end = PromptTokens({}, 60.0), threading.Event()
     most = min(MAX_WAITING, MAX_WAITING_BYTES // size)
     waiting = [asyncio.create_task(tokens.apart(may_end.wait, size)) for _ in range(most)]
@@ -193,7 +202,7 @@ async def test_only_so_many_wait_for_a_thread(size: int) -> None:
     tokens.close()
 
 
-async def test_what_waits_beyond_its_deadline_is_forgotten_before_it_has_a_thread() -> None:
+async def test_waiting_prompt_is_dropped_at_its_deadline() -> None:
     tokens, may_end, begun = PromptTokens({}, 0.05), threading.Event(), []
 
     def work() -> None:
@@ -206,4 +215,63 @@ async def test_what_waits_beyond_its_deadline_is_forgotten_before_it_has_a_threa
     tokens._deadline_seconds = 60.0
     await tokens.apart(may_end.wait, 1)
     assert len(begun) == TOKENIZER_THREADS
+    tokens.close()
+
+
+class Endless(Tokenizer):
+    """A tokenizer that does not come back until it is told to."""
+
+    may_end = threading.Event()
+
+    def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
+        del prompt
+        if render_seconds < BUDGET_SECONDS:
+            raise RequestError("template_too_slow")  # so that a thread renders it
+        self.may_end.wait()
+        return Started(0, is_cheap=True, finish=lambda: array("I"))
+
+
+async def test_hanging_model_loses_its_tokens_and_spares_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    honest = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
+    endless = Endless.load(Model("endless", tokenizer=str(TINY_MODEL)))
+    assert honest is not None
+    assert isinstance(endless, Endless)
+    hung = {f"endless {n}": endless for n in range(TOKENIZER_THREADS + 1)}
+    tokens = PromptTokens({"tiny": honest, **hung}, 0.02, hung_seconds=0.05)
+    asked = InferenceRequest("any", [Text("a prompt")])
+    for model in hung:
+        with pytest.raises(TimeoutError):
+            await tokens.of(asked, model, 1)
+        await until(lambda said=f"model {model}: its template": said in caplog.text)  # type: ignore[misc]
+        with pytest.raises(RequestError, match="tokenizer_hung"):
+            await tokens.of(asked, model, 1)
+    assert await tokens.apart(lambda: "done", 1, Held("tiny")) == "done"
+    assert await tokens.of(asked, "tiny", 1)
+    endless.may_end.set()
+    tokens.close()
+
+
+async def test_model_that_hangs_on_a_large_body_is_noticed_and_takes_no_further_thread() -> None:
+    begun = []
+
+    class Counted(Endless):
+        may_end = threading.Event()
+
+        def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
+            begun.append(prompt)
+            return super().start(prompt, render_seconds)
+
+    endless = Counted.load(Model("endless", tokenizer=str(TINY_MODEL)))
+    assert isinstance(endless, Counted)
+    tokens = PromptTokens({"endless": endless}, 0.02, hung_seconds=0.05)
+    queries = Queries(Models([Model("endless")]), tokens)
+    body = json.dumps({"model": "endless", "prompt": "a" * 4 * INLINE_BYTES}).encode()
+    ask = Ask(Head("POST", COMPLETIONS_PATH, None), body)
+    assert (await queries.of(ask, Course(monotonic))).reason == "deadline"
+    await until(lambda: tokens.is_hung("endless"))
+    assert (await queries.of(ask, Course(monotonic))).reason == "tokenizer_hung"
+    assert len(begun) == 1
+    endless.may_end.set()
     tokens.close()

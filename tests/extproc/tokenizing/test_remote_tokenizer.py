@@ -11,21 +11,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from aiohttp import web
 
-from extproc.app import remote_tokenizers
+from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
-from extproc.discovery.view import listed, merged
-from extproc.errors import RequestError
+from extproc.fleet.discovery.view import listed, merged
+from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.requests.prompt import Chat, Text
+from extproc.running.app import remote_tokenizers
 from extproc.tokenizing import remote_tokenizer
 from extproc.tokenizing.remote_tokenizer import Failures, RemoteTokenizer
 from extproc.tokenizing.tokens import Tokenizer
-from extproc.workers.workers import Workers
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
-from tests.kvstate.publishing import until
+from tests.waiting import until
 
 CHAT = Chat([{"role": "user", "content": "hello there"}], {"add_generation_prompt": True})
 MODEL = schema.Model("tiny")
@@ -106,7 +106,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
         await response.write(b" " * 65_536)
 
 
-async def test_a_worker_tells_what_the_models_own_files_say() -> None:
+async def test_remote_tokens_equal_those_of_the_model_files() -> None:
     local = Tokenizer.load(schema.Model("tiny", tokenizer=str(TINY_MODEL)))
     assert local is not None
     async with running(Settings(model="tiny", loras=("ad",))) as worker:
@@ -117,14 +117,14 @@ async def test_a_worker_tells_what_the_models_own_files_say() -> None:
         await asked.tokenizer.close()
 
 
-async def test_token_ids_are_not_asked_for() -> None:
+async def test_token_ids_need_no_question() -> None:
     async with asking(saying(b"", 500)) as asked:
         ids = array("I", [1, 2])
         assert await asked.tokenizer.encode(ids, None) is ids
         assert not asked.counts
 
 
-async def test_a_prompt_that_comes_again_is_known() -> None:
+async def test_repeated_prompt_is_found_in_the_cache() -> None:
     async with server(well) as worker:
         asked = Asked(worker, cache_bytes=10_000)
         assert await asked.tokenizer.encode(Text("abc"), None) == array("I", [3])
@@ -134,7 +134,7 @@ async def test_a_prompt_that_comes_again_is_known() -> None:
         await asked.tokenizer.close()
 
 
-async def test_equal_prompts_at_once_are_one_question() -> None:
+async def test_equal_prompts_in_parallel_ask_once() -> None:
     release = asyncio.Event()
     questions = 0
 
@@ -153,7 +153,7 @@ async def test_equal_prompts_at_once_are_one_question() -> None:
         assert (questions, asked.counts) == (1, {"answered": 1, "joined": 4})
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_reused() -> None:
     ports: set[object] = set()
 
     async def noting(request: web.Request) -> web.Response:
@@ -173,7 +173,7 @@ async def test_connections_are_used_again() -> None:
         saying(b'{"tokens": [-1]}'), saying(b'{"tokens": [1, 2], "count": 3}'), closing, endless,
     ],
 )  # fmt: skip
-async def test_a_worker_that_fails_has_another_asked_and_is_then_left_alone(bad: Answer) -> None:
+async def test_failing_worker_is_replaced_by_another_and_then_avoided(bad: Answer) -> None:
     async with asking(bad) as asked:
         reasons = [await asked.reason() for _ in range(4)]
         assert reasons == ["tokenizer_failed"] * 3 + ["tokenizer_unavailable"]
@@ -181,7 +181,7 @@ async def test_a_worker_that_fails_has_another_asked_and_is_then_left_alone(bad:
         assert [await asked.reason(str(n)) for n in range(8)] == [""] * 8
 
 
-async def test_a_worker_that_is_away_has_another_asked() -> None:
+async def test_absent_worker_is_replaced_by_another() -> None:
     async with server(well) as gone:
         pass
     async with asking(well) as asked:
@@ -189,24 +189,24 @@ async def test_a_worker_that_is_away_has_another_asked() -> None:
         assert [await asked.reason(str(n)) for n in range(8)] == [""] * 8
 
 
-async def test_a_worker_that_hangs_costs_the_deadline_and_only_a_few_times() -> None:
+async def test_hanging_worker_costs_the_deadline_only_a_few_times() -> None:
     async with asking(hanging, deadline_ms=20) as asked:
         reasons = [await asked.reason() for _ in range(4)]
         assert reasons == ["tokenizer_timeout"] * 3 + ["tokenizer_unavailable"]
 
 
-async def test_late_answers_to_long_questions_do_not_switch_a_worker_off() -> None:
+async def test_late_answers_to_long_questions_keep_a_worker_in_use() -> None:
     async with asking(hanging, deadline_ms=20) as asked:
         long = "a" * remote_tokenizer.FAIR_QUESTION_BYTES
         assert [await asked.reason(long) for _ in range(5)] == ["tokenizer_timeout"] * 5
 
 
-async def test_what_a_worker_refuses_is_no_fault_of_the_worker() -> None:
+async def test_refusal_does_not_count_as_a_failure_of_the_worker() -> None:
     async with asking(saying(b"{}", 422)) as asked:
         assert [await asked.reason(str(n)) for n in range(5)] == ["tokenizer_refused"] * 5
 
 
-async def test_a_worker_that_is_well_again_is_found_by_a_probe(
+async def test_recovered_worker_is_found_by_a_probe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("extproc.tokenizing.remote_tokenizer.PROBE_SECONDS", (0.001, 0.001))
@@ -229,7 +229,7 @@ async def test_a_worker_that_is_well_again_is_found_by_a_probe(
         assert prompts[0] == "probe"
 
 
-async def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parallel_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_tokenizer, "MAX_FLIGHTS", 1)
     async with asking(hanging) as asked:
         first = asyncio.create_task(asked.reason("a"))
@@ -238,19 +238,19 @@ async def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         first.cancel()
 
 
-async def test_nobody_to_ask_is_no_wait() -> None:
+async def test_missing_workers_are_reported_at_once() -> None:
     asked = Asked()
     assert await asked.reason() == "tokenizer_unavailable"
     await asked.tokenizer.close()
 
 
-async def test_nothing_is_remembered_of_workers_that_are_gone() -> None:
+async def test_failures_of_removed_workers_are_forgotten() -> None:
     parsed = parse(
         "models: [{name: tiny, tokenizer: {remote: true}}]\ndiscovery: {file: w.yaml}",
         "kvsteer.yaml",
     )
-    workers = Workers(parsed, Fleet(1, lambda: 0.0), lambda _: [])
-    tokenizer = remote_tokenizers(parsed, workers, Metrics(workers))["tiny"]
+    workers = Workers(parsed, FollowedWorkers(1, lambda: 0.0), lambda _: [])
+    tokenizer = remote_tokenizers(parsed, workers, Metrics(workers.states))["tiny"]
     failing = []
     for network in range(3):
         fleet = [schema.Worker(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
@@ -258,14 +258,16 @@ async def test_nothing_is_remembered_of_workers_that_are_gone() -> None:
         for prompt in range(200):
             with contextlib.suppress(RequestError):
                 await tokenizer.encode(Text(str(prompt)), None)
-        failing.append(len([one for one in workers.tokenizers("tiny").values() if one.count]))
+        failing.append(
+            len([one for one in workers.candidates.tokenizers("tiny").values() if one.count])
+        )
     await workers.replace({})
-    assert (failing, workers.tokenizers("tiny")) == ([20, 20, 20], {})
+    assert (failing, workers.candidates.tokenizers("tiny")) == ([20, 20, 20], {})
     await tokenizer.close()
     await workers.close()
 
 
-async def test_a_worker_that_goes_while_it_is_asked_is_not_remembered() -> None:
+async def test_failure_of_a_worker_removed_during_its_question_is_forgotten() -> None:
     async with asking(hanging, deadline_ms=200) as asked:
         question = asyncio.create_task(asked.reason())
         await until(lambda: bool(asked.tokenizer._flights))

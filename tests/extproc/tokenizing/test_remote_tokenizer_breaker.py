@@ -29,13 +29,13 @@ def chosen(workers: dict[str, Failures]) -> set[str | None]:
     return {choose(workers, chance) for _ in range(50)}
 
 
-def test_questions_are_spread_over_the_workers() -> None:
+def test_choose_spreads_questions_over_the_workers() -> None:
     workers = both()
     counts = Counter(choose(workers, chance) for _ in range(1_000))
     assert min(counts["a"], counts["b"]) > 400
 
 
-def test_one_that_failed_just_now_is_not_asked_while_there_is_another() -> None:
+def test_choose_avoids_a_recent_failure_while_there_is_another_worker() -> None:
     workers = both()
     workers["a"].add(0.0, chance)
     assert chosen(workers) == {"b"}
@@ -44,14 +44,14 @@ def test_one_that_failed_just_now_is_not_asked_while_there_is_another() -> None:
     assert chosen(workers) == {"a", "b"}
 
 
-def test_one_that_keeps_failing_is_left_alone() -> None:
+def test_choose_avoids_a_worker_that_keeps_failing() -> None:
     workers = opened()
     assert choose({"a": workers["a"]}, chance) is None
     assert choose(workers, chance) == "b"
     assert choose({}, chance) is None
 
 
-def test_a_probe_closes_it_again() -> None:
+def test_probe_success_makes_a_worker_eligible_again() -> None:
     workers = opened()
     assert to_probe(workers, 0.0) is None
     assert to_probe(workers, 2 * PROBE_SECONDS[0]) == "a"
@@ -60,7 +60,7 @@ def test_a_probe_closes_it_again() -> None:
     assert chosen(workers) == {"a", "b"}
 
 
-def test_a_probe_that_fails_waits_longer() -> None:
+def test_probe_failure_lengthens_the_wait() -> None:
     workers = opened()
     now, waits = 0.0, []
     for _ in range(12):
@@ -73,13 +73,13 @@ def test_a_probe_that_fails_waits_longer() -> None:
     assert PROBE_SECONDS[1] / 2 <= waits[-1] <= 2 * PROBE_SECONDS[1]
 
 
-def test_workers_that_are_well_are_not_probed() -> None:
+def test_to_probe_ignores_healthy_workers() -> None:
     workers = both()
     workers["a"].add(0.0, chance)
     assert to_probe(workers, 1_000.0) is None
 
 
-def test_those_that_are_left_alone_are_counted() -> None:
+def test_left_alone_counts_avoided_workers() -> None:
     workers = opened()
     workers["b"].add(0.0, chance)
     assert left_alone(workers) == 1

@@ -9,7 +9,7 @@ def tokens(count: int) -> Tokens:
     return Tokens("I", range(count))
 
 
-def test_what_was_kept_is_found_until_there_is_no_room() -> None:
+def test_cache_finds_tokens_until_they_are_evicted() -> None:
     cache = TokenCache(1_000)
     a, b, c = (key_of(name) for name in (b"a", b"b", b"c"))
     cache.keep(a, tokens(1))
@@ -19,7 +19,7 @@ def test_what_was_kept_is_found_until_there_is_no_room() -> None:
     assert (cache.find(b), cache.find(c)) == (None, tokens(100))
 
 
-def test_what_is_too_large_or_kept_already_changes_nothing() -> None:
+def test_cache_ignores_oversized_and_known_tokens() -> None:
     cache = TokenCache(300)
     cache.keep(b"a", tokens(1))
     cache.keep(b"a", tokens(2))
@@ -28,12 +28,12 @@ def test_what_is_too_large_or_kept_already_changes_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 300))), st.integers(0, 3_000))
-def test_it_never_takes_more_than_its_limit(kept: list[tuple[int, int]], limit: int) -> None:
+def test_cache_stays_within_its_limit(kept: list[tuple[int, int]], limit: int) -> None:
     cache = TokenCache(limit)
     for name, count in kept:
         cache.keep(key_of(bytes([name])), tokens(count))
         assert 0 <= cache.bytes <= limit
 
 
-def test_other_questions_have_other_keys() -> None:
+def test_key_of_differs_for_other_questions() -> None:
     assert len({key_of(bytes([n])) for n in range(256)}) == 256

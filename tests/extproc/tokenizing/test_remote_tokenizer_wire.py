@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import RequestError
-from extproc.requests.prompt import Chat, Text
+from extproc.base.errors import RequestError
+from extproc.requests.dialect import NEWEST
+from extproc.requests.prompt import INLINE_SYSTEM, Chat, Text
 from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.remote_tokenizer_wire import answered, longest_answer_bytes, question
 
@@ -22,13 +23,13 @@ def asked(body: dict[str, Any]) -> Any:
     return json.loads(question(prompt, request.model))
 
 
-def test_a_text_is_asked_for_as_completions_have_it() -> None:
+def test_question_for_a_text_is_that_of_completions() -> None:
     expected = {"model": "m", "prompt": "hé", "add_special_tokens": False}
     assert json.loads(question(Text("hé", add_special_tokens=False), "m")) == expected
     assert json.loads(question(Text("a"), None)) == {"prompt": "a", "add_special_tokens": True}
 
 
-def test_a_conversation_is_asked_for_with_all_that_its_template_sees() -> None:
+def test_question_for_a_conversation_holds_all_that_its_template_reads() -> None:
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "m", "messages": messages, "tools": [TOOL], "continue_final_message": True}
     body |= {"add_generation_prompt": False, "chat_template_kwargs": {"enable_thinking": False}}
@@ -44,7 +45,7 @@ def test_a_conversation_is_asked_for_with_all_that_its_template_sees() -> None:
     assert "chat_template_kwargs" not in asked({"messages": messages})
 
 
-def test_messages_are_sent_as_clients_write_them() -> None:
+def test_question_holds_messages_as_clients_write_them() -> None:
     function = {"name": "f", "arguments": '{"b":1,"a":2.5}'}
     turn = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
     result = {"role": "tool", "content": "x", "tool_call_id": "c"}
@@ -54,17 +55,25 @@ def test_messages_are_sent_as_clients_write_them() -> None:
     assert asked({"messages": [developer]})["messages"] == [developer]
 
 
+def test_question_holds_reasoning_under_the_key_that_tokenize_reads() -> None:
+    turn = {"role": "assistant", "content": "a", "reasoning_content": "why"}
+    told = json.loads(question(Chat([turn], {}, dialect=NEWEST), None))["messages"]
+    assert told == [{"role": "assistant", "content": "a", "reasoning": "why"}]
+
+
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
         (Text("a", special_tokens_vary=True), "unsupported_special_tokens"),
         (Text("\ud800"), "not_unicode"),
         (Chat([], {}, has_media=True), "unsupported_media"),
-        (Chat([], {}, has_reasoning_effort=True), "unsupported_reasoning_effort"),
+        (Chat([], {}, effort="low"), "unsupported_reasoning_effort"),
         (Chat([], {"documents": []}), "unsupported_documents"),
+        (Chat([], {}, forms=INLINE_SYSTEM), "unsupported_inline_system"),
+        (Chat([{"role": "assistant", "reasoning": "r"}], {}), "unsupported_reasoning"),
     ],
 )
-def test_what_the_worker_would_tell_otherwise_than_its_engine_is_not_asked(
+def test_question_refuses_prompts_that_a_worker_would_tokenize_differently(
     prompt: Chat | Text, reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason):
@@ -72,7 +81,7 @@ def test_what_the_worker_would_tell_otherwise_than_its_engine_is_not_asked(
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1))
-def test_an_answer_gives_its_ids(ids: list[int]) -> None:
+def test_answered_returns_the_ids(ids: list[int]) -> None:
     answer = {"count": len(ids), "max_model_len": 9, "tokens": ids, "token_strs": None}
     assert answered(json.dumps(answer).encode()).tolist() == ids
 
@@ -86,18 +95,18 @@ def test_an_answer_gives_its_ids(ids: list[int]) -> None:
         b'{"tokens": [1], "\xff": 1', b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_nonsense_is_no_answer(content: bytes) -> None:
+def test_answered_refuses_malformed_bodies(content: bytes) -> None:
     with pytest.raises(RequestError, match="tokenizer_failed"):
         answered(content)
 
 
 @given(st.binary(max_size=2_000))
-def test_any_bytes_are_an_answer_or_none(content: bytes) -> None:
+def test_answered_returns_ids_or_refuses_for_any_bytes(content: bytes) -> None:
     with contextlib.suppress(RequestError):
         assert len(answered(content)) > 0
 
 
-def test_an_answer_may_be_as_long_as_its_question_makes_it() -> None:
+def test_longest_answer_bytes_grow_with_the_question() -> None:
     text = Text("a" * 100_000)
     longest = json.dumps({"count": 100_000, "tokens": [2**32 - 1] * 100_000})
     assert len(longest) < longest_answer_bytes(question(text, None))

@@ -1,6 +1,6 @@
 from array import array
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.tokenizing.encoder_choice import difference, in_parts
 from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter, everywhere
 from kvstate.overlap import Tokens
@@ -16,27 +16,29 @@ def refusing(text: str) -> Tokens:
     return letters(text)
 
 
-def test_the_same_ids_are_no_difference() -> None:
+def test_difference_is_none_for_equal_ids() -> None:
     assert difference(letters, letters, ["a", "b"], lambda: True) is None
 
 
-def test_a_difference_names_its_text_by_index() -> None:
-    shouting = lambda text: letters(text.upper())  # noqa: E731
+def test_difference_names_its_text_by_index() -> None:
+    def shouting(text: str) -> Tokens:
+        return letters(text.upper())
+
     assert difference(shouting, letters, ["1", "b", "c"], lambda: True) == "probe 1 differs"
 
 
-def test_a_text_that_only_one_refuses_differs() -> None:
+def test_difference_includes_a_text_that_only_one_encoder_refuses() -> None:
     assert difference(refusing, letters, ["a", "b"], lambda: True) == "probe 1 differs"
     assert difference(refusing, refusing, ["a", "b"], lambda: True) is None
 
 
-def test_what_is_not_compared_in_time_is_not_the_same() -> None:
+def test_difference_includes_texts_not_compared_in_time() -> None:
     answers = iter([True, False])
     found = difference(letters, letters, ["a", "b"], lambda: next(answers))
     assert found == "not compared in time: 1 of 2 probes"
 
 
-def test_parts_are_put_together_again() -> None:
+def test_in_parts_joins_the_ids_of_parts() -> None:
     seen = []
 
     def encode(text: str) -> Tokens:

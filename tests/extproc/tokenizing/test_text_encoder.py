@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from extproc.errors import RequestError
+from extproc.base.errors import RequestError
 from extproc.tokenizing.text_encoder import MAX_ENDINGS, TextEncoder
 from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter
 from kvstate.overlap import Tokens
@@ -31,7 +31,7 @@ def encode(texts: TextEncoder, text: str) -> Tokens:
     return texts.finish(texts.begin(text)).ids
 
 
-def test_the_next_turn_costs_its_new_text_only() -> None:
+def test_next_turn_costs_its_new_text_only() -> None:
     letters = Letters()
     texts = TextEncoder(letters, CUTTER, 1 << 20)
     first = f"<s>{'é' * 4_000}<s>answer: "
@@ -42,7 +42,7 @@ def test_the_next_turn_costs_its_new_text_only() -> None:
     assert letters.asked == ["<s>answer: yes", "<s>and?"]
 
 
-def test_another_question_after_the_same_beginning_costs_itself_only() -> None:
+def test_different_question_behind_a_known_beginning_costs_itself_only() -> None:
     letters = Letters()
     texts = TextEncoder(letters, CUTTER, 1 << 20)
     before = "<s>" + "what is the same for all, of some length; " * 10
@@ -52,7 +52,7 @@ def test_another_question_after_the_same_beginning_costs_itself_only() -> None:
     assert letters.asked == ["<s>another question of some length"]
 
 
-def test_what_is_cheaper_to_tokenize_again_is_not_remembered() -> None:
+def test_forgotten_characters_are_tokenized_again() -> None:
     letters = Letters()
     letters.forgotten_characters = 20
     texts = TextEncoder(letters, CUTTER, 1 << 20)
@@ -64,7 +64,7 @@ def test_what_is_cheaper_to_tokenize_again_is_not_remembered() -> None:
     assert texts.begin(f"{first}yes, of course").new_characters == 0
 
 
-def test_the_endings_of_texts_are_known_and_few() -> None:
+def test_endings_of_texts_are_known_and_bounded() -> None:
     letters = Letters()
     texts = TextEncoder(letters, CUTTER, 1 << 20)
     for number in range(2 * MAX_ENDINGS + 4):
@@ -74,7 +74,7 @@ def test_the_endings_of_texts_are_known_and_few() -> None:
     assert encode(texts, f"<s>{number // 2}").tolist() == [*map(ord, f"<s>{number // 2}")]
 
 
-def test_a_repeated_text_costs_nothing() -> None:
+def test_repeated_text_costs_nothing() -> None:
     letters = Letters()
     texts = TextEncoder(letters, CUTTER, 1 << 20)
     ids = encode(texts, "a" * 500)
@@ -84,7 +84,7 @@ def test_a_repeated_text_costs_nothing() -> None:
     assert not letters.asked
 
 
-def test_where_texts_cannot_be_cut_only_a_repeated_one_is_known() -> None:
+def test_uncut_text_is_known_only_whole() -> None:
     texts = TextEncoder(Letters(), None, 1 << 20)
     encode(texts, "<s>" * 200)
     assert texts.begin("<s>" * 200).new_characters == 0
@@ -97,11 +97,11 @@ def test_lasting_ids_are_those_before_the_last_cut() -> None:
     assert texts.finish(texts.begin("one")).lasting == 0
 
 
-def test_an_empty_text_has_no_ids() -> None:
+def test_empty_text_has_no_ids() -> None:
     assert encode(TextEncoder(Letters(), CUTTER, 1 << 20), "") == array("I")
 
 
-def test_too_many_new_characters_is_not_tokenized() -> None:
+def test_text_with_too_many_new_characters_is_refused() -> None:
     texts = TextEncoder(Letters(), CUTTER, 1 << 20)
     encode(texts, "<s>" + "a" * 9_000 + "<s>")
     assert len(encode(texts, "<s>" + "a" * 9_000 + "<s>" + "b" * 9_000)) == 18_006
@@ -109,7 +109,7 @@ def test_too_many_new_characters_is_not_tokenized() -> None:
         encode(texts, "c" * 10_001)
 
 
-def test_what_is_cheap_depends_on_the_library() -> None:
+def test_is_cheap_depends_on_the_library() -> None:
     texts = TextEncoder(Letters(), CUTTER, 1 << 20)
     assert texts.is_cheap(1_000)
     assert not texts.is_cheap(1_001)

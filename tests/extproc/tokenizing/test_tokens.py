@@ -1,15 +1,18 @@
 import json
+import shutil
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer as Tokenizers
 from tokenizers import processors
 
+from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model, RemoteTokenizer
-from extproc.errors import RequestError, StartError
+from extproc.requests.prompt import REBUILT
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
@@ -25,7 +28,7 @@ def load(**fields: Any) -> Tokenizer:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
-def test_recorded_requests_give_the_engines_own_ids(recording: Path) -> None:
+def test_recorded_requests_give_the_ids_of_the_engine(recording: Path) -> None:
     tokenizer = load()
     compared = 0
     for line in recording.read_text().splitlines():
@@ -42,7 +45,7 @@ def test_token_ids_pass_through() -> None:
     assert load().encode(ids) is ids
 
 
-def test_a_template_given_by_the_operator_wins(tmp_path: Path) -> None:
+def test_operator_template_precedes_the_files(tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages[0].content }}")
     prompt = Chat([{"role": "user", "content": "hello"}], {})
@@ -53,7 +56,7 @@ def test_a_template_given_by_the_operator_wins(tmp_path: Path) -> None:
     "entry",
     ["{{ messages[0].content }}", [{"name": "default", "template": "{{ messages[0].content }}"}]],
 )
-def test_the_template_may_lie_in_the_tokenizers_configuration(
+def test_template_may_lie_in_the_configuration_of_the_tokenizer(
     tmp_path: Path, entry: object
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((TINY_MODEL / "tokenizer.json").read_bytes())
@@ -65,7 +68,7 @@ def test_the_template_may_lie_in_the_tokenizers_configuration(
     assert tokenizer.encode(prompt) == load().encode(Text("hello"))
 
 
-def test_a_model_without_a_template_takes_text_only(tmp_path: Path) -> None:
+def test_model_without_a_template_accepts_text_only(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((TINY_MODEL / "tokenizer.json").read_bytes())
     tokenizer = Tokenizer.load(Model("m", tokenizer=str(tmp_path / "tokenizer.json")))
     assert tokenizer is not None
@@ -74,12 +77,12 @@ def test_a_model_without_a_template_takes_text_only(tmp_path: Path) -> None:
         tokenizer.encode(Chat([{"role": "user", "content": "hello"}], {}))
 
 
-def test_a_model_without_files_has_no_tokenizer_here() -> None:
+def test_model_without_files_has_no_local_tokenizer() -> None:
     assert Tokenizer.load(Model("m")) is None
     assert Tokenizer.load(Model("m", tokenizer=RemoteTokenizer())) is None
 
 
-def test_truncation_and_padding_left_in_the_file_are_switched_off(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_disabled(tmp_path: Path) -> None:
     content = json.loads((TINY_MODEL / "tokenizer.json").read_bytes())
     content["truncation"] = {
         "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
@@ -95,13 +98,13 @@ def test_truncation_and_padding_left_in_the_file_are_switched_off(tmp_path: Path
     assert tokenizer.encode(text) == load().encode(text)
 
 
-def test_a_file_that_is_no_tokenizer_is_told_at_start(tmp_path: Path) -> None:
+def test_malformed_tokenizer_file_is_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartError, match="model m: "):
         Tokenizer.load(Model("m", tokenizer=str(tmp_path)))
 
 
-def test_a_lone_surrogate_cannot_be_tokenized() -> None:
+def test_lone_surrogate_is_refused() -> None:
     with pytest.raises(RequestError, match="not_unicode"):
         load().encode(Text("\ud800"))
 
@@ -122,7 +125,7 @@ def loaded(directory: Path, kind: str, template: str = TEMPLATE) -> Tokenizer:
     return tokenizer
 
 
-def test_added_special_tokens_stand_around_the_text(tmp_path: Path) -> None:
+def test_special_tokens_frame_the_text(tmp_path: Path) -> None:
     tokenizer = loaded(tmp_path, "Metaspace first")
     library = tokenizer_of("Metaspace first")
     assert tokenizer.encode(Text("The fox")).tolist() == library.encode("The fox").ids
@@ -130,7 +133,7 @@ def test_added_special_tokens_stand_around_the_text(tmp_path: Path) -> None:
     assert tokenizer.encode(Text("The fox", add_special_tokens=False)).tolist() == bare
 
 
-def test_only_the_new_text_of_a_turn_has_to_be_tokenized() -> None:
+def test_next_turn_counts_its_new_characters_only() -> None:
     tokenizer = load()
     turns: list[dict[str, Any]] = [{"role": "user", "content": "hello " * 2_000}]
     assert tokenizer.start(Chat(turns, {})).new_characters > 12_000
@@ -149,7 +152,7 @@ def test_token_ids_need_no_work() -> None:
     assert started.finish() is ids
 
 
-def test_of_a_chat_with_media_what_stands_before_is_claimed(tmp_path: Path) -> None:
+def test_chat_with_media_is_tokenized_up_to_the_media(tmp_path: Path) -> None:
     tokenizer = loaded(tmp_path, "Llama 3")
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "The quick brown fox"},
@@ -160,14 +163,14 @@ def test_of_a_chat_with_media_what_stands_before_is_claimed(tmp_path: Path) -> N
     assert claimed.tolist() == tokenizer_of("Llama 3").encode(text).ids
 
 
-def test_a_chat_that_begins_with_media_claims_nothing(tmp_path: Path) -> None:
+def test_chat_that_begins_with_media_is_refused(tmp_path: Path) -> None:
     tokenizer = loaded(tmp_path, "Llama 3")
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(RequestError, match="unsupported_media"):
         tokenizer.encode(Chat(messages, {}, has_media=True))
 
 
-def test_where_releases_disagree_on_special_tokens_only_a_tokenizer_without_them_is_certain(
+def test_varying_special_tokens_are_accepted_only_by_a_tokenizer_without_them(
     tmp_path: Path,
 ) -> None:
     text = Text("The fox", special_tokens_vary=True)
@@ -176,7 +179,7 @@ def test_where_releases_disagree_on_special_tokens_only_a_tokenizer_without_them
         loaded(tmp_path, "Llama 3").encode(text)
 
 
-def test_what_is_put_around_a_text_in_an_unknown_way_is_left_to_the_library(
+def test_unknown_frame_is_left_to_the_library(
     tmp_path: Path,
 ) -> None:
     library = Tokenizers.from_str(tokenizer_of("Llama 3").to_str())
@@ -193,10 +196,35 @@ def test_what_is_put_around_a_text_in_an_unknown_way_is_left_to_the_library(
         tokenizer.encode(Chat(messages, {}, add_special_tokens=True, has_media=True))
 
 
-def test_threads_may_share_a_tokenizer() -> None:
+def test_tokenizer_may_be_shared_by_threads() -> None:
     tokenizer = load()
     texts = [f"<|im_start|>user\n{word * 900}<|im_end|>" for word in ("a b ", "c ", "d e f ")]
     expected = [load().encode(Text(text)) for text in texts]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda turn: tokenizer.encode(Text(texts[turn % 3])), range(300)))
     assert found == expected * 100
+
+
+def declaring(directory: Path, **settings: object) -> Path:
+    """Returns the tiny model's directory with other settings of its tokenizer."""
+    shutil.copytree(TINY_MODEL, directory, dirs_exist_ok=True)
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    return directory
+
+
+def test_special_token_that_only_the_settings_name_is_one_token(tmp_path: Path) -> None:
+    directory = declaring(tmp_path, eos_token="<|end|>", pad_token="<|pad|>")
+    library = transformers.AutoTokenizer.from_pretrained(str(directory))
+    ours = Tokenizer.load(Model("m", tokenizer=str(directory)))
+    assert ours is not None
+    said = "a<|end|>b <|pad|> c"
+    assert ours.encode(Text(said)).tolist() == library.encode(said)
+
+
+def test_tokenizer_that_some_releases_rebuild_makes_a_form_of_its_own(tmp_path: Path) -> None:
+    directory = declaring(tmp_path, tokenizer_class="LlamaTokenizerFast")
+    doubtful = Tokenizer.load(Model("m", tokenizer=str(directory)))
+    assert doubtful is not None
+    assert doubtful.start(Text("a")).forms == REBUILT
+    assert load().start(Text("a")).forms == 0

@@ -8,12 +8,13 @@ import pytest
 from kvstate.bridge import bridge
 from kvstate.bridge.rank import BridgeLimits
 from kvstate.events import Batch
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.transport import Connected, Disconnected, Refused
 from tests.kvstate.bridging import FIRST, Engine, engine
-from tests.kvstate.publishing import PATIENCE_SECONDS, block, payload, until
+from tests.kvstate.publishing import PATIENCE_SECONDS, block, payload
+from tests.waiting import until
 
 CLEAR = ["AllBlocksCleared"]
 
@@ -46,7 +47,7 @@ async def test_gateways_see_the_same_batches_under_the_same_numbers() -> None:
         assert first.numbers()[:2] == [FIRST - 1, FIRST]
 
 
-async def test_newcomer_gets_the_live_state_and_what_follows() -> None:
+async def test_newcomer_gets_a_snapshot_and_the_batches_after_it() -> None:
     async with engine() as running:
         running.publish(block(1), block(2, 1))
         running.publish(["BlockRemoved", [2]])
@@ -60,7 +61,7 @@ async def test_newcomer_gets_the_live_state_and_what_follows() -> None:
         assert gateway.held() == held(1, 3)
 
 
-async def test_gateway_that_comes_back_goes_on_where_it_was() -> None:
+async def test_returning_gateway_resumes_at_its_number() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         await gateway.read()
@@ -76,7 +77,7 @@ async def test_gateway_that_comes_back_goes_on_where_it_was() -> None:
         assert (await running.subscribe(running.last + 2).end())[0] == "OUT_OF_RANGE"
 
 
-async def test_gateway_that_goes_away_changes_nothing_for_the_others() -> None:
+async def test_leaving_gateway_does_not_affect_the_others() -> None:
     async with engine() as running:
         gone, stays = running.subscribe(), running.subscribe()
         await asyncio.gather(gone.read(), stays.read())
@@ -111,7 +112,7 @@ async def test_restarted_engine_is_a_clear_under_the_next_number() -> None:
         assert gateway.batches[-1].timestamp == 2001.0
 
 
-async def test_gap_that_is_replayed_is_invisible() -> None:
+async def test_replayed_gap_is_invisible_to_gateways() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         running.publish(block(1))
@@ -123,7 +124,7 @@ async def test_gap_that_is_replayed_is_invisible() -> None:
         assert gateway.held() == held(1, 2, 3)
 
 
-async def test_gap_that_cannot_be_replayed_ends_the_stream_and_leaves_what_is_certain() -> None:
+async def test_gap_without_replay_ends_the_stream_with_data_loss() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         running.publish(block(1))
@@ -143,16 +144,16 @@ async def test_gap_that_cannot_be_replayed_ends_the_stream_and_leaves_what_is_ce
         assert snapshot.snapshot.unknown_before == 0
 
 
-async def test_late_bridge_says_that_it_missed_the_beginning() -> None:
+async def test_late_bridge_counts_the_unknown_past_in_its_snapshot() -> None:
     async with engine(connected=False, recovery=Recovery.NONE) as running:
         running.transports[0].put(Connected())
         running.transports[0].put(Batch(40, payload(40, block(1))))
-        await until(lambda: running.bridge.ranks[0].feed.state is State.DEGRADED)
+        await until(lambda: running.bridge.ranks[0].feed.state is FeedState.DEGRADED)
         (snapshot,) = await running.subscribe().read()
         assert snapshot.snapshot.unknown_before == 1
 
 
-async def test_batch_that_is_none_is_a_hole() -> None:
+async def test_invalid_batch_is_a_hole() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         await gateway.read()
@@ -174,7 +175,7 @@ async def test_slow_gateway_is_cut_off_and_the_others_are_not() -> None:
         assert fast.accounts[0].last == running.last
 
 
-async def test_ranks_have_cursors_of_their_own() -> None:
+async def test_ranks_have_sequence_numbers_of_their_own() -> None:
     async with engine(ranks=2) as running:
         gateway = running.subscribe()
         await gateway.read(2)
@@ -189,16 +190,16 @@ async def test_ranks_have_cursors_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES.values())
-async def test_every_engines_service_has_the_method(service: str) -> None:
+async def test_subscribe_method_exists_in_every_service(service: str) -> None:
     async with engine() as running:
         await running.subscribe(service=service).read()
 
 
-async def test_engine_without_events_is_unimplemented_until_it_has_some() -> None:
+async def test_engine_without_events_is_unimplemented_until_it_connects() -> None:
     async with engine(connected=False) as running:
         transport = running.transports[0]
         transport.put(Refused("event_buffer_max_size is 0"))
-        await until(lambda: running.bridge.ranks[0].feed.state is State.UNSUPPORTED)
+        await until(lambda: running.bridge.ranks[0].feed.state is FeedState.UNSUPPORTED)
         status, reason = await running.subscribe().end()
         assert status == "UNIMPLEMENTED"
         assert reason == "it publishes no events: event_buffer_max_size is 0"
@@ -207,7 +208,7 @@ async def test_engine_without_events_is_unimplemented_until_it_has_some() -> Non
         await running.subscribe().read()
 
 
-async def test_engine_that_is_not_there_is_unavailable_and_not_healthy() -> None:
+async def test_missing_engine_is_unavailable_and_unhealthy() -> None:
     async with engine(connected=False) as running:
         assert (await running.subscribe().end())[0] == "UNAVAILABLE"
         assert await health(running) == b"\x08\x02"
@@ -216,7 +217,7 @@ async def test_engine_that_is_not_there_is_unavailable_and_not_healthy() -> None
         assert await health(running) == b"\x08\x01"
 
 
-async def test_lost_engine_ends_the_stream_which_goes_on_when_it_is_back() -> None:
+async def test_lost_engine_ends_the_stream_which_resumes_when_it_is_back() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         running.publish(block(1))
@@ -233,7 +234,7 @@ async def test_lost_engine_ends_the_stream_which_goes_on_when_it_is_back() -> No
         assert back.held() == held(1, 2)
 
 
-async def test_health_is_watched() -> None:
+async def test_health_watch_reports_changes() -> None:
     async with engine(connected=False) as running, channel_to(running) as channel:
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         assert await watch.read() == b"\x08\x02"
@@ -242,7 +243,7 @@ async def test_health_is_watched() -> None:
             assert await watch.read() == b"\x08\x01"
 
 
-async def test_request_that_is_none_is_refused() -> None:
+async def test_invalid_request_is_refused() -> None:
     async with engine() as running, channel_to(running) as channel:
         call = channel.unary_stream(f"/{SERVICES['vllm']}/SubscribeKvEvents")(b"\x08")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -250,7 +251,7 @@ async def test_request_that_is_none_is_refused() -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_stopping_ends_streams_with_unavailable() -> None:
+async def test_stop_ends_streams_with_unavailable() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         await gateway.read()
@@ -258,14 +259,14 @@ async def test_stopping_ends_streams_with_unavailable() -> None:
         assert await gateway.end() == ("UNAVAILABLE", "the bridge is stopping")
 
 
-async def test_more_streams_than_are_served_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_over_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "MAX_STREAMS", 1)
     async with engine() as running:
         await running.subscribe().read()
         assert (await running.subscribe().end())[0] == "RESOURCE_EXHAUSTED"
 
 
-async def test_feed_that_breaks_ends_the_streams_and_not_the_bridge() -> None:
+async def test_broken_feed_ends_the_streams_and_not_the_bridge() -> None:
     async with engine() as running:
         gateway = running.subscribe()
         await gateway.read()

@@ -36,7 +36,7 @@ def hashes(made: Mirror) -> list[int]:
     return [stored.blocks[0].block_hash for stored in told(made)]
 
 
-def test_newcomer_is_told_of_one_block_an_event() -> None:
+def test_in_order_yields_one_event_a_block() -> None:
     first, second = told(mirror(store(1, 2, lora="a")))
     assert (first.blocks[0].block_hash, list(first.blocks[0].token_ids)) == (1, [0, 1])
     assert (second.blocks[0].block_hash, list(second.blocks[0].token_ids)) == (2, [2, 3])
@@ -44,7 +44,7 @@ def test_newcomer_is_told_of_one_block_an_event() -> None:
     assert {first.lora_name, second.lora_name} == {"a"}
 
 
-def test_each_copy_is_told_and_removed_by_itself() -> None:
+def test_copies_are_kept_and_removed_one_by_one() -> None:
     made = mirror(store(1), store(1), store(1), store(1, medium="CPU"))
     assert Counter(stored.medium for stored in told(made)) == {"GPU": 3, "CPU": 1}
     made.remove(BlocksRemoved([1]))
@@ -53,14 +53,14 @@ def test_each_copy_is_told_and_removed_by_itself() -> None:
     assert [stored.medium for stored in told(made)] == ["CPU"]
 
 
-def test_removal_elsewhere_or_of_the_unknown_is_passed_over() -> None:
+def test_removal_of_another_group_or_an_unknown_block_is_ignored() -> None:
     made = mirror(store(1, group=0))
     made.remove(BlocksRemoved([1], group=1))
     made.remove(BlocksRemoved([2], group=0))
     assert (made.copies, hashes(made)) == (1, [1])
 
 
-def test_digests_and_numbers_of_the_same_bits_are_the_same_block() -> None:
+def test_digest_and_number_of_the_same_bits_name_the_same_block() -> None:
     made = mirror(store(b"\x00" * 31 + b"\x07"))
     made.remove(BlocksRemoved([7]))
     assert (made.copies, made.size_bytes, hashes(made)) == (0, 0, [])
@@ -73,7 +73,7 @@ def test_parents_come_first_even_if_they_were_stored_again() -> None:
     assert hashes(made) == [1, 2, 3]
 
 
-def test_block_whose_parent_is_gone_or_itself_is_told_too() -> None:
+def test_blocks_with_missing_or_cyclic_parents_are_included() -> None:
     made = mirror(store(2, parent=1), store(5, parent=5), store(7, parent=8), store(8, parent=7))
     assert sorted(hashes(made)) == [2, 5, 7, 8]
 
@@ -84,7 +84,7 @@ def test_clear_leaves_nothing() -> None:
     assert (made.copies, made.size_bytes, made.in_order()) == (0, 0, [])
 
 
-def test_what_is_too_much_is_refused_newest_first() -> None:
+def test_blocks_over_the_limit_are_refused() -> None:
     size = mirror(store(1)).size_bytes
     assert size > len(mirror(store(1)).in_order()[0].entry)
     made = mirror(store(1), store(2), store(3), max_bytes=2 * size)
@@ -100,7 +100,7 @@ def test_children_inherit_the_salt_of_their_root() -> None:
 
 
 @pytest.mark.parametrize("extras", [None, [()], [(["image", 3],)], [("\ud800",)]])
-def test_root_without_a_text_has_no_salt(extras: list[Any] | None) -> None:
+def test_root_without_a_text_key_has_no_salt(extras: list[Any] | None) -> None:
     assert mirror().namespace_of(store(1, extras=extras)) == Namespace()
 
 
@@ -123,7 +123,7 @@ def test_copy_on_another_medium_is_kept_under_its_parent() -> None:
     assert made.copies == 2
 
 
-def test_pairs_become_their_first_tokens_through_the_whole_chain() -> None:
+def test_bigrams_become_their_first_tokens_through_the_whole_chain() -> None:
     made = Mirror(1_000_000)
     root = BlocksStored(
         [1, 2], None, Tokens("I", [11, 12, 13, 14]), 2, extras=[(10, "salt"), ()], bigrams=True
@@ -143,13 +143,13 @@ def test_pairs_become_their_first_tokens_through_the_whole_chain() -> None:
 
 
 @pytest.mark.parametrize(("parent", "extras"), [(9, None), (None, None), (None, [("salt",)])])
-def test_pairs_whose_first_token_is_unknown_cannot_be_told(
+def test_bigrams_without_a_known_first_token_are_left_out(
     parent: int | None, extras: list[Any] | None
 ) -> None:
     pairs = store(1, parent=parent, extras=extras, bigrams=True)
     assert mirror().plain(pairs) is None
 
 
-def test_tokens_that_are_no_pairs_stay_as_they_are() -> None:
+def test_tokens_without_bigrams_stay_unchanged() -> None:
     stored = store(1)
     assert mirror().plain(stored) is stored

@@ -1,9 +1,11 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BridgedRank, History
+from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BatchHistory, BridgedRank
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
@@ -16,7 +18,7 @@ from kvstate.events import (
     Taken,
     finished,
 )
-from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvCacheEvent, KvEventBatch
@@ -35,7 +37,7 @@ class Ringing:
     def __init__(self, mirror_bytes: int = 2**28) -> None:
         self.rings = 0
         self.rank = BridgedRank(
-            History(0, 100, 0.0, **LIMITS),
+            BatchHistory(0, 100, 0.0, **LIMITS),
             Mirror(mirror_bytes),
             Feed(Recovery.NONE),
             self.ring,
@@ -47,9 +49,9 @@ class Ringing:
     def apply(self, *events: Event, **fields: Any) -> Taken:
         return finished(self.rank.applying(EventBatch(5.0, list(events), **fields)))
 
-    def state(self, state: State) -> None:
+    def state(self, state: FeedState) -> None:
         self.rank.feed.state = state
-        self.rank.trust(state in (State.LIVE, State.DEGRADED))
+        self.rank.trust(trusted=state in (FeedState.LIVE, FeedState.DEGRADED))
 
     def batches(self) -> list[KvEventBatch]:
         """The batches numbered so far."""
@@ -68,7 +70,7 @@ def _shown(event: KvCacheEvent) -> str:
     return " ".join([event.WhichOneof("data") or "", *map(str, hashes)])
 
 
-def test_events_that_wait_together_are_one_batch() -> None:
+def test_waiting_events_form_one_batch() -> None:
     ringing = Ringing()
     ringing.apply(store(1))
     finished(ringing.rank.applying(payload(7, block(2, 1))))
@@ -80,13 +82,13 @@ def test_events_that_wait_together_are_one_batch() -> None:
     assert ringing.rings == 3
 
 
-def test_many_events_are_several_batches() -> None:
+def test_many_events_form_several_batches() -> None:
     ringing = Ringing()
     ringing.apply(*map(store, range(MAX_BATCH_EVENTS + 1)))
     assert [len(batch.events) for batch in ringing.batches()] == [MAX_BATCH_EVENTS, 1]
 
 
-def test_long_events_are_several_batches_too() -> None:
+def test_long_events_form_several_batches() -> None:
     ringing = Ringing()
     large = [BlocksStored([n], None, Tokens("I", [2**32 - 1] * 60_000), 60_000) for n in range(9)]
     ringing.apply(*large)
@@ -101,20 +103,20 @@ def test_batch_without_events_takes_no_number() -> None:
     assert ringing.batches() == []
 
 
-def test_what_is_no_batch_changes_nothing() -> None:
+def test_invalid_payload_changes_nothing() -> None:
     ringing = Ringing()
     with pytest.raises(WireError):
         finished(ringing.rank.applying(b"\x00"))
     assert ringing.rings == 0
 
 
-def test_clear_heals() -> None:
+def test_clear_heals_the_rank() -> None:
     ringing = Ringing()
     assert not ringing.apply(store(1)).healed
     assert ringing.apply(AllCleared()).healed
 
 
-def test_copy_is_a_store_of_what_is_known() -> None:
+def test_copy_of_a_known_block_is_sent_as_a_store() -> None:
     ringing = Ringing()
     taken = ringing.apply(store(1), BlocksCopied([1, 2], medium="CPU"))
     assert taken.faults == ("copied_unknown",)
@@ -125,7 +127,7 @@ def test_copy_is_a_store_of_what_is_known() -> None:
     ]
 
 
-def test_other_attention_groups_are_counted_and_not_told() -> None:
+def test_other_attention_groups_are_counted_and_not_sent() -> None:
     ringing = Ringing()
     taken = ringing.apply(
         OtherGroupStored(1),
@@ -140,7 +142,7 @@ def test_other_attention_groups_are_counted_and_not_told() -> None:
     assert ringing.events() == ["stored 1"]
 
 
-def test_groups_that_cannot_be_told_apart_are_a_hole_each() -> None:
+def test_indistinguishable_groups_are_a_hole_each() -> None:
     ringing = Ringing()
     assert not ringing.apply(store(1, group=0)).missed
     for group, holes in ((1, 1), (0, 2), (1, 2)):
@@ -153,13 +155,13 @@ def test_groups_that_cannot_be_told_apart_are_a_hole_each() -> None:
     assert not ringing.apply(store(1, group=0)).faults
 
 
-def test_store_that_is_too_long_is_left_out() -> None:
+def test_oversized_store_is_left_out() -> None:
     ringing = Ringing()
     assert ringing.apply(store(1, extras=[("x" * 2**21,)])).faults == ("too_large_to_carry",)
     assert (ringing.events(), ringing.rank.mirror.copies) == ([], 0)
 
 
-def test_pairs_without_their_first_token_are_left_out() -> None:
+def test_bigrams_without_their_first_token_are_left_out() -> None:
     ringing = Ringing()
     assert ringing.apply(store(2, 1, bigrams=True)).faults == ("bigrams_without_parent",)
     assert ringing.events() == []
@@ -173,13 +175,13 @@ def test_lost_removal_is_a_hole() -> None:
     assert (ringing.rank.history.holes, ringing.events()) == (1, [])
 
 
-def test_more_than_is_kept_is_told_to_those_who_listen_and_missed() -> None:
+def test_block_over_the_mirror_limit_is_sent_and_missed() -> None:
     ringing = Ringing(mirror_bytes=0)
     assert ringing.apply(store(1)).missed == "it holds more blocks than the bridge keeps"
     assert ringing.events() == ["stored 1"]
 
 
-def test_restart_is_told_as_a_clear_if_there_may_be_something_to_clear() -> None:
+def test_restart_is_sent_as_a_clear_if_blocks_were_sent() -> None:
     ringing = Ringing()
     finished(ringing.rank.forgetting())
     ringing.apply(store(1), BlocksRemoved([1]))
@@ -188,7 +190,7 @@ def test_restart_is_told_as_a_clear_if_there_may_be_something_to_clear() -> None
     assert ringing.events() == ["stored 1", "removed 1", "cleared"]
 
 
-def test_hole_forgets_what_is_not_numbered_yet_and_takes_a_number() -> None:
+def test_hole_drops_unnumbered_events_and_takes_a_number() -> None:
     ringing = Ringing()
     ringing.apply(store(1))
     finished(ringing.rank.demoting())
@@ -213,24 +215,24 @@ def test_state_in_several_pieces_closes_the_past() -> None:
     assert ringing.rank.history.resumable == ringing.rank.history.next
 
 
-def test_what_was_never_seen_is_counted_until_the_cache_is_emptied() -> None:
+def test_unknown_past_counts_holes_until_the_cache_is_cleared() -> None:
     ringing = Ringing()
-    ringing.state(State.LIVE)
+    ringing.state(FeedState.LIVE)
     assert ringing.rank.unknown_before == 0
     finished(ringing.rank.demoting())
     finished(ringing.rank.demoting())
-    ringing.state(State.DEGRADED)
+    ringing.state(FeedState.DEGRADED)
     assert ringing.rank.state().unknown_before == 2
-    ringing.state(State.REPLAYING)
+    ringing.state(FeedState.REPLAYING)
     assert ringing.rank.unknown_before == 2
     ringing.apply(AllCleared())
-    ringing.state(State.LIVE)
+    ringing.state(FeedState.LIVE)
     assert ringing.rank.unknown_before == 0
 
 
 def test_unknown_past_is_at_least_one_loss() -> None:
     ringing = Ringing()
-    ringing.state(State.DEGRADED)
+    ringing.state(FeedState.DEGRADED)
     assert ringing.rank.unknown_before == 1
 
 
@@ -241,7 +243,28 @@ def test_standing_follows_the_feed() -> None:
         return ringing.rank.standing.fault is None
 
     assert not is_told()
-    ringing.state(State.LIVE)
+    ringing.state(FeedState.LIVE)
     assert is_told()
-    ringing.state(State.STALE)
+    ringing.state(FeedState.STALE)
     assert not is_told()
+
+
+@given(
+    st.lists(st.none() | st.integers(0, 200), max_size=40), st.integers(1, 6), st.integers(0, 300)
+)
+def test_history_keeps_within_its_limits_and_the_newest_batch(
+    sizes: list[int | None], most: int, most_bytes: int
+) -> None:
+    history, newest = BatchHistory(0, 100, 0.0, max_batches=most, max_bytes=most_bytes), 0
+    for size in sizes:
+        if size is None:
+            history.hole()
+        else:
+            history.append([bytes(size)], 0.0)
+        numbers = range(history.oldest, history.next)
+        kept = [len(history.batch(number)) for number in numbers]
+        assert len(kept) == len(history) <= most
+        assert sum(kept) == history.size_bytes
+        assert history.size_bytes <= most_bytes or len(kept) == 1
+        assert bool(kept) == (size is not None)
+        assert history.next == (newest := newest + 1) + 100

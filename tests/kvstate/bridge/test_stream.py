@@ -2,9 +2,9 @@ from collections.abc import Iterable
 
 from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank, Ended, History, Status
+from kvstate.bridge.rank import MAX_BATCH_EVENTS, BatchHistory, BridgedRank, Ended, StreamStatus
 from kvstate.events import BlocksStored, EventBatch, finished
-from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
@@ -12,9 +12,9 @@ from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 
 def rank(number: int = 0, *, batches: int = 0, max_batches: int = 1000) -> BridgedRank:
     """A rank whose feed is live, with some batches of one block each."""
-    history = History(number, 100, 1.0, max_batches=max_batches, max_bytes=2**28)
+    history = BatchHistory(number, 100, 1.0, max_batches=max_batches, max_bytes=2**28)
     made = BridgedRank(history, Mirror(2**28), Feed(Recovery.NONE), lambda: None)
-    made.feed.state = State.LIVE
+    made.feed.state = FeedState.LIVE
     made.trust(trusted=True)
     for block_hash in range(batches):
         publish(made, block_hash)
@@ -41,7 +41,7 @@ def taken(stream: Subscription) -> list[KvEventBatch]:
     return messages
 
 
-def ended(stream: Subscription | Ended) -> tuple[Status, str]:
+def ended(stream: Subscription | Ended) -> tuple[StreamStatus, str]:
     end = stream if isinstance(stream, Ended) else stream.take()
     assert isinstance(end, Ended)
     return end.status, end.reason
@@ -51,7 +51,7 @@ def numbers(batches: Iterable[KvEventBatch], of_rank: int = 0) -> list[int]:
     return [batch.sequence_number for batch in batches if batch.dp_rank == of_rank]
 
 
-def test_newcomer_gets_the_state_then_what_follows_it() -> None:
+def test_newcomer_gets_the_state_then_later_batches() -> None:
     one = rank(batches=3)
     stream = begun([one])
     (state,) = taken(stream)
@@ -63,12 +63,12 @@ def test_newcomer_gets_the_state_then_what_follows_it() -> None:
     assert (batch.sequence_number, batch.HasField("snapshot")) == (103, False)
 
 
-def test_state_of_an_engine_that_said_nothing_yet_is_empty() -> None:
+def test_state_of_a_silent_engine_is_empty() -> None:
     (state,) = taken(begun([rank()]))
     assert (state.sequence_number, len(state.events), state.snapshot.count) == (99, 1, 1)
 
 
-def test_pieces_of_a_snapshot_end_at_the_number_of_the_state() -> None:
+def test_snapshot_pieces_end_at_the_number_of_the_state() -> None:
     one = rank()
     publish(one, *range(2 * MAX_BATCH_EVENTS + 10))
     one.unknown_before = 4
@@ -85,7 +85,7 @@ def test_pieces_of_a_snapshot_end_at_the_number_of_the_state() -> None:
     assert sum(len(piece.events) for piece in pieces) == 2 * MAX_BATCH_EVENTS + 11
 
 
-def test_snapshot_stays_that_of_its_number_while_it_is_sent() -> None:
+def test_snapshot_stays_unchanged_while_it_is_sent() -> None:
     one = rank()
     publish(one, *range(MAX_BATCH_EVENTS))
     stream = begun([one])
@@ -97,7 +97,7 @@ def test_snapshot_stays_that_of_its_number_while_it_is_sent() -> None:
     assert batch.events[0].HasField("cleared")
 
 
-def test_start_within_the_history_goes_on_there() -> None:
+def test_start_within_the_history_resumes_there() -> None:
     one = rank(batches=5)
     assert numbers(taken(begun([one], 102))) == [102, 103, 104]
     stream = begun([one], 105)
@@ -109,44 +109,44 @@ def test_start_within_the_history_goes_on_there() -> None:
 def test_start_outside_the_history_is_out_of_range() -> None:
     one = rank(batches=5, max_batches=3)
     assert ended(subscribe([one], 101)) == (
-        Status.OUT_OF_RANGE,
+        StreamStatus.OUT_OF_RANGE,
         "batch 101 of rank 0 is not available; 102 to 105 are",
     )
-    assert ended(subscribe([one], 106))[0] is Status.OUT_OF_RANGE
+    assert ended(subscribe([one], 106))[0] is StreamStatus.OUT_OF_RANGE
 
 
-def test_who_lost_the_connection_within_a_snapshot_begins_again() -> None:
+def test_start_within_a_snapshot_is_out_of_range() -> None:
     one = rank(batches=10)
     publish(one, *range(20, 20 + MAX_BATCH_EVENTS))
     pieces = numbers(taken(begun([one])))
     assert pieces == [109, 110]
     for number in pieces:
-        assert ended(subscribe([one], number))[0] is Status.OUT_OF_RANGE
+        assert ended(subscribe([one], number))[0] is StreamStatus.OUT_OF_RANGE
     publish(one, 7)
     assert numbers(taken(begun([one], 111))) == [111]
 
 
-def test_several_ranks_are_told_in_turn_under_their_own_numbers() -> None:
+def test_stream_interleaves_ranks_under_their_own_numbers() -> None:
     ranks = [rank(0, batches=3), rank(1, batches=5)]
     stream = begun(ranks, 100)
     batches = taken(stream)
     assert [batch.dp_rank for batch in batches] == [0, 1, 0, 1, 0, 1, 1, 1]
     assert numbers(batches, 1) == [100, 101, 102, 103, 104]
     assert numbers(taken(begun(ranks)), 0) == [102]
-    assert ended(subscribe(ranks, 104))[0] is Status.OUT_OF_RANGE
+    assert ended(subscribe(ranks, 104))[0] is StreamStatus.OUT_OF_RANGE
 
 
-def test_hole_ends_a_stream_and_no_number_leads_past_it() -> None:
+def test_hole_ends_a_stream_and_no_start_leads_past_it() -> None:
     one = rank(batches=3)
     stream = begun([one])
     finished(one.demoting())
-    assert ended(stream) == (Status.DATA_LOSS, "batches of the engine's rank 0 were lost")
+    assert ended(stream) == (StreamStatus.DATA_LOSS, "batches of the engine's rank 0 were lost")
     for number in (102, 103):
-        assert ended(subscribe([one], number))[0] is Status.OUT_OF_RANGE
+        assert ended(subscribe([one], number))[0] is StreamStatus.OUT_OF_RANGE
     assert numbers(taken(begun([one]))) == [103]
 
 
-def test_who_is_too_slow_for_the_history_begins_again_and_nobody_else() -> None:
+def test_slow_subscriber_ends_with_data_loss_and_leaves_the_others() -> None:
     one = rank(max_batches=2)
     slow, fast = begun([one]), begun([one])
     taken(slow)
@@ -154,17 +154,17 @@ def test_who_is_too_slow_for_the_history_begins_again_and_nobody_else() -> None:
         publish(one, number)
         taken(fast)
     assert ended(slow) == (
-        Status.DATA_LOSS,
+        StreamStatus.DATA_LOSS,
         "this subscriber is too slow: batch 100 of rank 0 is gone",
     )
     assert fast.take() is None
 
 
-def test_without_the_engine_streams_end_and_none_begins() -> None:
+def test_lost_engine_ends_streams_and_refuses_new_ones() -> None:
     one, other = rank(0, batches=1), rank(1)
     stream = begun([one, other])
-    other.feed.state, other.feed.reason = State.STALE, "connection lost"
+    other.feed.state, other.feed.reason = FeedState.STALE, "connection lost"
     other.trust(trusted=False)
-    expected = (Status.UNAVAILABLE, "the engine's feed is stale: connection lost")
+    expected = (StreamStatus.UNAVAILABLE, "the engine's feed is stale: connection lost")
     assert ended(stream) == expected
     assert ended(subscribe([one, other], 0)) == expected

@@ -8,49 +8,51 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.events import Batch
-from kvstate.feeds import subscriber
-from kvstate.feeds.feed import State
+from kvstate.feeds import allowance as allowance_module
+from kvstate.feeds.allowance import Allowance
+from kvstate.feeds.feed import FeedState
+from kvstate.feeds.feed_news import BEHIND
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.subscriber import BEHIND, Allowance
 from kvstate.feeds.transport import Connected, Malformed, MemoryTransport, Signal
-from kvstate.fleet import Fleet
-from tests.kvstate.publishing import block, chain, payload, until
+from kvstate.fleet import FollowedWorkers
+from tests.kvstate.publishing import block, chain, payload
+from tests.waiting import until
 
 SHARE, BURST, DEBT = (
-    subscriber.SHARE_OF_LOOP,
-    subscriber.BURST_SECONDS,
-    subscriber.MAX_DEBT_SECONDS,
+    allowance_module.SHARE_OF_LOOP,
+    allowance_module.BURST_SECONDS,
+    allowance_module.MAX_DEBT_SECONDS,
 )
 
 
-def test_a_worker_takes_what_it_needs_while_something_is_left() -> None:
+def test_allowance_lets_a_worker_run_until_its_burst_is_spent() -> None:
     allowance = Allowance(0.0)
     allowance.spend(BURST - 0.5, 0.0)
     assert (allowance.wait_seconds(0.0), allowance.is_behind(1_000.0)) == (0.0, False)
 
 
-def test_who_took_all_of_it_waits_until_something_is_left_again() -> None:
+def test_allowance_that_is_spent_waits_until_it_is_refilled() -> None:
     allowance = Allowance(0.0)
     allowance.spend(BURST, 0.0)
     wait_seconds = allowance.wait_seconds(0.0)
-    assert wait_seconds == pytest.approx(subscriber.RESUME_SECONDS / SHARE)
+    assert wait_seconds == pytest.approx(allowance_module.RESUME_SECONDS / SHARE)
     assert allowance.wait_seconds(wait_seconds) == 0.0
 
 
-def test_a_process_that_stood_still_owes_little() -> None:
+def test_allowance_bounds_the_debt_of_a_stopped_process() -> None:
     allowance = Allowance(0.0)
     allowance.spend(3_600.0, 0.0)
-    assert allowance.wait_seconds(0.0) <= (DEBT + subscriber.RESUME_SECONDS) / SHARE
+    assert allowance.wait_seconds(0.0) <= (DEBT + allowance_module.RESUME_SECONDS) / SHARE
 
 
-def test_who_never_comes_to_rest_is_behind_until_it_was_calm() -> None:
+def test_allowance_is_behind_from_lasting_load_until_a_calm_period() -> None:
     allowance = Allowance(0.0)
     allowance.spend(BURST, 0.0)
     for tenth in range(1, 31):
-        assert allowance.is_behind(tenth / 10) == (tenth / 10 >= subscriber.BEHIND_SECONDS)
+        assert allowance.is_behind(tenth / 10) == (tenth / 10 >= allowance_module.BEHIND_SECONDS)
         allowance.spend(SHARE / 10, tenth / 10)
     assert allowance.is_behind(3.0)
-    assert not allowance.is_behind(3.0 + subscriber.CALM_SECONDS / SHARE + 0.1)
+    assert not allowance.is_behind(3.0 + allowance_module.CALM_SECONDS / SHARE + 0.1)
 
 
 STORE_AND_REMOVE = payload(0, block(1)), payload(0, ["BlockRemoved", [1]])
@@ -86,23 +88,23 @@ class Flood:
 
 
 @asynccontextmanager
-async def flooded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Fleet, Flood]]:
+async def flooded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FollowedWorkers, Flood]]:
     """A fleet with an honest worker, and one that has been sending too much for a while."""
-    monkeypatch.setattr(subscriber, "BURST_SECONDS", 0.2)
-    monkeypatch.setattr(subscriber, "BEHIND_SECONDS", 0.3)
-    fleet, flood = Fleet(12345678, lambda: 0.0), Flood()
+    monkeypatch.setattr(allowance_module, "BURST_SECONDS", 0.2)
+    monkeypatch.setattr(allowance_module, "BEHIND_SECONDS", 0.3)
+    fleet, flood = FollowedWorkers(12345678, lambda: 0.0), Flood()
     fleet.add("flood", "m", [flood])
     await until(lambda: fleet.feeds("flood")[0].reason == BEHIND)
     yield fleet, flood
     await fleet.close()
 
 
-async def test_a_flood_is_marked_and_takes_its_share_of_the_loop_only(
+async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with flooded(monkeypatch) as (fleet, flood):
         status, sent = fleet.feeds("flood")[0], flood.sent
-        assert (status.state, status.uncertain_blocks) == (State.LIVE, status.blocks)
+        assert (status.state, status.uncertain_blocks) == (FeedState.LIVE, status.blocks)
         assert status.counts["behind"] == 1
         cpu_seconds, began_at = time.thread_time(), time.monotonic()
         await until(lambda: time.thread_time() - cpu_seconds > 0.2)
@@ -111,29 +113,33 @@ async def test_a_flood_is_marked_and_takes_its_share_of_the_loop_only(
         assert flood.sent > sent  # it is still read
 
 
-async def test_the_events_of_others_are_applied_beside_a_flood(
+async def test_events_of_other_workers_are_applied_during_a_flood(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with flooded(monkeypatch) as (fleet, flood):
         honest = MemoryTransport({})
         honest.put(Connected())
         fleet.add("honest", "m", [honest])
-        await until(lambda: fleet.state("honest") is State.LIVE)
+        await until(lambda: fleet.state("honest") is FeedState.LIVE)
         for number in range(50):
             before = flood.sent
             honest.put(Batch(number, payload(number, block(number + 1, number or None))))
-            await until(lambda: fleet.feeds("honest")[0].last_sequence == number)  # noqa: B023
+            await until(lambda: fleet.feeds("honest")[0].last_sequence == number, pause=0)  # noqa: B023 - awaited within its turn
             assert flood.sent - before <= 256, "it waited for the flood"
-        assert sum(fleet.overlaps(chain(50))["honest"].tiers) == 50
+        await until(lambda: sum(fleet.overlaps(chain(50))["honest"].tiers) == 50)
         assert fleet.feeds("honest")[0].reason == ""
 
 
-async def test_after_a_flood_all_of_it_is_applied_and_certain(
+async def test_flooding_feed_is_applied_whole_and_certain_after_the_flood(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with flooded(monkeypatch) as (fleet, flood):
         flood.is_over = True
         await until(lambda: fleet.feeds("flood")[0].reason == "")
         status = fleet.feeds("flood")[0]
-        assert (status.state, status.last_sequence, status.gaps) == (State.LIVE, flood.sent - 1, 0)
+        assert (status.state, status.last_sequence, status.gaps) == (
+            FeedState.LIVE,
+            flood.sent - 1,
+            0,
+        )
         assert status.uncertain_blocks == 0

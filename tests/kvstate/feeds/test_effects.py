@@ -5,11 +5,13 @@ import pytest
 
 from kvstate.errors import WireError
 from kvstate.events import Batch, Body, Taken
-from kvstate.feeds import subscriber
-from kvstate.feeds.feed import Demote, Feed, Forget, Replay, State
+from kvstate.feeds import turns
+from kvstate.feeds.effects import Effects
+from kvstate.feeds.feed import Demote, Feed, FeedState, Forget, RequestReplay
+from kvstate.feeds.feed_news import FeedNews
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.subscriber import Effects, FeedNews, Turns
-from kvstate.feeds.transport import Place
+from kvstate.feeds.transport import RankName
+from kvstate.feeds.turns import Turns
 
 
 def batch(body: Body) -> Batch:
@@ -38,7 +40,7 @@ class Written:
         yield
         self.done.append("demote")
 
-    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as `Sink` has it
+    def trust(self, *, trusted: bool) -> None:
         self.done.append(trusted)
 
 
@@ -47,11 +49,11 @@ class Carrying:
 
     def __init__(self) -> None:
         self.feed = Feed(Recovery.REPLAY)
-        self.feed.connected()
-        self.feed.replay_ended()
+        self.feed.connect()
+        self.feed.end_replay()
         self.sink = Written()
         self.replays: list[int] = []
-        self.news = FeedNews(Place("w", 0), self.feed, lambda: None, lambda: None)
+        self.news = FeedNews(RankName("w", 0), self.feed, lambda: None, lambda: None)
         self.effects = Effects(self.feed, self.sink, Turns(), self.news, self.replays.append)
 
 
@@ -61,7 +63,9 @@ def carrying() -> Carrying:
 
 
 async def test_effects_are_carried_out_in_order(carrying: Carrying) -> None:
-    await carrying.effects.carry_out([batch(b"1"), Demote(), Forget(), Replay(3), batch(b"2")])
+    await carrying.effects.carry_out(
+        [batch(b"1"), Demote(), Forget(), RequestReplay(3), batch(b"2")]
+    )
     assert carrying.sink.done == [False, b"1", "demote", "forget", b"2", True]
     assert (carrying.replays, len(carrying.effects)) == ([3], 0)
 
@@ -74,18 +78,18 @@ async def test_credit_is_lowered_before_its_turn_comes(carrying: Carrying) -> No
     assert carrying.sink.done == [False, b"1", "demote", True]
 
 
-async def test_what_nothing_lowers_stays_trusted(carrying: Carrying) -> None:
+async def test_credit_without_a_demotion_stays_trusted(carrying: Carrying) -> None:
     await carrying.effects.carry_out([batch(b"1")])
     assert carrying.sink.done == [b"1", True]
 
 
 @pytest.fixture
 def one_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(turns, "SLICE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("one_a_slice")
-async def test_order_holds_whoever_carries_them_out(carrying: Carrying) -> None:
+async def test_effects_keep_their_order_across_concurrent_callers(carrying: Carrying) -> None:
     bodies = [str(number).encode() for number in range(6)]
     await asyncio.gather(
         carrying.effects.carry_out([batch(body) for body in bodies[:3]]),
@@ -95,7 +99,7 @@ async def test_order_holds_whoever_carries_them_out(carrying: Carrying) -> None:
 
 
 @pytest.mark.usefixtures("one_a_slice")
-async def test_what_is_dropped_is_not_done(carrying: Carrying) -> None:
+async def test_dropped_effects_are_not_carried_out(carrying: Carrying) -> None:
     waiting = asyncio.create_task(carrying.effects.carry_out([batch(b"1"), batch(b"2")]))
     await asyncio.sleep(0)
     assert len(carrying.effects) == 2
@@ -104,30 +108,30 @@ async def test_what_is_dropped_is_not_done(carrying: Carrying) -> None:
     assert b"1" not in carrying.sink.done
 
 
-async def test_a_body_that_heals_heals_the_feed(carrying: Carrying) -> None:
+async def test_body_that_heals_heals_the_feed(carrying: Carrying) -> None:
     carrying.feed.miss("something")
     carrying.sink.taken = Taken(healed=True)
     await carrying.effects.carry_out([batch(b"1")])
-    assert carrying.feed.state is State.LIVE
+    assert carrying.feed.state is FeedState.LIVE
 
 
 @pytest.mark.parametrize("later", [Demote(), Forget(), batch(b"broken")])
-async def test_what_is_lost_after_a_healing_is_not_healed(
+async def test_loss_after_a_healing_leaves_the_feed_degraded(
     carrying: Carrying, later: Demote | Forget | Batch
 ) -> None:
     carrying.feed.miss("something")
     carrying.sink.taken = Taken(healed=True)
     await carrying.effects.carry_out([batch(b"1"), later])
-    assert carrying.feed.state is State.DEGRADED
+    assert carrying.feed.state is FeedState.DEGRADED
 
 
-async def test_what_a_body_misses_or_skips_is_told(carrying: Carrying) -> None:
+async def test_body_with_losses_sets_the_reason_and_counts_its_faults(carrying: Carrying) -> None:
     carrying.sink.taken = Taken(missed="no room", faults=("bad_hash", "bad_hash"))
     await carrying.effects.carry_out([batch(b"1")])
     assert (carrying.feed.reason, carrying.news.counts["bad_hash"]) == ("no room", 2)
 
 
-async def test_a_body_that_cannot_be_decoded_is_a_hole(carrying: Carrying) -> None:
+async def test_undecodable_body_is_a_hole(carrying: Carrying) -> None:
     await carrying.effects.carry_out([batch(b"broken")])
     assert carrying.sink.done == [False, "demote", True]
     assert carrying.feed.reason == "a batch could not be decoded: payload is not msgpack"

@@ -12,7 +12,7 @@ from kvstate.errors import ReplayError
 from kvstate.events import Batch, EngineLoad, EventBatch
 from kvstate.feeds import grpc_transport, shared_connection
 from kvstate.feeds import grpc_transport as grpc_channel
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource, Recovery
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.shared_connection import RankTransport
@@ -23,9 +23,9 @@ from kvstate.feeds.transport import (
     Malformed,
     Refused,
     Signal,
-    Snapshot,
+    SnapshotBegun,
 )
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     EngineLoad as LoadRecord,
 )
@@ -37,8 +37,9 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
 )
 from kvstate.wire.grpc_wire import batch_of
 from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
-from tests.kvstate.publishing import chain, until
+from tests.kvstate.publishing import chain
 from tests.ports import free_port
+from tests.waiting import until
 
 IMPATIENT_SECONDS = 0.05
 
@@ -96,13 +97,13 @@ async def test_batches_follow_their_connection(publisher: GrpcPublisher, service
     assert publisher.starts == [0]
 
 
-async def test_there_is_no_replay_beside_the_stream(publisher: GrpcPublisher) -> None:
+async def test_replay_is_refused(publisher: GrpcPublisher) -> None:
     async with serving(publisher) as port, following(port) as transport:
         with pytest.raises(ReplayError, match="no replay from batch 3"):
             await anext(transport.replay(3))
 
 
-async def test_each_rank_has_its_own_batches(
+async def test_ranks_have_batches_of_their_own(
     publisher: GrpcPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = batch(0, store(1)), batch(5, store(2), dp_rank=1)
@@ -114,7 +115,9 @@ async def test_each_rank_has_its_own_batches(
     assert "rank 7; only ranks 0 to 1 are configured" in told.getMessage()
 
 
-async def test_new_stream_resumes_where_the_slowest_rank_was(publisher: GrpcPublisher) -> None:
+async def test_stream_resumes_at_the_last_batch_of_the_slowest_rank(
+    publisher: GrpcPublisher,
+) -> None:
     publisher.publish(batch(3), batch(7, dp_rank=1))
     async with serving(publisher) as port, following(port, ranks=2) as transports:
         for transport in transports:
@@ -126,7 +129,7 @@ async def test_new_stream_resumes_where_the_slowest_rank_was(publisher: GrpcPubl
     assert publisher.starts[:2] == [0, 3]
 
 
-async def test_rank_that_has_had_nothing_wants_everything(publisher: GrpcPublisher) -> None:
+async def test_rank_without_batches_resumes_the_stream_at_0(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(3))
     async with serving(publisher) as port, following(port, ranks=2) as transports:
         await received(transports[0], 2)
@@ -135,7 +138,7 @@ async def test_rank_that_has_had_nothing_wants_everything(publisher: GrpcPublish
     assert publisher.starts[:2] == [0, 0]
 
 
-async def test_start_that_is_out_of_range_becomes_0(publisher: GrpcPublisher) -> None:
+async def test_start_out_of_range_is_retried_from_0(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(3))
     async with serving(publisher) as port, following(port) as transport:
         await received(transport, 2)
@@ -146,7 +149,7 @@ async def test_start_that_is_out_of_range_becomes_0(publisher: GrpcPublisher) ->
     assert publisher.starts == [0, 3, 0]
 
 
-async def test_lost_data_is_asked_for_from_0(publisher: GrpcPublisher) -> None:
+async def test_stream_ended_by_data_loss_is_resumed_at_0(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(3))
     async with serving(publisher) as port, following(port) as transport:
         await received(transport, 2)
@@ -156,7 +159,7 @@ async def test_lost_data_is_asked_for_from_0(publisher: GrpcPublisher) -> None:
     assert publisher.starts == [0, 0]
 
 
-async def test_publisher_that_is_another_one_is_asked_for_everything(
+async def test_publisher_with_other_content_is_asked_from_0(
     publisher: GrpcPublisher,
 ) -> None:
     publisher.publish(batch(0), batch(1), batch(2))
@@ -170,7 +173,7 @@ async def test_publisher_that_is_another_one_is_asked_for_everything(
     assert publisher.starts == [0, 2, 0]
 
 
-async def test_engine_without_events_is_asked_again_seldom(
+async def test_engine_without_events_is_refused_and_asked_again(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "REFUSED_SECONDS", IMPATIENT_SECONDS)
@@ -183,14 +186,14 @@ async def test_engine_without_events_is_asked_again_seldom(
     assert signals[-2:] == [Connected(), *handed(batch(0))]
 
 
-async def test_snapshot_is_told_before_its_chunks(publisher: GrpcPublisher) -> None:
+async def test_snapshot_is_announced_before_its_chunks(publisher: GrpcPublisher) -> None:
     cleared = KvCacheEvent(cleared=KvCacheCleared())
     first = batch(4, cleared, store(1), snapshot=KvSnapshotChunk(count=2, unknown_before=3))
     second = batch(5, store(2, 1), snapshot=KvSnapshotChunk(index=1, count=2))
     publisher.publish(first, second, batch(6, cleared))
     async with serving(publisher) as port, following(port) as transport:
         signals = await received(transport, 5)
-    assert signals[:2] == [Connected(), Snapshot(4, 5, 3)]
+    assert signals[:2] == [Connected(), SnapshotBegun(4, 5, 3)]
     assert signals[2:] == handed(first, second, batch(6, cleared))
 
 
@@ -207,7 +210,7 @@ async def test_heartbeats_carry_load_and_no_number(publisher: GrpcPublisher) -> 
         ]
 
 
-async def test_heart_that_stops_beating_is_dead(
+async def test_missing_heartbeats_end_the_stream(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "HEARTBEAT_TIMEOUT_SECONDS", IMPATIENT_SECONDS)
@@ -217,7 +220,7 @@ async def test_heart_that_stops_beating_is_dead(
     assert reasons(signals) == ["no heartbeat for 0.05 s"]
 
 
-async def test_server_that_does_not_answer_is_not_waited_for(
+async def test_subscription_without_an_answer_times_out(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
@@ -226,7 +229,7 @@ async def test_server_that_does_not_answer_is_not_waited_for(
         assert await ended(transport) == "no answer to the subscription in 0.05 s"
 
 
-async def test_socket_that_accepts_and_says_nothing_is_not_waited_for(
+async def test_subscription_to_a_silent_socket_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
@@ -234,7 +237,7 @@ async def test_socket_that_accepts_and_says_nothing_is_not_waited_for(
         assert await ended(transport) == "no answer to the subscription in 0.05 s"
 
 
-async def test_peer_that_dies_without_a_word_is_noticed(
+async def test_peer_that_vanishes_is_detected_by_pings(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 200)
@@ -250,7 +253,7 @@ async def test_peer_that_dies_without_a_word_is_noticed(
             assert await ended(transport) == "UNAVAILABLE: Stream removed (ping timeout)"
 
 
-async def test_server_that_wants_fewer_pings_gets_fewer(
+async def test_connection_ended_for_too_many_pings_is_reopened(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 50)
@@ -262,7 +265,7 @@ async def test_server_that_wants_fewer_pings_gets_fewer(
         assert await received(transport, 1) == handed(batch(0))
 
 
-async def test_message_that_is_none_is_told(publisher: GrpcPublisher) -> None:
+async def test_invalid_message_is_reported_as_malformed(publisher: GrpcPublisher) -> None:
     publisher.publish(b"\xff", batch(0))
     async with serving(publisher) as port, following(port) as transport:
         assert await received(transport, 3) == [Connected(), Malformed(), *handed(batch(0))]
@@ -278,7 +281,7 @@ async def test_message_beyond_the_limit_ends_the_stream(
     assert "RESOURCE_EXHAUSTED: " in reasons(signals)[0]
 
 
-async def test_server_that_comes_back_is_found(publisher: GrpcPublisher) -> None:
+async def test_returning_server_is_reconnected(publisher: GrpcPublisher) -> None:
     async with serving(publisher) as port:
         transport = grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5)[0]
         assert await received(transport, 1) == [Connected()]
@@ -292,7 +295,7 @@ async def test_server_that_comes_back_is_found(publisher: GrpcPublisher) -> None
     assert Connected() in signals
 
 
-async def test_timeout_while_waiting_loses_nothing(publisher: GrpcPublisher) -> None:
+async def test_receive_loses_no_signal_by_a_timeout(publisher: GrpcPublisher) -> None:
     async with serving(publisher) as port, following(port) as transport:
         assert await received(transport, 1) == [Connected()]
         with pytest.raises(TimeoutError):
@@ -302,7 +305,7 @@ async def test_timeout_while_waiting_loses_nothing(publisher: GrpcPublisher) -> 
         assert await received(transport, 1) == handed(batch(0))
 
 
-async def test_large_batch_lets_others_run(
+async def test_large_batch_is_decoded_in_slices(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "SLICE_SECONDS", 0.0)
@@ -344,12 +347,12 @@ def connections() -> list[object]:
     return [task for task in tasks if "SharedConnection" in repr(task.get_coro())]
 
 
-async def test_unused_transport_can_be_closed() -> None:
+async def test_close_ends_an_unused_transport() -> None:
     async with following(1):
         pass
 
 
-async def test_error_that_nobody_foresaw_is_told_and_survived(
+async def test_unforeseen_error_disconnects_and_the_stream_resumes(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> object:
@@ -369,7 +372,7 @@ async def test_error_that_nobody_foresaw_is_told_and_survived(
 async def test_feed_that_resumes_stays_certain(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(0, store(1)), batch(1, store(2, 1)))
     async with serving(publisher) as port:
-        fleet = Fleet(1, lambda: 0.0)
+        fleet = FollowedWorkers(1, lambda: 0.0)
         fleet.add("w", "m", grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5))
         await until(lambda: fleet.overlaps(chain(3)).get("w", None) is not None)
         await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 2)
@@ -377,7 +380,7 @@ async def test_feed_that_resumes_stays_certain(publisher: GrpcPublisher) -> None
         await until(lambda: len(publisher.starts) > 1)
         publisher.publish(batch(2, store(3, 2)))
         await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 3)
-        assert fleet.state("w") is State.LIVE
+        assert fleet.state("w") is FeedState.LIVE
         await fleet.close()
 
 
@@ -417,16 +420,16 @@ async def relaying(target: Callable[[], int | None]) -> AsyncIterator[int]:
         await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
 
 
-async def test_a_server_that_was_never_reached_is_connecting_with_a_short_reason() -> None:
-    fleet = Fleet(1, lambda: 0.0)
+async def test_unreached_server_is_connecting_with_a_short_reason() -> None:
+    fleet = FollowedWorkers(1, lambda: 0.0)
     source = GrpcSource(f"127.0.0.1:{free_port()}", "vllm", 1)
     fleet.add("w", "m", grpc_transports(source, lambda: 0.5))
     await until(lambda: fleet.feeds("w")[0].reason == "cannot connect: Connection refused")
-    assert fleet.state("w") is State.CONNECTING
+    assert fleet.state("w") is FeedState.CONNECTING
     await fleet.close()
 
 
-async def test_a_server_that_starts_with_the_router_is_not_complained_about(
+async def test_server_that_starts_late_is_connected_without_a_complaint(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "UNREACHED_SECONDS", 1000.0)

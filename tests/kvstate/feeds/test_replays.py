@@ -7,22 +7,22 @@ import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch
-from kvstate.feeds import replays
+from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import Replays, ReplaySlots
-from kvstate.feeds.transport import Malformed, MemoryTransport, Place
-from tests.kvstate.publishing import until
+from kvstate.feeds.transport import Malformed, MemoryTransport, RankName
+from tests.waiting import until
 
 
 class Asked:
     """Replays, and what became of them."""
 
-    def __init__(self, transport: MemoryTransport, slots: ReplaySlots) -> None:
+    def __init__(self, transport: MemoryTransport, slots: ReplaySlots, times: FeedTimes) -> None:
         self.taken: list[Batch | Malformed] = []
         self.ended: list[str | None] = []
         self.failed = 0
         self.restarts_at: Batch | None = None
         self.replays = Replays(
-            Place("w", 0), transport, slots, take=self.take, end=self.end, fail=self.fail
+            RankName("w", 0), transport, slots, times, take=self.take, end=self.end, fail=self.fail
         )
 
     async def take(self, message: Batch | Malformed) -> None:
@@ -40,9 +40,9 @@ class Asked:
 
 @asynccontextmanager
 async def asked(
-    transport: MemoryTransport, slots: ReplaySlots | None = None
+    transport: MemoryTransport, slots: ReplaySlots | None = None, times: FeedTimes = USUAL
 ) -> AsyncIterator[Asked]:
-    asked = Asked(transport, slots or ReplaySlots())
+    asked = Asked(transport, slots or ReplaySlots(), times)
     yield asked
     await asked.replays.close()
 
@@ -54,14 +54,14 @@ def publisher() -> MemoryTransport:
     return MemoryTransport({0: b"a", 1: b"b", 2: b"c"})
 
 
-async def test_batches_are_taken_from_a_number_on_and_then_it_ends() -> None:
+async def test_replay_delivers_batches_from_its_start_and_ends() -> None:
     async with asked(publisher()) as one:
         one.replays.start(1)
         await until(lambda: one.ended == [None])
         assert one.taken == BATCHES[1:]
 
 
-async def test_a_replay_that_fails_says_why() -> None:
+async def test_failed_replay_reports_its_reason() -> None:
     transport = publisher()
     transport.replay_error = "silent"
     async with asked(transport) as one:
@@ -83,7 +83,7 @@ class Unending(MemoryTransport):
             self.ended += 1
 
 
-async def test_a_replay_takes_the_place_of_the_one_under_way() -> None:
+async def test_new_replay_replaces_the_one_under_way() -> None:
     transport = Unending()
     async with asked(transport) as one:
         one.replays.start(0)
@@ -94,7 +94,7 @@ async def test_a_replay_takes_the_place_of_the_one_under_way() -> None:
     assert (transport.ended, one.ended) == (2, [])
 
 
-async def test_a_replay_that_asks_for_another_one_takes_nothing_more() -> None:
+async def test_replay_that_starts_another_delivers_no_more_batches() -> None:
     async with asked(publisher()) as one:
         one.restarts_at = BATCHES[1]
         one.replays.start(0)
@@ -102,14 +102,13 @@ async def test_a_replay_that_asks_for_another_one_takes_nothing_more() -> None:
         assert one.taken == BATCHES[:2] + BATCHES
 
 
-async def test_a_replay_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "MAX_REPLAY_SECONDS", 0.02)
-    async with asked(Unending()) as one:
+async def test_replay_that_takes_too_long_fails() -> None:
+    async with asked(Unending(), times=FeedTimes(max_replay_seconds=0.02)) as one:
         one.replays.start(0)
         await until(lambda: one.ended == ["it took longer than 0.02 s"])
 
 
-async def test_a_replay_waits_for_a_slot_of_the_process() -> None:
+async def test_replay_waits_for_a_slot_of_the_process() -> None:
     slots = ReplaySlots(1)
     transport = publisher()
     async with asked(transport, slots) as one:
@@ -128,18 +127,17 @@ class Broken(MemoryTransport):
         raise RuntimeError("nobody foresaw this")
 
 
-async def test_an_unforeseen_error_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unforeseen_error_is_logged_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with asked(Broken()) as one:
         one.replays.start(0)
         await until(lambda: one.failed == 1)
         assert (one.ended, caplog.messages) == ([], ["replay of w rank 0 failed"])
 
 
-async def test_replays_are_spaced_after_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "REPLAYS_AT_ONCE", 3)
-    monkeypatch.setattr(replays, "REPLAY_SPACING_SECONDS", 100.0)
+async def test_replays_beyond_the_burst_are_spaced() -> None:
     transport = publisher()
-    async with asked(transport) as one:
+    times = FeedTimes(replays_at_once=3, replay_spacing_seconds=100.0)
+    async with asked(transport, times=times) as one:
         for count in range(1, 5):
             one.replays.start(0)
             await until(lambda count=count: len(one.ended) == count)  # type: ignore[misc]
@@ -158,10 +156,9 @@ class Trickling(MemoryTransport):
             await asyncio.sleep(0.02)
 
 
-async def test_a_replay_that_trickles_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(replays, "SECONDS_A_BATCH", 0.001)
-    async with asked(Trickling()) as one:
+async def test_replay_that_trickles_fails() -> None:
+    times = FeedTimes(patience_seconds=0.1, seconds_a_batch=0.001)
+    async with asked(Trickling(), times=times) as one:
         one.replays.start(0)
         await until(lambda: len(one.ended) == 1)
         assert one.ended[0] is not None
@@ -177,10 +174,9 @@ class Filling(MemoryTransport):
             yield Batch(number, bytes(1 << 20))
 
 
-async def test_a_slow_replay_of_many_bytes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(replays, "SECONDS_A_BATCH", 0.0)
-    async with asked(Filling()) as one:
+async def test_slow_replay_of_many_bytes_is_completed() -> None:
+    times = FeedTimes(patience_seconds=0.01, seconds_a_batch=0.0)
+    async with asked(Filling(), times=times) as one:
         one.replays.start(0)
         await until(lambda: one.ended == [None])
 
@@ -202,7 +198,7 @@ class Turn:
         await self.task
 
 
-async def test_a_worker_of_many_ranks_keeps_nobody_waiting() -> None:
+async def test_slots_are_not_exhausted_by_a_worker_of_many_ranks() -> None:
     slots, order = ReplaySlots(4, 2), list[str]()
     turns = [Turn(slots, worker, order) for worker in ("many",) * 16 + ("few", "one")]
     await until(lambda: order == ["many", "many", "few", "one"])
@@ -212,7 +208,7 @@ async def test_a_worker_of_many_ranks_keeps_nobody_waiting() -> None:
     assert (order.count("many"), slots._waiting, slots._running) == (16, {}, {})
 
 
-async def test_workers_have_their_turns_one_after_the_other() -> None:
+async def test_slots_are_given_to_workers_in_turn() -> None:
     slots, order = ReplaySlots(1, 1), list[str]()
     turns = [Turn(slots, worker, order) for worker in "aaabbc"]
     await until(lambda: order == ["a"])
@@ -222,7 +218,7 @@ async def test_workers_have_their_turns_one_after_the_other() -> None:
     assert order == list("aabcab")
 
 
-async def test_who_is_cancelled_before_its_turn_holds_nothing() -> None:
+async def test_slots_are_not_held_by_a_replay_cancelled_before_its_turn() -> None:
     slots, order = ReplaySlots(1, 1), list[str]()
     first, *others = (Turn(slots, worker, order) for worker in "abb")
     await until(lambda: order == ["a"])
@@ -235,7 +231,7 @@ async def test_who_is_cancelled_before_its_turn_holds_nothing() -> None:
     assert (order, slots._running) == (["a", "b"], {})
 
 
-async def test_who_is_cancelled_while_its_turn_comes_gives_it_back() -> None:
+async def test_slots_are_returned_by_a_replay_cancelled_at_its_turn() -> None:
     slots, order = ReplaySlots(1, 1), list[str]()
     first, second, third = (Turn(slots, worker, order) for worker in "abc")
     await until(lambda: order == ["a"])

@@ -11,7 +11,7 @@ from kvstate.feeds.shared_connection import MAX_QUEUED_SIGNALS, MAX_SIGNALS, Mar
 from kvstate.feeds.transport import Connected, Disconnected, Signal
 from tests.kvstate.feeds.test_grpc_transport import following
 from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
-from tests.kvstate.publishing import until
+from tests.waiting import until
 
 
 def numbered(number: int) -> Batch:
@@ -44,7 +44,7 @@ def numbers(signals: list[Signal]) -> list[int]:
     return [signal.sequence for signal in signals if isinstance(signal, Batch)]
 
 
-async def test_slow_subscriber_holds_up_the_connection_and_loses_nothing() -> None:
+async def test_slow_subscriber_pauses_the_connection_and_loses_nothing() -> None:
     count = 2 * MAX_QUEUED_SIGNALS
     async with connection(lambda shared: sends(shared, count)) as shared:
         (transport,) = shared.transports
@@ -56,7 +56,7 @@ async def test_slow_subscriber_holds_up_the_connection_and_loses_nothing() -> No
     assert transport.last_taken == Mark(count - 1, count - 1.0)
 
 
-async def test_bytes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_connection, "MAX_QUEUED_BYTES", 10)
     async with connection(lambda shared: sends(shared, 9, size_bytes=4)) as shared:
         (transport,) = shared.transports
@@ -65,7 +65,7 @@ async def test_bytes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert numbers(await received(transport, 9)) == list(range(9))
 
 
-async def test_rank_that_takes_nothing_does_not_hold_up_the_others(
+async def test_stalled_rank_does_not_block_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shared_connection, "STALL_SECONDS", 0.01)
@@ -82,7 +82,7 @@ async def test_rank_that_takes_nothing_does_not_hold_up_the_others(
     ]
 
 
-async def test_what_waits_too_long_makes_room_for_news_of_the_connection() -> None:
+async def test_queue_stays_bounded_while_the_connection_flaps() -> None:
     async def flaps(shared: SharedConnection) -> None:
         for _ in range(MAX_QUEUED_SIGNALS):
             shared.tell(Connected())
@@ -95,7 +95,7 @@ async def test_what_waits_too_long_makes_room_for_news_of_the_connection() -> No
         assert len(transport._signals) <= MAX_QUEUED_SIGNALS
 
 
-async def test_rank_that_closes_frees_those_who_wait_for_it() -> None:
+async def test_closing_rank_unblocks_the_others() -> None:
     count = MAX_QUEUED_SIGNALS + 9
     async with connection(lambda shared: sends(shared, count), ranks=2) as shared:
         closing, other = shared.transports
@@ -105,7 +105,7 @@ async def test_rank_that_closes_frees_those_who_wait_for_it() -> None:
         assert numbers(await received(other, count)) == list(range(count))
 
 
-async def test_unknown_ranks_are_told_once_and_not_for_ever(
+async def test_unknown_ranks_are_logged_once_each_up_to_a_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with connection(lambda shared: sends(shared, 0)) as shared:

@@ -3,29 +3,35 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, Body, EngineLoad
-from kvstate.feeds import replays, subscriber
-from kvstate.feeds.feed import OTHER_PUBLISHER, Feed, State
+from kvstate.feeds import turns
+from kvstate.feeds.feed import OTHER_PUBLISHER, SNAPSHOT_LATE, Feed, FeedState
+from kvstate.feeds.feed_sources import Recovery
+from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.subscriber import Shared, Subscriber, Turns
+from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import (
     Connected,
     Disconnected,
     LoadReport,
     Malformed,
     MemoryTransport,
-    Place,
+    RankName,
     Signal,
+    SnapshotBegun,
 )
+from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.overlap import Overlap
-from kvstate.owner import BYTES_PER_BLOCK, Limits
-from tests.kvstate.publishing import block, chain, payload, until
+from kvstate.owner import BYTES_PER_BLOCK, IndexLimits
+from tests.kvstate.publishing import block, chain, payload
+from tests.waiting import until
 
 CLEAR = ["AllBlocksCleared"]
 
@@ -34,17 +40,21 @@ class Following:
     """A subscriber that runs, and the index that it fills."""
 
     def __init__(
-        self, transport: MemoryTransport, clock: Callable[[], float], limits: Limits | None
+        self,
+        transport: MemoryTransport,
+        clock: Callable[[], float],
+        limits: IndexLimits | None,
+        times: FeedTimes,
     ) -> None:
         self.index = Index(12345678, limits)
         self.transport = transport
         self.owner = self.index.add("w", 0, "m")
         self.subscriber = Subscriber(
-            Place("w", 0),
+            RankName("w", 0),
             Feed(transport.recovery),
             self.owner,
             transport,
-            Shared(Turns(), ReplaySlots(), clock, chance=lambda: 0.5),
+            SharedByFeeds(Turns(), ReplaySlots(), clock, chance=lambda: 0.5, times=times),
         )
         self.feed = self.subscriber.feed
         self.task = asyncio.create_task(self.subscriber.run())
@@ -55,7 +65,7 @@ class Following:
             self.transport.history[number] = body
         self.transport.put(Batch(number, body))
 
-    async def state(self, state: State) -> None:
+    async def state(self, state: FeedState) -> None:
         await until(lambda: self.feed.state is state)
 
     def overlap(self, length: int = 9) -> Overlap:
@@ -66,9 +76,10 @@ class Following:
 async def following(
     transport: MemoryTransport | None = None,
     clock: Callable[[], float] = lambda: 0.0,
-    limits: Limits | None = None,
+    limits: IndexLimits | None = None,
+    times: FeedTimes = USUAL,
 ) -> AsyncIterator[Following]:
-    followed = Following(transport or MemoryTransport(), clock, limits)
+    followed = Following(transport or MemoryTransport(), clock, limits, times)
     yield followed
     followed.task.cancel()
     await asyncio.gather(followed.task, return_exceptions=True)
@@ -78,10 +89,10 @@ async def following(
 
 async def connected(followed: Following) -> None:
     followed.transport.put(Connected())
-    await until(lambda: followed.feed.state in (State.LIVE, State.DEGRADED))
+    await until(lambda: followed.feed.state in (FeedState.LIVE, FeedState.DEGRADED))
 
 
-async def test_replays_then_follows() -> None:
+async def test_subscriber_replays_then_follows() -> None:
     history: dict[int, Body] = {0: payload(0, block(1))}
     async with following(MemoryTransport(history)) as followed:
         await connected(followed)
@@ -91,11 +102,11 @@ async def test_replays_then_follows() -> None:
         assert followed.subscriber.counts["batches"] == 2
 
 
-async def test_nothing_is_certain_while_disconnected() -> None:
+async def test_disconnection_makes_all_blocks_uncertain() -> None:
     async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
         await connected(followed)
         followed.transport.put(Disconnected())
-        await followed.state(State.STALE)
+        await followed.state(FeedState.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
@@ -107,7 +118,7 @@ async def test_reconnection_to_a_restarted_publisher_forgets_its_blocks() -> Non
             number: payload(number, block(number + 7), life=1) for number in range(5)
         }
         transport.put(Disconnected())
-        await followed.state(State.STALE)
+        await followed.state(FeedState.STALE)
         await connected(followed)
         assert (followed.overlap(), followed.owner.blocks) == (Overlap(1), 5)
         assert (transport.replays, followed.feed.reason) == ([0, 1, 0], "")
@@ -123,24 +134,24 @@ async def test_gap_is_replayed() -> None:
         assert followed.transport.replays == [0, 0]
 
 
-async def test_failed_replay_leaves_what_was_before_uncertain() -> None:
+async def test_failed_replay_makes_earlier_blocks_uncertain() -> None:
     async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
         await connected(followed)
         followed.transport.replay_error = "silent"
         followed.publish(2, block(3, 1))
-        await followed.state(State.DEGRADED)
+        await followed.state(FeedState.DEGRADED)
         assert followed.feed.reason == "batches 1 to 1 are lost: replay failed: silent"
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
-async def test_a_live_feed_whose_replay_no_longer_works_says_so() -> None:
+async def test_failed_probe_is_named_as_the_reason_of_a_live_feed() -> None:
     async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
         await connected(followed)
         followed.transport.replay_error = "silent"
         followed.subscriber._quiet_since = -1e6
         await until(lambda: followed.subscriber.news.reason == "replay failed: silent")
         assert followed.subscriber.counts["failed_replay"] == 1
-        assert followed.feed.state is State.LIVE
+        assert followed.feed.state is FeedState.LIVE
 
 
 async def test_clearing_heals_a_degraded_feed() -> None:
@@ -148,7 +159,7 @@ async def test_clearing_heals_a_degraded_feed() -> None:
         await connected(followed)
         followed.publish(5, block(1))
         followed.publish(6, CLEAR, block(1))
-        await followed.state(State.LIVE)
+        await followed.state(FeedState.LIVE)
         assert followed.overlap() == Overlap(1, (1, 0, 0, 0))
 
 
@@ -157,12 +168,12 @@ async def test_turnover_heals_a_degraded_feed() -> None:
         await connected(followed)
         followed.publish(0, block(1))
         followed.publish(2, block(2))
-        await followed.state(State.DEGRADED)
+        await followed.state(FeedState.DEGRADED)
         followed.publish(3, ["BlockRemoved", [1]])
-        await followed.state(State.LIVE)
+        await followed.state(FeedState.LIVE)
 
 
-async def test_hole_after_a_clearing_in_one_go_is_not_healed() -> None:
+async def test_hole_after_a_clearing_in_the_same_turn_is_not_healed() -> None:
     async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
         await connected(followed)
         followed.transport.replay_error = "silent"
@@ -170,12 +181,12 @@ async def test_hole_after_a_clearing_in_one_go_is_not_healed() -> None:
             followed.transport.put(
                 Batch(number, payload(number, CLEAR if number == 2 else block(1)))
             )
-        await followed.state(State.DEGRADED)
+        await followed.state(FeedState.DEGRADED)
         await until(lambda: followed.feed.last_sequence == 4)
         assert followed.feed.reason == "batches 3 to 3 are lost: replay failed: silent"
 
 
-async def test_lost_removal_leaves_what_was_before_uncertain() -> None:
+async def test_lost_removal_makes_earlier_blocks_uncertain() -> None:
     async with following() as followed:
         await connected(followed)
         followed.publish(0, block(1), ["BlockRemoved", "not a hash"])
@@ -190,7 +201,7 @@ async def test_undecodable_batch_is_a_hole(caplog: pytest.LogCaptureFixture) -> 
         await connected(followed)
         followed.publish(0, block(1))
         followed.transport.put(Batch(1, b"\xc1"))
-        await followed.state(State.DEGRADED)
+        await followed.state(FeedState.DEGRADED)
         assert followed.overlap() == Overlap(1, uncertain=1)
         assert followed.subscriber.counts["undecodable_batch"] == 1
         assert "w rank 0: payload is not msgpack" in caplog.text
@@ -212,9 +223,8 @@ async def test_message_without_a_number_is_counted() -> None:
         await until(lambda: followed.subscriber.counts["malformed_message"] == 2)
 
 
-async def test_a_feed_that_tells_only_its_load_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.05)
-    async with following() as followed:
+async def test_load_reports_do_not_end_the_silence_of_a_feed() -> None:
+    async with following(times=FeedTimes(quiet_seconds=0.05)) as followed:
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.feed.last_sequence == 0)
@@ -239,14 +249,13 @@ async def test_changes_of_state_and_block_size_are_logged(caplog: pytest.LogCapt
     async with following(MemoryTransport(history=None)) as followed:
         await connected(followed)
         followed.publish(0, block(1))
-        await followed.state(State.LIVE)
+        await followed.state(FeedState.LIVE)
     assert "feed of w rank 0: live" in caplog.messages
     assert "w: block size learned: 1" in caplog.messages
 
 
 async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.02)
-    async with following() as followed:
+    async with following(times=FeedTimes(quiet_seconds=0.02)) as followed:
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.feed.last_sequence == 0)
@@ -275,17 +284,17 @@ class Unending(MemoryTransport):
             self.ended = True
 
 
-async def test_disconnection_stops_a_replay() -> None:
+async def test_disconnection_ends_a_replay() -> None:
     transport = Unending()
     async with following(transport) as followed:
         transport.put(Connected())
         await until(lambda: transport.replays == [0])
         transport.put(Disconnected())
         await until(lambda: transport.ended)
-        assert followed.feed.state is State.STALE
+        assert followed.feed.state is FeedState.STALE
 
 
-async def test_replay_is_over_when_the_subscriber_is() -> None:
+async def test_replay_ends_with_the_subscriber() -> None:
     transport = Unending()
     async with following(transport) as followed:
         transport.put(Connected())
@@ -297,21 +306,45 @@ async def test_replay_is_over_when_the_subscriber_is() -> None:
 
 
 async def test_rank_that_holds_more_than_its_bound_is_degraded() -> None:
-    async with following(limits=Limits(bytes=2 * BYTES_PER_BLOCK)) as followed:
+    async with following(limits=IndexLimits(bytes=2 * BYTES_PER_BLOCK)) as followed:
         await connected(followed)
         followed.publish(0, block(1), block(2, 1), block(3, 2))
-        await followed.state(State.DEGRADED)
+        await followed.state(FeedState.DEGRADED)
         assert followed.feed.reason == "it holds more blocks than the index keeps for one rank"
         assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
         followed.publish(1, CLEAR)
-        await followed.state(State.LIVE)
+        await followed.state(FeedState.LIVE)
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the pauses before retries, and before silence is noticed."""
-    monkeypatch.setattr(subscriber, "RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.01)
+# Short pauses before retries, and before silence is noticed.
+HASTY = FeedTimes(quiet_seconds=0.01, retry_seconds=(0.02, 0.02))
+
+
+async def begin_snapshot(followed: Following, first: int) -> None:
+    """Sends the first of ten batches of a snapshot."""
+    followed.transport.put(SnapshotBegun(first, first + 9))
+    followed.publish(first, block(1))
+    await until(lambda: followed.feed.last_sequence == first)
+
+
+@pytest.mark.parametrize("most", [1, 2_000])
+async def test_snapshots_that_do_not_end_degrade_the_feed_until_one_does(most: int) -> None:
+    times = replace(HASTY, snapshot_seconds=0.1)
+    transport = MemoryTransport(None, recovery=Recovery.RESUME)
+    async with following(transport, times=times) as followed:
+        await connected(followed)
+        for first in range(most):
+            await begin_snapshot(followed, first)
+            if followed.feed.reason == SNAPSHOT_LATE:
+                break
+        await until(lambda: followed.feed.reason == SNAPSHOT_LATE)
+        assert followed.feed.state is FeedState.DEGRADED
+        assert followed.overlap() == Overlap(1, uncertain=1)
+        followed.transport.put(SnapshotBegun(5_000, 5_001))
+        followed.publish(5_000, block(1))
+        followed.publish(5_001, block(2, 1))
+        await followed.state(FeedState.LIVE)
+        assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
 
 
 class Faulty(MemoryTransport):
@@ -332,19 +365,20 @@ class Faulty(MemoryTransport):
             raise RuntimeError("cannot replay")
 
 
-async def test_unforeseen_error_leaves_nothing_certain(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unforeseen_error_makes_all_blocks_uncertain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with following(Faulty({0: payload(0, block(1))})) as followed:
         await connected(followed)
         followed.transport.put(Malformed())
-        await followed.state(State.STALE)
+        await followed.state(FeedState.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)
         assert followed.feed.reason == "an internal error, see the log"
         assert "feed of w rank 0 failed" in caplog.messages
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_feed_that_failed_asks_for_everything_after_a_while() -> None:
-    async with following(Faulty({0: payload(0, block(1))})) as followed:
+async def test_failed_feed_replays_from_0_until_it_is_mended() -> None:
+    async with following(Faulty({0: payload(0, block(1))}), times=HASTY) as followed:
         await connected(followed)
         assert followed.transport.history is not None
         followed.transport.history[1] = payload(1, block(2, 1))  # dies with the error
@@ -352,20 +386,19 @@ async def test_feed_that_failed_asks_for_everything_after_a_while() -> None:
         await until(lambda: len(followed.transport.replays) > 3)
         assert sum(followed.overlap().tiers) == 0
         followed.transport.is_mended = True  # type: ignore[attr-defined]
-        await followed.state(State.LIVE)
+        await followed.state(FeedState.LIVE)
         assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_feed_that_failed_waits_for_a_connection_that_it_lost() -> None:
-    async with following(Faulty({0: payload(0, block(1))})) as followed:
+async def test_failed_feed_without_a_connection_requests_nothing() -> None:
+    async with following(Faulty({0: payload(0, block(1))}), times=HASTY) as followed:
         await connected(followed)
         followed.transport.put(Disconnected())
-        await followed.state(State.STALE)
+        await followed.state(FeedState.STALE)
         followed.transport.put(Malformed())
         await until(lambda: followed.feed.reason.startswith("an internal error"))
         await until(lambda: followed.subscriber._again_at == math.inf)
-        assert (followed.feed.state, followed.transport.replays) == (State.STALE, [0])
+        assert (followed.feed.state, followed.transport.replays) == (FeedState.STALE, [0])
 
 
 class Unanswered(MemoryTransport):
@@ -382,9 +415,8 @@ class Unanswered(MemoryTransport):
             yield batch
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_question_for_everything_is_not_asked_again_before_it_was_answered() -> None:
-    async with following(Unanswered()) as followed:
+async def test_replay_from_0_is_not_requested_again_before_its_answer() -> None:
+    async with following(Unanswered(), times=HASTY) as followed:
         await connected(followed)
         followed.publish(3, block(1))
         await until(lambda: followed.transport.replays.count(0) == 3)
@@ -394,21 +426,20 @@ async def test_question_for_everything_is_not_asked_again_before_it_was_answered
         assert followed.transport.replays.count(0) == 3
 
 
-async def test_unforeseen_error_in_a_replay_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unforeseen_error_in_a_replay_is_logged_and_makes_blocks_uncertain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with following(Faulty({0: payload(0, block(1))})) as followed:
         await connected(followed)
         followed.publish(5, block(2))
-        await followed.state(State.STALE)
+        await followed.state(FeedState.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)
         assert "replay of w rank 0 failed" in caplog.messages
 
 
-async def test_publisher_that_seems_to_restart_all_the_time_is_not_asked_all_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replays, "REPLAYS_AT_ONCE", 4)
-    monkeypatch.setattr(replays, "REPLAY_SPACING_SECONDS", 100.0)
-    async with following() as followed:
+async def test_publisher_that_restarts_endlessly_is_asked_for_few_replays() -> None:
+    times = FeedTimes(replays_at_once=4, replay_spacing_seconds=100.0)
+    async with following(times=times) as followed:
         await connected(followed)
         followed.transport.replay_error = "silent"
         for number in range(50):
@@ -419,7 +450,7 @@ async def test_publisher_that_seems_to_restart_all_the_time_is_not_asked_all_the
         assert followed.overlap().tiers == (0, 0, 0, 0)
 
 
-async def test_replays_of_another_worker_are_told_and_end() -> None:
+async def test_replays_of_another_worker_degrade_the_feed_and_end() -> None:
     other: dict[int, Body] = {number: payload(number, block(7), life=9) for number in range(20)}
     async with following(MemoryTransport(other)) as followed:
         await connected(followed)
@@ -429,29 +460,52 @@ async def test_replays_of_another_worker_are_told_and_end() -> None:
             await until(followed.transport._signals.empty)
         await until(lambda: followed.feed.reason == OTHER_PUBLISHER)
         await until(lambda: followed.feed.last_sequence == 19)
-        assert (followed.feed.state, followed.feed.restarts) == (State.DEGRADED, 3)
+        assert (followed.feed.state, followed.feed.restarts) == (FeedState.DEGRADED, 3)
         assert len(followed.transport.replays) == 3
         assert followed.owner.blocks >= 1
 
 
-async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_while_applying_makes_all_blocks_uncertain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with following() as followed:
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.owner.blocks == 1)
         monkeypatch.setattr(followed.owner, "applying", None)
         followed.publish(1, block(2, 1))
-        await followed.state(State.STALE)
+        await followed.state(FeedState.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
-async def test_picks_have_their_turn_during_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "SLICE_SECONDS", 0.0)
+async def test_replay_yields_the_loop_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SLICE_SECONDS", 0.0)
     history: dict[int, Body] = {number: payload(number, block(number + 1)) for number in range(50)}
     seen: set[int] = set()
     async with following(MemoryTransport(history)) as followed:
         followed.transport.put(Connected())
-        while followed.feed.state is not State.LIVE:
+        while followed.feed.state is not FeedState.LIVE:
             seen.add(followed.owner.blocks)
             await asyncio.sleep(0)
     assert len(seen) > 25
+
+
+async def test_errors_far_apart_are_followed_by_equal_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = asyncio.get_running_loop().time
+    skipped_seconds = 0.0
+    # so long that no wait ends by itself
+    times = FeedTimes(quiet_seconds=0.01, retry_seconds=(1_000.0, 60_000.0))
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now() + skipped_seconds)
+    transport = Faulty({0: payload(0, block(1))})
+    transport.is_mended = True
+    async with following(transport, times=times) as followed:
+        await connected(followed)
+        for errors in range(1, 4):
+            transport.put(Malformed())
+            await until(lambda errors=errors: caplog.text.count("nobody foresaw") >= errors)  # type: ignore[misc]
+            skipped_seconds += 1_000  # the first wait
+            await followed.state(FeedState.LIVE)
+            skipped_seconds += 60_000
+            await until(lambda: followed.feed.certain)

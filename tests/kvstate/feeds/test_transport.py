@@ -6,7 +6,7 @@ from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import Connected, Disconnected, MemoryTransport, Refused
 
 
-async def test_signals_come_out_in_their_order() -> None:
+async def test_signals_are_received_in_their_order() -> None:
     transport = MemoryTransport()
     transport.put(Connected())
     transport.put(Batch(0, b"x"))
@@ -14,25 +14,25 @@ async def test_signals_come_out_in_their_order() -> None:
     await transport.close()
 
 
-async def test_replay_answers_from_a_number_on() -> None:
+async def test_replay_yields_batches_from_its_start() -> None:
     transport = MemoryTransport({2: b"two", 1: b"one", 0: b"zero"})
     assert [each async for each in transport.replay(1)] == [Batch(1, b"one"), Batch(2, b"two")]
     assert (transport.recovery, transport.replays) == (Recovery.REPLAY, [1])
 
 
-async def test_without_history_there_is_no_replay() -> None:
+async def test_transport_without_history_has_no_replay() -> None:
     transport = MemoryTransport(history=None)
     assert transport.recovery is Recovery.NONE
     assert [each async for each in transport.replay(0)] == []
 
 
-async def test_replay_may_be_made_to_fail() -> None:
+async def test_replay_raises_the_error_it_is_given() -> None:
     transport = MemoryTransport(replay_error="silent")
     with pytest.raises(ReplayError, match="silent"):
         await anext(transport.replay(0))
 
 
-def test_the_words_of_a_peer_are_shown_printable() -> None:
+def test_reason_from_a_peer_is_shown_printable() -> None:
     forged = "busy\n2026-11-22 ERROR kvsteer: all is lost\x1b[2J"
     shown = "busy 2026-11-22 ERROR kvsteer: all is lost?[2J"
     assert Disconnected(forged).reason == Refused(forged).reason == shown

@@ -12,7 +12,8 @@ from kvstate.feeds import trtllm_transport
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused, Signal
 from kvstate.feeds.trtllm_transport import trtllm_events
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
-from tests.kvstate.publishing import PATIENCE_SECONDS, until
+from tests.kvstate.publishing import PATIENCE_SECONDS
+from tests.waiting import until
 
 
 def created(event_id: int, **fields: Any) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def events(signal: Signal) -> list[object]:
     return list(signal.body.events)
 
 
-async def test_events_come_under_their_own_numbers() -> None:
+async def test_events_keep_their_own_numbers() -> None:
     llm = Llm([created(0), stored(1, 2**64 - 1)], [{"event_id": 2, "data": {"type": "removed"}}])
     connected, *batches = await llm.signals(4)
     await llm.close()
@@ -74,7 +75,7 @@ async def test_events_come_under_their_own_numbers() -> None:
     assert (block.hashes, list(block.tokens)) == ([2**64 - 1], [1, 2])
 
 
-async def test_lists_and_json_are_events_too() -> None:
+async def test_lists_and_json_texts_are_read_as_events() -> None:
     removed = {"event_id": 2, "data": {"type": "removed", "block_hashes": [5]}}
     llm = Llm([[created(0), [stored(1, 5)]], json.dumps(removed), b'{"event_id": 3}'])
     _, *batches = await llm.signals(5)
@@ -83,7 +84,7 @@ async def test_lists_and_json_are_events_too() -> None:
     assert events(batches[2]) == [BlocksRemoved([5])]
 
 
-async def test_each_drain_has_a_stamp_of_its_own() -> None:
+async def test_drains_have_stamps_of_their_own() -> None:
     llm = Llm([created(0), created(1)], [created(0)])
     _, *batches = await llm.signals(4)
     await llm.close()
@@ -107,7 +108,7 @@ async def test_ranks_get_their_own_events() -> None:
     assert block.hashes == [1]
 
 
-async def test_what_is_no_event_is_told_and_passed_over() -> None:
+async def test_invalid_event_is_reported_as_malformed_and_skipped() -> None:
     llm = Llm([object(), "\ud800", 5, created(0)])
     signals = await llm.signals(5)
     await llm.close()
@@ -122,7 +123,7 @@ async def test_engine_that_raises_is_asked_again() -> None:
     assert signals[:2] == [Disconnected("its events could not be read: OSError"), Connected()]
 
 
-async def test_engine_without_events_says_so() -> None:
+async def test_engine_without_events_is_refused() -> None:
     llm = Llm(NotImplementedError("event_buffer_max_size is 0"))
     signals = await llm.signals(1)
     await llm.close()
@@ -135,7 +136,7 @@ async def test_idle_engine_is_connected() -> None:
     await llm.close()
 
 
-async def test_events_that_are_all_there_do_not_hold_the_loop(
+async def test_events_in_one_list_are_read_in_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trtllm_transport, "SLICE_SECONDS", 0.0)
@@ -155,7 +156,7 @@ async def test_events_that_are_all_there_do_not_hold_the_loop(
     assert turns > 500
 
 
-async def test_bridge_beside_the_engine_tells_its_events() -> None:
+async def test_bridge_beside_the_engine_streams_its_events() -> None:
     llm = Llm([created(0), stored(1, 2**64 - 1)])
     bridge = Bridge(llm.transports, llm.clock, lambda: 0.0)
     following = asyncio.create_task(bridge.run())

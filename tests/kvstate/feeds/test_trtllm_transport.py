@@ -8,14 +8,15 @@ from aiohttp import web
 
 from kvstate.events import Batch, EventBatch
 from kvstate.feeds import shared_connection, trtllm_transport
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import DrainSource, Recovery
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.trtllm_transport import drain_transports
-from kvstate.fleet import Fleet
+from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
 from tests.kvstate.grpc_publisher import received
-from tests.kvstate.publishing import chain, until
+from tests.kvstate.publishing import chain
+from tests.waiting import until
 
 
 def event(number: int, data: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -120,7 +121,7 @@ async def test_drains_differ_in_their_stamps(server: Server) -> None:
     assert second == Batch(0, EventBatch(7.0 + 1e-6, [], 0))
 
 
-async def test_each_rank_has_its_own_events(
+async def test_ranks_have_events_of_their_own(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.queue = [created(attention_dp_rank=rank) for rank in (9, 1, 0, -1)]
@@ -132,7 +133,7 @@ async def test_each_rank_has_its_own_events(
     assert ["rank 9;" in told[0], "rank -1;" in told[1], len(told)] == [True, True, 2]
 
 
-async def test_event_without_a_number_is_told(server: Server) -> None:
+async def test_event_without_a_number_is_reported_as_malformed(server: Server) -> None:
     server.queue = [{}, created()]
     async with following(server) as transport:
         assert (await received(transport, 3))[1] == Malformed()
@@ -148,7 +149,7 @@ async def test_event_without_a_number_is_told(server: Server) -> None:
         (200, f'{{"error": "{"x" * 900}"}}', "x" * 177 + "..."),
     ],
 )
-async def test_server_without_events_is_asked_again_seldom(
+async def test_server_without_events_is_refused_and_asked_again(
     server: Server, status: int, text: str, reason: str
 ) -> None:
     server.says(status, text)
@@ -169,7 +170,7 @@ async def test_server_without_events_is_asked_again_seldom(
         (200, "[" + " " * 2000 + "]", "answer of more than 1000 bytes"),
     ],
 )
-async def test_answer_of_no_use_counts_as_a_lost_connection(
+async def test_unusable_answer_counts_as_a_lost_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch, status: int, text: str, reason: str
 ) -> None:
     monkeypatch.setattr(trtllm_transport, "MAX_ANSWER_BYTES", 1000)
@@ -178,7 +179,7 @@ async def test_answer_of_no_use_counts_as_a_lost_connection(
         assert (await received(transport, 1))[0] == Disconnected(reason)
 
 
-async def test_server_that_is_away_is_found_when_it_comes(server: Server) -> None:
+async def test_missing_server_is_reported_as_a_lost_connection(server: Server) -> None:
     async with serving(server) as url:
         pass
     (transport,) = drain_transports(DrainSource(url), lambda: 0.5)
@@ -188,7 +189,7 @@ async def test_server_that_is_away_is_found_when_it_comes(server: Server) -> Non
     await transport.close()
 
 
-async def test_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trtllm_transport, "ANSWER_SECONDS", 0.05)
 
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -207,7 +208,7 @@ async def test_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPa
     assert isinstance(signal, Disconnected)
 
 
-async def test_idle_server_is_polled_on_and_says_nothing(server: Server) -> None:
+async def test_idle_server_is_polled_without_further_signals(server: Server) -> None:
     async with following(server) as transport:
         assert await received(transport, 1) == [Connected()]
         await until(lambda: server.polls > 3)
@@ -216,19 +217,21 @@ async def test_idle_server_is_polled_on_and_says_nothing(server: Server) -> None
                 await transport.receive()
 
 
-async def follow(url: str) -> Fleet:
-    fleet = Fleet(1, lambda: 0.0)
+async def follow(url: str) -> FollowedWorkers:
+    fleet = FollowedWorkers(1, lambda: 0.0)
     fleet.add("w", "m", drain_transports(DrainSource(url), lambda: 0.5))
     return fleet
 
 
-def held(fleet: Fleet, prompt: Prompt) -> tuple[int, int]:
+def held(fleet: FollowedWorkers, prompt: Prompt) -> tuple[int, int]:
     """Certain and uncertain blocks."""
     overlap = fleet.overlaps(prompt).get("w")
     return (0, 0) if overlap is None else (sum(overlap.tiers), overlap.uncertain)
 
 
-async def test_long_drain_lets_others_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_drain_is_read_in_slices(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trtllm_transport, "SLICE_SECONDS", 0.0)
     server.queue = [created(number) for number in range(100)]
     async with following(server) as transport:
@@ -245,18 +248,18 @@ async def test_drained_blocks_are_certain(server: Server) -> None:
     async with serving(server) as url:
         fleet = await follow(url)
         await until(lambda: held(fleet, chain(3)) == (2, 0))
-        assert fleet.state("w") is State.LIVE
+        assert fleet.state("w") is FeedState.LIVE
         await fleet.close()
 
 
-async def test_another_consumer_shows_as_a_gap(server: Server) -> None:
+async def test_other_consumer_degrades_the_feed_by_a_gap(server: Server) -> None:
     server.queue = [created(), stored(1, 1)]
     async with serving(server) as url:
         fleet = await follow(url)
         await until(lambda: held(fleet, chain(3)) == (1, 0))
         server.queue = [stored(7, 2, 1)]
         await until(lambda: held(fleet, chain(3)) == (0, 2))
-        assert fleet.state("w") is State.DEGRADED
+        assert fleet.state("w") is FeedState.DEGRADED
         assert "another consumer drains this worker" in fleet.feeds("w")[0].reason
         await fleet.close()
 
@@ -268,6 +271,6 @@ async def test_restarted_server_is_followed_from_its_start(server: Server) -> No
         await until(lambda: held(fleet, chain(3)) == (2, 0))
         server.queue = [created(), stored(1, 1)]
         await until(lambda: held(fleet, chain(3)) == (1, 0))
-        assert fleet.state("w") is State.LIVE
+        assert fleet.state("w") is FeedState.LIVE
         assert fleet.feeds("w")[0].restarts == 1
         await fleet.close()

@@ -3,12 +3,12 @@ import itertools
 
 import pytest
 
-from kvstate.feeds import subscriber
-from kvstate.feeds.subscriber import MAX_TURNS_AT_ONCE, Turns
+from kvstate.feeds import turns as turns_module
+from kvstate.feeds.turns import MAX_TURNS_AT_ONCE, Turns
 
 
 async def test_slice_is_over_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "SLICE_SECONDS", 60.0)
+    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 60.0)
     turns = Turns()
     assert turns.is_over()
     await turns.next()
@@ -26,7 +26,7 @@ async def test_turns_are_given_in_the_order_of_asking() -> None:
     assert order == list(range(3 * MAX_TURNS_AT_ONCE))
 
 
-async def test_a_worker_of_many_ranks_does_not_keep_another_waiting() -> None:
+async def test_turns_alternate_between_workers() -> None:
     turns, order = Turns(), list[str]()
 
     async def take(worker: str) -> None:
@@ -37,7 +37,7 @@ async def test_a_worker_of_many_ranks_does_not_keep_another_waiting() -> None:
     assert order[:5] == ["many", "few", "many", "few", "many"]
 
 
-async def test_others_have_their_turn_however_many_wait() -> None:
+async def test_turns_per_loop_iteration_are_bounded() -> None:
     turns, done = Turns(), list[int]()
 
     async def take(number: int) -> None:
@@ -53,7 +53,7 @@ async def test_others_have_their_turn_however_many_wait() -> None:
     assert max(steps) <= MAX_TURNS_AT_ONCE
 
 
-async def test_who_does_not_wait_any_more_holds_up_nobody() -> None:
+async def test_turns_pass_over_a_cancelled_waiter() -> None:
     turns = Turns()
     gone, waiting = asyncio.create_task(turns.next()), asyncio.create_task(turns.next())
     await asyncio.sleep(0)

@@ -3,6 +3,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -10,8 +11,8 @@ import zmq.asyncio
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch
-from kvstate.feeds import zmq_transport
 from kvstate.feeds.transport import Malformed
+from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
 from kvstate.feeds.zmq_transport import replay_from
 from simulator.dialects import DEFAULT, DIALECTS
 from simulator.interference import Interference
@@ -37,8 +38,10 @@ async def answer(router: zmq.asyncio.Socket, *messages: list[bytes]) -> list[byt
     return request
 
 
-async def replayed(endpoint: str | None, start: int = 0) -> list[Batch | Malformed]:
-    return [batch async for batch in replay_from(endpoint, start)]
+async def replayed(
+    endpoint: str | None, start: int = 0, limits: ZmqLimits = USUAL
+) -> list[Batch | Malformed]:
+    return [batch async for batch in replay_from(endpoint, start, limits)]
 
 
 def batches(*numbers: int) -> list[list[bytes]]:
@@ -56,15 +59,14 @@ def told(*numbers: int) -> list[Batch]:
     return [Batch(number, payload(number)) for number in numbers]
 
 
-@pytest.fixture
-def drops_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishers have room for three messages of an answer; what follows may be dropped."""
-    monkeypatch.setattr(zmq_transport, "NEVER_DROPPED", 3)
-    monkeypatch.setattr(zmq_transport, "SILENCE_SECONDS", 0.3)
+# Publishers have room for three messages of an answer; what follows may be dropped.
+EARLY = ZmqLimits(never_dropped=3, silence_seconds=0.3)
 
 
 @pytest.mark.parametrize("end", [END, END[1:]])
-async def test_replay_is_asked_from_a_number_and_ends(engine: Publisher, end: list[bytes]) -> None:
+async def test_replay_requests_its_start_and_yields_the_batches_after_it(
+    engine: Publisher, end: list[bytes]
+) -> None:
     router, address = engine.bind(zmq.ROUTER)
     messages = [[b"", *frames(number)] for number in (5, 6)]
     batches = [Batch(number, payload(number)) for number in (5, 6)]
@@ -73,13 +75,10 @@ async def test_replay_is_asked_from_a_number_and_ends(engine: Publisher, end: li
     assert await replay == batches
 
 
-async def test_replay_that_nobody_answers_fails(
-    engine: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.02)
+async def test_replay_without_an_answer_fails(engine: Publisher) -> None:
     _, address = engine.bind(zmq.ROUTER)
     with pytest.raises(ReplayError, match=r"no answer within 0\.02 s"):
-        await replayed(address)
+        await replayed(address, limits=ZmqLimits(replay_seconds=0.02))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ async def test_replay_that_nobody_answers_fails(
         ([[b"", b"junk"]], "message of 2 frames has no sequence number"),
     ],
 )
-async def test_answer_that_is_no_replay_fails(
+async def test_replay_with_an_invalid_answer_fails(
     engine: Publisher, messages: list[list[bytes]], reason: str
 ) -> None:
     router, address = engine.bind(zmq.ROUTER)
@@ -103,94 +102,80 @@ async def test_answer_that_is_no_replay_fails(
     ("address", "reason"),
     [(None, "no replay endpoint"), ("tcp://nowhere", "neither tcp://host:port nor")],
 )
-async def test_replay_that_cannot_be_asked_for_fails(address: str | None, reason: str) -> None:
+async def test_replay_without_a_usable_endpoint_fails(address: str | None, reason: str) -> None:
     with pytest.raises(ReplayError, match=reason):
         await replayed(address)
 
 
-@pytest.mark.usefixtures("drops_early")
-async def test_what_was_dropped_of_an_answer_is_asked_for_again(engine: Publisher) -> None:
+async def test_replay_requests_batches_dropped_from_an_answer(engine: Publisher) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address))
+    replay = asyncio.create_task(replayed(address, limits=EARLY))
     assert await answer(router, *batches(0, 1, 2, 3, 7, 8), END) == asked(0)
     assert await answer(router, *batches(3, 4, 5, 6, 7, 8), END) == asked(3)
     assert await answer(router, *batches(8), END) == asked(8)
     assert await replay == told(*range(9))
 
 
-@pytest.mark.usefixtures("drops_early")
-async def test_batches_missing_where_nothing_is_dropped_are_gone(engine: Publisher) -> None:
+async def test_replay_does_not_request_missing_batches_of_a_short_answer(engine: Publisher) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address, 3))
+    replay = asyncio.create_task(replayed(address, 3, limits=EARLY))
     await answer(router, *batches(5, 9), END)
     assert await replay == told(5, 9)
 
 
-@pytest.mark.usefixtures("drops_early")
-async def test_batches_dropped_just_before_the_end_are_asked_for(engine: Publisher) -> None:
+async def test_replay_requests_batches_dropped_just_before_the_end(engine: Publisher) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address))
+    replay = asyncio.create_task(replayed(address, limits=EARLY))
     await answer(router, *batches(0, 1, 2), END)
     assert await answer(router, *batches(2, 3), END) == asked(2)
     assert await replay == told(0, 1, 2, 3)
 
 
-@pytest.mark.usefixtures("drops_early")
-async def test_an_end_that_was_dropped_is_asked_for_again(engine: Publisher) -> None:
+async def test_replay_requests_a_dropped_end(engine: Publisher) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address))
+    replay = asyncio.create_task(replayed(address, limits=EARLY))
     await answer(router, *batches(0, 1))
     assert await answer(router, *batches(1, 2)) == asked(1)
     assert await answer(router, *batches(2), END) == asked(2)
     assert await replay == told(0, 1, 2)
 
 
-@pytest.mark.usefixtures("drops_early")
-async def test_a_publisher_that_restarts_between_answers_gives_other_contents(
+async def test_replay_yields_other_content_of_a_publisher_restarted_between_answers(
     engine: Publisher,
 ) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address))
+    replay = asyncio.create_task(replayed(address, limits=EARLY))
     await answer(router, *batches(0, 1))
     await answer(router, [b"", *frames(1, life=1)], END)
     assert await replay == [*told(0, 1), Batch(1, payload(1, life=1))]
 
 
-@pytest.mark.usefixtures("drops_early")
 @pytest.mark.parametrize("again", [[END], [*batches(2, 3), END]])
-async def test_without_the_last_batch_there_is_no_proof_of_the_same_publisher(
+async def test_replay_fails_if_the_next_answer_lacks_the_last_batch(
     engine: Publisher, again: list[list[bytes]]
 ) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address))
+    replay = asyncio.create_task(replayed(address, limits=EARLY))
     await answer(router, *batches(0, 1))
     await answer(router, *again)
     with pytest.raises(ReplayError, match="batch 1 is gone: maybe another publisher"):
         await replay
 
 
-@pytest.mark.usefixtures("drops_early")
-async def test_a_publisher_that_falls_silent_has_not_answered(
-    engine: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.1)
+async def test_replay_fails_if_the_publisher_falls_silent(engine: Publisher) -> None:
     router, address = engine.bind(zmq.ROUTER)
-    replay = asyncio.create_task(replayed(address))
+    replay = asyncio.create_task(replayed(address, limits=replace(EARLY, replay_seconds=0.1)))
     await answer(router, *batches(0, 1))
     await answer(router, *batches(1))
     with pytest.raises(ReplayError, match=r"no answer within 0\.1 s"):
         await replay
 
 
-@pytest.mark.usefixtures("drops_early")
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_is_dropped_the_replay_is_whole(
-    engine: Publisher, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq_transport, "SILENCE_SECONDS", 0.02)
+async def test_replay_is_complete_whatever_is_dropped(engine: Publisher, seed: int) -> None:
     router, address = engine.bind(zmq.ROUTER)
     chance = random.Random(seed)
-    replay = asyncio.create_task(replayed(address, 10))
+    replay = asyncio.create_task(replayed(address, 10, limits=replace(EARLY, silence_seconds=0.02)))
     while not replay.done():
         if not await router.poll(20):
             continue
@@ -202,11 +187,8 @@ async def test_whatever_is_dropped_the_replay_is_whole(
     assert await replay == told(*range(20, 60))
 
 
-async def test_a_buffer_beyond_the_limit_of_the_publisher_comes_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(zmq_transport, "NEVER_DROPPED", 8)
-    monkeypatch.setattr(zmq_transport, "MAX_READ_BYTES", 1 << 20)
+async def test_replay_of_a_buffer_beyond_the_send_limit_is_complete() -> None:
+    limits = ZmqLimits(never_dropped=8, max_read_bytes=1 << 20)
     kept = deque((number, number.to_bytes(4, "big") * 25_000) for number in range(200))
     socket = ReplaySocket(
         "tcp://127.0.0.1:0",
@@ -216,5 +198,5 @@ async def test_a_buffer_beyond_the_limit_of_the_publisher_comes_whole(
         dialect=DIALECTS[DEFAULT],
         interference=Interference(),
     )
-    assert await replayed(socket.endpoint) == [Batch(*each) for each in kept]
+    assert await replayed(socket.endpoint, limits=limits) == [Batch(*each) for each in kept]
     socket.close()

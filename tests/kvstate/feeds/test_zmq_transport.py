@@ -12,6 +12,7 @@ from kvstate.events import Batch, EngineLoad
 from kvstate.feeds import zmq_transport
 from kvstate.feeds.feed_sources import Recovery, ZmqSource
 from kvstate.feeds.transport import Connected, Disconnected, LoadReport, Malformed, Signal
+from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
 from kvstate.feeds.zmq_transport import ZmqTransport
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
@@ -27,9 +28,9 @@ async def engine() -> AsyncIterator[Publisher]:
 
 @asynccontextmanager
 async def subscribed(
-    events: str, replay: str | None = None, topic: str = "kv"
+    events: str, replay: str | None = None, topic: str = "kv", limits: ZmqLimits = USUAL
 ) -> AsyncIterator[ZmqTransport]:
-    transport = ZmqTransport(ZmqSource(events, replay, topic))
+    transport = ZmqTransport(ZmqSource(events, replay, topic), limits=limits)
     yield transport
     await transport.close()
 
@@ -52,7 +53,7 @@ async def test_messages_follow_their_connection(engine: Publisher) -> None:
     assert transport.recovery is Recovery.NONE
 
 
-async def test_reconnection_is_told_and_what_the_lost_one_left_is_dropped(
+async def test_reconnection_is_signalled_and_drops_messages_of_the_lost_connection(
     engine: Publisher,
 ) -> None:
     publisher, address = engine.bind(zmq.XPUB)
@@ -70,7 +71,7 @@ async def test_reconnection_is_told_and_what_the_lost_one_left_is_dropped(
         assert await transport.receive() == [Batch(0, payload(0, life=1))]
 
 
-async def test_messages_that_wait_are_taken_together(engine: Publisher) -> None:
+async def test_waiting_messages_are_received_together(engine: Publisher) -> None:
     publisher, address = engine.bind(zmq.XPUB)
     async with subscribed(address) as transport:
         assert await transport.receive() == [Connected()]
@@ -83,7 +84,7 @@ async def test_messages_that_wait_are_taken_together(engine: Publisher) -> None:
     assert [signal for signals in taken for signal in signals] == numbers
 
 
-async def test_timeout_while_waiting_loses_nothing(engine: Publisher) -> None:
+async def test_receive_loses_no_signal_by_a_timeout(engine: Publisher) -> None:
     publisher, address = engine.bind(zmq.XPUB)
     async with subscribed(address) as transport:
         assert await transport.receive() == [Connected()]
@@ -95,9 +96,9 @@ async def test_timeout_while_waiting_loses_nothing(engine: Publisher) -> None:
 
 
 @asynccontextmanager
-async def bound(port: int) -> AsyncIterator[ZmqTransport]:
+async def bound(port: int, limits: ZmqLimits = USUAL) -> AsyncIterator[ZmqTransport]:
     source = ZmqSource(f"tcp://127.0.0.1:{port}", None, "", binds=True)
-    transport = ZmqTransport(source, chance=lambda: 0.0)
+    transport = ZmqTransport(source, chance=lambda: 0.0, limits=limits)
     yield transport
     await transport.close()
 
@@ -117,7 +118,7 @@ async def received(transport: ZmqTransport, count: int) -> list[Signal]:
     return signals
 
 
-async def test_workers_may_connect_to_us(engine: Publisher) -> None:
+async def test_bound_transport_receives_from_a_worker_that_connects(engine: Publisher) -> None:
     port = free_port()
     async with bound(port) as transport:
         # a bound SUB subscribes when it is read
@@ -127,7 +128,7 @@ async def test_workers_may_connect_to_us(engine: Publisher) -> None:
         assert await taken == [Connected(), Batch(0, payload(0))]
 
 
-async def test_two_workers_on_one_endpoint_are_not_believed(engine: Publisher) -> None:
+async def test_second_worker_on_a_bound_endpoint_disconnects_the_feed(engine: Publisher) -> None:
     port = free_port()
     async with bound(port) as transport:
         engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
@@ -171,13 +172,10 @@ def until_closed(connection: socket.socket) -> bool:
     return True
 
 
-async def test_endpoint_that_is_taken_is_told_and_tried_again(
-    engine: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq_transport, "BIND_RETRY_SECONDS", (0.01, 0.01))
+async def test_endpoint_in_use_is_reported_and_tried_again(engine: Publisher) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    async with bound(port) as transport:
+    async with bound(port, ZmqLimits(bind_retry_seconds=(0.01, 0.01))) as transport:
         (told,) = await transport.receive()
         assert isinstance(told, Disconnected)
         assert told.reason.startswith(f"cannot bind tcp://127.0.0.1:{port}: Address")
@@ -187,13 +185,13 @@ async def test_endpoint_that_is_taken_is_told_and_tried_again(
             assert signals == [told]
 
 
-async def test_address_that_is_none_is_told() -> None:
+async def test_invalid_address_is_reported() -> None:
     async with subscribed("tcp://nowhere") as transport:
         (told,) = await transport.receive()
         assert told == Disconnected("tcp://nowhere is neither tcp://host:port nor ipc://path")
 
 
-async def test_message_without_a_number_is_told(engine: Publisher) -> None:
+async def test_message_without_a_number_is_reported_as_malformed(engine: Publisher) -> None:
     publisher, address = engine.bind(zmq.XPUB)
     async with subscribed(address) as transport:
         await published(publisher, [b"kv", b"no number", b"x"])
@@ -210,7 +208,7 @@ class Answering(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:  # noqa: ARG002 - the protocol's
+    def data_received(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(self._said)
             self._transport.close()
@@ -223,14 +221,11 @@ class Answering(asyncio.Protocol):
         (b"SSH-2.0\r\n", "it ends the connection during the handshake"),
     ],
 )
-async def test_what_answers_and_is_no_publisher_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, said: bytes, why: str
-) -> None:
-    monkeypatch.setattr(zmq_transport, "UNREACHED_SECONDS", 0.2)
-    monkeypatch.setattr(zmq_transport, "RECONNECT_SECONDS", (0.01, 0.01))
+async def test_peer_that_is_no_publisher_is_reported_once(said: bytes, why: str) -> None:
+    limits = ZmqLimits(unreached_seconds=0.2, reconnect_seconds=(0.01, 0.01))
     port, loop = free_port(), asyncio.get_running_loop()
     server = await loop.create_server(lambda: Answering(said), "127.0.0.1", port)
-    async with subscribed(f"tcp://127.0.0.1:{port}") as transport:
+    async with subscribed(f"tcp://127.0.0.1:{port}", limits=limits) as transport:
         expected = [Disconnected(f"what answers there is no ZMQ publisher: {why}")]
         assert await transport.receive() == expected
         with pytest.raises(TimeoutError):
@@ -246,15 +241,13 @@ async def test_what_answers_and_is_no_publisher_is_told_once(
         ("ipc:///nowhere/at/all", "No such file or directory"),
     ],
 )
-async def test_why_a_publisher_cannot_be_reached_is_told_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, place: str, why: str
-) -> None:
-    monkeypatch.setattr(zmq_transport, "UNREACHED_SECONDS", 0.05)
-    async with subscribed(place.format(port=free_port())) as transport:
+async def test_unreachable_publisher_is_reported_with_its_cause(place: str, why: str) -> None:
+    limits = ZmqLimits(unreached_seconds=0.05)
+    async with subscribed(place.format(port=free_port()), limits=limits) as transport:
         assert await transport.receive() == [Disconnected(f"cannot connect: {why}")]
 
 
-async def test_a_publisher_that_starts_with_the_router_is_not_complained_about(
+async def test_publisher_that_starts_late_is_connected_without_a_complaint(
     engine: Publisher,
 ) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -278,7 +271,7 @@ async def loaded(events: str, load: str) -> AsyncIterator[ZmqTransport]:
     await transport.close()
 
 
-async def test_load_comes_from_a_socket_of_its_own(engine: Publisher) -> None:
+async def test_load_is_received_from_its_own_socket(engine: Publisher) -> None:
     _, events = engine.bind(zmq.XPUB)
     publisher, address = engine.bind(zmq.XPUB)
     async with loaded(events, address) as transport:
@@ -293,7 +286,7 @@ async def test_load_comes_from_a_socket_of_its_own(engine: Publisher) -> None:
     }
 
 
-async def test_load_is_read_again_after_its_publisher_came_back(engine: Publisher) -> None:
+async def test_load_is_received_again_after_its_publisher_restarted(engine: Publisher) -> None:
     _, events = engine.bind(zmq.XPUB)
     publisher, address = engine.bind(zmq.XPUB)
     async with loaded(events, address) as transport:
@@ -312,14 +305,14 @@ async def test_load_is_read_again_after_its_publisher_came_back(engine: Publishe
             pass
 
 
-async def test_events_do_not_wait_for_a_load_that_nobody_tells(engine: Publisher) -> None:
+async def test_events_are_received_without_a_load_publisher(engine: Publisher) -> None:
     publisher, events = engine.bind(zmq.XPUB)
     async with loaded(events, f"tcp://127.0.0.1:{free_port()}") as transport:
         await published(publisher, frames(0))
         assert (await received(transport, 2))[:2] == [Connected(), Batch(0, payload(0))]
 
 
-async def test_load_at_no_place_is_not_looked_for(engine: Publisher) -> None:
+async def test_events_are_received_with_an_invalid_load_endpoint(engine: Publisher) -> None:
     publisher, events = engine.bind(zmq.XPUB)
     async with loaded(events, "udp://nowhere") as transport:
         await published(publisher, frames(0))

@@ -22,9 +22,9 @@ from kvstate.wire.extras import (
         (["full_attention"], False),
     ],
 )
-def test_groups_that_keep_a_window_or_a_state_hold_no_prefix(
+def test_holds_prefix_excludes_groups_of_a_window_or_a_state(
     kind: object,
-    indexed: bool,  # noqa: FBT001
+    indexed: bool,
 ) -> None:
     assert holds_prefix(kind) is indexed
 
@@ -39,7 +39,9 @@ def test_groups_that_keep_a_window_or_a_state_hold_no_prefix(
         ("REMOTE", "kvcr", "other_locality"),
     ],
 )
-def test_blocks_of_others_are_left_out(locality: object, ownership: object, fault: str) -> None:
+def test_reject_foreign_skips_blocks_of_others(
+    locality: object, ownership: object, fault: str
+) -> None:
     with pytest.raises(Skipped, match=f"^{fault}$"):
         reject_foreign(locality, ownership)
     assert fault in HARMLESS
@@ -48,7 +50,7 @@ def test_blocks_of_others_are_left_out(locality: object, ownership: object, faul
 @pytest.mark.parametrize(
     ("locality", "ownership"), [(None, None), ("LOCAL", None), (None, "tier-2"), ("LOCAL", 7)]
 )
-def test_blocks_of_the_engine_are_its_own(locality: object, ownership: object) -> None:
+def test_reject_foreign_accepts_blocks_of_the_engine(locality: object, ownership: object) -> None:
     reject_foreign(locality, ownership)
 
 
@@ -71,6 +73,6 @@ def test_group_is_a_number_or_absent() -> None:
 
 
 @pytest.mark.parametrize("group", [-1, 2**32, True, "0", 1.0])
-def test_group_that_is_no_number_is_refused(group: object) -> None:
+def test_invalid_group_is_refused(group: object) -> None:
     with pytest.raises(Skipped, match="bad_group"):
         checked_group(group)

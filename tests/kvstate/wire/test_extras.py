@@ -19,7 +19,7 @@ def test_keys_may_be_scalars_or_pairs() -> None:
     assert extras_of(["salt", [["image", 3]]], None, None, 2) == [("salt",), (["image", 3],)]
 
 
-def test_images_of_tensorrt_are_written_as_those_of_vllm() -> None:
+def test_tensorrt_images_are_written_as_those_of_vllm() -> None:
     image = {"type": "mm_key", "hash": "image", "start_offset": 3}
     found = extras_of([["k"], None], [None, [image]], None, 2)
     assert found == [("k",), (["image", 3],)]
@@ -28,7 +28,7 @@ def test_images_of_tensorrt_are_written_as_those_of_vllm() -> None:
 @pytest.mark.parametrize(
     "keys", [{"cache_salt": "tenant"}, [None, None], [[[["nested"]]]], [[{"a": 1}]]]
 )
-def test_keys_that_are_no_list_of_scalars_for_each_block_are_refused(keys: object) -> None:
+def test_invalid_extra_keys_are_refused(keys: object) -> None:
     with pytest.raises(Skipped, match="bad_extra_keys"):
         extras_of(keys, None, None, 1)
 
@@ -36,7 +36,7 @@ def test_keys_that_are_no_list_of_scalars_for_each_block_are_refused(keys: objec
 @pytest.mark.parametrize(
     "images", ["image", [], ["image"], [["image"]], [[{}]], [[{"hash": {}, "start_offset": 0}]]]
 )
-def test_images_that_cannot_be_told_apart_are_refused(images: object) -> None:
+def test_invalid_image_keys_are_refused(images: object) -> None:
     with pytest.raises(Skipped, match="bad_mm_keys"):
         extras_of(None, images, None, 1)
 
@@ -59,6 +59,6 @@ def test_root_carries_first_token_and_salt(
     assert with_root(extras, first, salt, 2) == expected
 
 
-def test_salt_that_is_no_text_is_refused() -> None:
+def test_invalid_salt_is_refused() -> None:
     with pytest.raises(Skipped, match="bad_cache_salt"):
         with_root(None, None, 7, 1)

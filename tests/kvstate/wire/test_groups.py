@@ -38,7 +38,7 @@ def test_named_kind_decides_and_is_remembered(groups: Groups) -> None:
     assert [groups.admission(group) for group in (0, 1, 2)] == [INDEXED, OTHER_GROUP, INDEXED]
 
 
-def test_blocks_without_a_group_are_of_the_only_one(groups: Groups) -> None:
+def test_block_without_a_group_belongs_to_the_only_one(groups: Groups) -> None:
     assert groups.stored(None, holds_prefix=None) == INDEXED
     assert groups.stored(None, holds_prefix=False) == OTHER_GROUP
     assert groups.admission(None) == INDEXED
@@ -51,14 +51,14 @@ def test_only_group_needs_no_kind(groups: Groups) -> None:
     assert groups.admission(0) == INDEXED
 
 
-def test_of_two_groups_without_kinds_neither_can_be_believed(groups: Groups) -> None:
+def test_groups_of_which_two_lack_kinds_are_doubtful(groups: Groups) -> None:
     groups.stored(0, holds_prefix=None)
     assert groups.stored(1, holds_prefix=None) == DOUBTFUL
     assert groups.stored(0, holds_prefix=None) == DOUBTFUL
     assert [groups.admission(group) for group in (0, 1, 2)] == [DOUBTFUL, DOUBTFUL, INDEXED]
 
 
-def test_kinds_that_are_named_at_last_end_the_doubt(groups: Groups) -> None:
+def test_kind_named_later_ends_the_doubt(groups: Groups) -> None:
     for group in (0, 1):
         groups.stored(group, holds_prefix=None)
     assert groups.stored(0, holds_prefix=True) == INDEXED
@@ -66,9 +66,9 @@ def test_kinds_that_are_named_at_last_end_the_doubt(groups: Groups) -> None:
 
 
 @pytest.mark.parametrize("before", [None, True])
-def test_group_that_was_believed_and_holds_no_prefix_is_in_doubt(
+def test_indexed_group_that_proves_to_hold_no_prefix_is_doubtful(
     groups: Groups,
-    before: bool | None,  # noqa: FBT001
+    before: bool | None,
 ) -> None:
     groups.stored(0, holds_prefix=before)
     for again in (False, None, False):
@@ -77,12 +77,12 @@ def test_group_that_was_believed_and_holds_no_prefix_is_in_doubt(
     assert groups.stored(0, holds_prefix=True) == INDEXED
 
 
-def test_group_may_come_to_hold_the_prefix(groups: Groups) -> None:
+def test_group_may_become_indexed(groups: Groups) -> None:
     groups.stored(0, holds_prefix=False)
     assert groups.stored(0, holds_prefix=True) == INDEXED
 
 
-def test_more_groups_than_any_model_has_are_not_indexed(groups: Groups) -> None:
+def test_groups_over_the_limit_are_not_indexed(groups: Groups) -> None:
     for group in range(MAX_GROUPS):
         groups.stored(group, holds_prefix=True)
     assert groups.stored(MAX_GROUPS, holds_prefix=True) == OTHER_GROUP

@@ -14,7 +14,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
 )
 from kvstate.wire.grpc_encoding import (
     MAX_EVENT_HASHES,
-    Head,
+    BatchHead,
     Namespace,
     copied_block,
     copied_origin,
@@ -51,7 +51,7 @@ def entries_of(stored: BlocksStored, namespace: Namespace = BASE) -> list[bytes]
 
 
 def test_batch_is_a_head_with_entries_behind_it() -> None:
-    head = encode_head(Head(5, 1.5, 3), KvSnapshotChunk(index=1, count=2))
+    head = encode_head(BatchHead(5, 1.5, 3), KvSnapshotChunk(index=1, count=2))
     batch = KvEventBatch.FromString(head + encode_cleared(1) + encode_cleared(2))
     assert (batch.sequence_number, batch.timestamp, batch.dp_rank) == (5, 1.5, 3)
     assert (batch.snapshot.index, batch.snapshot.count) == (1, 2)
@@ -61,7 +61,7 @@ def test_batch_is_a_head_with_entries_behind_it() -> None:
     ]
 
 
-def test_store_says_all_that_it_knows() -> None:
+def test_store_carries_all_known_fields() -> None:
     stored = store(parent=2**64 - 5, medium="CPU_PINNED", group=3, kind="mla_attention", lora="a")
     told_store = told(stored, Namespace("a", "salt"))
     assert told_store.parent_block_hash == -5
@@ -76,7 +76,7 @@ def test_store_says_all_that_it_knows() -> None:
     assert {block.cache_level for block in told_store.blocks} == {1}
 
 
-def test_store_leaves_out_what_it_does_not_know() -> None:
+def test_store_omits_unknown_fields() -> None:
     told_store = told(store(group=-1), Namespace(2**70, None))
     fields = {field.name for field, _ in told_store.ListFields()}
     assert fields == {"blocks", "medium", "tier", "locality"}
@@ -110,7 +110,7 @@ def test_store_of_large_blocks_is_cut_by_tokens() -> None:
 
 
 @given(st.integers(0, 2**63), st.none() | st.integers(-(2**63), 2**63 - 1), st.integers(0, 40))
-def test_entry_of_blocks_is_what_protobuf_writes(
+def test_stored_entry_equals_the_encoding_of_protobuf(
     event_id: int, parent: int | None, blocks: int
 ) -> None:
     encoded = encode_store(store(40, 4, medium="CPU"), Namespace("a", "salt"))
@@ -123,7 +123,7 @@ def test_entry_of_blocks_is_what_protobuf_writes(
     assert (event.stored.medium, event.stored.cache_salt) == ("CPU", "salt")
 
 
-def test_removal_says_where_and_is_cut() -> None:
+def test_removal_carries_its_place_and_is_cut() -> None:
     hashes: list[int | bytes] = [2**64 - 1] * (MAX_EVENT_HASHES + 1)
     events = [event_of(e) for e in encode_removed(BlocksRemoved(hashes, "DISK", 2), 7)]
     assert [len(event.removed.block_hashes) for event in events] == [MAX_EVENT_HASHES, 1]
@@ -132,7 +132,7 @@ def test_removal_says_where_and_is_cut() -> None:
     assert (removed.cache_level, removed.group_idx, removed.locality) == (2, 2, 1)
 
 
-def test_medium_that_has_no_tier_is_told_without_one() -> None:
+def test_medium_without_a_tier_is_written_without_one() -> None:
     (entry,) = encode_removed(BlocksRemoved([1], "TAPE"), 7)
     removed = event_of(entry).removed
     assert (removed.tier, removed.HasField("cache_level")) == (0, False)
@@ -142,7 +142,7 @@ def test_medium_that_has_no_tier_is_told_without_one() -> None:
 @pytest.mark.parametrize(
     "namespace", [BASE, Namespace("a", "salt")], ids=["base", "adapter and salt"]
 )
-def test_copy_differs_in_where_it_lies(
+def test_copy_differs_from_its_store_only_in_its_place(
     medium: str, tier: int, level: int | None, namespace: Namespace
 ) -> None:
     encoded = encode_store(store(1, medium="DISK", group=4, kind="full_attention"), namespace)

@@ -87,7 +87,7 @@ def test_second_generation_may_name_namespaces() -> None:
         ({"medium": "TAPE"}, 2, "DISK"),
     ],
 )
-def test_own_name_of_a_medium_wins_over_its_tier_and_level(
+def test_medium_name_wins_over_its_tier_and_level(
     fields: dict[str, Any], level: int | None, medium: str
 ) -> None:
     assert stored(block(1, 5, cache_level=level), **fields).medium == medium
@@ -107,12 +107,12 @@ def test_removal_names_its_group() -> None:
     assert decode(removed=raw) == [BlocksRemoved([1, 2], group=3)]
 
 
-def test_blocks_of_a_window_are_left_to_their_group() -> None:
+def test_blocks_of_a_window_are_decoded_as_another_group() -> None:
     raw = KvBlocksStored(blocks=[block(1, 5)], group_idx=1, kv_cache_spec_kind="sliding_window")
     assert decode(stored=raw) == [OtherGroupStored(1)]
 
 
-def test_blocks_without_tokens_are_copies_of_known_ones() -> None:
+def test_blocks_without_tokens_are_decoded_as_copies() -> None:
     raw = KvBlocksStored(blocks=[block(1), block(-1)], medium="CPU")
     assert decode(stored=raw) == [BlocksCopied([1, 2**64 - 1], "CPU")]
 
@@ -128,11 +128,11 @@ def test_blocks_without_tokens_are_copies_of_known_ones() -> None:
         ({"stored": KvBlocksStored(locality=KV_CACHE_LOCALITY_REMOTE)}, "other_locality"),
     ],
 )
-def test_event_that_is_not_ours_is_skipped(data: dict[str, Any], name: str) -> None:
+def test_foreign_or_invalid_event_is_skipped(data: dict[str, Any], name: str) -> None:
     assert fault(**data) == name
 
 
-def test_clear_of_the_engine_is_one() -> None:
+def test_clear_owned_by_the_engine_is_decoded() -> None:
     assert decode(cleared=KvCacheCleared(ownership="engine")) == [AllCleared()]
 
 
@@ -151,7 +151,7 @@ def test_clear_of_the_engine_is_one() -> None:
         ([block(1, 5, extra_keys=[KvBlockExtraKey()])], "bad_extra_keys"),
     ],
 )
-def test_store_that_is_no_chain_of_equals_is_skipped(blocks: list[KvBlock], name: str) -> None:
+def test_store_with_unequal_blocks_is_skipped(blocks: list[KvBlock], name: str) -> None:
     assert store_fault(*blocks) == name
 
 
@@ -208,11 +208,11 @@ def test_request_of_the_same_namespace_meets_the_chain(
     assert not index.overlaps(Prompt("m", tokens, lora="another"))
 
 
-def test_a_block_of_more_tokens_than_one_can_have_is_named() -> None:
+def test_block_with_too_many_tokens_is_skipped() -> None:
     long = KvBlock(block_hash=1, token_ids=[7] * (MAX_BLOCK_SIZE + 1), block_size=16)
     assert store_fault(long) == "misaligned_tokens"
 
 
-def test_each_of_many_blocks_keeps_its_own_keys() -> None:
+def test_blocks_keep_their_own_keys() -> None:
     blocks = [block(n, n, extra_keys=text(f"key {n}")) for n in range(1, 200)]
     assert stored(*blocks).extras == [(f"key {n}",) for n in range(1, 200)]

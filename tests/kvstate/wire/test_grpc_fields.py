@@ -33,7 +33,7 @@ def test_hashes_keep_their_bits_and_digests_their_last_eight_bytes(
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_every_hash_comes_back(block_hash: int) -> None:
+def test_signed_hash_keeps_every_hash(block_hash: int) -> None:
     assert KvBlock(block_hash=signed_hash(block_hash)).block_hash & (2**64 - 1) == block_hash
 
 
@@ -61,13 +61,13 @@ def test_extra_keys_keep_their_form_or_are_spelled_out(
     assert getattr(told, key) == value
 
 
-def test_image_and_its_place_are_a_multimodal_key() -> None:
+def test_image_with_its_offset_is_a_multimodal_key() -> None:
     key = extra_key(["image", 7]).multimodal
     assert (key.identifier, key.offset) == ("image", 7)
 
 
 @given(st.integers(1, 2**64 - 1))
-def test_numbers_are_written_as_protobuf_does(number: int) -> None:
+def test_varint_equals_the_encoding_of_protobuf(number: int) -> None:
     assert b"\x08" + varint(number) == KvCacheEvent(event_id=number).SerializeToString()
 
 
@@ -75,17 +75,17 @@ def test_numbers_are_written_as_protobuf_does(number: int) -> None:
     ("medium", "tier", "level"),
     [("GPU", 1, None), ("CPU_PINNED", 2, 1), ("DISK", 3, 2), ("EXTERNAL", 4, 3), ("TAPE", 0, None)],
 )
-def test_media_are_told_in_both_generations(medium: str, tier: int, level: int | None) -> None:
+def test_media_have_a_tier_and_a_cache_level(medium: str, tier: int, level: int | None) -> None:
     assert (proto_tier(medium), cache_level_of(medium)) == (tier, level)
 
 
 @pytest.mark.parametrize(
     ("number", "told"), [(0, 0), (2**32 - 1, 2**32 - 1), (2**32, None), (-1, None), (None, None)]
 )
-def test_number_that_a_field_cannot_hold_is_left_out(number: int | None, told: int | None) -> None:
+def test_uint32_or_none_omits_numbers_out_of_range(number: int | None, told: int | None) -> None:
     assert uint32_or_none(number) == told
 
 
-def test_halves_of_surrogate_pairs_are_no_text() -> None:
+def test_is_text_refuses_halves_of_surrogate_pairs() -> None:
     assert is_text("ä")
     assert not is_text("\udc00")

@@ -47,7 +47,7 @@ def message(*events: KvCacheEvent, **fields: Any) -> KvEventBatch:
     return KvEventBatch(sequence_number=7, timestamp=1.5, events=events, **fields)
 
 
-def test_message_is_parsed_as_it_was_sent() -> None:
+def test_message_survives_a_round_trip() -> None:
     assert parse_message(message(CLEARED).SerializeToString()) == message(CLEARED)
 
 
@@ -62,12 +62,12 @@ def test_message_is_parsed_as_it_was_sent() -> None:
         ),
     ],
 )
-def test_message_that_is_none_is_refused(raw: bytes, words: str) -> None:
+def test_invalid_message_is_refused(raw: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
         parse_message(raw)
 
 
-def test_server_of_one_rank_names_none() -> None:
+def test_rank_defaults_to_0() -> None:
     assert rank_of(message()) == 0
     assert rank_of(message(dp_rank=3)) == 3
 
@@ -84,7 +84,7 @@ def test_partial_blocks_are_left_out_once_the_full_size_is_known() -> None:
     assert batch_of(message(STORED), full_block_size=4).events == []
 
 
-def test_snapshot_begins_with_its_first_chunk_and_needs_no_clear() -> None:
+def test_snapshot_begins_with_its_first_chunk_and_drops_its_clear() -> None:
     first = message(CLEARED, STORED, snapshot=KvSnapshotChunk(count=3, unknown_before=2))
     second = message(CLEARED, snapshot=KvSnapshotChunk(index=1, count=3))
     assert snapshot_of(first) == SnapshotSpan(7, 9, 2)
@@ -100,13 +100,13 @@ def test_snapshot_of_nothing_is_one_chunk() -> None:
     assert batch_of(chunk) == EventBatch(1.5, [], 0)
 
 
-def test_payload_that_a_relay_could_not_decode_may_have_removed() -> None:
+def test_empty_batch_of_a_relay_counts_as_a_lost_removal() -> None:
     batch = batch_of(KvEventBatch(sequence_number=7))
     assert (batch.faults, batch.removal_lost) == (("undecodable_batch",), True)
     assert batch_of(message()) == EventBatch(1.5, [], 0)
 
 
-def test_batch_beyond_the_limits_is_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_batch_is_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = EventBatch(1.5, [], 0, ("oversized_batch",), removal_lost=True)
     monkeypatch.setattr(grpc_wire, "MAX_BLOCKS", 1)
     assert batch_of(message(STORED, STORED)) == lost
@@ -114,7 +114,7 @@ def test_batch_beyond_the_limits_is_left_out_as_a_whole(monkeypatch: pytest.Monk
     assert batch_of(message(CLEARED, CLEARED)) == lost
 
 
-def test_load_says_what_the_engine_said() -> None:
+def test_load_carries_every_reported_figure() -> None:
     record = LoadRecord(
         running_requests=1,
         waiting_requests=2,
@@ -130,7 +130,7 @@ def test_load_says_what_the_engine_said() -> None:
     assert load_of(message(load=record)) == EngineLoad(1, 2, 3, 0, 0.5, 0.25, 9.0, 4, 5, 6)
 
 
-def test_load_is_none_where_it_was_not_said() -> None:
+def test_load_is_none_where_it_is_not_reported() -> None:
     assert load_of(message()) is None
     assert load_of(message(load=LoadRecord(load_only=True))) == EngineLoad(0, 0, cache_usage=0.0)
 
@@ -156,7 +156,7 @@ def messages(draw: st.DrawFn) -> bytes:
 
 
 @given(st.one_of(st.binary(), messages()))
-def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
+def test_parse_message_decodes_or_refuses_any_bytes(raw: bytes) -> None:
     with contextlib.suppress(WireError):
         parsed = parse_message(raw)
         assert isinstance(batch_of(parsed), EventBatch)
@@ -205,7 +205,7 @@ def removal(blocks: int) -> KvCacheEvent:
     ],
     ids=["a store of many blocks", "a removal of many", "empty events", "many stores"],
 )
-def test_a_message_is_parsed_and_decoded_in_short_steps(
+def test_message_is_parsed_and_decoded_in_short_steps(
     events: Callable[[], list[KvCacheEvent]],
 ) -> None:
     raw = message(*events()).SerializeToString()
@@ -213,7 +213,7 @@ def test_a_message_is_parsed_and_decoded_in_short_steps(
     assert longest_step(decoding(parse_message(raw))) < 0.05
 
 
-def test_a_message_of_very_many_fields_is_refused() -> None:
+def test_message_of_very_many_fields_is_refused() -> None:
     raw = message().SerializeToString() + b"\x1a\0" * (2 * grpc_wire.MAX_BLOCKS)
     with pytest.raises(WireError, match="of more than 262144 fields"):
         parse_message(raw)
@@ -251,7 +251,7 @@ EVENTS = st.one_of(
 @given(
     st.lists(EVENTS, max_size=6), st.binary(max_size=4), st.integers(0, 10_000), st.integers(1, 40)
 )
-def test_pieces_make_the_same_message_as_the_whole(
+def test_message_parsed_in_pieces_equals_the_whole(
     events: list[KvCacheEvent], noise: bytes, at: int, piece: int
 ) -> None:
     whole = message(*events, dp_rank=3, snapshot=KvSnapshotChunk(count=5)).SerializeToString()
@@ -268,6 +268,6 @@ def test_pieces_make_the_same_message_as_the_whole(
         assert parsed == KvEventBatch.FromString(raw)
 
 
-def test_a_number_without_end_is_refused() -> None:
+def test_number_without_end_is_refused() -> None:
     with pytest.raises(WireError):
         parse_message(b"\xff" * 2**20)

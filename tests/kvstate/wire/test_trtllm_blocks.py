@@ -58,7 +58,7 @@ def test_partial_block_ends_the_full_ones() -> None:
     assert largest([]) == 0
 
 
-def test_block_of_absurd_size_is_refused() -> None:
+def test_oversized_block_is_refused() -> None:
     with pytest.raises(Skipped, match="bad_block_size"):
         largest([block(1, *[0] * (MAX_BLOCK_SIZE + 1))])
 
@@ -66,7 +66,7 @@ def test_block_of_absurd_size_is_refused() -> None:
 @pytest.mark.parametrize(
     ("level", "medium"), [(None, "GPU"), (0, "GPU"), (1, "CPU"), (2, None), (-1, None)]
 )
-def test_level_is_a_medium(level: int | None, medium: str | None) -> None:
+def test_level_names_a_medium(level: int | None, medium: str | None) -> None:
     assert medium_of(level) == medium
 
 
@@ -85,11 +85,11 @@ def test_hashes_are_unsigned() -> None:
         ([block(1, 5, mm_keys=[{}])], "bad_mm_keys"),
     ],
 )
-def test_what_cannot_be_indexed_is_named(blocks: list[Block], name: str) -> None:
+def test_invalid_blocks_are_skipped_by_name(blocks: list[Block], name: str) -> None:
     assert fault(*blocks) == name
 
 
-def test_images_and_token_extras_tell_a_block_from_a_plain_one() -> None:
+def test_images_and_token_extras_become_extras_of_their_blocks() -> None:
     image = {"type": "mm_key", "hash": "h", "start_offset": 3}
     chain = one(block(1, 5, mm_keys=[image]), block(2, 6), block(3, 7, mm_keys=None))
     assert chain.extras == [(["h", 3],), (), ()]

@@ -16,7 +16,7 @@ def test_answer_is_a_list_of_events() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[", b"[" * 5000, b"\xff", b'{"error": "x"}'])
-def test_answer_that_is_no_list_is_refused(body: bytes) -> None:
+def test_invalid_answer_is_refused(body: bytes) -> None:
     with pytest.raises(WireError, match="answer is no JSON list of events"):
         parse_drain(body)
 
@@ -27,14 +27,14 @@ def test_event_without_a_number_is_refused(number: Any) -> None:
         parse_event(msgspec.Raw(msgspec.json.encode({"event_id": number})))
 
 
-def test_server_may_say_that_it_has_none() -> None:
+def test_error_of_names_the_error_of_the_server() -> None:
     assert error_of(b'{"error": "not enabled"}') == "not enabled"
     assert error_of(b'{"error": {"code": 1}}') == "an error"
     assert error_of(b"[]") is None
 
 
 @pytest.mark.parametrize("element", [b"0", b"{}", b'"text"'])
-def test_a_long_list_of_other_things_is_refused_at_the_first(element: bytes) -> None:
+def test_long_list_of_other_values_is_refused_at_the_first(element: bytes) -> None:
     body = b"[" + b",".join([element] * 2_000_000) + b"]"
     began = time.thread_time()
     with pytest.raises(WireError, match="no JSON list of events"):
@@ -44,12 +44,12 @@ def test_a_long_list_of_other_things_is_refused_at_the_first(element: bytes) -> 
     assert refused < (time.thread_time() - began) / 4
 
 
-def test_more_events_than_any_engine_keeps_are_refused() -> None:
+def test_events_over_the_limit_are_refused() -> None:
     body = b"[" + b",".join([b'{"event_id":1}'] * 65_537) + b"]"
     with pytest.raises(WireError, match="more than 65536 events"):
         parse_drain(body)
 
 
-def test_a_long_list_of_events_is_taken_apart() -> None:
+def test_long_list_of_events_is_parsed() -> None:
     body = b"[" + b",".join([b'{"event_id":1,"data":{}}'] * 10_000) + b"]"
     assert len(parse_drain(body)) == 10_000

@@ -75,7 +75,7 @@ def test_event_is_a_batch_with_the_stamp_of_its_drain(decoding: Decoding) -> Non
     assert decoding.decoder.decode(event, 2.5) == expected
 
 
-def test_creation_says_nothing_of_blocks(decoding: Decoding) -> None:
+def test_created_event_carries_no_blocks(decoding: Decoding) -> None:
     assert decoding.events({"type": "created", "num_blocks_per_cache_level": [10, 0]}) == []
 
 
@@ -85,7 +85,7 @@ def test_partial_blocks_are_left_out(decoding: Decoding) -> None:
     assert decoding.events(stored()) == []
 
 
-def test_blocks_without_tokens_say_nothing(decoding: Decoding) -> None:
+def test_blocks_without_tokens_are_left_out(decoding: Decoding) -> None:
     assert decoding.events(stored(block(1))) == []
 
 
@@ -98,7 +98,7 @@ def test_smaller_windows_are_not_indexed(decoding: Decoding) -> None:
     assert held(decoding.events(stored(block(1, 5)), 64)) == [1]
 
 
-def test_larger_window_that_turns_up_late_is_told(decoding: Decoding) -> None:
+def test_late_larger_window_counts_as_a_lost_removal(decoding: Decoding) -> None:
     assert held(decoding.events(stored(block(1, 5)), 32)) == [1]
     batch = decoding.batch(stored(block(2, 6)), 64)
     assert (batch.faults, batch.removal_lost) == (("larger_window",), True)
@@ -113,20 +113,20 @@ def test_restarted_server_is_learned_anew(decoding: Decoding) -> None:
     assert held(decoding.events(stored(block(1, 5)), 32)) == [1]
 
 
-def test_block_that_moves_is_removed_from_where_it_is(decoding: Decoding) -> None:
+def test_moved_block_is_copied_and_removed_from_its_former_medium(decoding: Decoding) -> None:
     decoding.events(stored(block(1, 5), block(2, 6)))
     assert decoding.events(moved(1, 0, 1)) == [BlocksCopied([1], "CPU"), BlocksRemoved([1])]
     assert decoding.events(moved(1, 0, 1)) == []
     assert decoding.events(removed(1, 2)) == [BlocksRemoved([1], "CPU"), BlocksRemoved([2])]
 
 
-def test_block_that_comes_back_lies_on_the_device_again(decoding: Decoding) -> None:
+def test_returning_block_is_copied_to_the_device(decoding: Decoding) -> None:
     assert held(decoding.events(stored(block(1, 5, cache_level=1)))) == [1]
     assert decoding.events(moved(1, 1, 0)) == [BlocksCopied([1]), BlocksRemoved([1], "CPU")]
     assert decoding.events(removed(1)) == [BlocksRemoved([1])]
 
 
-def test_block_that_moves_out_of_sight_is_gone(decoding: Decoding) -> None:
+def test_block_moved_to_an_unknown_level_is_removed(decoding: Decoding) -> None:
     assert decoding.events(moved(1, 0, 7)) == [BlocksRemoved([1])]
 
 
@@ -134,7 +134,7 @@ def test_change_of_priority_moves_nothing(decoding: Decoding) -> None:
     assert decoding.events({"type": "updated", "block_hash": 1, "cache_level": None}) == []
 
 
-def test_more_blocks_elsewhere_than_remembered_are_not_credited(
+def test_blocks_off_the_device_beyond_the_limit_are_not_credited(
     decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trtllm_wire, "MAX_ELSEWHERE", 1)
@@ -186,7 +186,7 @@ events = st.fixed_dictionaries(
 
 
 @given(st.lists(events | json_values).map(msgspec.json.encode) | st.binary())
-def test_any_bytes_are_batches_or_refused(body: bytes) -> None:
+def test_decode_returns_batches_or_refuses_any_bytes(body: bytes) -> None:
     decoder = RankDecoder()
     with contextlib.suppress(WireError):
         for one in parse_drain(body):
@@ -214,5 +214,5 @@ def test_integers_beyond_64_bits_are_left_out(data: Any, window: int | None, fau
     assert len(decoding.events(stored(block(2, 7)))) == 1
 
 
-def test_what_was_removed_beyond_64_bits_may_be_anything() -> None:
+def test_removal_of_a_group_beyond_64_bits_is_a_lost_removal() -> None:
     assert Decoding().fault(removed(1), 2**70) == ("bad_group", True)

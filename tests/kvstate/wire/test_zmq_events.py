@@ -66,12 +66,12 @@ def test_extra_keys_are_kept_without_the_adapter_name() -> None:
     assert stored(lora_name="a", extra_keys=[["a", "salt"], ["a"]]).extras == [("salt",), ()]
 
 
-def test_place_is_medium_and_group() -> None:
+def test_store_names_its_medium_and_group() -> None:
     event = stored(medium="cpu", group_idx=3)
     assert (event.medium, event.group) == ("CPU", 3)
 
 
-def test_salt_of_a_chain_is_what_its_root_carries() -> None:
+def test_salt_belongs_to_the_root_block() -> None:
     expected = [("tenant",), ()]
     assert stored(cache_salt="tenant").extras == expected
     assert stored(extra_keys=[["tenant"], None]).extras == expected
@@ -90,7 +90,7 @@ def test_groups_that_hold_the_whole_prefix_are_stored(kind: str) -> None:
     assert stored(kv_cache_spec_kind=kind, group_idx=1).kind == kind
 
 
-def test_store_of_another_group_tells_the_group_only() -> None:
+def test_store_of_another_group_carries_the_group_only() -> None:
     masked = STORED | {"block_hashes": [2], "kv_cache_spec_kind": "sliding_window", "group_idx": 1}
     assert decode_event(masked) == OtherGroupStored(1)
     assert decode_event(STORED | {"kv_cache_spec_kind": ["mla_attention"]}) == OtherGroupStored()
@@ -102,7 +102,7 @@ def test_blocks_known_by_hash_are_copied(fields: dict[str, Any]) -> None:
     assert event == BlocksCopied([1, 2], "STORAGE", 0)
 
 
-def test_bigrams_are_their_second_tokens_behind_the_first_of_all() -> None:
+def test_bigrams_are_stored_as_second_tokens_with_the_first_in_the_extras() -> None:
     event = stored(token_ids=PAIRS)
     assert event.bigrams
     assert list(event.tokens) == [5, 6, 7, 8]
@@ -111,7 +111,7 @@ def test_bigrams_are_their_second_tokens_behind_the_first_of_all() -> None:
     assert stored(token_ids=PAIRS, parent_block_hash=7).extras is None
 
 
-def test_images_are_what_their_blocks_carry() -> None:
+def test_images_become_extras_of_their_blocks() -> None:
     images = [[], [{"type": "mm_key", "hash": "abc", "start_offset": 3}]]
     assert stored(mm_keys=images).extras == [(), (["abc", 3],)]
 
@@ -189,7 +189,7 @@ def test_other_events_that_cannot_be_applied_are_skipped_by_name(event: object, 
     assert fault(event) == name
 
 
-def test_tag_is_what_an_event_says_it_is() -> None:
+def test_tag_of_returns_the_type_of_an_event() -> None:
     assert [tag_of(event) for event in (["a"], [], {"type": "b"}, {}, 7)] == [
         "a",
         None,

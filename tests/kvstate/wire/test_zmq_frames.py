@@ -32,6 +32,6 @@ def test_message_without_a_number_is_refused(frames: list[bytes]) -> None:
 
 
 @given(st.lists(st.binary(max_size=12), max_size=5))
-def test_any_frames_are_a_message_or_refused(frames: list[bytes]) -> None:
+def test_parse_frames_reads_or_refuses_any_frames(frames: list[bytes]) -> None:
     with contextlib.suppress(WireError):
         assert isinstance(parse_frames(frames), Batch)

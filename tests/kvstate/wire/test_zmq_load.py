@@ -23,9 +23,7 @@ def test_load_of_sglang_is_read_in_both_lengths() -> None:
 
 
 @pytest.mark.parametrize(("used", "capacity", "share"), [(5, 0, None), (20, 10, 1.0), (5, 10, 0.5)])
-def test_share_of_the_cache_is_from_0_to_1_or_not_known(
-    used: int, capacity: int, share: float | None
-) -> None:
+def test_cache_usage_is_from_0_to_1_or_none(used: int, capacity: int, share: float | None) -> None:
     stat = ["LoadStat", 1, 0, used, capacity, None]
     assert load(msgspec.msgpack.encode(stat)).cache_usage == share
 
@@ -45,13 +43,13 @@ def test_share_of_the_cache_is_from_0_to_1_or_not_known(
         ["LoadStat", 1, 0, 0, 0, None, None, "x" * MAX_LOAD_BYTES],
     ],
 )
-def test_other_messages_tell_no_load(stat: object) -> None:
+def test_other_messages_are_refused_as_loads(stat: object) -> None:
     with pytest.raises(WireError):
         load(msgspec.msgpack.encode(stat))
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_do_harm_as_a_load(payload: bytes) -> None:
+def test_load_of_reads_or_refuses_any_bytes(payload: bytes) -> None:
     for frames in ([], [payload], [b"load", bytes(8), payload], [b"load", SHORT[:-1] + payload]):
         try:
             found = load_of(frames)
@@ -61,6 +59,6 @@ def test_no_bytes_do_harm_as_a_load(payload: bytes) -> None:
         assert found.cache_usage is None or 0.0 <= found.cache_usage <= 1.0
 
 
-def test_nested_bytes_do_no_harm_as_a_load() -> None:
+def test_load_of_refuses_deeply_nested_bytes() -> None:
     with pytest.raises(WireError):
         load(SHORT[:-1] + b"\x91" * (MAX_LOAD_BYTES - 100))

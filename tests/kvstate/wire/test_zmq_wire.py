@@ -17,7 +17,7 @@ def decode(*events: Any) -> EventBatch:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x91" * 5000, b"\xa2\xff\xfe", b"\1\2"])
-def test_payload_that_is_no_msgpack_is_refused(payload: bytes) -> None:
+def test_payload_without_valid_msgpack_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError, match="payload is not msgpack: "):
         decode_batch(payload)
 
@@ -34,7 +34,7 @@ def test_payload_that_is_no_msgpack_is_refused(payload: bytes) -> None:
         b"\xc7\x0c\xff" + b"\xff" * 12,
     ],
 )
-def test_bombs_are_refused(payload: bytes) -> None:
+def test_malformed_or_oversized_payload_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError, match="payload is not msgpack: "):
         decode_batch(payload)
 
@@ -51,7 +51,7 @@ def test_bombs_are_refused(payload: bytes) -> None:
         ([1.0], "batch has no list of events"),
     ],
 )
-def test_payload_that_is_no_batch_is_refused(batch: Any, message: str) -> None:
+def test_payload_without_a_batch_is_refused(batch: Any, message: str) -> None:
     with pytest.raises(WireError, match=message):
         decode_batch(msgspec.msgpack.encode(batch))
 
@@ -70,7 +70,7 @@ def test_bad_event_is_named_and_the_rest_of_its_batch_kept() -> None:
     assert (batch.faults, batch.removal_lost) == (("misaligned_tokens", "unknown_event"), False)
 
 
-def test_events_that_are_known_already_are_left_out() -> None:
+def test_decode_batch_skips_events_applied_before() -> None:
     payload = msgspec.msgpack.encode([1.5, [["BlockRemoved", "h"], ["AllBlocksCleared"], []]])
     assert decode_batch(payload, 1) == EventBatch(
         1.5, [AllCleared()], None, ("malformed_event",), removal_lost=True
@@ -78,7 +78,7 @@ def test_events_that_are_known_already_are_left_out() -> None:
     assert decode_batch(payload, 3) == EventBatch(1.5, [])
 
 
-def test_map_with_a_key_twice_means_the_last_one() -> None:
+def test_repeated_key_of_a_map_means_the_last_one() -> None:
     event = b"\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91\x01\xacblock_hashes\x91\x02"
     (removed,) = decode_batch(b"\x92\xcb" + bytes(8) + b"\x91" + event).events
     assert removed == BlocksRemoved([2])
@@ -87,7 +87,7 @@ def test_map_with_a_key_twice_means_the_last_one() -> None:
 @pytest.mark.parametrize(
     "event", [["BlockRemoved", "h"], ["BlockRemoved", [1], 7], {"type": "AllBlocksCleared "}, [], 7]
 )
-def test_event_that_may_have_been_a_removal_is_a_lost_one(event: Any) -> None:
+def test_unreadable_event_that_may_be_a_removal_counts_as_lost(event: Any) -> None:
     batch = decode(event, ["AllBlocksCleared"])
     assert batch.removal_lost == (batch.faults != ("unknown_event",))
 
@@ -116,12 +116,12 @@ def test_stamp_is_read_from_every_layout(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", msgspec.msgpack.encode([float("nan"), []])])
-def test_stamp_of_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_stamp_of_an_invalid_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError):
         stamp_of(payload)
 
 
-def test_frames_are_at_hand_here_too() -> None:
+def test_parse_frames_is_available_from_zmq_wire() -> None:
     assert parse_frames([b"\xff" * 8, b""]) == Batch(END_OF_REPLAY, b"")
 
 
@@ -153,7 +153,7 @@ def is_batch_or_refused(payload: bytes) -> bool:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
+def test_decode_batch_decodes_or_refuses_any_bytes(payload: bytes) -> None:
     assert is_batch_or_refused(payload)
 
 
@@ -172,9 +172,23 @@ scalars = (
 )
 fields = st.sampled_from(
     (
-        *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id"),
-        *("medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "locality"),
-        *("ownership", "cache_salt", "mm_keys", "hash", "start_offset"),
+        "type",
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "locality",
+        "ownership",
+        "cache_salt",
+        "mm_keys",
+        "hash",
+        "start_offset",
     )
 )
 values = st.recursive(
@@ -206,7 +220,7 @@ tagged = st.sampled_from(["BlockStored", "BlockRemoved"]).flatmap(
 
 
 @given(st.floats() | values, st.lists(plausible | tagged | values, max_size=4), values)
-def test_any_values_in_the_shape_of_a_batch_are_one_or_refused(
+def test_decode_batch_decodes_or_refuses_any_batch_of_values(
     timestamp: Any, events: list[Any], rank: Any
 ) -> None:
     assert is_batch_or_refused(msgspec.msgpack.encode([timestamp, events, rank]))

@@ -32,7 +32,7 @@ def ready(kind: bytes) -> bytes:
 
 def shaken(kind: bytes = b"SUB", peer: bytes = b"PUB", greeting: bytes = GREETING) -> Session:
     session = Session(kind, 1000, b"kv")
-    session.received(greeting + ready(peer))
+    session.receive(greeting + ready(peer))
     assert session.shake()
     return session
 
@@ -44,19 +44,19 @@ def taken(session: Session) -> list[list[bytes]]:
     return messages
 
 
-def test_greeting_comes_first_and_ready_is_said_once_the_peer_has_greeted() -> None:
+def test_greeting_comes_first_and_ready_follows_that_of_the_peer() -> None:
     session = Session(b"SUB", 1000, b"kv")
     assert session.answers() == GREETING
     assert not session.shake()
-    session.received(GREETING)
+    session.receive(GREETING)
     assert not session.shake()
     assert session.answers().startswith(b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x03SUB")
-    session.received(ready(b"XPUB"))
+    session.receive(ready(b"XPUB"))
     assert session.shake()
     assert session.answers() == command(b"SUBSCRIBE", b"kv")
 
 
-def test_older_peer_gets_a_message_to_subscribe_and_no_heartbeats() -> None:
+def test_older_peer_gets_a_subscription_message_and_no_heartbeats() -> None:
     session = shaken(greeting=OLDER)
     assert session.answers().endswith(message([b"\x01kv"]))
     session.ping()
@@ -73,14 +73,14 @@ def test_heartbeats_are_sent_and_answered() -> None:
     session.answers()
     session.ping()
     assert session.answers() == command(b"PING", b"\0\0")
-    session.received(command(b"PING", b"\0\x05context") + command(b"PONG"))
+    session.receive(command(b"PING", b"\0\x05context") + command(b"PONG"))
     assert session.take() is None
     assert session.answers() == command(b"PONG", b"context")
 
 
-def test_a_message_behind_many_commands_is_found_in_several_goes() -> None:
+def test_message_behind_many_commands_is_found_by_several_takes() -> None:
     session = shaken()
-    session.received(command(b"PONG") * (2 * MAX_COMMANDS) + message([b"kv", b"1"]))
+    session.receive(command(b"PONG") * (2 * MAX_COMMANDS) + message([b"kv", b"1"]))
     goes = [session.take() for _ in range(3)]
     assert goes == [None, None, [b"kv", b"1"]]
     assert session.commands == 2 * MAX_COMMANDS
@@ -90,20 +90,20 @@ frames_of = st.lists(st.binary(max_size=300), min_size=1, max_size=3)
 
 
 @given(st.lists(frames_of, max_size=6), st.integers(1, 200))
-def test_messages_come_out_however_they_are_cut(messages: list[list[bytes]], piece: int) -> None:
+def test_messages_are_read_however_they_are_cut(messages: list[list[bytes]], piece: int) -> None:
     session = shaken()
     wire = b"".join(map(message, messages))
     out = []
     for at in range(0, len(wire), piece):
-        session.received(wire[at : at + piece])
+        session.receive(wire[at : at + piece])
         out += taken(session)
     assert (out, session.size_bytes) == (messages, 0)
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_messages_or_an_error(wire: bytes) -> None:
+def test_session_reads_or_refuses_any_bytes(wire: bytes) -> None:
     for session in (Session(b"SUB", 1000), shaken()):
-        session.received(wire)
+        session.receive(wire)
         try:
             if session.shake():
                 taken(session)
@@ -130,9 +130,9 @@ def test_any_bytes_are_messages_or_an_error(wire: bytes) -> None:
         (GREETING + b"\x06" + struct.pack(">Q", MAX_COMMAND_BYTES + 1), "too many bytes"),
     ],
 )
-def test_handshake_that_is_none_fails(wire: bytes, fault: str) -> None:
+def test_invalid_handshake_fails(wire: bytes, fault: str) -> None:
     session = Session(b"SUB", 1000)
-    session.received(wire)
+    session.receive(wire)
     with pytest.raises(WireError, match=fault):
         session.shake()
 
@@ -150,11 +150,11 @@ def test_handshake_that_is_none_fails(wire: bytes, fault: str) -> None:
         (GREETING[:10] + b"\x01" + GREETING[11:], "", ""),
     ],
 )
-def test_peer_tells_of_itself_though_the_handshake_fails(
+def test_peer_kind_is_known_though_the_handshake_fails(
     wire: bytes, mechanism: str, kind: str
 ) -> None:
     session = Session(b"SUB", 1000)
-    session.received(wire)
+    session.receive(wire)
     with contextlib.suppress(WireError):
         session.shake()
     assert (session.peer_mechanism, session.peer_kind) == (mechanism, kind)
@@ -171,16 +171,16 @@ def test_peer_tells_of_itself_though_the_handshake_fails(
         (command(b"ERROR", b"\x02no"), "it refuses: no"),
     ],
 )
-def test_what_is_no_message_fails(wire: bytes, fault: str) -> None:
+def test_invalid_message_fails(wire: bytes, fault: str) -> None:
     session = shaken()
-    session.received(wire)
+    session.receive(wire)
     with pytest.raises(WireError, match=fault):
         taken(session)
 
 
-def test_command_that_is_too_long_fails() -> None:
+def test_oversized_command_fails() -> None:
     session = Session(b"SUB", 10 * MAX_COMMAND_BYTES)
-    session.received(GREETING + ready(b"PUB") + command(b"X", bytes(MAX_COMMAND_BYTES)))
+    session.receive(GREETING + ready(b"PUB") + command(b"X", bytes(MAX_COMMAND_BYTES)))
     assert session.shake()
     with pytest.raises(WireError, match="command of too many bytes"):
         session.take()
@@ -188,7 +188,7 @@ def test_command_that_is_too_long_fails() -> None:
 
 def test_long_head_may_come_in_pieces() -> None:
     session = shaken()
-    session.received(message([b"x" * 300])[:5])
+    session.receive(message([b"x" * 300])[:5])
     assert session.take() is None
-    session.received(message([b"x" * 300])[5:])
+    session.receive(message([b"x" * 300])[5:])
     assert session.take() == [b"x" * 300]

@@ -1,0 +1,1 @@
+"""What everything else stands on: addresses, errors, header names, logs."""

@@ -1,0 +1,39 @@
+"""Names exchanged with Envoy: headers and dynamic metadata."""
+
+# Endpoint Picker Protocol v1.0.0 (Gateway API inference extension, proposal 004).
+DESTINATION = "x-gateway-destination-endpoint"
+DESTINATION_NAMESPACE = "envoy.lb"
+SERVED = "x-gateway-destination-endpoint-served"
+# Where Envoy puts the `response_attributes`: under the filter's name, by the attribute's name.
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+UPSTREAM = "upstream.address"
+
+SUBSET = "x-gateway-destination-endpoint-subset"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+
+# KVSteer's: names the model of a request, so that a route can choose the cluster of that model.
+# Set only if more than one model is configured; then a client's own is overwritten or removed.
+MODEL = "x-kvsteer-model"
+
+# llm-d's: ip:port of the worker that computes the prompt, for the sidecar of the worker that
+# answers, or for Envoy's own second request. With `disaggregation.mode`, a client's own is
+# overwritten or removed, like the other headers of legs.
+PREFILLER = "x-prefiller-host-port"
+
+# KVSteer's, if Envoy sends a second request: the cluster for it, and the new end of its body.
+PREFILL_CLUSTER = "x-kvsteer-prefill-cluster"
+PREFILL_TAIL = "x-kvsteer-prefill-tail"
+
+# llm-d's: host:port of a worker to pull a part of the prompt from, and of a worker that encodes
+# media. KVSteer only removes the latter, since a sidecar would obey a client that sets it.
+KV_SOURCE = "x-kv-cache-source-host-port"
+ENCODERS = "x-encoder-hosts-ports"
+
+# W3C's Trace Context: identifies the trace that a request belongs to.
+TRACEPARENT = "traceparent"
+
+# Headers that say where a prompt is computed, by `disaggregation.mode`.
+OF_LEGS = {
+    "header": (PREFILLER, KV_SOURCE, ENCODERS),
+    "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL),
+}

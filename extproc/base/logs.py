@@ -1,0 +1,111 @@
+"""Log records on standard error, as lines of text or as JSON."""
+
+import json
+import logging
+import sys
+import traceback
+from collections import OrderedDict
+from datetime import UTC, datetime
+
+
+def tell_fault(log: logging.Logger, what: str, error: Exception) -> None:
+    """Logs the type and place of an error, but not its message, which may quote a request.
+
+    what: with %s for the type.
+    """
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, process: int | None) -> None:
+        super().__init__()
+        self._own = {} if process is None else {"process": process}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._own,
+        }
+        trace_id = getattr(record, "trace_id", "")  # given as `extra` in records about a request
+        if trace_id:
+            line["trace_id"] = trace_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+# Most lines of one kind about one feed, or about other routers, in a minute; further ones are only
+# counted.
+MAX_LINES = 20
+_WINDOW_SECONDS = 60.0
+_MAX_KINDS = 4096
+
+
+class _Lines:
+    """The number of lines of one kind since a moment."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.count = 0
+
+
+class LessOften(logging.Filter):
+    """Drops records about feeds and other routers that are too frequent.
+
+    A broken publisher, or a router that knows the secret and changes its name, may cause many.
+    The next record of that kind says how many were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: OrderedDict[object, _Lines] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tells whether to write a record."""
+        if record.name not in ("kvsteer.feed", "kvsteer.sharing"):
+            return True
+        args = record.args if isinstance(record.args, tuple) else ()
+        # mostly worker and rank; routers choose their names themselves
+        kind = (record.msg, *(map(str, args[:2]) if record.name == "kvsteer.feed" else ()))
+        lines = self._kinds.get(kind)
+        left_out = 0
+        if lines is None or record.created - lines.since >= _WINDOW_SECONDS:
+            left_out = max(0, lines.count - MAX_LINES) if lines else 0
+            lines = self._kinds[kind] = _Lines(record.created)
+            self._kinds.move_to_end(kind)
+        if len(self._kinds) > _MAX_KINDS:
+            self._kinds.popitem(last=False)
+        lines.count += 1
+        if left_out:
+            record.msg, record.args = f"{record.msg} (%d more were left out)", (*args, left_out)
+        return lines.count <= MAX_LINES
+
+
+def configure(level: str, style: str, process: int | None = None) -> None:
+    """Sets up KVSteer's loggers, and how warnings of libraries look.
+
+    level, style: log.level and log.format of the configuration. process: the number of this
+    process, written with each record; None if there is only one.
+    """
+    ours = logging.getLogger("kvsteer")
+    ours.handlers = [_handler(style, process)]
+    ours.handlers[0].addFilter(LessOften())
+    ours.setLevel(level.upper())
+    # for loggers that have no handler: those of libraries, as OpenTelemetry's
+    logging.lastResort = _handler(style, process)
+    logging.lastResort.setLevel(logging.WARNING)
+
+
+def _handler(style: str, process: int | None) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    if style == "json":
+        handler.setFormatter(_JsonFormatter(process))
+    else:
+        number = "" if process is None else f"[{process}] "
+        line = f"%(asctime)s %(levelname)-7s {number}%(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(line))
+    return handler

@@ -1,0 +1,1 @@
+"""The commands of `kvsteer`, a module or folder each."""

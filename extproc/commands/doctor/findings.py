@@ -1,0 +1,317 @@
+"""Findings of the doctor: every fault by its code, and how findings are shown as text and as JSON.
+
+A fault's code determines the check that finds it and the fix. docs/doctor.md has the same table and
+explains each fault; a test compares them.
+"""
+
+import enum
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstate.errors import printable
+
+
+class Fault(NamedTuple):
+    """check: the name of the check that finds it. fix: what an operator should do."""
+
+    check: str
+    fix: str
+
+
+FAULTS = {
+    "not-checked": Fault("time", "raise --timeout, or fix the other findings there first"),
+    # workers over HTTP
+    "worker-unreachable": Fault(
+        "http", "start the engine, or correct `endpoint`; a firewall or network policy may block it"
+    ),
+    "worker-unhealthy": Fault("http", "read the engine's log; Envoy still sends it requests"),
+    "answer-unreadable": Fault(
+        "http", "check what listens at this address: no engine answers like this"
+    ),
+    "model-not-served": Fault(
+        "models", "correct `models[].name` or `workers[].model`, or the engine's served model name"
+    ),
+    "adapter-not-served": Fault(
+        "models", "load the adapter in the engine, or take it out of `lora` for this worker"
+    ),
+    "adapter-not-configured": Fault(
+        "models", "add the adapter to `models[].lora`, or unload it from the engine"
+    ),
+    "prefix-caching-off": Fault(
+        "events", "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
+    ),
+    "clock-skew": Fault("clock", "synchronize the clocks (NTP): a feed's lag is measured by them"),
+    "block-size": Fault(
+        "block size", "set `workers[].block_size` to the engine's, or leave it out"
+    ),
+    "engine-differs": Fault(
+        "engine", "correct `workers[].engine`, or leave it out if the worker is right"
+    ),
+    # feeds
+    "events-off": Fault(
+        "events", "turn events on in the engine; the engine's page in docs/ has the flags"
+    ),
+    "events-untold": Fault(
+        "events",
+        "`events: auto` needs vLLM 0.32 or SGLang: for other engines, name the ports in `events`",
+    ),
+    "feed-nobody-listens": Fault(
+        "feed",
+        "correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)",
+    ),
+    "feed-not-zmq": Fault(
+        "feed",
+        "correct the port in `events.zmq` if another server uses it; restart an engine that hangs",
+    ),
+    "feed-wrong-socket": Fault(
+        "feed", "correct the port in `events.zmq`: this may be the replay's, or another rank's"
+    ),
+    "feed-secured": Fault("feed", "turn ZMQ security off: engines' feeds do not use it"),
+    "feed-swapped": Fault("feed", "give each worker the ports of its own feed in `events.zmq`"),
+    "feed-lost": Fault(
+        "feed", "read the engine's log; look for too many subscribers, or a proxy in between"
+    ),
+    "feed-unreadable": Fault(
+        "feed", "correct `events`: the messages there are not KV-cache events"
+    ),
+    "feed-flooded": Fault("feed", "correct `events`: no engine publishes this much"),
+    "ranks-miscounted": Fault("ranks", "set `events.ranks` to the engine's data-parallel size"),
+    "rank-missing": Fault(
+        "ranks",
+        "set `events.ranks` to the engine's data-parallel size; rank r uses both ports + r",
+    ),
+    "ranks-mixed-up": Fault("ranks", "correct the ports: each rank's feed has its own port"),
+    "topic-wrong": Fault(
+        "topic", "leave `events.topic` empty: it is a prefix, and empty takes all"
+    ),
+    "feed-silent": Fault(
+        "probe",
+        "check that prefix caching is on in the engine, and that the feed is this worker's own",
+    ),
+    "probe-refused": Fault(
+        "probe", "read the engine's answer, and see why it refuses a plain completion"
+    ),
+    "replay-unused": Fault(
+        "replay", "set `events.replay`: without it, lost messages cannot be recovered"
+    ),
+    "replay-nobody-listens": Fault(
+        "replay", "set `replay_endpoint` in the engine's events configuration, or correct the port"
+    ),
+    "replay-not-zmq": Fault("replay", "correct the port in `events.replay`"),
+    "replay-wrong-socket": Fault("replay", "correct the port in `events.replay`"),
+    "load-nobody-listens": Fault(
+        "load", "start SGLang with `--load-publish-endpoint`, or correct `events.load`"
+    ),
+    "load-not-zmq": Fault("load", "correct the port in `events.load`"),
+    "load-wrong-socket": Fault("load", "correct the port in `events.load`"),
+    "replay-swapped": Fault("replay", "give each worker its own port in `events.replay`"),
+    "replay-silent": Fault(
+        "replay", "restart the engine, or correct `events.replay` if the port is another worker's"
+    ),
+    "replay-truncated": Fault("replay", "restart the engine, or update it"),
+    "grpc-unreachable": Fault("feed", "correct `events.grpc`, or start its server or the bridge"),
+    "extra-missing": Fault(
+        "extra", "run that command in the environment of `kvsteer`, then start the router again"
+    ),
+    "grpc-unimplemented": Fault(
+        "feed", "turn events on in the engine, correct `events.service`, or run `kvsteer bridge`"
+    ),
+    "drain-refused": Fault(
+        "feed", "set `event_buffer_max_size` and `enable_block_reuse`, or correct `events.drain`"
+    ),
+    "drain-shared": Fault(
+        "feed", "let one caller drain it: for several routers run `kvsteer bridge --trtllm`"
+    ),
+    # tokens
+    "tokenizer-unloadable": Fault("tokenizer", "correct `models[].tokenizer`, or fetch its files"),
+    "tokens-differ": Fault(
+        "tokens", "point `models[].tokenizer` to the files that the engine was started with"
+    ),
+    "tokenizer-refuses": Fault(
+        "tokens", "use a local tokenizer: this engine's /tokenize does not accept such requests"
+    ),
+    "tokenizer-slow": Fault("tokens", "raise `tokenizer.deadline_ms`, or use a local tokenizer"),
+    # discovery
+    "discovery-fault": Fault(
+        "discovery", "correct the source, or its network access and permissions"
+    ),
+    "no-workers": Fault("discovery", "correct the selector, name or file, or start workers"),
+    # TLS of the router itself
+    "tls-certificate": Fault(
+        "tls",
+        "correct `extproc.tls`: readable PEM files, and the key that belongs to the certificate",
+    ),
+    "tls-expired": Fault("tls", "renew the certificate: new files are loaded without a restart"),
+    "tls-client-ca": Fault(
+        "tls", "correct `extproc.tls.client_ca`: a readable PEM file with certificates"
+    ),
+    # sharing with other routers
+    "sharing-unreachable": Fault(
+        "sharing",
+        "start the server at `sharing.url`, or correct the URL, username, password_file or ca",
+    ),
+    "sharing-unsealed": Fault(
+        "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
+    ),
+    # Envoy
+    "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
+    "envoy-no-ext-proc": Fault(
+        "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"
+    ),
+    "envoy-plain-to-tls": Fault(
+        "envoy", "give the router's cluster a TLS `transport_socket` (`envoy.router_tls`)"
+    ),
+    "envoy-tls-to-plain": Fault(
+        "envoy", "set `extproc.tls`, or remove `transport_socket` from the router's cluster"
+    ),
+    "envoy-no-client-certificate": Fault(
+        "envoy", "set `envoy.router_tls.certificate` and `key`: Envoy presents them to the router"
+    ),
+    "envoy-message-timeout": Fault(
+        "envoy", "raise ext_proc's `message_timeout` above `extproc.deadline_ms`"
+    ),
+    "envoy-fails-closed": Fault("envoy", "set `failure_mode_allow: true` in ext_proc"),
+    "envoy-body-mode": Fault(
+        "envoy", "set `request_body_mode: BUFFERED` (or FULL_DUPLEX_STREAMED) in ext_proc"
+    ),
+    "envoy-mode-override": Fault("envoy", "set `allow_mode_override: true` in ext_proc"),
+    "envoy-namespaces": Fault(
+        "envoy", "set ext_proc's `metadata_options.receiving_namespaces.untyped: [envoy.lb]`"
+    ),
+    "envoy-path": Fault("envoy", "set `normalize_path: true` in the HttpConnectionManager"),
+    "envoy-client-header": Fault(
+        "envoy", "remove x-gateway-destination-endpoint by `early_header_mutation_extensions`"
+    ),
+    "envoy-buffer-limit": Fault(
+        "envoy", "raise `request_body_buffer_limit` to `extproc.max_body_bytes` or above"
+    ),
+    "envoy-worker-missing": Fault(
+        "envoy", "add the worker to the cluster, or let Envoy follow `envoy.eds_directory`"
+    ),
+    "envoy-host-unknown": Fault(
+        "envoy",
+        "add the host to `workers`, or remove it from the cluster: the router does not pick it",
+    ),
+    "envoy-router-place": Fault(
+        "envoy", "correct the address in the router's cluster, `extproc.listen` or `envoy.router`"
+    ),
+    "envoy-router-unreachable": Fault(
+        "envoy",
+        "start the router, send a request and check again; or let `extproc.listen` and"
+        " `envoy.router` name an address that Envoy reaches: in a container 127.0.0.1 is that"
+        " container alone",
+    ),
+    "envoy-router-protocol": Fault(
+        "envoy", "give the router's cluster `http2_protocol_options` (HttpProtocolOptions)"
+    ),
+    "envoy-route-disabled": Fault(
+        "envoy", "remove ExtProcPerRoute `disabled: true` from the routes to the workers"
+    ),
+    "envoy-route-timeout": Fault("envoy", "set `timeout: 0s` on the routes to the workers"),
+    "envoy-no-retries": Fault(
+        "envoy", "set the `retry_policy` of envoy/envoy.yaml on the workers' routes or virtual host"
+    ),
+    "envoy-response-headers": Fault(
+        "envoy", "set `response_header_mode: SEND` in ext_proc, or `accounting.responses: none`"
+    ),
+    "envoy-no-override": Fault(
+        "envoy", "give the workers' cluster the load balancing policy override_host"
+    ),
+}
+
+# Findings quote at most this many characters of what peers send, without terminal control codes.
+MAX_SAID = 400
+
+# How many names of a long list are shown.
+MAX_SHOWN = 8
+
+
+class Verdict(enum.Enum):
+    """How bad a finding is; a `NOTE` could not be checked, or could be better."""
+
+    RIGHT = "right"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+class Finding(NamedTuple):
+    """One thing that is right or wrong.
+
+    subject: what it is about, such as "worker 10.0.0.1:8000". check: the name of the check. code:
+    one of `FAULTS`, "" if nothing is wrong. says: the finding in words. fix: what to do about it.
+    """
+
+    subject: str
+    check: str
+    verdict: Verdict
+    says: str
+    code: str = ""
+    fix: str = ""
+
+
+class About(NamedTuple):
+    """Makes findings about one subject."""
+
+    subject: str
+
+    def right(self, check: str, says: str) -> Finding:
+        """Returns the finding of a check that found nothing wrong."""
+        return Finding(self.subject, check, Verdict.RIGHT, printable(says, MAX_SAID))
+
+    def note(self, check: str, says: str) -> Finding:
+        """Returns a note: something could not be checked, or could be better."""
+        return Finding(self.subject, check, Verdict.NOTE, printable(says, MAX_SAID))
+
+    def wrong(self, code: str, says: str) -> Finding:
+        """Returns a fault.
+
+        code: one of `FAULTS`, which gives the check and the fix.
+        """
+        check, fix = FAULTS[code]
+        return Finding(self.subject, check, Verdict.WRONG, printable(says, MAX_SAID), code, fix)
+
+
+def shown(names: Sequence[str]) -> str:
+    """Returns the first `MAX_SHOWN` names as text, and how many more there are."""
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return (", ".join(names[:MAX_SHOWN]) or "nothing") + more
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Returns the findings by subject, faults first and with their fixes, and a line of counts."""
+    lines: list[str] = []
+    for subject in dict.fromkeys(one.subject for one in findings):
+        lines.append(subject)
+        of_subject = [one for one in findings if one.subject == subject]
+        for one in sorted(of_subject, key=_rank):
+            code = f" [{one.code}]" if one.code else ""
+            lines.append(f"  {one.verdict.value:5}  {one.check}: {one.says}{code}")
+            if one.fix:
+                lines.append(f"         fix: {one.fix}")
+    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
+    told = (counts[Verdict.WRONG], counts[Verdict.RIGHT], counts[Verdict.NOTE])
+    notes = "note" if counts[Verdict.NOTE] == 1 else "notes"
+    return "\n".join([*lines, "{} wrong, {} right, {} {}".format(*told, notes)])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Returns a JSON object: `ok`, and the findings in the order of the text."""
+    ordered = sorted(findings, key=lambda one: (_first(one, findings), _rank(one)))
+    shown = [one._asdict() | {"verdict": one.verdict.value} for one in ordered]
+    return json.dumps({"ok": not exit_status(findings), "findings": shown}, indent=2)
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """Returns 0 when nothing is wrong, 1 otherwise."""
+    return int(any(one.verdict is Verdict.WRONG for one in findings))
+
+
+def _first(finding: Finding, findings: Sequence[Finding]) -> int:
+    """Returns the position of the first finding about the same subject."""
+    return next(at for at, one in enumerate(findings) if one.subject == finding.subject)
+
+
+def _rank(finding: Finding) -> int:
+    """Orders faults before notes, and notes before what is right."""
+    return (Verdict.WRONG, Verdict.NOTE, Verdict.RIGHT).index(finding.verdict)

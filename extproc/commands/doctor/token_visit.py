@@ -1,0 +1,117 @@
+"""Compares a worker's tokens for golden requests, from its POST /tokenize, with ours."""
+
+import asyncio
+import time
+
+from extproc.base.errors import RequestError
+from extproc.commands.doctor.findings import About, Finding
+from extproc.commands.doctor.worker_visit import OK, Means, Visited
+from extproc.config.schema import RemoteTokenizer, Worker
+from extproc.proof.golden import (
+    GOLDEN,
+    TEXTS,
+    NoTokenizeError,
+    SilentError,
+    TextOf,
+    Told,
+    comparison,
+    in_words,
+    tokens_here,
+    tokens_there,
+)
+from extproc.requests.prompt import Chat, Text
+from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
+from kvstate.overlap import Tokens
+
+
+async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+    """Compares a local tokenizer with the worker's, or tests the worker as a remote tokenizer."""
+    model = visited.model
+    if model is None or model.tokenizer is None:
+        return []
+    options = model.tokenizer
+    if isinstance(options, RemoteTokenizer):
+        return await _remote(means, worker, visited, options, about) if options.remote else []
+    tokenizer = means.tokenizers.get(model.name)
+    if tokenizer is None:
+        return []
+    try:
+        theirs = await tokens_there(
+            lambda asked: _post(means, worker, asked), visited.model_name or None
+        )
+    except (SilentError, NoTokenizeError) as error:
+        return [about.note("tokens", f"not compared: {error}")]
+    ours = await asyncio.to_thread(tokens_here, tokenizer)
+    told = [Told(*one) for one in zip(GOLDEN, ours, theirs, strict=True)]
+    return [judge_tokens(about, told, tokenizer.text_of), *_left_out(about, told)]
+
+
+async def _post(means: Means, worker: Worker, asked: bytes) -> tuple[int, bytes]:
+    answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
+    if answer.reason and answer.status in (0, OK):
+        raise SilentError(f"{PATH}: {answer.reason}")
+    return answer.status, answer.body
+
+
+async def engine_tokens(
+    means: Means, worker: Worker, visited: Visited, prompt: Chat | Text
+) -> Tokens | str:
+    """Returns the engine's token ids for a prompt, or the reason why there are none."""
+    return await _asked(means, worker, question(prompt, visited.model_name or None))
+
+
+async def _asked(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
+    answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
+    if not answer.is_ok:
+        return f"{PATH}: {answer.reason or f'status {answer.status}'}"
+    try:
+        return answered(answer.body)
+    except RequestError:
+        return f"{PATH}: an answer that cannot be read"
+
+
+async def _remote(
+    means: Means, worker: Worker, visited: Visited, options: RemoteTokenizer, about: About
+) -> list[Finding]:
+    """Asks as the router does; returns findings on whether each answer would be in time."""
+    findings: list[Finding] = []
+    for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", GOLDEN[len(TEXTS)].prompt)):
+        begun = time.monotonic()
+        tokens = await engine_tokens(means, worker, visited, prompt)
+        took_ms = (time.monotonic() - begun) * 1000
+        if isinstance(tokens, str):
+            findings.append(about.wrong("tokenizer-refuses", f"for {what}: {tokens}"))
+        elif took_ms > options.deadline_ms:
+            says = (
+                f"{PATH} took {took_ms:.0f} ms for {what}; the deadline is {options.deadline_ms} ms"
+            )
+            findings.append(about.wrong("tokenizer-slow", says))
+        else:
+            findings.append(about.right("tokens", f"{PATH} took {took_ms:.0f} ms for {what}"))
+    return findings
+
+
+def judge_tokens(about: About, told: list[Told], text_of: TextOf, witness: str = PATH) -> Finding:
+    """Returns whether an engine's token ids match KVSteer's.
+
+    text_of: returns the text of token ids. witness: the source of the engine's ids.
+    """
+    found = comparison(told, text_of)
+    first = next((one.mismatch for one in found.forms.values() if one.mismatch is not None), None)
+    if first is not None:
+        return about.wrong("tokens-differ", in_words(first, witness))
+    return about.right(
+        "tokens",
+        f"they match the engine's in {found.compared} golden requests, according to {witness}",
+    )
+
+
+def _left_out(about: About, told: list[Told]) -> list[Finding]:
+    """Notes the golden requests that could not be compared, one note for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for golden, ours, theirs in told:
+        if isinstance(ours, str):
+            reasons.setdefault(f"not keyed here: {ours}", []).append(golden.name)
+        elif isinstance(theirs, str):
+            reasons.setdefault(f"not compared: {theirs}", []).append(golden.name)
+    return [about.note("tokens", f"{', '.join(names)}: {why}") for why, names in reasons.items()]

@@ -1,0 +1,313 @@
+"""`kvsteer top`: the fleet and the last decisions of a running router, on a terminal."""
+
+import contextlib
+import os
+import select
+import shutil
+import sys
+import termios
+import textwrap
+import time
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from extproc.base.errors import StartError
+from extproc.commands.admin_client import ask
+from extproc.commands.terminal import Row, cut, plain, table
+from extproc.config.sections import ALL_PERCENT
+from extproc.routing.belonging import RESPONSE, SESSION
+from extproc.routing.explain import TEXTS
+
+# On terminals of fewer than NARROW columns, the least important fields are left out; from WIDE on,
+# decisions have explanations, and workers their addresses.
+NARROW = 72
+WIDE = 120
+LEAST = 32
+REFRESH_SECONDS = 2.0
+
+# How many decisions are shown without a terminal.
+DECISIONS_ONCE = 20
+
+# ECMA-48: cursor to the top left; erase to the end of the line, of the screen; another screen, and
+# back (xterm).
+_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_OTHER_SCREEN, _SCREEN_AGAIN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+# The last line on a terminal.
+KEYS = "q quits  ? explains"
+
+HELP = """\
+WORKER   as configured; where there is room, its address stands behind the name
+FEED     live: nothing is missing; in any other state (connecting, replaying,
+         degraded, stale) some of what the worker holds is uncertain
+BLOCKS   cached blocks that KVSteer knows of
+RUN      requests in flight
+HIT      of the prompt tokens sent there in 15 minutes, the share that the
+         worker certainly held
+
+HELD     prompt tokens that the picked worker certainly held; with ~ by the
+         record of texts that were sent there, estimated
+REASON   overlap: it holds the prefix of the prompt; nothing_cached: nobody
+         does, so the least busy one was picked; texts: its tokens are not
+         known, so texts were compared; docs/metrics.md has the others
+
+q        quits, as Ctrl-C does
+?        shows this, and then the fleet again
+any key  refreshes at once""".splitlines()
+
+
+def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
+    """Shows the router again and again until it is interrupted, or once; returns the exit status.
+
+    admin: the URL of a router's admin server. Output that is no terminal is written once.
+
+    Raises:
+        StartError: the router cannot be asked.
+    """
+    out = sys.stdout if out is None else out
+    if once or not out.isatty():
+        columns = shutil.get_terminal_size().columns if out.isatty() else 200
+        print("\n".join(_asked(admin, (columns, 0))), file=out)
+        return 0
+    _asked(admin, (80, 24))  # report a wrong URL in one line, not on the alternate screen
+    helps = False
+    with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
+        out.write(_OTHER_SCREEN)
+        try:
+            while (key := _drawn(admin, out, keyboard, helps=helps)) != "q":
+                helps = (key == "?") ^ helps if key else helps
+        finally:
+            out.write(_SCREEN_AGAIN)
+            out.flush()
+    return 0
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[int | None]:
+    """Yields a descriptor of standard input that delivers each key at once; None if no terminal.
+
+    The terminal's settings are restored when the block ends.
+    """
+    try:
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (OSError, ValueError, AttributeError, termios.error):
+        yield None
+        return
+    try:
+        tty.setcbreak(keyboard)
+        yield keyboard
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _drawn(admin: str, out: TextIO, keyboard: int | None, *, helps: bool) -> str:
+    """Draws the screen and waits; returns the key that was pressed meanwhile, "" if none."""
+    _draw(admin, out, helps=helps)
+    if keyboard is None:
+        time.sleep(REFRESH_SECONDS)
+        return ""
+    if not select.select([keyboard], [], [], REFRESH_SECONDS)[0]:
+        return ""
+    # end of input, such as after the terminal was closed: quit
+    return os.read(keyboard, 64).decode(errors="replace")[:1] or "q"
+
+
+def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
+    size = shutil.get_terminal_size()
+    try:
+        lines = HELP if helps else _asked(admin, (size.columns, size.lines - 1))
+    except StartError as error:
+        lines = [*textwrap.wrap(str(error), size.columns), "trying again"]
+    lines = [cut(line, size.columns) for line in lines[: size.lines - 2]]
+    lines += [""] * (size.lines - 2 - len(lines))
+    shown = f"{_END_OF_LINE}\n".join([*lines, cut(KEYS, size.columns)])
+    out.write(f"{_HOME}{shown}{_END_OF_LINE}\n{_END_OF_SCREEN}")
+    out.flush()
+
+
+def _asked(admin: str, size: tuple[int, int]) -> list[str]:
+    paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history")
+    told = [ask("top", admin, path) for path in paths]
+    decisions, events, workers, routers, steering, history = told
+    try:
+        shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
+        lines = screen(
+            workers,
+            shown,
+            size,
+            events_enabled=events["enabled"],
+            routers=routers,
+            history=history,
+        )
+        return [lines[0], *_steering(steering), *lines[1:]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StartError(f"top: {admin}: its answer does not match this version") from error
+
+
+def screen(
+    workers: Sequence[Mapping[str, Any]],
+    decisions: Sequence[Mapping[str, Any]],
+    size: tuple[int, int],
+    *,
+    events_enabled: bool,
+    routers: Mapping[str, Any] | None = None,
+    history: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Returns the lines to show.
+
+    workers, decisions: the answers of GET /workers and GET /decisions, the oldest decision first.
+    size: columns and lines of the terminal; 0 lines for no limit. routers: the answer of GET
+    /routers, None if nothing is shared. history: the answer of GET /history.
+    """
+    columns, lines = max(size[0], LEAST), size[1]
+    summary = _summary(workers, events_enabled=events_enabled)
+    if history is not None:
+        summary += f"; {_rate(history['fleet'])} of prompt tokens cached"
+    head = [summary, *_routers(routers), ""]
+    fleet = _workers(workers, columns, {} if history is None else history["workers"])
+    room = max(len(decisions), 1)
+    if lines:
+        shown = max(3, lines // 2 - len(head))
+        if len(fleet) > shown:
+            fleet = [*fleet[: shown - 1], f"... and {len(fleet) - shown + 1} more"]
+        room = max(1, lines - len(head) - len(fleet) - 4)
+    told = _decisions(decisions[::-1][:room], columns)
+    return [cut(line, columns) for line in [*head, *fleet, "", *told]]
+
+
+def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> str:
+    states = [str(worker["state"]) for worker in workers]
+    told = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    down = sum(bool(worker["down"]) for worker in workers)
+    told += f"; {down} down" if down else ""
+    in_flight = sum(worker["in_flight"] for worker in workers)
+    switched = "" if events_enabled else "; EVENTS OFF"
+    count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
+    return f"{count}: {told or 'none'}; {in_flight} in flight{switched}"
+
+
+def _routers(told: Mapping[str, Any] | None) -> list[str]:
+    """Returns a line about the other routers; none if nothing is shared."""
+    if told is None:
+        return []
+    if told["alone"]:
+        return [f"NO OTHER ROUTER REACHED, decides alone: {plain(told['alone'])}"]
+    others = [
+        f"{plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
+        for one in told["routers"]
+    ]
+    return [f"shared with {', '.join(others) or 'no other router yet'}"]
+
+
+def _steering(told: Mapping[str, Any]) -> list[str]:
+    """Returns lines about steering; none if all requests are steered and reach their workers."""
+    left = told["percent"] < ALL_PERCENT
+    lines = [f"STEERS {told['percent']:g} % of the requests; the proxy chooses for the others"]
+    return [*(lines if left else []), *([plain(told["fault"])] if told["fault"] else [])]
+
+
+def _rate(series: Mapping[str, Any] | None) -> str:
+    """Returns the hit rate of a history, "-" if there were no prompts."""
+    told = series or {"prompt_tokens": (), "predicted_tokens": ()}
+    tokens, held = (sum(filter(None, told[f"{kind}_tokens"])) for kind in ("prompt", "predicted"))
+    return f"{held / tokens:.0%}" if tokens else "-"
+
+
+def _workers(
+    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any]
+) -> list[str]:
+    by_need = sorted(workers, key=_is_well)
+    rows = [_worker(one, columns, _rate(histories.get(one["name"]))) for one in by_need]
+    if columns < NARROW:
+        short = [[row[at] for at in (0, 1, 3, 4)] for row in rows]
+        return table(["WORKER", "FEED", "RUN", "HIT"], short, "<<>>")
+    heads = ["WORKER", "FEED", "BLOCKS", "RUN", "HIT", "TIERS, REASON"]
+    return table(heads, rows, "<<>>><")
+
+
+def _is_well(worker: Mapping[str, Any]) -> bool:
+    lacks = any(feed["reason"] for feed in worker["feeds"])
+    return worker["state"] == "live" and not worker["down"] and not lacks
+
+
+def _worker(worker: Mapping[str, Any], columns: int, rate: str) -> Row:
+    tiers = worker["blocks_by_tier"]
+    notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
+    notes += [_speed(worker["speed"])]
+    reasons = [f"DOWN: {worker['down']}" if worker["down"] else "", worker["reason"]]
+    reasons += [feed["reason"] for feed in worker["feeds"]]
+    reasons += [f"ANSWERED ELSEWHERE: {worker['astray']}" if worker["astray"] else ""]
+    reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
+    reasons += [worker["source_fault"]]
+    notes = [note for note in (*notes, *reasons) if note]
+    name = _place(worker["name"], worker["endpoint"], columns)
+    if columns < NARROW:
+        name = cut(name, columns - 23)
+    return [
+        name,
+        plain(worker["state"]),
+        str(sum(tiers.values())),
+        str(worker["in_flight"]),
+        rate,
+        plain("; ".join(notes)),
+    ]
+
+
+def _place(name: str, endpoint: str, columns: int) -> str:
+    """Returns a worker's name, and its address if that differs and there is room."""
+    beside = f" ({endpoint})" if endpoint and endpoint != name and columns >= WIDE else ""
+    return plain(f"{name}{beside}")
+
+
+def _speed(speed: Mapping[str, Any]) -> str:
+    """Returns a worker's learned speed, and the one used for costs; "" if none was learned."""
+    if not speed["confidence"]:
+        return ""
+    own, used = speed["tokens_per_second"], speed["used_tokens_per_second"]
+    words = f"{own} tok/s, {speed['confidence']:.0%} sure"
+    return words if used == own else f"{words}, counted as {used}"
+
+
+def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    if not decisions:
+        return ["no request yet"]
+    rows = [_decision(one, columns) for one in decisions]
+    if columns < NARROW:
+        short = [[row[0], cut(row[1], columns - 26), row[2]] for row in rows]
+        return table(["TIME", "PICKED", "HELD"], short, "<<>")
+    heads = ["TIME", "PICKED", "HELD/PROMPT", "HIT", "REASON", "WHY"]
+    if columns < WIDE:
+        short = [[row[0], cut(row[1], columns - 52), *row[2:5]] for row in rows]
+        return table(heads[:5], short, "<<>><")
+    return table(heads, rows, "<<>><<")
+
+
+def _reason(told: Mapping[str, Any]) -> str:
+    """Returns what decided, for a request without known tokens with why they are not known."""
+    reason, by = plain(told["reason"]), plain(told["decided_by"])
+    return f"{by}: {reason}" if by in (TEXTS, SESSION, RESPONSE) else reason
+
+
+def _decision(told: Mapping[str, Any], columns: int) -> Row:
+    at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
+    first = told["pick"][0] if told["pick"] else ""
+    worker = _place(told["worker"] or "-", first, columns)
+    if told["prefill"]:
+        worker += f", prompt by {plain(told['prefill'])}"
+    if not told["steered"]:
+        worker += " (not steered)"
+    if told["served"]:  # otherwise it is not known who answered
+        answered = told["served"] == first
+        worker += ", answered" if answered else f", {plain(told['served'])} answered"
+    held, whole = told["predicted_tokens"], told["weighed_tokens"]
+    is_by_texts = told["decided_by"] == TEXTS
+    if is_by_texts:
+        held = told["approximate_tokens"]
+    about = "~" if is_by_texts else ""
+    rate = f"{about}{min(1.0, held / whole):.0%}" if whole else "-"
+    # the earlier columns already show this part
+    why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")
+    return [at, worker, f"{about}{held}/{whole}", rate, _reason(told), plain(why)]

@@ -1,0 +1,391 @@
+"""A fleet of engines in simulated time: caches, queues and steps, without clocks or randomness.
+
+An engine computes prompts one after the other, in chunks that share steps with the answers under
+way, as engines with chunked prefill do. Between two changes, everything proceeds at constant speed,
+so only changes are events. Prefixes are cached in blocks. The least recently used ones are evicted
+first, but none that a request uses. Stores and removals reach the router after a delay.
+
+One engine may compute a prompt for another one, to which its blocks are then transferred. The
+answering engine begins the answer as soon as it has computed its current prompt, before all prompts
+that wait there.
+"""
+
+import heapq
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import NamedTuple
+
+# Default size of a block, in tokens.
+BLOCK_TOKENS = 128
+
+# Time until two engines are connected, however much is transferred then.
+HANDOVER_SECONDS = 0.010
+
+# Largest remainders of a prompt's tokens, and of steps, that rounding may leave.
+_NO_TOKENS, _NO_STEPS = 1e-6, 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The speed of a model on its machine.
+
+    A step takes step_seconds, request_seconds for each answer under way, and the time for its
+    chunk of prompt tokens at prefill_rate (tokens per second).
+    """
+
+    prefill_rate: float = 12_000.0
+    chunk_tokens: int = 2048
+    step_seconds: float = 0.010
+    request_seconds: float = 0.000_15
+    max_running: int = 256
+
+    def slower(self, factor: float) -> "Speed":
+        """Returns this speed with each step taking so many times as long."""
+        return Speed(
+            self.prefill_rate / factor,
+            self.chunk_tokens,
+            self.step_seconds * factor,
+            self.request_seconds * factor,
+            self.max_running,
+        )
+
+
+@dataclass(slots=True)
+class Request:
+    """One request: when it arrives, the blocks of its prompt, and those that its answer fills.
+
+    tokens: those of the whole prompt. is_own: whether it comes from our routers, not from other
+    senders. prefill: the engine that computes the prompt for the one that answers, -1 if the latter
+    does so itself. whole: the request whose prompt this one computes for another engine. Set by the
+    run: worker, cached (in tokens), first_token_at, done_at. Times are in seconds.
+    """
+
+    at: float
+    blocks: Sequence[int]
+    tokens: int
+    answer_tokens: int
+    answer_blocks: Sequence[int] = ()
+    worker: int = -1
+    is_own: bool = True
+    prefill: int = -1
+    whole: "Request | None" = None
+    cached: int = 0
+    first_token_at: float = 0.0
+    done_at: float = 0.0
+
+
+class Cache:
+    """The blocks of one engine.
+
+    changed: called with the blocks stored and the blocks removed.
+    """
+
+    def __init__(
+        self, capacity_blocks: int, changed: Callable[[Sequence[int], Sequence[int]], None]
+    ) -> None:
+        self._capacity = capacity_blocks
+        self._changed = changed
+        self._used: dict[int, int] = {}  # by how many requests
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        self._reserved = 0
+
+    def overlap(self, blocks: Sequence[int]) -> int:
+        """Returns how many leading blocks can be reused; the last block is always computed."""
+        used, unused = self._used, self._unused
+        for count, block in enumerate(blocks[:-1]):
+            if block not in used and block not in unused:
+                return count
+        return max(0, len(blocks) - 1)
+
+    def take(self, request: Request, overlap: int) -> bool:
+        """Makes room for a whole request; returns False, without any change, if there is none."""
+        shared = request.blocks[:overlap]
+        needed = len(request.blocks) - overlap + len(request.answer_blocks)
+        kept = sum(1 for block in shared if block in self._unused)
+        free = self._capacity - len(self._used) - self._reserved - kept
+        if needed > free and (self._used or self._reserved):
+            return False
+        for block in shared:
+            self._unused.pop(block, None)
+            self._used[block] = self._used.get(block, 0) + 1
+        self._reserved += needed
+        removed = []
+        while self._unused and self._total() > self._capacity:
+            removed.append(self._unused.popitem(last=False)[0])
+        if removed:
+            self._changed((), removed)
+        return True
+
+    def fill(self, blocks: Iterable[int]) -> None:
+        """Stores blocks for which room was reserved, since they have been computed."""
+        stored = []
+        for block in blocks:
+            self._reserved -= 1
+            if block in self._unused:
+                del self._unused[block]
+            elif block not in self._used:
+                stored.append(block)
+            self._used[block] = self._used.get(block, 0) + 1
+        if stored:
+            self._changed(stored, ())
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Notes that one request no longer uses these blocks; the last ones are evicted first."""
+        for block in reversed(blocks):
+            self._used[block] -= 1
+            if not self._used[block]:
+                del self._used[block]
+                self._unused[block] = None
+
+    def _total(self) -> int:
+        return len(self._used) + len(self._unused) + self._reserved
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine. Its state is as of the time `at`, in seconds."""
+
+    speed: Speed
+    cache: Cache
+    block_tokens: int = BLOCK_TOKENS
+    at: float = 0.0
+    steps: float = 0.0
+    waiting: deque[Request] = field(default_factory=deque)
+    received: deque[Request] = field(default_factory=deque)
+    head: Request | None = None
+    overlap: int = 0
+    left_tokens: float = 0.0
+    running: list[tuple[float, int, Request]] = field(default_factory=list)
+    computed_tokens: int = 0
+    _count: int = 0
+
+    def _step_seconds(self) -> float:
+        speed = self.speed
+        seconds = speed.step_seconds + speed.request_seconds * len(self.running)
+        if self.head is not None:
+            seconds += speed.chunk_tokens / speed.prefill_rate
+        return seconds
+
+    def advance(self, now: float) -> None:
+        """Advances the state to now; no change may be due before."""
+        passed, self.at = now - self.at, now
+        if self.head is None and not self.running:
+            return
+        steps = passed / self._step_seconds()
+        self.steps += steps
+        if self.head is not None:
+            self.left_tokens -= steps * self.speed.chunk_tokens
+
+    def next_change(self) -> float:
+        """Returns when the next prompt is computed or answer complete; infinity if none is due."""
+        step = self._step_seconds()
+        changes = [float("inf")]
+        if self.head is not None:
+            changes.append(self.at + max(0.0, self.left_tokens) / self.speed.chunk_tokens * step)
+        if self.running:
+            changes.append(self.at + max(0.0, self.running[0][0] - self.steps) * step)
+        return min(changes)
+
+    def change(self) -> list[Request]:
+        """Does what is due now; returns the requests that have ended."""
+        over = []
+        if self.head is not None and self.left_tokens <= _NO_TOKENS:
+            self._answer(self.head)
+        while self.running and self.running[0][0] <= self.steps + _NO_STEPS:
+            request = heapq.heappop(self.running)[2]
+            self.cache.fill(request.answer_blocks)
+            self.cache.release([*request.blocks, *request.answer_blocks])
+            request.done_at = self.at
+            over.append(request)
+        self._begin()
+        return over
+
+    def add(self, request: Request) -> None:
+        """Adds a request that arrives."""
+        self.waiting.append(request)
+        self._begin()
+
+    def receive(self, request: Request) -> None:
+        """Accepts the blocks of a prompt that another engine computed."""
+        self.received.append(request)
+        self._begin()
+
+    def _begin(self) -> None:
+        while self.head is None and self.received:
+            if len(self.running) >= self.speed.max_running:
+                return
+            overlap = self.cache.overlap(self.received[0].blocks)
+            if not self.cache.take(self.received[0], overlap):
+                return
+            self.overlap = overlap
+            self._answer(self.received.popleft())
+        if self.head is not None or not self.waiting:
+            return
+        if len(self.running) >= self.speed.max_running:
+            return
+        request = self.waiting[0]
+        overlap = self.cache.overlap(request.blocks)
+        if not self.cache.take(request, overlap):
+            return
+        self.head = self.waiting.popleft()
+        self.overlap = overlap
+        request.cached = overlap * self.block_tokens
+        self.left_tokens = float(request.tokens - request.cached)
+        self.computed_tokens += request.tokens - request.cached
+
+    def _answer(self, request: Request) -> None:
+        self.cache.fill(request.blocks[self.overlap :])
+        self.head = None
+        request.first_token_at = self.at
+        self._count += 1
+        heapq.heappush(self.running, (self.steps + request.answer_tokens, self._count, request))
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Engines and what they publish.
+
+    speeds: one for each engine. delay_seconds: from an event until the router sees it. published:
+    (when it is visible, engine, stored, removed). turns: (when, engine, its speed from then on), in
+    order of time. transfer_rate: tokens per second from one engine to another.
+    """
+
+    speeds: Sequence[Speed]
+    cache_blocks: int
+    delay_seconds: float
+    now: float = 0.0
+    turns: Sequence[tuple[float, int, Speed]] = ()
+    transfer_rate: float = float("inf")
+    block_tokens: int = BLOCK_TOKENS
+    engines: list[Engine] = field(default_factory=list)
+    published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
+    _changes: list[tuple[float, int, int]] = field(default_factory=list)
+    _versions: list[int] = field(default_factory=list)
+    _transfers: list[tuple[float, int, Request]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        for number, speed in enumerate(self.speeds):
+            cache = Cache(self.cache_blocks, self._publisher(number))
+            self.engines.append(Engine(speed, cache, self.block_tokens))
+
+    def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
+        def publish(stored: Sequence[int], removed: Sequence[int]) -> None:
+            self.published.append((self.now + self.delay_seconds, number, stored, removed))
+
+        return publish
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        pick: Callable[[Request, float], int],
+        over: Callable[[Request, float], None],
+    ) -> None:
+        """Serves all requests, which come in order of time.
+
+        pick: returns the engine for a request. over: called with each request that has ended, and
+        the time.
+        """
+        self._versions = [0] * len(self.engines)
+        turns = deque(self.turns)
+        for request in requests:
+            while turns and turns[0][0] <= request.at:
+                at, number, speed = turns.popleft()
+                self._until(at, over)
+                self.engines[number].advance(at)
+                self.engines[number].speed = speed
+                self._plan(number)
+            self._until(request.at, over)
+            self.now = request.at
+            request.worker = number = pick(request, request.at)
+            first = request
+            if request.prefill >= 0:
+                number = request.prefill
+                first = Request(request.at, request.blocks, request.tokens, 0, whole=request)
+            engine = self.engines[number]
+            engine.advance(request.at)
+            engine.add(first)
+            self._plan(number)
+        self._until(float("inf"), over)
+
+    def _plan(self, number: int) -> None:
+        """Schedules the next change of an engine, instead of the one scheduled before."""
+        self._versions[number] += 1
+        at = self.engines[number].next_change()
+        if at != float("inf"):
+            heapq.heappush(self._changes, (at, number, self._versions[number]))
+
+    def _until(self, time: float, over: Callable[[Request, float], None]) -> None:
+        """Does everything that is due until a time, in order of time."""
+        changes, transfers = self._changes, self._transfers
+        while True:
+            arrives_at = transfers[0][0] if transfers else float("inf")
+            changes_at = changes[0][0] if changes else float("inf")
+            if min(arrives_at, changes_at) > time or not (changes or transfers):
+                return
+            if arrives_at < changes_at:
+                request = heapq.heappop(transfers)[2]
+                self.now = arrives_at
+                self.engines[request.worker].advance(arrives_at)
+                self.engines[request.worker].receive(request)
+                self._plan(request.worker)
+                continue
+            at, number, version = heapq.heappop(changes)
+            if version == self._versions[number]:
+                self.now = at
+                self._change(number, over)
+
+    def _change(self, number: int, over: Callable[[Request, float], None]) -> None:
+        engine = self.engines[number]
+        engine.advance(self.now)
+        for request in engine.change():
+            if request.whole is None:
+                over(request, self.now)
+            else:
+                self._transfer(request, request.whole)
+        self._plan(number)
+
+    def _transfer(self, computed: Request, request: Request) -> None:
+        """Sends the part of a computed prompt that the answering engine does not hold."""
+        request.cached = computed.cached
+        held = self.engines[request.worker].cache.overlap(request.blocks)
+        tokens = request.tokens - held * self.block_tokens
+        arrives_at = self.now + HANDOVER_SECONDS + tokens / self.transfer_rate
+        heapq.heappush(self._transfers, (arrives_at, next(self._numbers), request))
+
+
+class Result(NamedTuple):
+    """The results of one run.
+
+    hit_rate: share of prompt tokens that were cached. p50, p90, p99: time to the first token, in
+    seconds. throughput: requests per second. spread: standard deviation of the tokens that each
+    engine computed, as a share of their mean.
+    """
+
+    hit_rate: float
+    p50: float
+    p90: float
+    p99: float
+    throughput: float
+    spread: float
+
+
+def result_of(requests: Sequence[Request], computed: Sequence[int]) -> Result:
+    """Returns the results of served requests; computed: prompt tokens computed by each engine."""
+    waits = sorted(one.first_token_at - one.at for one in requests)
+    ended = max(one.done_at for one in requests)
+    return Result(
+        hit_rate=sum(one.cached for one in requests) / sum(one.tokens for one in requests),
+        p50=_quantile(waits, 0.5),
+        p90=_quantile(waits, 0.9),
+        p99=_quantile(waits, 0.99),
+        throughput=len(requests) / (ended - requests[0].at),
+        spread=pstdev(computed) / max(1.0, fmean(computed)),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,554 @@
+"""Routers in front of engines in simulated time, with the real decisions and accounting.
+
+Routers that share exchange real messages. None is lost, and each takes a millisecond. Envoy's own
+policies are also here, for comparison.
+"""
+
+import heapq
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from extproc.commands.whatif.engines import BLOCK_TOKENS, Fleet, Request, Result, Speed, result_of
+from extproc.config.schema import Policy
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate, Roster
+from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
+from extproc.routing.marks import Marks, marks_of
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.sampling import sample_size
+from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.sharing.messages import keys_of, worker_id
+from extproc.sharing.picture import Picture, Place
+from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
+from kvstate.overlap import Overlap, Prompt
+
+# Envoy's own policies, with its defaults. The first takes the one of two random workers that has
+# fewer requests.
+ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN = "Envoy least_request", "Envoy round_robin"
+ENVOY = (ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN)
+
+ENVOY_CHOICES = 2
+
+# Requests between two reports of progress.
+TOLD_EVERY = 64
+
+# Time until a worker that refuses connections is left out: three scrapes.
+UNFIT_SECONDS = 3.0
+
+
+class Stage(NamedTuple):
+    """The engines of a run, and what happens to them.
+
+    speeds: one for each engine. cache_blocks: of one engine. delay_seconds: until an event reaches
+    the router. turns: when an engine's speed changes, and to what. lost_at: the time in seconds
+    from which the first engine accepts no new request: the proxy then uses the next endpoint of the
+    pick, and the router knows `UNFIT_SECONDS` later.
+    """
+
+    speeds: Sequence[Speed]
+    cache_blocks: int
+    delay_seconds: float = 0.02
+    turns: Sequence[tuple[float, int, Speed]] = ()
+    lost_at: float = math.inf
+    block_tokens: int = BLOCK_TOKENS
+
+    def fleet(self) -> Fleet:
+        """Returns the engines, idle and with empty caches."""
+        return Fleet(
+            self.speeds,
+            self.cache_blocks,
+            self.delay_seconds,
+            turns=self.turns,
+            block_tokens=self.block_tokens,
+        )
+
+
+class Contestant(NamedTuple):
+    """A way to pick.
+
+    policy: the router's, or one of `ENVOY`. sees_events: whether the router gets events. expects:
+    whether it also counts the prompts that it sent to an engine. prefill_rate: the speed that it
+    assumes for the engines, in tokens per second. scrape_seconds: interval at which it reads their
+    metrics, 0 for never. routers: how many there are; each request goes to one of them.
+    tick_seconds: interval of their messages, 0 for none. learns: whether they learn each engine's
+    speed. knows: whether they always know each engine's true speed.
+    """
+
+    name: str
+    policy: str
+    rules: Policy = Policy()
+    sees_events: bool = True
+    expects: bool = False
+    prefill_rate: float = PREFILL_TOKENS_PER_SECOND
+    scrape_seconds: float = 0.0
+    routers: int = 1
+    tick_seconds: float = 0.0
+    learns: bool = False
+    knows: bool = False
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Stands in for token ids where only their number and their marks are needed."""
+
+    count: int
+    marks: Marks
+    blocks: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def tokens_sent() -> Sent:
+    """Returns a table of claims that uses the marks of `Tokens` as they are."""
+    return Sent(1, marks=_known_marks)
+
+
+def _known_marks(prompt: Prompt) -> Marks:
+    return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
+
+
+class View:
+    """What the router knows of the engines' blocks: the holders of each, as bits of a number."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._holders: dict[int, int] = {}
+        self._all = (1 << len(fleet.engines)) - 1
+        self._names = [str(number) for number in range(len(fleet.engines))]
+
+    def update(self, now: float) -> None:
+        """Applies the events that have become visible."""
+        published, holders = self._fleet.published, self._holders
+        while published and published[0][0] <= now:
+            _, number, stored, removed = published.popleft()
+            bit = 1 << number
+            for block in stored:
+                holders[block] = holders.get(block, 0) | bit
+            for block in removed:
+                left = holders.get(block, 0) & ~bit
+                if left:
+                    holders[block] = left
+                else:
+                    holders.pop(block, None)
+
+    def holds(self, number: int, block: int) -> bool:
+        """Returns whether an engine is known to hold a block."""
+        return bool(self._holders.get(block, 0) & 1 << number)
+
+    def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
+        """Returns the leading blocks that each engine is known to hold, by the engine's name."""
+        found: dict[str, Overlap] = {}
+        holding, count = self._all, 0
+        for count, block in enumerate(blocks[:-1]):
+            still = self._holders.get(block, 0) & holding
+            if still != holding:
+                self._note(found, holding & ~still, count)
+                holding = still
+                if not holding:
+                    return found
+        self._note(found, holding, count + 1)
+        return found
+
+    def _note(self, found: dict[str, Overlap], engines: int, count: int) -> None:
+        if not count:
+            return
+        while engines:
+            lowest = engines & -engines
+            name = self._names[lowest.bit_length() - 1]
+            found[name] = Overlap(self._fleet.block_tokens, (count, 0, 0, 0))
+            engines ^= lowest
+
+
+class Arrivals(NamedTuple):
+    """The requests of one cell and seed, and their marks, for any number of runs."""
+
+    requests: Sequence[Request]
+    marks: Sequence[Marks]
+
+    def fresh(self) -> list[Request]:
+        """Returns copies of the requests, which one run may change."""
+        return [
+            Request(
+                one.at,
+                one.blocks,
+                one.tokens,
+                one.answer_tokens,
+                one.answer_blocks,
+                is_own=one.is_own,
+            )
+            for one in self.requests
+        ]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], block_tokens: int = BLOCK_TOKENS) -> "Arrivals":
+        """Returns these requests, which are in order of time, with their marks."""
+        return cls(requests, [_marks(one.blocks, block_tokens) for one in requests])
+
+
+def _marks(blocks: Sequence[int], block_tokens: int) -> Marks:
+    tokens = array("I")
+    for block in blocks:
+        tokens.extend(array("I", [block & 0xFFFF_FFFF]) * block_tokens)
+    return marks_of(1, tokens)
+
+
+# Name and endpoint of the engine that a cell may lose.
+_LOST = "0"
+
+# Interval at which the router checks which prompts are computed, as the real one does, and how many
+# of each engine it checks.
+LOOK_SECONDS = 0.05
+MAX_AHEAD = 3
+
+
+def last_block(blocks: Sequence[int]) -> int:
+    """Returns the last block of a prompt that can be reused."""
+    return blocks[-2] if len(blocks) > 1 else blocks[-1]
+
+
+# Delay of a message from a router to all others.
+DELAY_SECONDS = 0.001
+
+KEYS = keys_of(b"simulated")
+
+
+def _forget_seconds(tick_seconds: float) -> float:
+    return 10 * tick_seconds + 3.0
+
+
+class Sharer:
+    """One router's part in sharing: makes its messages, and merges those of others."""
+
+    def __init__(
+        self,
+        number: int,
+        endpoints: Mapping[str, EndpointLoad],
+        prefill_rate: float,
+        sent: Sent,
+        holdings: Mapping[str, Holdings],
+        tick_seconds: float,
+        *,
+        learns: bool = False,
+    ) -> None:
+        chance = Random(number)
+        self.telling = Telling(KEYS, f"router-{number}", 1)
+        self.loads = Loads(endpoints, prefill_rate, self.telling.touched, learns=learns)
+        places = {worker_id(KEYS, name): Place(name, one) for name, one in holdings.items()}
+        self.picture = Picture(
+            self.telling,
+            self.loads,
+            sent,
+            lambda: places,
+            _forget_seconds(tick_seconds),
+            lambda: chance.getrandbits(63),
+        )
+
+    def tick(self, now: float) -> Sequence[bytes]:
+        """Forgets silent routers, and returns the messages that are due."""
+        self.picture.forget(now)
+        return self.telling.due(self.loads, now, _wall_us(now))
+
+    def hear(self, wire: bytes, now: float) -> None:
+        """Merges a message of another router."""
+        self.picture.hear(wire, now, _wall_us(now))
+
+
+def _wall_us(now: float) -> int:
+    return 1_000_000 + int(now * 1e6)
+
+
+@dataclass(order=True, slots=True)
+class _Due:
+    """A router's tick, or the arrival of its messages; ordered by time, then by number."""
+
+    at: float
+    number: int
+    sender: int = field(compare=False)
+    messages: Sequence[bytes] | None = field(compare=False, default=None)
+
+
+class Exchange:
+    """The messages between routers; the ticks of each begin at a random time."""
+
+    def __init__(self, sharers: Sequence[Sharer], tick_seconds: float, chance: Random) -> None:
+        self._sharers = sharers
+        self._tick_seconds = tick_seconds
+        self._count = 0
+        self._due: list[_Due] = []
+        self._told_at = [-1.0] * len(sharers)
+        for sender in range(len(sharers)):
+            self._plan(tick_seconds * chance.random(), sender, None)
+
+    def begun(self, sender: int, now: float) -> None:
+        """Makes a router that sent a request report at once, if its last report is a tick old."""
+        if now - self._told_at[sender] >= self._tick_seconds:
+            self._tell(sender, now)
+
+    def _tell(self, sender: int, now: float) -> None:
+        messages = self._sharers[sender].tick(now)
+        if messages:
+            self._told_at[sender] = now
+            self._plan(now + DELAY_SECONDS, sender, messages)
+
+    def until(self, now: float) -> None:
+        """Does everything that is due until now."""
+        while self._due and self._due[0].at <= now:
+            due = heapq.heappop(self._due)
+            if due.messages is None:
+                told_at = self._told_at[due.sender]
+                if due.at - told_at >= self._tick_seconds - 1e-9:
+                    self._tell(due.sender, due.at)
+                    told_at = due.at
+                self._plan(told_at + self._tick_seconds, due.sender, None)
+                continue
+            for receiver, sharer in enumerate(self._sharers):
+                if receiver != due.sender:
+                    for message in due.messages:
+                        sharer.hear(message, due.at)
+
+    def _plan(self, at: float, sender: int, messages: Sequence[bytes] | None) -> None:
+        self._count += 1
+        heapq.heappush(self._due, _Due(at, self._count, sender, messages))
+
+
+class _Router:
+    """One router with its own picture of the fleet.
+
+    view: the blocks that the engines hold according to their events, common to all routers. sharer:
+    its part in sharing; None if nothing is shared.
+    """
+
+    def __init__(
+        self, stage: Stage, contestant: Contestant, fleet: Fleet, view: View, number: int, seed: int
+    ) -> None:
+        self.fleet = fleet
+        self._contestant = contestant
+        self._lost_at = stage.lost_at
+        self._view = view
+        names = [str(n) for n in range(len(stage.speeds))]
+        endpoints = {name: EndpointLoad() for name in names}
+        self._endpoints = endpoints
+        self._awaited: list[dict[Booking, Request]] = [{} for _ in names]
+        self._holdings = {name: Holdings(name) for name in endpoints}
+        self._sent = tokens_sent() if contestant.expects else None
+        self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
+        self.sharer: Sharer | None = None
+        if contestant.tick_seconds and self._sent is not None:
+            rate, tick = contestant.prefill_rate, contestant.tick_seconds
+            self.sharer = Sharer(
+                number,
+                endpoints,
+                rate,
+                self._sent,
+                self._holdings,
+                tick,
+                learns=contestant.learns,
+            )
+            self._loads = self.sharer.loads
+        self._workers = [Candidate(name, name) for name in names]
+        self._roster = Roster(self._workers)
+        self._rng = Random(seed + 77 + 1_000 * number)
+        self._turn = 0
+        self.sent_tokens = 0.0
+        self._scraped_at = 0.0
+        self._open: dict[int, tuple[Booking, Claim | None]] = {}
+        self.marks: Mapping[int, Marks] = {}
+
+    def _scrape(self, now: float) -> None:
+        interval = self._contestant.scrape_seconds
+        if not interval or now - self._scraped_at < interval:
+            return
+        self._scraped_at = now
+        for number, engine in enumerate(self.fleet.engines):
+            running = len(engine.running) + (engine.head is not None)
+            self._loads.report(str(number), Report(running, len(engine.waiting), now), now)
+
+    def know(self) -> None:
+        """Sets each engine's true speed, if the contestant knows it."""
+        if self._contestant.knows:
+            for number, engine in enumerate(self.fleet.engines):
+                slowness = self._contestant.prefill_rate / engine.speed.prefill_rate
+                speed = self._endpoints[str(number)].speed
+                speed.slowness, speed.pace = slowness, 1.0 / slowness
+
+    def look(self, now: float) -> None:
+        """Checks which prompts are computed."""
+        self._view.update(now)
+        for number, awaited in enumerate(self._awaited):
+            for booking, request in list(awaited.items())[:MAX_AHEAD]:
+                is_first = booking is next(iter(booking.load.speed.waiting), None)
+                if not booking.is_sure and not is_first:
+                    continue
+                if self._view.holds(number, last_block(request.blocks)):
+                    self._loads.note_computed(booking, now)
+                    del awaited[booking]
+                elif not booking.is_sure:
+                    held = self._view.overlaps(request.blocks).get(str(number))
+                    tokens = request.tokens - (held.certain_tokens if held else 0)
+                    self._loads.revise(booking, tokens)
+            self._loads.look(str(number), now)
+
+    def pick(self, request: Request, now: float) -> int:
+        self.know()
+        self._scrape(now)
+        decision = self._decide(request, now)
+        self._turn += 1
+        self.sent_tokens = decision.uncached_tokens
+        served = decision.pick[0]
+        if now >= self._lost_at and served == _LOST:
+            served = decision.pick[1]
+        is_sure = not decision.basis.claims_on(served).speculative
+        is_told = self._contestant.learns and not self._view.holds(
+            int(served), last_block(request.blocks)
+        )
+        prompt = Prompt("m", array("I")) if is_told else None
+        booking = self._loads.begin(
+            served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
+        )
+        if is_told:
+            self._awaited[int(served)][booking] = request
+        claim = None
+        if self._sent is not None:
+            claim = self._sent.record(self._holdings[served], decision.marks[0], now)
+            if self.sharer is not None:
+                self.sharer.telling.begin([claim], served, decision.uncached_tokens)
+        self._open[id(request)] = (booking, claim)
+        return int(served)
+
+    def _decide(self, request: Request, now: float) -> Decision:
+        held: Mapping[str, Overlap] = {}
+        if self._contestant.sees_events:
+            self._view.update(now)
+            held = self._view.overlaps(request.blocks)
+        tokens = Tokens(request.tokens, self.marks[id(request)])
+        prompt = Prompt("m", tokens)  # type: ignore[arg-type]
+        state = "live" if self._contestant.sees_events else "unsupported"
+        snapshot = Snapshot(
+            self._workers,
+            [held],
+            self._loads.load,
+            self._contestant.policy,
+            self._turn,
+            self._contestant.rules,
+            self._sent,
+            lambda _: state,
+            {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {},
+            sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
+            roster=self._roster,
+        )
+        return decide(Query("m", [prompt]), snapshot, now, self._rng)
+
+    def over(self, request: Request, now: float) -> None:
+        self.know()
+        booking, claim = self._open.pop(id(request))
+        self._awaited[int(booking.endpoint)].pop(booking, None)
+        self._loads.end(booking, now)
+        if claim is not None and self._sent is not None:
+            self._sent.end(claim, now)
+            if self.sharer is not None:
+                self.sharer.telling.end(claim)
+
+
+class _Routers:
+    """All routers in front of one fleet; each request goes to a random one."""
+
+    def __init__(self, stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> None:
+        self.fleet, self.requests = stage.fleet(), given.fresh()
+        view, numbers = View(self.fleet), range(contestant.routers)
+        self.all = [_Router(stage, contestant, self.fleet, view, n, seed) for n in numbers]
+        marks = {id(one): marks for one, marks in zip(self.requests, given.marks, strict=True)}
+        for router in self.all:
+            router.marks = marks
+        self._chance = Random(seed + 5)
+        self._strangers = Random(seed + 99)
+        sharers = [one.sharer for one in self.all if one.sharer is not None]
+        self._exchange = Exchange(sharers, contestant.tick_seconds, self._chance)
+        self._of: dict[int, _Router] = {}
+        self._learns = contestant.learns
+        self._looked_at = 0.0
+
+    def _until(self, now: float) -> None:
+        """Does what is due until now, in order of time, so that all routers see the same events."""
+        while self._learns and self._looked_at + LOOK_SECONDS <= now:
+            self._looked_at += LOOK_SECONDS
+            self._exchange.until(self._looked_at)
+            for router in self.all:
+                router.look(self._looked_at)
+        self._exchange.until(now)
+
+    def pick(self, request: Request, now: float) -> int:
+        self._until(now)
+        if not request.is_own:
+            return self._strangers.randrange(len(self.fleet.engines))
+        number = self._chance.randrange(len(self.all))
+        router = self._of[id(request)] = self.all[number]
+        served = router.pick(request, now)
+        if router.sharer is not None and router.sent_tokens >= LEAST_UNCACHED_TOKENS:
+            self._exchange.begun(number, now)
+        return served
+
+    def over(self, request: Request, now: float) -> None:
+        self._until(now)
+        if request.is_own:
+            self._of.pop(id(request)).over(request, now)
+
+
+class _Envoy:
+    """Envoy alone, with one of its own policies."""
+
+    def __init__(self, stage: Stage, policy: str, given: Arrivals, seed: int) -> None:
+        self.fleet, self.requests = stage.fleet(), given.fresh()
+        self._chance = Random(seed + 5)
+        self._active = [0] * len(stage.speeds)
+        self._turn = self._chance.randrange(len(stage.speeds))
+        self._takes_turns = policy == ENVOY_ROUND_ROBIN
+
+    def pick(self, request: Request, now: float) -> int:  # noqa: ARG002 - as a router's
+        count = len(self._active)
+        if self._takes_turns:
+            self._turn = number = (self._turn + 1) % count
+        else:
+            drawn = (self._chance.randrange(count) for _ in range(ENVOY_CHOICES))
+            number = min(drawn, key=self._active.__getitem__)
+        self._active[number] += 1
+        return number
+
+    def over(self, request: Request, now: float) -> None:  # noqa: ARG002 - as a router's
+        self._active[request.worker] -= 1
+
+
+def _nobody_told(_: int) -> None:
+    pass
+
+
+def run(
+    stage: Stage,
+    contestant: Contestant,
+    given: Arrivals,
+    seed: int,
+    told: Callable[[int], None] = _nobody_told,
+) -> Result:
+    """Serves the arrivals, and returns the results for our own requests.
+
+    told: called now and then with how many requests have arrived so far.
+    """
+    proxy: _Routers | _Envoy
+    if contestant.policy in ENVOY:
+        proxy = _Envoy(stage, contestant.policy, given, seed)
+    else:
+        proxy = _Routers(stage, contestant, given, seed)
+    proxy.fleet.run(_telling(proxy.requests, told), proxy.pick, proxy.over)
+    requests = [one for one in proxy.requests if one.is_own]
+    return result_of(requests, [engine.computed_tokens for engine in proxy.fleet.engines])
+
+
+def _telling(requests: Sequence[Request], told: Callable[[int], None]) -> Iterator[Request]:
+    for count, request in enumerate(requests):
+        if count % TOLD_EVERY == 0:
+            told(count)
+        yield request

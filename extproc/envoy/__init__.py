@@ -1,0 +1,1 @@
+"""Envoy's configuration: printed, patched, and kept up to date."""

@@ -1,0 +1,166 @@
+"""The fleet as a picker sees it: who may be picked, and what each worker holds."""
+
+import asyncio
+from collections.abc import Mapping
+
+from extproc.base.engine import changes_prompts
+from extproc.config.schema import Config
+from extproc.config.sections import BOTH
+from extproc.fleet.record import Table, Worker
+from extproc.requests.dialect import Spoken, spoken_by
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Loads
+from extproc.routing.sent import Holdings
+from extproc.tokenizing.remote_tokenizer import Failures
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Overlap, Prompt
+
+
+class Candidates:
+    """Every worker as a candidate for requests to a model.
+
+    upstreams: the records of the workers' endpoints. loads: their load.
+    """
+
+    def __init__(self, config: Config, table: Table, fleet: FollowedWorkers, loads: Loads) -> None:
+        self._config = config
+        self._table = table
+        self._fleet = fleet
+        self.upstreams = table.upstreams
+        self.loads = loads
+        self._changed = asyncio.Event()
+        self._by_model: dict[str, list[Candidate]] = {}  # until anything changes
+        self._spoken: dict[str, Spoken] = {}  # by model, until anything changes
+        self._draining: set[str] | None = None  # until anything changes
+        self._has_roles: bool | None = None  # until anything changes
+
+    def of(self, model: str) -> list[Candidate]:
+        """Returns every worker as a candidate for requests to a model."""
+        known = self._by_model.get(model)
+        if known is None:
+            is_listed = any(
+                worker.learned.adapters and self.model_of(worker) == model for worker in self._table
+            )
+            known = self._by_model[model] = [
+                self._candidate(worker, model, is_listed=is_listed) for worker in self._table
+            ]
+        return known
+
+    def spoken(self, model: str) -> Spoken:
+        """Returns the dialects that the engines of a model's workers speak."""
+        known = self._spoken.get(model)
+        if known is None:
+            workers = [one for one in self._table if self.model_of(one) == model]
+            is_given = any(one.chat_template for one in self._config.models if one.name == model)
+            own = {
+                one.name
+                for one in workers
+                if changes_prompts(one.identity.arguments, is_given=is_given)
+            }
+            known = self._spoken[model] = spoken_by({one.name: one.engine for one in workers}, own)
+        return known
+
+    def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:
+        excluded = worker.found.excluded
+        serves = self.model_of(worker)
+        if serves != model:
+            excluded = f"serves {serves}" if serves else "its model is not known yet"
+        elif worker.upstream is None:
+            excluded = "its host name could not be resolved"
+        adapters = adapters_of(worker, is_listed=is_listed)
+        given = worker.found.worker
+        return Candidate(
+            worker.name, worker.endpoint, excluded, adapters, given.role, given.transfer_port
+        )
+
+    def model_of(self, worker: Worker) -> str | None:
+        """Returns the model that a worker serves; None while it is unknown."""
+        model = worker.found.worker.model or worker.learned.model
+        only = self._config.models[0].name if len(self._config.models) == 1 else None
+        return model or only
+
+    @property
+    def has_roles(self) -> bool:
+        """Returns whether any worker takes only a part of requests."""
+        if self._has_roles is None:
+            self._has_roles = any(one.found.worker.role != BOTH for one in self._table)
+        return self._has_roles
+
+    def draining(self) -> set[str]:
+        """Returns the endpoints of the workers that get no new requests."""
+        if self._draining is None:
+            self._draining = {one.endpoint for one in self._table if one.is_draining}
+        return self._draining
+
+    def endpoints(self, model: str) -> list[str]:
+        """Returns ip:port of the workers that serve a model now."""
+        return [one.endpoint for one in self.of(model) if not one.excluded]
+
+    def tokenizers(self, model: str) -> dict[str, Failures]:
+        """Returns the failures to tokenize of the workers that serve a model now, by ip:port."""
+        records = self._table.by_name
+        return {
+            one.endpoint: records[one.name].tokenizer for one in self.of(model) if not one.excluded
+        }
+
+    def places(self) -> list[tuple[str, str]]:
+        """Returns name and ip:port of every worker that has an address now."""
+        return [(one.name, one.endpoint) for one in self._table if one.upstream is not None]
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        """Returns the overlap of every worker that holds the prompt's first block, by name."""
+        return self._fleet.overlaps(prompt)
+
+    def holdings(self, name: str) -> Holdings:
+        """Returns the record of what was sent to a worker; an unused one if it was removed."""
+        worker = self._table.get(name)
+        return Holdings(name) if worker is None else worker.holdings
+
+    def state(self, name: str) -> str:
+        """Returns the state of a worker's feeds."""
+        return self._fleet.state(name).value
+
+    def ranks(self, name: str) -> int:
+        """Returns how many ranks a worker has; 0 if unknown."""
+        return self._fleet.ranks(name)
+
+    @property
+    def names_ranks(self) -> bool:
+        """Returns whether requests may name the rank that computes them."""
+        return self._fleet.names_ranks
+
+    def block_size(self, name: str) -> int:
+        """Returns the tokens in a worker's block: by its events, else as configured or reported."""
+        announced = self._fleet.block_size(name)
+        if announced is not None:
+            return announced
+        worker = self._table.get(name)
+        if worker is None:
+            return 1
+        given = worker.found.worker.block_size or worker.learned.block_size
+        return given or self._config.policy.block_size
+
+    def next_change(self) -> asyncio.Event:
+        """Returns an event that is set at the next change of candidates; get it before reading."""
+        return self._changed
+
+    def note_change(self) -> None:
+        """Notes that a worker came, went, moved, drains, or told what it serves or runs."""
+        self._by_model.clear()
+        self._spoken.clear()
+        self._draining = self._has_roles = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def adapters_of(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
+    """Returns the adapters that a worker serves; None for all of its model's.
+
+    is_listed: whether any worker of the model lists adapters. If none does, a list without adapters
+    means nothing: some engines list only models.
+    """
+    given = worker.found.worker.lora
+    if given is not None:
+        return frozenset(given)
+    reported = worker.learned.adapters
+    return reported if reported or is_listed else None

@@ -1,0 +1,87 @@
+"""Reads a worker's load from the metrics of its engine, or from what its ranks' feeds report."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from extproc.routing.load import Report
+from kvstate.events import EngineLoad
+
+# Longer texts are cut; an engine's metrics take about 100 KiB.
+MAX_METRICS_BYTES = 2 * 1024 * 1024
+
+# Larger numbers are not accepted as numbers of requests.
+_MAX_REQUESTS = 1_000_000
+
+# vLLM 0.6 to 0.32 and SGLang 0.4 to 0.5; one series for each model, rank or engine.
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+
+# The share of the cache that running requests use: 0 to 1, despite vLLM's names. The second of its
+# two names is the older one.
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+
+# A sample of Prometheus' text format 0.0.4: a name, labels in braces, a number.
+_SAMPLE = re.compile(
+    rb"^((?:vllm|sglang):(?:num_[a-z_]+|[a-z_]+_usage_perc|token_usage))"
+    rb"(?:\{[^\n]*\})?[ \t]+([^ \t\r\n]+)",
+    re.MULTILINE,
+)
+
+
+def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
+    """Returns the load in a worker's metrics, over all its series; None if it is missing."""
+    values: dict[str, list[float]] = {}
+    for name, value in _SAMPLE.findall(text[:MAX_METRICS_BYTES]):
+        number = _number(value)
+        if number is not None:
+            values.setdefault(name.decode(), []).append(number)
+    running = [_requests(values[name]) for name in _RUNNING if name in values]
+    waiting = [_requests(values[name]) for name in _WAITING if name in values]
+    if not running or not waiting:
+        return None
+    usage = [max(values[name]) for name in _USAGE if name in values]
+    is_share = bool(usage) and usage[0] <= 1.0
+    return Report(running[0], waiting[0], asked_at, cache_usage=usage[0] if is_share else None)
+
+
+def _requests(series: Sequence[float]) -> int:
+    return sum(round(number) for number in series)
+
+
+def _number(value: bytes) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and 0 <= number <= _MAX_REQUESTS else None
+
+
+def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Report | None:
+    """Returns the load of a worker, from the loads that its ranks' feeds reported.
+
+    loads: each with its age in seconds since it arrived. Returns None if no feed reports any.
+    """
+    if not loads:
+        return None
+    age = max(seconds + load.age_ms / 1000 for load, seconds in loads)
+    pending = [tokens for load, _ in loads if (tokens := _pending(load)) is not None]
+    used = [share for load, _ in loads if (share := _usage(load)) is not None]
+    return Report(
+        running=sum(load.running for load, _ in loads),
+        waiting=sum(load.waiting for load, _ in loads),
+        asked_at=now - age,
+        pending_tokens=sum(pending) if len(pending) == len(loads) else None,
+        cache_usage=max(used) if used else None,
+    )
+
+
+def _usage(load: EngineLoad) -> float | None:
+    active = load.active_cache_usage
+    return load.cache_usage if active is None else active
+
+
+def _pending(load: EngineLoad) -> int | None:
+    if load.prefill_pending_tokens is not None:
+        return load.prefill_pending_tokens
+    return load.waiting_uncached_tokens

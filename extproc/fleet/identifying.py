@@ -1,0 +1,220 @@
+"""Asks workers which engine they run, in which release, and tells who wants to know.
+
+A worker is asked when it is added, whenever it may have been restarted, and now and then, since a
+restart may not show. What it said last counts while it does not answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+
+from extproc.base.engine import SGLANG, Engine
+from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
+from extproc.fleet.identity import (
+    Known,
+    Told,
+    arguments_in,
+    engine_of_metrics,
+    owner_in,
+    release_in,
+)
+from extproc.fleet.polling import (
+    MAX_ANSWER_BYTES,
+    MAX_QUESTIONS,
+    TIMEOUT_SECONDS,
+    Client,
+    Look,
+    Question,
+)
+from extproc.fleet.record import Table, Worker
+from kvstate.feeds.backoff import Backoff
+
+log = logging.getLogger("kvsteer.workers")
+
+MODELS = "/v1/models"
+METRICS = "/metrics"
+VERSION = ("/version",)
+SERVER_INFO = ("/server_info", "/get_server_info")
+
+# When a worker is asked again, and the pauses while its engine is unknown: the first, and the
+# longest.
+AGAIN_SECONDS = 300.0
+RETRY_SECONDS = (1.0, 30.0)
+
+# Shortest time between two questions to a worker, however often it loses its cache.
+LEAST_SECONDS = 1.0
+
+# The limit for all answers of one worker; each one has `TIMEOUT_SECONDS`.
+ALL_SECONDS = 12.0
+
+_OK = 200
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
+
+
+class SilentError(Exception):
+    """A worker does not answer for now."""
+
+
+# How asking a worker fails.
+FAILURES = (SilentError, aiohttp.ClientError, TimeoutError, OSError)
+
+
+def in_words(error: Exception) -> str:
+    """Returns why a worker did not answer, without what it sent."""
+    why = str(error) if isinstance(error, SilentError) else type(error).__name__
+    return f"it does not answer: {why}"
+
+
+class Identifying:
+    """Keeps what is known of every worker's engine up to date.
+
+    chance: returns 0 to 1, for jitter. monotonic: returns seconds.
+    """
+
+    def __init__(
+        self, table: Table, chance: Callable[[], float], monotonic: Callable[[], float]
+    ) -> None:
+        self._table = table
+        self._chance = chance
+        self._monotonic = monotonic
+        self._watchers: list[Callable[[str], None]] = []
+        self.question = Question("engine", asyncio.Semaphore(MAX_QUESTIONS), AGAIN_SECONDS)
+        self.look = Look(self._look, "workers that came back could not be asked for their engine")
+
+    def watch(self, changed: Callable[[str], None]) -> None:
+        """Has this called with a worker's name after its engine, or its arguments, changed.
+
+        What a worker already has when it is added is a change too.
+        """
+        self._watchers.append(changed)
+
+    def expect(self, worker: Worker) -> None:
+        """Notes which engine a worker is configured to run."""
+        self._note(worker)
+
+    def ask_now(self, worker: Worker) -> None:
+        """Asks a worker at once: it may have been restarted, or moved."""
+        self._note(worker)
+        retries = worker.questioned_engine.retries
+        if retries is not None:
+            retries.reset()
+        poll = worker.polls.get(self.question.name)
+        if poll is not None:
+            poll.ask_now()
+
+    async def ask(self, client: Client, worker: Worker) -> float:
+        """Asks a worker once; returns the seconds until it is asked again."""
+        asked, now, endpoint = worker.questioned_engine, self._monotonic(), worker.endpoint
+        if now - asked.at < LEAST_SECONDS:
+            return LEAST_SECONDS - (now - asked.at)
+        asked.at = now
+        if asked.retries is None:
+            asked.retries = Backoff(*RETRY_SECONDS, self._chance)
+        try:
+            async with asyncio.timeout(ALL_SECONDS):
+                told = await told_by(client, endpoint)
+        except FAILURES as error:
+            self._take_silence(worker, in_words(error))
+            return max(LEAST_SECONDS, asked.retries.next_seconds())
+        if self._table.has(worker) and worker.endpoint == endpoint:
+            worker.identify(told)
+            self._note(worker)
+        if told.engine is None:
+            return max(LEAST_SECONDS, asked.retries.next_seconds())
+        asked.retries.reset()
+        return AGAIN_SECONDS * (0.9 + 0.2 * self._chance())
+
+    def _take_silence(self, worker: Worker, why: str) -> None:
+        if worker.told.engine is None and self._table.has(worker):
+            worker.identify(Told(reason=why))
+            self._note(worker)
+
+    def _look(self) -> None:
+        """Asks the workers again that are no longer ejected."""
+        for worker in self._table:
+            is_down = worker.upstream is not None and bool(worker.upstream.against)
+            if worker.questioned_engine.was_down and not is_down:
+                self.ask_now(worker)
+            worker.questioned_engine.was_down = is_down
+
+    def _note(self, worker: Worker) -> None:
+        """Logs what has changed, and tells it to those who watch."""
+        now, before = worker.identity, worker.questioned_engine.noted
+        if now == before:
+            return
+        worker.questioned_engine.noted = now
+        _log(worker.name, now, before)
+        was = (None, None) if before is None else (before.engine, before.arguments)
+        if (now.engine, now.arguments) != was:
+            for changed in self._watchers:
+                changed(worker.name)
+
+
+def _log(name: str, now: Known, before: Known | None) -> None:
+    if now.engine is not None and (before is None or now.engine != before.engine):
+        log.info("worker %s runs %s (%s)", name, now.engine, now.source)
+    if now.engine is not None and now.reason:
+        log.warning("worker %s should run %s: %s", name, now.engine, now.reason)
+    if now.engine is None:
+        log.debug("worker %s: its engine is unknown: %s", name, now.reason)
+
+
+async def told_by(client: Client, endpoint: str) -> Told:
+    """Asks a worker which engine it runs.
+
+    endpoint: host:port of its HTTP server.
+
+    Raises:
+        one of `FAILURES`: it does not answer for now.
+    """
+    name = await _engine_of(client, endpoint)
+    if name is None:
+        return Told(reason=f"neither {MODELS} nor {METRICS} names an engine that is known here")
+    reasons = []
+    for path in SERVER_INFO if name == SGLANG else VERSION:
+        answer = await _answer(client, endpoint, path)
+        release = answer if isinstance(answer, str) else release_in(answer)
+        if isinstance(release, str):
+            reasons.append(f"{path}: {release}")
+            continue
+        assert isinstance(answer, bytes)
+        return _told_of(Engine(name, release), answer, path)
+    return Told(reason=f"it is {name}, but {'; '.join(reasons)}")
+
+
+def _told_of(engine: Engine, answer: bytes, path: str) -> Told:
+    if engine.name != SGLANG:
+        return Told(engine, "")
+    arguments = arguments_in(answer)
+    return Told(engine, "" if arguments else f"{path}: its arguments cannot be read", arguments)
+
+
+async def _engine_of(client: Client, endpoint: str) -> str | None:
+    """Returns the engine that a worker names, as the owner of its models or in its metrics.
+
+    A server with an API key may show metrics, but no models.
+    """
+    models = await _answer(client, endpoint, MODELS)
+    name = None if isinstance(models, str) else owner_in(models)
+    if name is not None:
+        return name
+    _, metrics = await client.get(endpoint, METRICS, TIMEOUT_SECONDS, MAX_METRICS_BYTES)
+    return engine_of_metrics(metrics)
+
+
+async def _answer(client: Client, endpoint: str, path: str) -> bytes | str:
+    """Returns the body of an answer, or why there is none.
+
+    Raises:
+        SilentError: it is overloaded, or starts or stops.
+    """
+    limit = MAX_ANSWER_BYTES
+    status, body = await client.get(endpoint, path, TIMEOUT_SECONDS, limit + 1)
+    if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+        raise SilentError(f"{path}: status {status}")
+    if status != _OK:
+        return f"status {status}"
+    return f"more than {limit} bytes" if len(body) > limit else body

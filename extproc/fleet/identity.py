@@ -1,0 +1,165 @@
+"""What a worker's answers say about its engine: its name, its release, and SGLang's arguments.
+
+Sources: `GET /v1/models` of vLLM, SGLang and TensorRT-LLM, whose cards name the engine as
+`owned_by`; the names in `GET /metrics` of vLLM and SGLang; `GET /version` of vLLM and TensorRT-LLM,
+an object with `version`; `GET /server_info` of SGLang, formerly `/get_server_info`, an object with
+its arguments and `version`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from extproc.base.engine import (
+    LEARNED,
+    SGLANG,
+    TRTLLM,
+    VLLM,
+    Engine,
+    PromptArguments,
+    Release,
+    release_of,
+)
+from extproc.config.schema import WorkerEngine
+from kvstate.errors import printable
+
+# As an engine names itself as the owner of its models.
+_OWNERS = {"vllm": VLLM, "sglang": SGLANG, "tensorrt_llm": TRTLLM}
+
+# How the names of metrics begin, by engine.
+_FAMILIES = {VLLM: b"vllm:", SGLANG: b"sglang:"}
+
+# Characters of a worker's word that are shown, and of an argument that are kept.
+MAX_SHOWN = 60
+MAX_ARGUMENT = 4_096
+
+UNASKED = "it was not asked yet"
+
+
+class _Card(msgspec.Struct):
+    owned_by: str = ""
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Arguments(msgspec.Struct):
+    chat_template: str | None = None
+    hf_chat_template_name: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    default_chat_template_kwargs: dict[str, Any] | None = None
+
+
+def owner_in(models: bytes) -> str | None:
+    """Returns the engine that owns the models of an answer to GET /v1/models.
+
+    None if they have no owner, several, or one that is no known engine.
+    """
+    try:
+        cards = msgspec.json.decode(models, type=_Cards).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    owners = {card.owned_by for card in cards}
+    return _OWNERS.get(owners.pop()) if len(owners) == 1 else None
+
+
+def engine_of_metrics(text: bytes) -> str | None:
+    """Returns the engine that a text of metrics is of; None if that is none or several."""
+    found = [
+        name
+        for name, prefix in _FAMILIES.items()
+        if text.startswith(prefix) or b"\n" + prefix in text
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def release_in(answer: bytes) -> Release | str:
+    """Returns the release in an answer to GET /version or /server_info, or why there is none."""
+    try:
+        version = msgspec.json.decode(answer, type=_Version).version
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "its answer names no version"
+    release = release_of(version)
+    return f"{printable(version, MAX_SHOWN)!r} is no release" if release is None else release
+
+
+def arguments_in(answer: bytes) -> PromptArguments | None:
+    """Returns SGLang's arguments in its answer to GET /server_info.
+
+    None if one of them is of a wrong type, or longer than `MAX_ARGUMENT`.
+    """
+    try:
+        given = msgspec.json.decode(answer, type=_Arguments)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    keywords = given.default_chat_template_kwargs
+    read = PromptArguments(
+        given.chat_template,
+        given.hf_chat_template_name,
+        given.tool_call_parser,
+        given.reasoning_parser,
+        None if keywords is None else msgspec.json.encode(keywords).decode(),
+    )
+    return read if all(len(one or "") <= MAX_ARGUMENT for one in read) else None
+
+
+class Told(NamedTuple):
+    """What a worker said about its engine the last time that it answered.
+
+    engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
+    """
+
+    engine: Engine | None = None
+    reason: str = UNASKED
+    arguments: PromptArguments | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a worker's engine.
+
+    engine: None for unknown. source: who says so, "" if nobody does. reason: why the engine or its
+    arguments are unknown, or what else the worker says than is configured; "" if none of these.
+    arguments: SGLang's, None if unknown or another engine's.
+    """
+
+    engine: Engine | None
+    source: str
+    reason: str
+    arguments: PromptArguments | None
+
+    def shown(self) -> dict[str, Any]:
+        """Returns the part of GET /workers about a worker's engine."""
+        engine, arguments = self.engine, self.arguments
+        told = {"source": self.source}
+        return {
+            "engine": engine and {"name": engine.name, "version": str(engine.release)} | told,
+            "engine_reason": self.reason,
+            "engine_arguments": arguments and arguments._asdict(),
+        }
+
+
+def identity_of(given: WorkerEngine | None, source: str, told: Told) -> Known:
+    """Returns what is known of a worker's engine.
+
+    given: as it was configured or annotated, which counts more than what the worker said. source:
+    who gave that.
+    """
+    engine = told.engine if given is None else given.known
+    is_sglang = engine is not None and engine.name == SGLANG
+    arguments = told.arguments if is_sglang else None
+    if given is None:
+        return Known(engine, LEARNED if engine else "", told.reason, arguments)
+    reason = ""
+    if told.engine not in (None, engine):
+        reason = f"the worker says that it is {told.engine}"
+    elif is_sglang and arguments is None:
+        reason = f"its arguments are unknown: {told.reason}"
+    return Known(engine, source, reason, arguments)

@@ -1,0 +1,131 @@
+"""What every worker is asked, and at which pace."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from extproc.config.schema import Config
+from extproc.fleet.asking import Computed, Doubts, HealthProbe, LoadReports, Pace
+from extproc.fleet.candidates import Candidates
+from extproc.fleet.identifying import Identifying
+from extproc.fleet.learning import Learning
+from extproc.fleet.polling import Client, Polling, Question
+from extproc.fleet.record import Learned, Table, Worker
+from extproc.fleet.verifying import Verifying
+from kvstate.events import EngineLoad
+from kvstate.feeds.feed import FeedState
+from kvstate.fleet import FollowedWorkers
+
+
+class _Asked(Protocol):
+    """A question that every worker is asked at a pace."""
+
+    pace: Pace
+    question: Question
+
+    async def ask(self, client: Client, worker: Worker) -> float:
+        """Asks once; returns the seconds until the worker is asked again."""
+
+
+class Questions:
+    """Asks workers for their load, their health, what they serve and how they tokenize.
+
+    verifying, learning, identifying: three of the questions. chance: returns 0 to 1, for jitter.
+    monotonic: seconds; the clock of the loads. make_client: makes the HTTP client. paced: the
+    questions that every worker is asked at a pace. polling: carries out all questions, also those
+    of the feeds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        table: Table,
+        fleet: FollowedWorkers,
+        candidates: Candidates,
+        verifying: Verifying,
+        learning: Learning,
+        identifying: Identifying,
+        chance: Callable[[], float],
+        monotonic: Callable[[], float],
+        make_client: Callable[[], Client],
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._verifying = verifying
+        self._learning = learning
+        self._identifying = identifying
+        self.polling = Polling(make_client)
+        policy, loads = config.policy, candidates.loads
+        reports = LoadReports(
+            table,
+            loads,
+            self._feed_loads,
+            Pace(policy.scrape_interval_ms / 1000, chance, monotonic),
+            monotonic,
+        )
+        self.paced: list[_Asked] = [reports] if policy.scrape_interval_ms else []
+        self._learns_speeds = policy.learn
+        self._computed = Computed(
+            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
+        )
+        self._looks = [reports.look]
+        if policy.probe_interval_ms is None:
+            doubts = Doubts(table, self.polling, self._sign_of_life, monotonic)
+            self._looks.append(doubts.look)
+        elif policy.probe_interval_ms:
+            pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)
+            self.paced.append(HealthProbe(table, pace, monotonic))
+        self._looks.append(identifying.look)
+
+    def start(self) -> None:
+        """Asks every worker, and looks at what needs no answer."""
+        for worker in self._table:
+            self.ask(worker)
+        self.polling.start(self._looks)
+        if self._learns_speeds:
+            self.polling.run(self._computed.keep_looking())
+
+    def stop(self) -> None:
+        """Asks no worker any more."""
+        for worker in self._table:
+            for question in list(worker.polls):
+                worker.stop_asking(question)
+
+    def ask(self, worker: Worker) -> None:
+        """Starts a worker's regular questions, and stops those that it no longer needs."""
+        for one in self.paced:
+            self._poll(worker, one.question, one.ask, one.pace.first_seconds())
+        verifying, learning, identifying = self._verifying, self._learning, self._identifying
+        identifying.expect(worker)
+        self._poll(worker, identifying.question, identifying.ask)
+        verifying.expect(worker)
+        if verifying.is_needed:
+            self._poll(worker, verifying.question, verifying.ask, verifying.first_seconds())
+        if worker.found.worker.learn:
+            self._poll(worker, learning.question, learning.ask)
+        else:
+            worker.stop_asking(learning.question.name)
+            worker.learned = Learned()
+
+    def _poll(
+        self,
+        worker: Worker,
+        question: Question,
+        ask: Callable[[Client, Worker], Awaitable[float]],
+        seconds: float = 0.0,
+    ) -> None:
+        if question.name in worker.polls:
+            return
+        polling = self.polling
+        worker.polls[question.name] = polling.poll(
+            question, worker.name, lambda: ask(polling.client, worker), seconds
+        )
+
+    def _feed_loads(self, name: str) -> list[tuple[EngineLoad, float]]:
+        """Returns the last load that each of a worker's feeds reported, with its age in seconds."""
+        reported = self._fleet.loads(name)
+        return [(one.load, one.age_seconds) for one in reported if one is not None]
+
+    def _sign_of_life(self, name: str) -> tuple[bool, int]:
+        """Returns whether a worker's feed has no connection, and its number of batches so far."""
+        is_cut = self._fleet.state(name) in (FeedState.STALE, FeedState.CONNECTING)
+        return is_cut, self._fleet.batches(name)

@@ -1,0 +1,272 @@
+"""The record of a worker, with everything known about it; and the table that owns the records.
+
+All state about workers is in their records, or in weak references to a part of them. So it
+disappears with the worker, and nothing else needs to be notified.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from extproc.base import address
+from extproc.base.engine import Engine
+from extproc.config.schema import WorkerEvents
+from extproc.fleet.discovery.view import Fleet as Members
+from extproc.fleet.discovery.view import Found, Member
+from extproc.fleet.identity import Known, Told, identity_of
+from extproc.fleet.polling import Poll
+from extproc.observing.outcomes import WorkerOutcomes
+from extproc.proof.lookups import Lookups
+from extproc.proof.state import TokenProof
+from extproc.routing.sent import Holdings
+from extproc.routing.upstreams import Upstream, Upstreams
+from extproc.tokenizing.remote_tokenizer import Failures
+from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.feed_sources import ZmqSource
+
+
+class Learned(NamedTuple):
+    """What a worker reported about itself; None for unknown.
+
+    model: the configured model that it serves. adapters: those that it lists, by name.
+    """
+
+    model: str | None = None
+    adapters: frozenset[str] | None = None
+    block_size: int | None = None
+
+
+class Wanted(NamedTuple):
+    """A feed to follow; if any of this changes, it is restarted.
+
+    identity: the engine's, since another engine may get its address.
+    """
+
+    model: str
+    events: WorkerEvents | str
+    identity: str = ""
+    adapters: tuple[tuple[int, str], ...] = ()
+
+
+# What no two workers may share: the kind of socket, its host and port, and the topic.
+Place = tuple[str, str, int, str]
+
+
+@dataclass(eq=False, slots=True)
+class Following:
+    """How one worker's feed is followed.
+
+    wanted: as it is followed now, None if it is not. found: the sources that the worker reported.
+    places: of its publishers. reason: why it has no feed, "" if no reason is known.
+    """
+
+    wanted: Wanted | None = None
+    found: tuple[ZmqSource, ...] | None = None
+    places: frozenset[Place] = frozenset()
+    reason: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Questioned:
+    """When a worker was asked for the tokens of golden requests, and how long to wait after a
+    failure. Seconds of one monotonic clock."""
+
+    at: float = -math.inf
+    retries: Backoff | None = None
+
+
+@dataclass(eq=False, slots=True)
+class QuestionedEngine:
+    """How a worker is asked for its engine.
+
+    at: when it was asked, in seconds of one monotonic clock. noted: what was known when it was last
+    told, None before. was_down: whether it was ejected at the last look.
+    """
+
+    at: float = -math.inf
+    retries: Backoff | None = None
+    noted: Known | None = None
+    was_down: bool = False
+
+
+class Worker:
+    """One worker.
+
+    member: as it was configured or found. name: its configured host:port. place: the same, parsed.
+    upstream: the record of its endpoint, which other workers may share; None until its host name is
+    resolved. holdings: what was sent there. is_drained: whether the operator drained it. learned:
+    what it reported about itself. retries: pauses before it is asked for that again; did_answer:
+    whether it answered the last time. following: its feed. proof: the state of its tokens. lookups:
+    its requests that will be looked up for that. outcomes: its requests' outcomes. tokenizer: its
+    failures to tokenize. questioned: when it was asked for golden requests' tokens. told: what it
+    said about its engine. identity: what is known of that. questioned_engine: how it is asked for
+    it. polls: its regular questions, by name. batches_seen: its feed's batches at the last look for
+    computed prompts. looks_due: how many more looks these batches need.
+    """
+
+    __slots__ = (
+        "batches_seen",
+        "did_answer",
+        "following",
+        "holdings",
+        "identity",
+        "is_drained",
+        "learned",
+        "looks_due",
+        "lookups",
+        "member",
+        "name",
+        "outcomes",
+        "place",
+        "polls",
+        "proof",
+        "questioned",
+        "questioned_engine",
+        "retries",
+        "tokenizer",
+        "told",
+        "upstream",
+    )
+
+    def __init__(self, name: str, member: Member) -> None:
+        self.name = name
+        self.member = member
+        self.place = address.parse(name)
+        self.upstream: Upstream | None = None
+        self.holdings = Holdings(name)
+        self.is_drained = False
+        self.learned = Learned()
+        self.retries: Backoff | None = None
+        self.did_answer = False
+        self.following = Following()
+        self.proof = TokenProof(name)
+        self.lookups = Lookups()
+        self.outcomes = WorkerOutcomes()
+        self.tokenizer = Failures()
+        self.questioned = Questioned()
+        self.told = Told()
+        self.identity: Known
+        self.identify()
+        self.questioned_engine = QuestionedEngine()
+        self.polls: dict[str, Poll] = {}
+        self.batches_seen = self.looks_due = 0
+
+    @property
+    def found(self) -> Found:
+        """The worker as it was configured or found."""
+        return self.member.found
+
+    def identify(self, told: Told | None = None) -> None:
+        """Works out anew what is known of its engine. told: what it said, if that is new."""
+        if told is not None:
+            self.told = told
+        found = self.found
+        self.identity = identity_of(found.worker.engine, found.engine_source, self.told)
+
+    @property
+    def engine(self) -> Engine | None:
+        """Its engine, None if that is unknown."""
+        return self.identity.engine
+
+    @property
+    def endpoint(self) -> str:
+        """Its ip:port now; its name until that is resolved."""
+        return self.name if self.upstream is None else self.upstream.endpoint
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it gets no new requests: the operator drained it, or it was found draining."""
+        return self.is_drained or self.found.worker.draining
+
+    def stop_asking(self, question: str) -> None:
+        """Stops asking a question."""
+        poll = self.polls.pop(question, None)
+        if poll is not None:
+            poll.cancel()
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a new list of workers changed: those that are new, and those that have gone."""
+
+    added: list[Worker] = field(default_factory=list)
+    removed: list[Worker] = field(default_factory=list)
+
+
+class Table:
+    """All workers. Only this table adds, replaces and removes their records.
+
+    by_name: the records, by name in the order of the fleet. upstreams: the records of their
+    endpoints.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.by_name: dict[str, Worker] = {}
+        self.upstreams = Upstreams()
+        self.replace(members)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        """Returns the number of workers."""
+        return len(self.by_name)
+
+    def get(self, name: str) -> Worker | None:
+        """Returns the record of a worker, None if there is no such worker."""
+        return self.by_name.get(name)
+
+    def has(self, worker: Worker) -> bool:
+        """Returns whether this is still the record of a worker."""
+        return self.by_name.get(worker.name) is worker
+
+    def replace(self, members: Members) -> Changes:
+        """Replaces the list of workers and returns the changes; those that stay keep their records.
+
+        Another engine at the same address is a new worker.
+        """
+        before, changes = dict(self.by_name), Changes()
+        self.by_name.clear()
+        for name, member in members.items():
+            known = before.get(name)
+            if known is not None and known.found.identity == member.found.identity:
+                known.member = member
+                known.identify()
+                self.by_name[name] = before.pop(name)
+            else:
+                changes.added.append(Worker(name, member))
+                self.by_name[name] = changes.added[-1]
+        changes.removed = list(before.values())
+        for worker in changes.added:
+            self._place(worker, before.get(worker.name))
+        for worker in changes.removed:
+            self._remove(worker)
+        return changes
+
+    def move(self, worker: Worker, endpoint: str) -> None:
+        """Moves a worker to another address; it gets the record of that endpoint."""
+        before = worker.upstream
+        if before is not None:
+            self.upstreams.leave(before)
+            worker.holdings.lose()
+            worker.holdings = Holdings(worker.name)
+            worker.identify(Told())
+        worker.upstream = self.upstreams.enter(endpoint)
+
+    def _place(self, worker: Worker, before: Worker | None) -> None:
+        """Gives a new worker an address: that of the old one of its name, or its own if an IP."""
+        if before is not None and before.upstream is not None:
+            self.upstreams.leave(before.upstream)
+            worker.upstream = self.upstreams.enter(before.upstream.endpoint)
+            before.upstream = None
+        elif worker.place.is_ip:
+            worker.upstream = self.upstreams.enter(str(worker.place))
+
+    def _remove(self, worker: Worker) -> None:
+        for question in list(worker.polls):
+            worker.stop_asking(question)
+        worker.holdings.lose()
+        if worker.upstream is not None:
+            self.upstreams.leave(worker.upstream)
+            worker.upstream = None

@@ -1,0 +1,82 @@
+"""Looks up the host names of workers, and again every few seconds."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+from extproc.base.address import Address
+from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.record import Table, Worker
+
+log = logging.getLogger("kvsteer.workers")
+
+
+class Resolving:
+    """Keeps the host names of workers resolved, once started.
+
+    moved: called with a worker's new ip:port whenever that changes.
+    """
+
+    def __init__(
+        self, table: Table, moved: Callable[[Worker, str], None], times: AskingTimes = USUAL
+    ) -> None:
+        self._times = times
+        self._table = table
+        self._moved = moved
+        self._task: asyncio.Task[None] | None = None
+        self._resolved_once = asyncio.Event()
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Looks up all names, and keeps doing so; waits a limited time for the first answers."""
+        self._is_started = True
+        self.run_if_needed()
+        if self._task is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._resolved_once.wait(), self._times.first_resolve_seconds
+                )
+
+    async def close(self) -> None:
+        """Stops looking names up."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def run_if_needed(self) -> None:
+        """Begins if it was started and there are names to look up."""
+        if self._is_started and self._task is None and self._named():
+            self._task = asyncio.create_task(self._keep_resolved())
+
+    def _named(self) -> list[Worker]:
+        return [worker for worker in self._table if not worker.place.is_ip]
+
+    async def _keep_resolved(self) -> None:
+        while True:
+            try:
+                async with asyncio.TaskGroup() as lookups:
+                    for worker in self._named():
+                        lookups.create_task(self._resolve(worker))
+            except Exception:  # a failed look-up must not end the others
+                log.exception("workers: a name cannot be looked up")
+            self._resolved_once.set()
+            await asyncio.sleep(self._times.resolve_seconds)
+
+    async def _resolve(self, worker: Worker) -> None:
+        """Looks up a host name; the last address found remains if none is found now."""
+        loop, place = asyncio.get_running_loop(), worker.place
+        try:
+            found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:  # ValueError: it is no host name
+            if worker.upstream is None:
+                log.warning("worker %s: cannot be resolved yet: %s", worker.name, error)
+            return
+        endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
+        is_there = self._table.has(worker)  # it may have gone meanwhile
+        if endpoints and is_there and worker.endpoint not in endpoints:
+            log.info("worker %s resolves to %s", worker.name, endpoints[0])
+            self._moved(worker, endpoints[0])

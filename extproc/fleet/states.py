@@ -1,0 +1,138 @@
+"""What the operator and the metrics see of each worker."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from extproc.fleet.candidates import Candidates, adapters_of
+from extproc.fleet.feeds import Feeds, feed_shown
+from extproc.fleet.record import Table, Worker
+from extproc.fleet.strays import Strays
+from extproc.observing.outcomes import Circumstances, Outcome
+from extproc.proof.trust import Proofs
+from extproc.routing.load import Load
+from kvstate.feeds.feed import FeedState
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Tier
+
+
+class States:
+    """The state of every worker, and what its requests' outcomes are compared with.
+
+    records: by name. source_fault: returns what is wrong with a source of workers, by its name; ""
+    if nothing is. monotonic: seconds; the clock of the loads.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        fleet: FollowedWorkers,
+        candidates: Candidates,
+        proofs: Proofs,
+        strays: Strays,
+        feeds: Feeds,
+        source_fault: Callable[[str], str],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.records: Mapping[str, Worker] = table.by_name
+        self._table = table
+        self._fleet = fleet
+        self._candidates = candidates
+        self._loads = candidates.loads
+        self._proofs = proofs
+        self._strays = strays
+        self._feeds = feeds
+        self._source_fault = source_fault
+        self._monotonic = monotonic
+
+    def statuses(self) -> Iterator[dict[str, Any]]:
+        """Yields the answer of GET /workers, each worker as it is when it is reached.
+
+        Workers that are added or removed meanwhile are left out.
+        """
+        for name in list(self.records):
+            worker = self.records.get(name)
+            if worker is not None:
+                yield self._status(worker)
+
+    def _status(self, worker: Worker) -> dict[str, Any]:
+        name, endpoint = worker.name, worker.endpoint
+        candidates = self._candidates
+        tiers = self._fleet.blocks_by_tier(name)
+        adapters = adapters_of(worker, is_listed=True)
+        return {
+            "endpoint": endpoint,
+            "name": name,
+            "model": candidates.model_of(worker) or "",
+            "state": candidates.state(name),
+            "reason": self._reason(worker),
+            "block_size": candidates.block_size(name),
+            "feeds": [feed_shown(status) for status in self._fleet.feeds(name)],
+            "blocks_by_tier": {
+                tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
+            },
+            "in_flight": self._loads.in_flight(endpoint),
+            "speed": self._loads.speed_shown(endpoint),
+            **worker.identity.shown(),
+            "tokens": self._proofs.status(name),
+            "predictions": worker.outcomes.drift.shown(),
+            "lora": None if adapters is None else sorted(adapters),
+            "role": worker.found.worker.role,
+            "failed_halves": worker.upstream.failed_halves if worker.upstream else 0,
+            "draining": worker.is_draining,
+            "down": self.down(endpoint),
+            "astray": self._strays.cause(name),
+            "excluded": worker.found.excluded,
+            "source": worker.member.source,
+            "source_fault": self._source_fault(worker.member.source),
+        }
+
+    def _reason(self, worker: Worker) -> str:
+        """Returns why a worker has no feed, "" if it has one."""
+        if self._feeds.enabled and self._candidates.model_of(worker) is None:
+            return "its model is not known yet"
+        return self._feeds.reason(worker)
+
+    def fills(self) -> Iterator[tuple[str, int, int]]:
+        """Yields the name, requests in flight and blocks of one worker after the other."""
+        for worker in list(self._table):
+            blocks = sum(self._fleet.blocks_by_tier(worker.name))
+            yield worker.name, self._loads.in_flight(worker.endpoint), blocks
+
+    def replays_done(self) -> bool:
+        """Returns whether no feed is connecting or replaying."""
+        states = {self._fleet.state(name) for name in self.records}
+        return states.isdisjoint((FeedState.CONNECTING, FeedState.REPLAYING))
+
+    def index_bytes(self) -> int:
+        """Returns the memory of the block index."""
+        return self._fleet.index_bytes()
+
+    def tokens_per_second(self, name: str) -> float:
+        """Returns how many prompt tokens a worker computes in a second; 0 if it is unknown."""
+        worker = self.records.get(name)
+        return 0.0 if worker is None else self._loads.tokens_per_second(worker.endpoint)
+
+    def load(self, endpoint: str) -> Load:
+        """Returns the current load of an endpoint."""
+        return self._loads.load(endpoint, self._monotonic())
+
+    def down(self, endpoint: str) -> str:
+        """Returns why an endpoint is down, "" if it is not."""
+        return self._table.upstreams.reason(endpoint, self._monotonic())
+
+    def circumstances(self, outcome: Outcome) -> Circumstances:
+        """Returns facts that may explain a wrong prediction for a worker."""
+        name, prompt = outcome.worker, outcome.prompt
+        return Circumstances(
+            self._candidates.state(name),
+            tokens_differ=self._proofs.differs(name),
+            block_size=self._candidates.block_size(name),
+            ranks=self._fleet.ranks(name),
+            held={} if prompt is None else self._fleet.overlaps(prompt),
+        )
+
+    def note_usage(self, outcome: Outcome) -> None:
+        """Compares how many tokens of a prompt an engine counted with how many it has here."""
+        counted = outcome.counted_tokens
+        if counted is not None:
+            self._proofs.counted(outcome.worker, outcome.forms, outcome.prompt_tokens, counted)

@@ -1,0 +1,326 @@
+"""Asks workers for the tokens of golden requests, and reports which models' tokens match.
+
+A worker is asked from the start, beside its requests: no request waits for the answer or fails
+because of it. It is asked again later, sooner if its tokens differ, and at once if it lost its
+cache, since it may have been restarted with another template.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.config import schema
+from extproc.fleet.polling import TIMEOUT_SECONDS, Client, Question
+from extproc.fleet.record import Table, Worker
+from extproc.proof.golden import (
+    GOLDEN,
+    MAX_ANSWER_BYTES,
+    Encoder,
+    NoTokenizeError,
+    SilentError,
+    Told,
+    comparison,
+    tokens_here,
+    tokens_there,
+)
+from extproc.proof.state import OFF, STATES_SHOWN, Comparison, Proof, TokenProof
+from extproc.proof.trust import Proofs
+from extproc.requests.prompt import names_of
+from extproc.tokenizing.remote_tokenizer_wire import PATH
+from kvstate.feeds.backoff import Backoff
+from kvstate.overlap import Tokens
+
+log = logging.getLogger("kvsteer.tokens")
+
+# When a worker is asked again: after an answer, after different tokens, and after no answer.
+AGAIN_SECONDS = 300.0
+AGAIN_WHILE_DIFFERENT_SECONDS = 10.0
+RETRY_SECONDS = (1.0, 30.0)
+
+# Asking one worker takes about 7 ms of CPU. So the first questions are spread over this time for
+# each worker of the fleet, and later pauses take at least this long for each worker.
+FIRST_SECONDS_A_WORKER = 0.02
+AGAIN_SECONDS_A_WORKER = 0.7
+AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER = 0.15
+
+# Shortest time between questions, however often a worker loses its cache.
+LEAST_SECONDS = 2.0
+
+# The pause until the next try while a worker's model is unknown.
+UNKNOWN_SECONDS = 1.0
+
+# The limit for all golden requests of one worker; each one has `TIMEOUT_SECONDS`.
+ALL_SECONDS = 30.0
+
+# Workers that are asked at the same time.
+AT_ONCE = 16
+
+# How long KVSteer's own tokens are cached: templates may write the date.
+OURS_SECONDS = 60.0
+
+# Differences and failures of one model that are logged, until its tokens match again.
+MAX_SAID = 8
+
+
+class Verifying:
+    """Compares the tokens of golden requests with those of every worker that serves a model.
+
+    encoders: KVSteer's tokenizers, by model. model_of: returns the model that a worker serves, None
+    while it is unknown. proofs: receives the results. chance: returns 0 to 1, for
+    jitter. monotonic: returns seconds.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        models: Sequence[schema.Model],
+        encoders: Mapping[str, Encoder],
+        model_of: Callable[[Worker], str | None],
+        proofs: Proofs,
+        chance: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._models = models
+        self._encoders = {
+            model.name: encoders[model.name]
+            for model in models
+            if model.verify != schema.OFF and model.name in encoders
+        }
+        self._model_of = model_of
+        self._proofs = proofs
+        self._chance = chance
+        self._monotonic = monotonic
+        self._ours: dict[str, tuple[float, list[Tokens | str]]] = {}
+        self._said: dict[str, set[tuple[object, ...]]] = {}
+        self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), AGAIN_SECONDS)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any model's tokens are compared."""
+        return bool(self._encoders)
+
+    def ask_now(self, worker: Worker) -> None:
+        """Asks a worker at once, if it is asked at all: it may have changed."""
+        poll = worker.polls.get(self.question.name)
+        if poll is not None:
+            poll.ask_now()
+
+    def expect(self, worker: Worker) -> None:
+        """Notes that the tokens of a worker will be compared."""
+        model = self._model_of(worker)
+        if model is not None:
+            worker.proof.serve(model)
+            if model in self._encoders:
+                worker.proof.expect()
+
+    async def ask(self, client: Client, worker: Worker) -> float:
+        """Asks a worker once; returns the seconds until it is asked again."""
+        model, questioned, now = self._model_of(worker), worker.questioned, self._monotonic()
+        if model is None:
+            return UNKNOWN_SECONDS
+        self.expect(worker)
+        encoder = self._encoders.get(model)
+        if encoder is None:
+            return AGAIN_SECONDS
+        if now - questioned.at < LEAST_SECONDS:
+            return LEAST_SECONDS - (now - questioned.at)
+        questioned.at = now
+        if questioned.retries is None:
+            questioned.retries = Backoff(*RETRY_SECONDS, self._chance)
+        try:
+            async with asyncio.timeout(ALL_SECONDS):
+                found = await self._compared(client, worker, model, encoder)
+        except NoTokenizeError as error:
+            self._take(worker, model, str(error))
+        except (SilentError, TimeoutError) as error:
+            why = str(error) or "it takes too long to answer"
+            self._proofs.uncompared(worker, why, for_now=True)
+            return max(LEAST_SECONDS, questioned.retries.next_seconds())
+        else:
+            self._take(worker, model, found)
+        questioned.retries.reset()
+        return self._pause_after(worker.proof)
+
+    def first_seconds(self) -> float:
+        """Returns the seconds until a worker is asked the first time."""
+        return FIRST_SECONDS_A_WORKER * len(self._table) * self._chance()
+
+    def _pause_after(self, proof: TokenProof) -> float:
+        least, a_worker = AGAIN_SECONDS, AGAIN_SECONDS_A_WORKER
+        if proof.refuted:
+            least, a_worker = AGAIN_WHILE_DIFFERENT_SECONDS, AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER
+        return max(least, a_worker * len(self._table)) * (0.9 + 0.2 * self._chance())
+
+    async def _compared(
+        self, client: Client, worker: Worker, model: str, encoder: Encoder
+    ) -> Comparison:
+        """Returns the result of all golden requests; a new difference counts if found twice."""
+        for _ in range(2):
+            here = await self._ours_of(model, encoder)
+            there = await tokens_there(lambda asked: _post(client, worker.endpoint, asked), None)
+            told = [Told(*one) for one in zip(GOLDEN, here, there, strict=True)]
+            found = comparison(told, encoder.text_of)
+            if worker.proof.agrees(found):
+                break
+            self._ours.pop(model, None)  # the date that a template wrote may be outdated
+        return found
+
+    async def _ours_of(self, model: str, encoder: Encoder) -> list[Tokens | str]:
+        now = self._monotonic()
+        at, known = self._ours.get(model, (now - OURS_SECONDS, []))
+        if now - at >= OURS_SECONDS:
+            known = await asyncio.to_thread(tokens_here, encoder)
+            self._ours[model] = now, known
+        return known
+
+    def _take(self, worker: Worker, model: str, found: Comparison | str) -> None:
+        """Takes the result of golden requests, or why the worker tokenizes none."""
+        if not self._table.has(worker):
+            return
+        if isinstance(found, str):
+            self._proofs.uncompared(worker, found, for_now=False)
+        else:
+            self._proofs.compared(worker, found)
+        self._say(worker, model)
+
+    def _say(self, worker: Worker, model: str) -> None:
+        """Logs each new result of a model once."""
+        said, proof = self._said.setdefault(model, set()), worker.proof
+        known = proof.summary
+        if known.proof is Proof.PROVED:
+            if self.of_models()[model].state == Proof.PROVED:
+                if (Proof.PROVED,) not in said and proof.compared:
+                    log.info(
+                        "model %s: its tokens match those of worker %s in %d golden requests",
+                        model,
+                        worker.name,
+                        proof.compared,
+                    )
+                self._said[model] = {(Proof.PROVED,)}
+            return
+        key = (known.proof, known.mismatch or known.why)
+        if key in said or len(said) >= MAX_SAID:
+            return
+        said.add(key)
+        if known.proof is Proof.REFUTED:
+            log.warning(
+                "model %s: its tokens differ from those of worker %s: %s; routed approximately"
+                " until they match: %s",
+                model,
+                worker.name,
+                known.why,
+                ", ".join(names_of(proof.refuted)),
+            )
+        else:
+            log.info(
+                "model %s: its tokens could not be compared with those of worker %s: %s;"
+                " requests are still served",
+                model,
+                worker.name,
+                known.why,
+            )
+
+    def of_models(self) -> dict[str, "OfModel"]:
+        """Returns what is known about every model, by name, in one pass over the workers."""
+        found = {model.name: OfModel(model.name in self._encoders) for model in self._models}
+        for worker in self._table:
+            model = found.get(self._model_of(worker) or "")
+            if model is not None:
+                state = worker.proof.shown_state
+                model.counts[state] += 1
+                model.first.setdefault(state, worker.proof)
+        return found
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Returns the answer of GET /models."""
+        now = self._monotonic()
+        return [
+            {
+                "model": name,
+                **one.proof.shown(now),
+                "worker": one.proof.worker,
+                "workers": {state: one.counts[state] for state in STATES_SHOWN},
+            }
+            for name, one in self.of_models().items()
+        ]
+
+    def note(self) -> str:
+        """Returns what GET /readyz shows about models that are not proved, one line each."""
+        lines = []
+        for name, one in self.of_models().items():
+            proof = one.proof
+            by = f" by worker {proof.worker}: {proof.summary.why}" if proof.worker else ""
+            if one.state == Proof.REFUTED:
+                lines.append(f"model {name}: its tokens are found to differ{by}")
+            elif one.state == Proof.UNPROVED:
+                lines.append(f"model {name}: its tokens are not proved{by}")
+        return "\n".join(lines)
+
+
+class OfModel:
+    """What is known about a model's tokens.
+
+    is_compared: whether golden requests are. counts: the numbers of its workers, by state. first:
+    for each state, the first worker's proof that has it.
+    """
+
+    def __init__(self, is_compared: bool) -> None:
+        self._nobody = TokenProof()
+        if is_compared:
+            self._nobody.expect()
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, TokenProof] = {}
+
+    @property
+    def proof(self) -> TokenProof:
+        """The proof that counts: of a worker that is refuted, else proved, else unproved."""
+        order = (Proof.REFUTED, Proof.PROVED, Proof.UNPROVED, OFF)
+        return next((self.first[one] for one in order if one in self.first), self._nobody)
+
+    @property
+    def state(self) -> str:
+        """The state that counts."""
+        return self.proof.shown_state
+
+
+async def _post(client: Client, endpoint: str, asked: bytes) -> tuple[int, bytes]:
+    """Asks a worker one question.
+
+    Raises:
+        SilentError: it does not answer.
+    """
+    try:
+        return await client.post(endpoint, PATH, asked, TIMEOUT_SECONDS, MAX_ANSWER_BYTES + 1)
+    except TimeoutError:
+        raise SilentError(f"no answer to {PATH} within {TIMEOUT_SECONDS:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise SilentError(f"{PATH}: {type(error).__name__}") from None
+
+
+class VerifiedCollector(Collector):
+    """Shows at every scrape which models' tokens are verified.
+
+    of_models: `Verifying.of_models`.
+    """
+
+    def __init__(self, of_models: Callable[[], Mapping[str, OfModel]]) -> None:
+        self._of_models = of_models
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metric family, with a sample for each model and result."""
+        family = GaugeMetricFamily(
+            "kvsteer_model_verified",
+            "1 for the state of a model's tokens: whether they are its workers' own",
+            labels=["model", "result"],
+        )
+        for model, known in self._of_models().items():
+            for result in STATES_SHOWN:
+                family.add_metric([model, result], int(known.state == result))
+        yield family

@@ -1,0 +1,226 @@
+"""The fleet: the one table that owns the workers' records, and what happens to a worker."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+
+from extproc.config.schema import AUTO, Config, WorkerEvents
+from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.candidates import Candidates
+from extproc.fleet.discovery.view import STATIC, listed, merged
+from extproc.fleet.discovery.view import Fleet as Members
+from extproc.fleet.feeds import Feeds, OpenTransports
+from extproc.fleet.identifying import Identifying
+from extproc.fleet.lanes import Lanes
+from extproc.fleet.learning import Learning
+from extproc.fleet.polling import Client
+from extproc.fleet.questions import Questions
+from extproc.fleet.record import Table, Wanted, Worker
+from extproc.fleet.resolving import Resolving
+from extproc.fleet.states import States
+from extproc.fleet.strays import Strays
+from extproc.fleet.verifying import Verifying
+from extproc.proof.golden import Encoder
+from extproc.proof.trust import Proofs
+from extproc.routing.load import Loads
+from extproc.routing.placing import Telling
+from kvstate.fleet import FollowedWorkers
+
+log = logging.getLogger("kvsteer.workers")
+
+
+def _no_fault(_: str) -> str:
+    return ""
+
+
+class Workers:
+    """All workers.
+
+    open_transports: opens a worker's event source, one transport for each rank. source_fault:
+    returns what is wrong with a source of workers, by its name; "" if nothing is. chance: returns
+    0 to 1, for jitter. monotonic: seconds; the clock of the loads. telling: reports requests to
+    other routers, None if routers do not share. tokenizers: local ones, by model.
+    make_client: makes the HTTP client that asks the workers. times: how often it does.
+
+    records: by name. upstreams: the records of their endpoints. loads: their load. proofs: the
+    state of their tokens. verifying: compares their tokens with the router's. identifying: knows
+    their engines. candidates: what a picker sees of them. lanes: what Envoy sees of them. states:
+    what the operator sees of them. questions: what they are asked. strays: whether requests reach
+    them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: FollowedWorkers,
+        open_transports: OpenTransports,
+        source_fault: Callable[[str], str] = _no_fault,
+        chance: Callable[[], float] = random.random,
+        monotonic: Callable[[], float] = time.monotonic,
+        telling: Telling | None = None,
+        *,
+        tokenizers: Mapping[str, Encoder] | None = None,
+        make_client: Callable[[], Client] = Client,
+        times: AskingTimes = USUAL,
+    ) -> None:
+        self.telling = telling
+        self._config = config
+        self.monotonic = monotonic
+        self._table = table = Table(merged({STATIC: listed(config.workers)}))
+        self.records: Mapping[str, Worker] = table.by_name
+        self.upstreams = table.upstreams
+        rate = config.policy.cost.prefill_tokens_per_second
+        touched = None if telling is None else telling.touched
+        self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
+        self.proofs = Proofs(fleet, self.records, monotonic)
+        self.candidates = candidates = Candidates(config, table, fleet, self.loads)
+        model_of = candidates.model_of
+        self.lanes = Lanes(table, config.disaggregation, model_of)
+        self.verifying = Verifying(
+            table, config.models, tokenizers or {}, model_of, self.proofs, chance, monotonic
+        )
+        self._learning = Learning(
+            config.models, self._note_learned, chance, times.model_retry_seconds
+        )
+        self.identifying = Identifying(table, chance, monotonic)
+        self.questions = Questions(
+            config,
+            table,
+            fleet,
+            candidates,
+            self.verifying,
+            self._learning,
+            self.identifying,
+            chance,
+            monotonic,
+            make_client,
+        )
+        self._resolving = Resolving(table, self._note_moved, times)
+        self._feeds = Feeds(
+            config, fleet, table, self.questions.polling, self._wanted, open_transports, times
+        )
+        self.strays = Strays(table, monotonic)
+        self.states = States(
+            table,
+            fleet,
+            candidates,
+            self.proofs,
+            self.strays,
+            self._feeds,
+            source_fault,
+            monotonic,
+        )
+        self._learned_more = False
+        self._following: asyncio.Task[None] | None = None
+        self.identifying.watch(self._note_engine)
+
+    async def start(self) -> None:
+        """Resolves names once, then keeps them resolved; asks the workers; follows their feeds."""
+        await self._resolving.start()
+        self.questions.start()
+        await self._feeds.follow()
+        await self.enable_events(enabled=self._config.events.enabled)
+
+    async def close(self) -> None:
+        """Stops following and asking the workers."""
+        await self._resolving.close()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        self.questions.stop()
+        await self._feeds.close()
+        await self.questions.polling.close()
+
+    async def replace(self, members: Members) -> None:
+        """Replaces the list of workers; unchanged ones are not touched."""
+        before = {worker.name: worker.found for worker in self._table}
+        changes = self._table.replace(members)
+        for worker in self._table:
+            self.questions.ask(worker)
+            if before.get(worker.name) not in (None, worker.found):
+                self._learning.ask_now(worker)
+        self._resolving.run_if_needed()
+        self.candidates.note_change()
+        await self._feeds.follow(changes.removed)
+
+    def drain(self, name: str, *, draining: bool) -> bool:
+        """Starts or ends draining a worker; returns whether it exists.
+
+        name: its configured name, or its ip:port.
+        """
+        meant = [worker for worker in self._table if name in (worker.name, worker.endpoint)]
+        for worker in meant:
+            worker.is_drained = draining
+            log.info("worker %s: %s", worker.name, "drains" if draining else "gets requests again")
+        self.candidates.note_change()
+        return bool(meant)
+
+    async def enable_events(self, *, enabled: bool) -> None:
+        """Switches events on or off: without them, every worker counts as publishing none."""
+        await self._feeds.enable(enabled=enabled)
+
+    @property
+    def events_enabled(self) -> bool:
+        """Returns whether the workers' events are followed."""
+        return self._feeds.enabled
+
+    def _note_engine(self, name: str) -> None:
+        """Notes that a worker's engine changed: what was proved for its releases counts no more."""
+        worker = self.records.get(name)
+        if worker is not None:
+            self.proofs.respoken(worker)
+        self.candidates.note_change()
+
+    def _wanted(self, worker: Worker) -> Wanted | None:
+        """Returns a worker's feed as it should be followed; None also if its model is unknown."""
+        model, found = self.candidates.model_of(worker), worker.found
+        events = found.worker.events
+        if model and (events == AUTO or isinstance(events, WorkerEvents)):
+            return Wanted(model, events, found.identity, found.adapters)
+        return None
+
+    def _note_learned(self) -> None:
+        """Follows feeds again: a worker's feed can be followed once its model is known."""
+        self.candidates.note_change()
+        for worker in self._table:
+            self.verifying.expect(worker)
+        self._learned_more = True
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow_as_learned())
+
+    async def _follow_as_learned(self) -> None:
+        while self._learned_more:
+            self._learned_more = False
+            await self._feeds.follow()
+
+    def note_emptied(self, name: str) -> None:
+        """Notes that a worker reported the loss of its whole cache."""
+        worker = self.records.get(name)
+        if worker is not None:
+            worker.holdings.lose(self.monotonic())
+            self._note_restart(worker)
+
+    def note_cut(self, name: str) -> None:
+        """Notes that a worker's feed lost its connection, mostly because the worker died.
+
+        Until a health probe, it computes prompts for other workers only if no other can: a request
+        that names a dead worker cannot be saved by a retry.
+        """
+        worker = self.records.get(name)
+        if worker is not None:
+            self.upstreams.doubt(worker.endpoint, is_doubted=True)
+
+    def _note_restart(self, worker: Worker) -> None:
+        """Notes that a worker may have been restarted with other files."""
+        self.proofs.restarted(worker)
+        self.verifying.ask_now(worker)
+        self.identifying.ask_now(worker)
+
+    def _note_moved(self, worker: Worker, endpoint: str) -> None:
+        """Notes that a worker has another address."""
+        self._table.move(worker, endpoint)
+        self._learning.ask_now(worker)
+        self._note_restart(worker)
+        self.candidates.note_change()

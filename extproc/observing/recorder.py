@@ -1,0 +1,422 @@
+"""Records requests without their prompts, one JSON line each, in the format of Mooncake's trace.
+
+A line has the time of the request, the lengths of its prompt and its answer, and a number for each
+block of the prompt. The numbers are keyed with a secret that is drawn when the router starts and
+never written: prompts that are equal up to a block's end have equal numbers, and nobody without the
+secret can test what the prompt was.
+
+The event loop only puts requests into a queue. A thread hashes, writes, and starts a new file when
+the old one is old or large; older ones are kept within the same limits. Requests that it cannot
+keep up with, or cannot write, are counted instead of recorded.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import stat
+import threading
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.base.structs import Record
+from extproc.config.sections import Recorder as Settings
+from extproc.observing.outcomes import Outcome
+from extproc.routing.decision import Decision, Verdict
+from extproc.routing.upstreams import FIRST_FAILURE
+from kvstate.overlap import Prompt
+
+log = logging.getLogger("kvsteer.recorder")
+
+# The variable by which the processes of one router get a common secret, in hexadecimal digits.
+SECRET_VARIABLE = "KVSTEER_RECORDER_SECRET"  # noqa: S105 - its name
+_SECRET_BYTES = 32
+
+# A block's number has 48 bits, so that every JSON parser can represent it.
+_NUMBER_BYTES = 6
+
+FLUSH_SECONDS = 0.25
+
+# Most requests, and most prompt tokens, that wait for the thread; and most requests in flight.
+MAX_QUEUED = 16_384
+MAX_QUEUED_TOKENS = 16 * 1024 * 1024
+MAX_OPEN = 65_536
+
+# Suffix of the older files: FILE.old is the latest, then FILE.old.2 and so on.
+OLDER = ".old"
+MAX_OLDER = 8
+
+# How long closing waits for the thread to write the rest.
+_CLOSE_SECONDS = 2.0
+
+# Largest size of a line without its numbers, and of each number.
+_LINE_BYTES, _ID_BYTES = 1024, 16
+
+# Why a request is not recorded.
+REASONS = ("queue_full", "disk", "no_tokens", "several_prompts", "failed")
+
+# Requests with other verdicts are answered by the router itself.
+_SERVED = (Verdict.STEER, Verdict.NO_OVERRIDE)
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One recorded request.
+
+    timestamp: milliseconds since the file was started at `began` (seconds since 1970).
+    output_length: tokens, 0 if unknown. hash_ids: one number for each block of block_size tokens;
+    the last block may be shorter. cached_length: cached prompt tokens that the engine reported.
+    ttft_ms: time to the first byte of the answer. Both are left out if unknown.
+    """
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+    block_size: int
+    began: float
+    model: str
+    cached_length: int | None = None
+    ttft_ms: int | None = None
+
+
+def drawn_secret(environment: Mapping[str, str]) -> bytes:
+    """Returns the parent process's secret, or a new one."""
+    with contextlib.suppress(ValueError):
+        given = bytes.fromhex(environment.get(SECRET_VARIABLE, ""))
+        if len(given) == _SECRET_BYTES:
+            return given
+    return secrets.token_bytes(_SECRET_BYTES)
+
+
+def share_secret(environment: MutableMapping[str, str]) -> None:
+    """Puts a secret into this environment for all processes that inherit it."""
+    environment[SECRET_VARIABLE] = drawn_secret(environment).hex()
+
+
+def hash_ids(secret: bytes, prompt: Prompt, block_size: int) -> list[int]:
+    """Returns a number for each block of a prompt; it stands for all tokens up to its end."""
+    state = blake2b(key=secret, digest_size=_NUMBER_BYTES)
+    state.update(msgspec.msgpack.encode((prompt.model, prompt.lora, prompt.salt)))
+    tokens = memoryview(prompt.tokens).cast("B")
+    step = block_size * prompt.tokens.itemsize
+    found = []
+    for start in range(0, len(tokens), step):
+        state.update(tokens[start : start + step])
+        found.append(int.from_bytes(state.copy().digest()))
+    return found
+
+
+class _Passing(Record, eq=False):
+    """A request in flight. decision: kept because its identity is the request's key."""
+
+    decision: Decision
+    prompt: Prompt | None
+    at: float
+    numbers: "array[int] | None" = None
+
+
+class _File:
+    """The current file and the older ones. Only the thread uses it.
+
+    clock: seconds since 1970. monotonic: seconds; files are started anew by this clock.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        path: str,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._path = path
+        self._most_bytes = settings.bytes // 2
+        self._most_seconds = settings.hours * 3600 / 2
+        self._clock = clock
+        self._monotonic = monotonic
+        self._began_at = -math.inf
+        self._descriptor = -1
+        self._size = 0
+        self._fault = ""
+        self.began = 0.0
+
+    def ready(self, size: int = 0) -> bool:
+        """Prepares a file for so many more bytes; starts a new one if it is time.
+
+        Returns whether there is a file that they fit in.
+        """
+        if size > self._most_bytes:
+            return False
+        is_old = self._monotonic() - self._began_at >= self._most_seconds
+        is_full = self._size > 0 and self._size + size > self._most_bytes
+        if self._descriptor >= 0 and not (is_old or is_full):
+            return True
+        try:
+            self._begin(is_old=is_old)
+        except OSError as error:
+            self._tell(error)
+            return False
+        return True
+
+    def write(self, text: bytes) -> bool:
+        """Writes complete lines; returns whether that succeeded."""
+        try:
+            written = os.write(self._descriptor, text)
+            if written < len(text):
+                written += os.write(self._descriptor, text[written:])
+            if written < len(text):
+                raise OSError(None, "only a part could be written")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            self._tell(error)
+            return False
+        self._size += len(text)
+        if self._fault:
+            log.info("recorder.file: writing to %s works again", self._path)
+            self._fault = ""
+        return True
+
+    def close(self) -> None:
+        """Closes the file, and keeps it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _begin(self, *, is_old: bool) -> None:
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(self._path)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(None, "is not a regular file")
+            if found.st_size or self.began:
+                # what is older than a file that is half of the hours old is older still
+                self._keep_older(found.st_size, keeps_none=is_old and self.began > 0)
+                Path(self._path).replace(self._path + OLDER)
+                _make_private(self._path + OLDER)
+            else:  # left by a router that ended before its first request
+                Path(self._path).unlink()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+        self._size = 0
+        self.began, self._began_at = round(self._clock(), 3), self._monotonic()
+
+    def _keep_older(self, size: int, *, keeps_none: bool) -> None:
+        """Renames the older files, to make room for one more; deletes what is beyond the limits.
+
+        size: of the one that becomes the latest of them.
+        """
+        names = [self._path + OLDER]
+        names += [f"{self._path}{OLDER}.{number}" for number in range(2, MAX_OLDER + 1)]
+        kept = 0
+        for name in names:
+            try:
+                found = os.lstat(name)
+            except FileNotFoundError:
+                continue
+            size += found.st_size
+            # a file of an earlier run tells its age by the clock alone
+            is_too_old = self._clock() - found.st_mtime > 2 * self._most_seconds
+            if keeps_none or is_too_old or size > self._most_bytes or kept == MAX_OLDER - 1:
+                Path(name).unlink()
+                keeps_none = True  # the others are older
+            else:
+                Path(name).replace(f"{self._path}.shifted.{kept}")
+                kept += 1
+        for number in range(kept):
+            Path(f"{self._path}.shifted.{number}").replace(names[number + 1])
+            _make_private(names[number + 1])
+
+    def _tell(self, error: OSError) -> None:
+        fault = error.strerror or type(error).__name__
+        if fault != self._fault:
+            log.error("recorder.file: %s: %s; requests are not recorded", self._path, fault)
+        self._fault = fault
+
+
+def _make_private(path: str) -> None:
+    """Lets nobody else read a file, whatever its mode was; links are left alone."""
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, flags)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+
+
+class Recorder:
+    """Records the requests of one router.
+
+    path: the file. secret: the key of the blocks' numbers. clock: seconds since 1970. monotonic: a
+    clock in seconds.
+    recorded: lines written. not_recorded: requests that were not recorded, by reason.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        path: str,
+        secret: bytes,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._block_size = settings.block_size
+        self._secret = secret
+        self._clock = clock
+        self._monotonic = monotonic
+        self._file = _File(settings, path, clock, monotonic)
+        self._open: dict[int, _Passing] = {}
+        self._hashing: deque[_Passing] = deque()
+        self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
+        # only one thread writes each of these two
+        self._given_tokens = self._taken_tokens = 0
+        self.recorded = 0
+        self.not_recorded: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self._lost = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes the finished requests and ends the thread; requests in flight are not recorded."""
+        self._stopping.set()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+        """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
+        if decision.verdict not in _SERVED:
+            self.not_recorded["failed"] += 1
+            return
+        if len(prompts) != 1:
+            reason = "several_prompts" if prompts else "no_tokens"
+            self.not_recorded[reason] += 1
+            return
+        tokens = len(prompts[0].tokens)
+        queued = self._given_tokens - self._taken_tokens + tokens
+        full = len(self._hashing) + len(self._ended) >= MAX_QUEUED or queued > MAX_QUEUED_TOKENS
+        if full or len(self._open) >= MAX_OPEN:
+            self.not_recorded["queue_full"] += 1
+            return
+        passing = _Passing(decision, prompts[0], self._monotonic())
+        self._given_tokens += tokens
+        self._open[id(decision)] = passing
+        self._hashing.append(passing)
+
+    def note_server(self, decision: Decision, endpoint: str) -> None:
+        """Does nothing: the worker that answered is not recorded."""
+
+    def note_drop(self, decision: Decision) -> None:
+        """Counts a decided request as failed that was not placed: the router refused it."""
+        if self._open.pop(id(decision), None) is not None:
+            self.not_recorded["failed"] += 1
+
+    def end(self, decision: Decision, outcome: Outcome | None) -> None:
+        """Queues an ended request, or counts it as failed.
+
+        outcome: None if the proxy did not send its response.
+        """
+        passing = self._open.pop(id(decision), None)
+        if passing is None:
+            return
+        if outcome is not None and (outcome.status or 0) >= FIRST_FAILURE:
+            self.not_recorded["failed"] += 1
+            return
+        self._ended.append((passing, outcome))
+
+    def not_recorded_by_reason(self) -> dict[str, int]:
+        """Returns how many requests were not recorded, for each reason."""
+        return {**self.not_recorded, "disk": self._lost}
+
+    def _run(self) -> None:
+        while not self._stopping.wait(FLUSH_SECONDS):
+            self._flush_safely()
+        self._flush_safely()
+        self._file.close()
+
+    def _flush_safely(self) -> None:
+        try:
+            self._flush()
+        except Exception:
+            log.exception("recorder.file: requests are not recorded")
+
+    def _flush(self) -> None:
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        # ended requests were queued for hashing before they ended, so all of them are hashed here
+        while self._hashing:
+            self._hash(self._hashing.popleft())
+            time.sleep(0)  # let the event loop run
+        self._file.ready()
+        for passing, outcome in ended:
+            self._write(passing, outcome)
+
+    def _write(self, passing: _Passing, outcome: Outcome | None) -> None:
+        size = _LINE_BYTES + _ID_BYTES * len(passing.numbers or ())
+        if self._file.ready(size):
+            line = msgspec.json.encode(self._line(passing, outcome)) + b"\n"
+            if self._file.write(line):
+                self.recorded += 1
+                return
+        self._lost += 1
+
+    def _hash(self, passing: _Passing) -> None:
+        prompt = passing.prompt
+        if prompt is None:
+            return
+        passing.numbers = array("Q", hash_ids(self._secret, prompt, self._block_size))
+        self._taken_tokens += len(prompt.tokens)
+        passing.prompt = (
+            None  # the numbers replace it, so that a long answer keeps no prompt in memory
+        )
+
+    def _line(self, passing: _Passing, outcome: Outcome | None) -> Line:
+        at = self._clock() - (self._monotonic() - passing.at)
+        line = Line(
+            max(0, round((at - self._file.began) * 1000)),
+            passing.decision.basis.prompt_tokens,
+            0,
+            list(passing.numbers or ()),
+            self._block_size,
+            self._file.began,
+            passing.decision.model or "",
+        )
+        if outcome is not None:
+            line.output_length = outcome.reported.output_tokens or 0
+            line.cached_length = outcome.reported.cached_tokens
+            seconds = outcome.ttft_seconds
+            line.ttft_ms = None if seconds is None else round(seconds * 1000)
+        return line
+
+
+class RecorderCollector(Collector):
+    """Shows how many requests were recorded, at every scrape."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the recorder's metric families."""
+        recorded = CounterMetricFamily(
+            "kvsteer_recorded", "Requests written to recorder.file", self._recorder.recorded
+        )
+        dropped = CounterMetricFamily(
+            "kvsteer_not_recorded",
+            "Requests that were not written to recorder.file, by reason",
+            labels=["reason"],
+        )
+        for reason, count in self._recorder.not_recorded_by_reason().items():
+            dropped.add_metric([reason], count)
+        yield from (recorded, dropped)

@@ -1,0 +1,348 @@
+"""Golden requests: a few of every form and API, whose tokens are compared with an engine's.
+
+They contain no user's text, so differences may be shown. A difference is reported with its first
+token and its likely cause: one different byte in a template changes every block, and nothing else
+would reveal it.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from extproc.base.errors import RequestError
+from extproc.proof.state import Comparison, Mismatch, Verdict
+from extproc.requests import chat_request, completion_request, messages_request, responses_request
+from extproc.requests.prompt import (
+    CONVERSATION,
+    FORM_NAMES,
+    SWITCHES,
+    TEXT,
+    TOOLS,
+    Chat,
+    InferenceRequest,
+    Prompt,
+    Text,
+    blamed,
+    forms_of,
+)
+from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
+from kvstate.overlap import Tokens, shared_tokens
+
+
+class Golden(NamedTuple):
+    """A golden request.
+
+    name: in words. prompt: as KVSteer parses it.
+    """
+
+    name: str
+    prompt: Chat | Text
+
+    @property
+    def forms(self) -> int:
+        """The forms of its prompt."""
+        return forms_of(self.prompt)
+
+    def question(self, model: str | None) -> bytes:
+        """Returns the body of a request to an engine for its tokens.
+
+        model: the name by which the engine knows the model; None for the one that it serves.
+        """
+        # where releases vary, a prompt is keyed only if no special token is added in any of them
+        return question(msgspec.structs.replace(self.prompt, special_tokens_vary=False), model)
+
+
+# Words, numbers, spaces, code, accents, other scripts: where tokenizers differ, they differ here.
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "    for n in range(1234567890):\n\t\treturn {'a': n ** 2}  # 3.14159\n\n",
+    "naïve café, Straße, 東京 도쿄 Москва \U0001f680",
+)
+
+_USER = {"role": "user", "content": TEXTS[0]}
+_SYSTEM = {"role": "system", "content": "Answer briefly, in the words of the question."}
+_TURN = {"role": "assistant", "content": TEXTS[2]}
+_SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_FUNCTION = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": '{"word": "fox"}'},
+}
+_CALLED = [
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "an animal"},
+]
+
+
+def _switched(*, on: bool) -> Mapping[str, Any]:
+    """Returns a conversation with thinking on or off, under the names that templates use for it."""
+    return {"messages": [_USER], "chat_template_kwargs": {"enable_thinking": on, "thinking": on}}
+
+
+_CHATS: Mapping[str, Mapping[str, Any]] = {
+    "a conversation": {"messages": [_USER]},
+    "a conversation with a system turn": {"messages": [_SYSTEM, _USER]},
+    "a conversation of several turns": {"messages": [_USER, _TURN, _USER]},
+    "a conversation with tools": {"messages": [_USER], "tools": [_TOOL]},
+    "a conversation with a tool's result": {"messages": [_USER, *_CALLED], "tools": [_TOOL]},
+    "a conversation that thinks": _switched(on=True),
+    "a conversation that does not think": _switched(on=False),
+}
+_MESSAGES = {
+    "system": _SYSTEM["content"],
+    "messages": [_USER, _TURN, _USER],
+    "tools": [
+        {"name": "look_up", "description": _FUNCTION["description"], "input_schema": _SCHEMA}
+    ],
+}
+_RESPONSE = {"instructions": _SYSTEM["content"], "input": TEXTS[0]}
+
+
+def _golden(name: str, parse: Callable[[bytes], InferenceRequest], body: object) -> Golden:
+    (prompt,) = parse(json.dumps(body).encode()).prompts
+    assert isinstance(prompt, Chat | Text)
+    return Golden(name, prompt)
+
+
+# The simplest ones first, since the first that differs is reported.
+GOLDEN: Sequence[Golden] = (
+    *(_golden(repr(text[:20]), completion_request.parse, {"prompt": text}) for text in TEXTS),
+    *(_golden(name, chat_request.parse, body) for name, body in _CHATS.items()),
+    _golden("messages (Anthropic's API)", messages_request.parse, _MESSAGES),
+    _golden("a response", responses_request.parse, _RESPONSE),
+)
+
+
+class Told(NamedTuple):
+    """A golden request's tokens, here and in the engine; the reason in words if there are none."""
+
+    golden: Golden
+    ours: Tokens | str
+    engines: Tokens | str
+
+
+class Encoder(Protocol):
+    """KVSteer's tokenizer of a model."""
+
+    def encode(self, prompt: Prompt) -> Tokens:
+        """Returns the token ids of a prompt.
+
+        Raises:
+            RequestError: they are not certain.
+        """
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Returns the text of token ids."""
+
+
+TextOf = Callable[[Sequence[int]], str]
+
+# Far more than an answer to any golden request takes.
+MAX_ANSWER_BYTES = 64 * 1024
+
+_OK = 200
+_NO_SUCH_PATH = (404, 405, 501)
+_REFUSALS = (400, 413, 422)
+
+
+class SilentError(Exception):
+    """A worker gives no answer for now; the message says why."""
+
+
+class NoTokenizeError(Exception):
+    """A worker does not tokenize; the message says why."""
+
+
+def tokens_here(encoder: Encoder) -> list[Tokens | str]:
+    """Returns KVSteer's tokens of all golden requests; this takes some milliseconds."""
+    return [_encoded(encoder, golden) for golden in GOLDEN]
+
+
+def _encoded(encoder: Encoder, golden: Golden) -> Tokens | str:
+    try:
+        return encoder.encode(golden.prompt)
+    except RequestError as error:
+        return error.reason
+
+
+async def tokens_there(
+    post: Callable[[bytes], Awaitable[tuple[int, bytes]]], model: str | None
+) -> list[Tokens | str]:
+    """Returns an engine's tokens of all golden requests; equal questions are asked once.
+
+    post: sends a question to POST /tokenize, and returns the status and at most one byte more than
+    MAX_ANSWER_BYTES; it raises SilentError if there is no answer. model: as in `Golden.question`.
+
+    Raises:
+        SilentError, NoTokenizeError: there is no answer at all.
+    """
+    found: dict[bytes, Tokens | str] = {}
+    for golden in GOLDEN:
+        asked = golden.question(model)
+        if asked not in found:
+            found[asked] = _answer(*await post(asked))
+    return [found[golden.question(model)] for golden in GOLDEN]
+
+
+def _answer(status: int, body: bytes) -> Tokens | str:
+    """Returns the tokens in an answer, or why the engine refuses this question alone."""
+    if status in _NO_SUCH_PATH:
+        raise NoTokenizeError(f"it has no {PATH} (status {status})")
+    if status in _REFUSALS:
+        return f"{PATH}: status {status}"
+    if status != _OK:
+        raise SilentError(f"{PATH}: status {status}")
+    if len(body) > MAX_ANSWER_BYTES:
+        raise SilentError(f"{PATH}: an answer of more than {MAX_ANSWER_BYTES} bytes")
+    try:
+        return answered(body)
+    except RequestError:
+        raise SilentError(f"{PATH}: an answer that cannot be read") from None
+
+
+def comparison(told: Iterable[Told], text_of: TextOf) -> Comparison:
+    """Returns what golden requests say about an engine's tokens.
+
+    A form is the same if one of its requests was compared and none differs. A difference is blamed
+    on what simpler requests do not have; if no conversation could be compared, on all forms that
+    are not known to be the same.
+
+    text_of: returns the text of token ids, by the tokenizer here.
+    """
+    found: dict[int, Verdict] = {}
+    compared, why, first = 0, "", None
+    for golden, here, there in told:
+        if isinstance(here, str):
+            continue  # such requests are not keyed, so nothing is claimed about them
+        if isinstance(there, str):
+            reason = f"{golden.name} is not compared: {there}"
+            why = why or reason
+            _note(found, golden.forms, Verdict(None, reason))
+            continue
+        compared += 1
+        different = mismatch(golden, here, there, text_of)
+        if different is None:
+            _note(found, golden.forms, Verdict(is_same=True))
+        else:
+            verdict = Verdict(False, in_words(different), different)
+            first = first or verdict
+            _note(found, golden.forms & ~blamed(golden.forms), Verdict(None, verdict.why))
+            _note(found, blamed(golden.forms), verdict)
+    if first is not None and found.get(CONVERSATION, first).is_same is None:
+        found = {form: first if one.is_same is None else one for form, one in found.items()}
+    return Comparison(compared, found, why if found else "no golden request is keyed here")
+
+
+def _note(found: dict[int, Verdict], forms: int, verdict: Verdict) -> None:
+    """Adds a verdict on some forms: a difference outweighs the same, that outweighs no answer."""
+    for form in FORM_NAMES:
+        if form & forms:
+            known = found.setdefault(form, verdict)
+            if known.is_same is None or (known.is_same and verdict.is_same is False):
+                found[form] = verdict
+
+
+def mismatch(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> Mismatch | None:
+    """Returns where the tokens of a golden request first differ, None if they do not."""
+    at = shared_tokens(ours, engines)
+    if at == len(ours) == len(engines):
+        return None
+    return Mismatch(
+        golden.name,
+        at,
+        ours[at] if at < len(ours) else None,
+        engines[at] if at < len(engines) else None,
+        _after(text_of(ours[max(0, at - _WINDOW) : at])) + cause(golden, ours, engines, text_of),
+    )
+
+
+def in_words(found: Mismatch, witness: str = PATH) -> str:
+    """Returns a sentence about a mismatch. witness: where the engine's ids come from."""
+    there = "missing" if found.engines is None else str(found.engines)
+    here = "missing" if found.ours is None else str(found.ours)
+    where = f"of {found.request}, token {found.position} is {there} in the engine and {here} here"
+    return f"{where}, by {witness}: {found.cause}"
+
+
+# Most characters that are shown of a text beside a mismatch, and most tokens that are turned into
+# the text before it.
+_SHOWN = 32
+_WINDOW = 16
+
+# Most tokens that are compared as text: no golden request has as many, but an answer may.
+_MOST_TOKENS = 1_024
+
+_DATE = re.compile(
+    r"\d{4}-\d\d-\d\d|\d{1,2} \w{3,9} \d{4}|\w{3,9} \d{1,2},? \d{4}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
+)
+
+
+def _after(text: str) -> str:
+    return f"after {text[-_SHOWN:]!r}, " if text else ""
+
+
+def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str:
+    """Returns the likely cause of a mismatch, in words."""
+    here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
+    return (
+        _framed(ours, engines)
+        or _of_space(here, there)
+        or _of_date(here, there)
+        or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
+    )
+
+
+def _of_form(golden: Golden, here: str, there: str) -> str:
+    """Returns the likely cause: what this request has and the simpler ones before it lack."""
+    if golden.forms & TEXT:
+        return "another tokenizer or vocabulary"
+    if golden.forms & TOOLS:
+        return "tools are rendered differently"
+    if golden.forms & SWITCHES:
+        return "the template takes enable_thinking differently"
+    if here.startswith(there) or there.startswith(here):
+        return "the templates end differently, as in the generation prompt"
+    return "the chat template is another one"
+
+
+def _of_date(here: str, there: str) -> str:
+    if _DATE.sub("", here) == _DATE.sub("", there):
+        return "the template writes a date, and the clocks or the time zones differ"
+    return ""
+
+
+def _framed(ours: Tokens, engines: Tokens) -> str:
+    """Returns the cause if one side only has one more token in front, else ""."""
+    for longer, shorter, who, other in (
+        (engines, ours, "the engine", "the router"),
+        (ours, engines, "the router", "the engine"),
+    ):
+        if len(longer) > 1 and longer[1:] == shorter:
+            if longer[0] == longer[1]:
+                return f"{who} begins with its special token (BOS) twice, {other} once"
+            return f"{who} puts a special token (BOS) in front, {other} does not"
+    return ""
+
+
+def _of_space(here: str, there: str) -> str:
+    """Returns the cause if the texts differ at most in white space, else ""."""
+    if here == there:
+        return "the same text is cut into other tokens: another tokenizer or vocabulary"
+    if here.rstrip() == there.rstrip():
+        return "white space at the end differs, as a trailing newline"
+    if "".join(here.split()) == "".join(there.split()):
+        return "only white space differs, as a newline in the template"
+    return ""
+
+
+def _instead(here: str, there: str) -> str:
+    """Returns what follows the common beginning of the two texts in each of them, in words."""
+    both = zip(here, there, strict=False)
+    end = next((at for at, (a, b) in enumerate(both) if a != b), min(len(here), len(there)))
+    ours, theirs = (text[end : end + _SHOWN] for text in (here, there))
+    return f"{theirs!r} in the engine and {ours!r} here"

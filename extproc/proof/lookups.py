@@ -1,0 +1,131 @@
+"""Looks up whether workers stored the prompts of some requests as they are tokenized here.
+
+A request that was sent to a worker with a live feed is looked up in the index once it is over: the
+feed has announced its blocks by then. If the worker holds all that can be reused, its tokens are
+KVSteer's. If it does not, although it stored something meanwhile, that counts as not stored; all
+others say nothing: requests that were refused or answered elsewhere, prompts that were cached or
+are shorter than a block, workers without prefix caching, and feeds with a hole.
+
+Few requests are looked up, and one in each step: the index is asked for at most MAX_PROMPT_TOKENS.
+Time is an argument: seconds of one monotonic clock.
+"""
+
+from dataclasses import dataclass
+
+from kvstate.overlap import Overlap, Prompt, usable_tokens
+
+# Events of a request may arrive after its answer; SGLang and TensorRT-LLM store it at its end.
+GRACE_SECONDS = 1.0
+
+# A request that takes longer is not looked up: its blocks may be gone again.
+MAX_SECONDS = 60.0
+
+# Most requests that wait, for each worker.
+MAX_WAITING = 8
+
+# Time between two requests of one worker that are looked up: while the state of its tokens is not
+# known for all their forms, and then.
+PAUSE_SECONDS = 0.5
+PAUSE_WHILE_PROVED_SECONDS = 5.0
+
+# Longer prompts are not looked up: that takes a microsecond for each ten tokens or so. While a form
+# is not proved, they may be longer: coding agents begin with twenty thousand tokens.
+MAX_PROMPT_TOKENS = 16_384
+MAX_UNPROVED_TOKENS = 65_536
+
+
+@dataclass(eq=False, slots=True)
+class Sent:
+    """A request in flight to a worker.
+
+    held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
+    feed had sent by then. ended_at: None while it lasts.
+    """
+
+    prompt: Prompt
+    forms: int
+    held_tokens: int
+    batches: int
+    sent_at: float
+    ended_at: float | None = None
+
+
+def held_tokens(overlap: Overlap | None) -> int:
+    """Returns how many tokens of a prompt a worker holds, certain or not."""
+    return 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
+
+
+class Lookups:
+    """The requests of one worker that wait until they are looked up, in the order of sending."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Sent] = []
+        self._next_at = self._next_unproved_at = 0.0
+
+    def __len__(self) -> int:
+        """Returns how many requests wait."""
+        return len(self._waiting)
+
+    def is_open(self, now: float, *, is_proved: bool) -> bool:
+        """Returns whether one more request may be looked up.
+
+        is_proved: whether all its forms are proved; others need not wait as long.
+        """
+        next_at = self._next_at if is_proved else self._next_unproved_at
+        return now >= next_at and len(self._waiting) < MAX_WAITING
+
+    def add(self, sent: Sent, *, is_proved: bool) -> None:
+        """Adds a request that was just sent. is_proved: whether all its forms are proved."""
+        self._waiting.append(sent)
+        self._next_at = sent.sent_at + (PAUSE_WHILE_PROVED_SECONDS if is_proved else PAUSE_SECONDS)
+        self._next_unproved_at = sent.sent_at + PAUSE_SECONDS
+
+    def drop(self, sent: Sent) -> None:
+        """Gives up a request; one that does not wait is left as it is."""
+        if sent in self._waiting:
+            self._waiting.remove(sent)
+
+    def restart(self) -> None:
+        """Gives up all requests: the worker lost its blocks. The next one may come at once."""
+        self._waiting.clear()
+        self._next_at = self._next_unproved_at = 0.0
+
+    def take_due(self, now: float) -> Sent | None:
+        """Removes and returns one request that is over and can be looked up; None if none is."""
+        self._waiting = [one for one in self._waiting if now - one.sent_at < MAX_SECONDS]
+        for sent in self._waiting:
+            if sent.ended_at is not None and now - sent.ended_at >= GRACE_SECONDS:
+                self._waiting.remove(sent)
+                return sent
+        return None
+
+
+def may_show(
+    prompt: Prompt, overlap: Overlap | None, block_size: int | None, *, is_proved: bool = True
+) -> bool:
+    """Returns whether a prompt that is sent to a worker can be looked up later.
+
+    overlap: what the worker holds of it. block_size: the worker's, None if unknown. is_proved:
+    whether all its forms are proved.
+    """
+    if len(prompt.tokens) > (MAX_PROMPT_TOKENS if is_proved else MAX_UNPROVED_TOKENS):
+        return False
+    return block_size is None or usable_tokens(prompt.tokens, block_size) > held_tokens(overlap)
+
+
+def is_stored(
+    sent: Sent, overlap: Overlap | None, batches: int, block_size: int | None
+) -> bool | None:
+    """Returns whether a worker stored a prompt whole; None if that is not known.
+
+    overlap: what the worker holds of it now. batches: how many its feed has sent by now.
+    block_size: the worker's, None if unknown.
+    """
+    if block_size is None:
+        return None
+    usable = usable_tokens(sent.prompt.tokens, block_size)
+    if usable <= sent.held_tokens:  # its blocks are larger than was known when it was sent
+        return None
+    if held_tokens(overlap) >= usable:
+        return True
+    return False if batches > sent.batches else None

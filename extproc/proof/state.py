@@ -1,0 +1,374 @@
+"""What is known of whether a worker's tokens are KVSteer's: one state for each form of request.
+
+A form of request (`extproc.requests.prompt`) is unproved, proved or refuted, for a reason and since
+a moment. Three sources feed the state:
+
+- Golden requests (`extproc.proof.golden`): the worker tokenized them. The same tokens prove a form,
+  other tokens refute it, until the worker tokenizes them anew.
+- Stored blocks (`extproc.proof.lookups`): by its events, the worker stored a whole prompt as it was
+  tokenized here, which proves its forms; or it did not, which proves nothing, since the request may
+  have been aborted. If most of the last requests were not stored, the form is doubted: unproved,
+  whatever golden requests say.
+- Usage (`extproc.observing.usage`): the worker counted the tokens of a prompt. Equal counts prove
+  nothing, but if several of the last counts were other ones, the form is refuted.
+
+A worker that loses its cache may have been restarted with other files: its forms are unproved
+again, except those that golden requests refute.
+
+    source and finding              from unproved     from proved       from refuted
+    golden: the same tokens         proved *          proved            proved *
+    golden: other tokens            refuted           refuted           refuted
+    golden: not compared            unproved          unproved **       unproved **
+    stored: the whole prompt        proved *          proved            refuted
+    stored: not the whole prompt    unproved          doubted: unproved refuted
+    usage: another count            refuted ***       refuted ***       refuted
+    usage: the same count           unproved          proved            as before ***
+    restart                         unproved          unproved          refuted by golden requests
+
+    *   unless it is doubted (unproved), or refuted by another source
+    **  unless another source says otherwise
+    *** after several of the last counts
+
+Time is an argument: seconds of one monotonic clock.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from extproc.requests.prompt import ALL_FORMS, CONVERSATION, FORM_NAMES, TEXT, blamed
+
+# How many of the last findings of a kind count.
+LAST_FINDINGS = 8
+
+# How many of them must be other counts before a form is refuted, and how many equal ones in a row
+# end that: more, since only some prompts of the form may be counted otherwise.
+OTHER_COUNTS = 3
+EQUAL_COUNTS = 6
+
+# How many of the last prompts must not be stored before a form is doubted, and how many stored ones
+# in a row end that.
+PROMPTS_NOT_STORED = 6
+PROMPTS_STORED = 3
+
+
+class Proof(StrEnum):
+    """Whether a worker's tokens are KVSteer's."""
+
+    UNPROVED = "unproved"
+    PROVED = "proved"
+    REFUTED = "refuted"
+
+
+# Results of live requests: stored whole as tokenized here; counted otherwise by the engine; and
+# those that were not stored.
+MATCHED, MISMATCHED, WITHOUT_EVIDENCE = "matched", "mismatched", "without_evidence"
+FINDINGS = (MATCHED, MISMATCHED, WITHOUT_EVIDENCE)
+
+# What is shown of a worker or model whose tokens nothing is known of, nor asked.
+OFF = "off"
+
+# All that may be shown of a model's tokens.
+STATES_SHOWN = (Proof.UNPROVED.value, Proof.PROVED.value, Proof.REFUTED.value, OFF)
+
+
+class Mismatch(NamedTuple):
+    """The first token in which a golden request differs.
+
+    request: its name. ours, engines: the ids there; None if the tokens end before. cause: the
+    likely one, in words.
+    """
+
+    request: str
+    position: int
+    ours: int | None
+    engines: int | None
+    cause: str
+
+
+class Known(NamedTuple):
+    """The state of a form.
+
+    why: in words, "" if nothing is to be said. at: since when; None while it is as it began.
+    """
+
+    proof: Proof
+    why: str
+    at: float | None
+    mismatch: Mismatch | None = None
+
+    def seconds(self, now: float) -> float | None:
+        """Returns how long it has lasted; None while it is as it began."""
+        return None if self.at is None else now - self.at
+
+
+class Verdict(NamedTuple):
+    """What golden requests say about a form.
+
+    is_same: None if they were not compared. why: in words. mismatch: the first one.
+    """
+
+    is_same: bool | None
+    why: str = ""
+    mismatch: Mismatch | None = None
+
+
+class Comparison(NamedTuple):
+    """What golden requests say about a worker's tokens.
+
+    compared: how many were compared. forms: the verdicts on all forms that are keyed here. why: one
+    that was not compared, and the reason; "" if all were.
+    """
+
+    compared: int
+    forms: dict[int, Verdict]
+    why: str = ""
+
+
+# What is known before a worker has been asked, or has answered.
+NOT_ASKED = "it has not answered yet"
+NOT_SEEN = "no request has shown it yet"
+RESTARTED = "it may have been restarted since"
+
+NOT_STORED = (
+    f"{PROMPTS_NOT_STORED} of its last {LAST_FINDINGS} requests were not stored as they are"
+    " tokenized here"
+)
+
+
+def _counted_otherwise(ours: int, engines: int) -> str:
+    return f"it counts other tokens in requests: {engines} instead of {ours} in the last such one"
+
+
+class _Tally:
+    """The last findings of one kind; `is_raised` while too many of them are bad."""
+
+    def __init__(self, bad: int, good: int) -> None:
+        self._bad, self._good = bad, good
+        self._last: deque[bool] = deque(maxlen=LAST_FINDINGS)
+        self.is_raised = False
+
+    def add(self, *, is_good: bool) -> None:
+        self._last.append(is_good)
+        if not self.is_raised:
+            self.is_raised = self._last.count(False) >= self._bad
+        elif len(self._last) >= self._good and all(list(self._last)[-self._good :]):
+            self.clear()
+
+    def clear(self) -> None:
+        self._last.clear()
+        self.is_raised = False
+
+
+class FormProof:
+    """The state of one form of request at one worker. known: the state now."""
+
+    def __init__(self) -> None:
+        self.known = Known(Proof.UNPROVED, NOT_SEEN, None)
+        self._golden = Verdict(None)
+        self._is_stored = False
+        self._unproved_why = NOT_SEEN
+        self._lookups = _Tally(PROMPTS_NOT_STORED, PROMPTS_STORED)
+        self._counts = _Tally(OTHER_COUNTS, EQUAL_COUNTS)
+        self._counts_why = ""
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether most of the last prompts were not stored as they are tokenized here."""
+        return self._lookups.is_raised
+
+    def compare(self, verdict: Verdict, now: float) -> None:
+        """Takes the verdict of golden requests.
+
+        If they are the same after a difference, what was counted before no longer counts.
+        """
+        if verdict.is_same and self._golden.is_same is False:
+            self._counts.clear()
+        self._golden = verdict
+        self._settle(now)
+
+    def look_up(self, now: float, *, is_stored: bool) -> None:
+        """Takes whether a prompt was stored whole as it is tokenized here."""
+        self._lookups.add(is_good=is_stored)
+        self._is_stored = self._is_stored or is_stored
+        self._settle(now)
+
+    def count(self, ours: int, engines: int, now: float) -> None:
+        """Takes how many tokens a prompt has, here and in the engine."""
+        if ours != engines:
+            self._counts_why = _counted_otherwise(ours, engines)
+        self._counts.add(is_good=ours == engines)
+        self._settle(now)
+
+    def restart(self, now: float) -> None:
+        """Takes that the worker may have been restarted with other files."""
+        self._lookups.clear()
+        self._counts.clear()
+        self._is_stored = False
+        self._unproved_why = RESTARTED
+        if self._golden.is_same is not False:
+            self._golden = Verdict(None)
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        proof, why, mismatch = self._concluded()
+        at = self.known.at if proof is self.known.proof else now
+        self.known = Known(proof, why, at, mismatch)
+
+    def _concluded(self) -> tuple[Proof, str, Mismatch | None]:
+        golden = self._golden
+        if golden.is_same is False:
+            return Proof.REFUTED, golden.why, golden.mismatch
+        if self._counts.is_raised:
+            return Proof.REFUTED, self._counts_why, None
+        if self._lookups.is_raised:
+            return Proof.UNPROVED, NOT_STORED, None
+        if golden.is_same or self._is_stored:
+            return Proof.PROVED, "", None
+        return Proof.UNPROVED, golden.why or self._unproved_why, None
+
+
+class TokenProof:
+    """The state of one worker's tokens, by form.
+
+    worker: its name. compared: how many golden requests were
+    compared; is_asked: whether any are. why: one that was not, and the reason. findings: those of
+    live requests, by result. refuted, doubted, proved: the forms that are.
+    """
+
+    def __init__(self, worker: str = "") -> None:
+        self.worker = worker
+        self._model: str | None = None
+        self.compared = 0
+        self.is_asked = False
+        self.why = ""
+        self.findings = Counter(dict.fromkeys(FINDINGS, 0))
+        self.refuted = self.doubted = self.proved = 0
+        self._keyed = ALL_FORMS
+        self._forms = {form: FormProof() for form in FORM_NAMES}
+
+    def agrees(self, comparison: Comparison) -> bool:
+        """Returns whether a result of golden requests refutes nothing that is not refuted yet."""
+        refuting = (form for form, one in comparison.forms.items() if one.is_same is False)
+        return all(self.of(form).mismatch == comparison.forms[form].mismatch for form in refuting)
+
+    def serve(self, model: str) -> None:
+        """Takes which model the worker serves: what was known of another one is forgotten."""
+        if self._model not in (None, model):
+            self.__init__(self.worker)  # type: ignore[misc]
+        self._model = model
+
+    def expect(self) -> None:
+        """Notes that golden requests will be compared."""
+        self.is_asked = True
+        self.why = self.why or NOT_ASKED
+
+    def compare(self, comparison: Comparison, now: float) -> None:
+        """Takes the result of golden requests."""
+        self.compared, self.why = comparison.compared, comparison.why
+        self._keyed = sum(comparison.forms)
+        for form, proof in self._forms.items():
+            proof.compare(comparison.forms.get(form, Verdict(None)), now)
+        self._note()
+
+    def uncompared(self, why: str, now: float, *, for_now: bool) -> None:
+        """Takes why golden requests were not compared.
+
+        for_now: the worker only did not answer; what it answered before then remains.
+        """
+        if not for_now:
+            self.compare(Comparison(0, dict.fromkeys(FORM_NAMES, Verdict(None, why)), why), now)
+        elif not self.compared:
+            self.why = why
+
+    def look_up(self, forms: int, now: float, *, is_stored: bool) -> None:
+        """Takes whether the prompt of a request of these forms was stored whole."""
+        self.findings[MATCHED if is_stored else WITHOUT_EVIDENCE] += 1
+        for form in _each(forms if is_stored else blamed(forms)):
+            self._forms[form].look_up(now, is_stored=is_stored)
+        self._note()
+
+    def count(self, forms: int, ours: int, engines: int, now: float) -> None:
+        """Takes how many tokens the prompt of a request of these forms has, here and there."""
+        if ours != engines:
+            self.findings[MISMATCHED] += 1
+        for form in _each(blamed(forms)):
+            self._forms[form].count(ours, engines, now)
+        self._note()
+
+    def restart(self, now: float) -> None:
+        """Takes that the worker may have been restarted with other files."""
+        for proof in self._forms.values():
+            proof.restart(now)
+        self._note()
+
+    def forget(self, forms: int) -> None:
+        """Takes that nothing is known of some forms any more."""
+        for form in _each(forms):
+            self._forms[form] = FormProof()
+        self._note()
+
+    def of(self, form: int) -> Known:
+        """Returns the state of one form."""
+        return self._forms[form].known
+
+    def is_proved(self, forms: int) -> bool:
+        """Returns whether all of some forms are proved."""
+        return self.proved & forms == forms
+
+    @property
+    def summary(self) -> Known:
+        """The state of all forms in one: a refuted form, else a doubted one, else conversations.
+
+        If no conversation is keyed here, texts count instead of conversations.
+        """
+        for marked in (self.refuted, self.doubted):
+            if marked:
+                return self.of(next(_each(marked)))
+        known = self.of(CONVERSATION if self._keyed & CONVERSATION else TEXT)
+        return known if known.proof is Proof.PROVED else known._replace(why=self.why or known.why)
+
+    @property
+    def shown_state(self) -> str:
+        """One of `STATES_SHOWN`: OFF if nothing is known, and no golden request is compared."""
+        proof = self.summary.proof
+        is_known = self.is_asked or self.doubted or proof is not Proof.UNPROVED
+        return proof.value if is_known else OFF
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """Returns its fields for GET /workers and GET /models."""
+        known = self.summary
+        found = known.mismatch
+        return {
+            "state": self.shown_state,
+            "why": self.why if known.proof is Proof.PROVED else known.why,
+            "seconds": known.seconds(now),
+            "compared": self.compared,
+            **self.findings,
+            "doubted": bool(self.doubted),
+            "forms": {
+                name: {"state": one.proof.value, "why": one.why, "seconds": one.seconds(now)}
+                for form, name in FORM_NAMES.items()
+                for one in (self.of(form),)
+            },
+            "request": found and found.request,
+            "position": found and found.position,
+            "ours": found and found.ours,
+            "engine": found and found.engines,
+            "cause": found and found.cause,
+        }
+
+    def _note(self) -> None:
+        self.refuted = self.doubted = self.proved = 0
+        for form, one in self._forms.items():
+            if one.known.proof is Proof.PROVED:
+                self.proved |= form
+            if one.known.proof is Proof.REFUTED:
+                self.refuted |= form
+            elif one.is_doubted:
+                self.doubted |= form
+
+
+def _each(forms: int) -> Iterator[int]:
+    return (form for form in FORM_NAMES if form & forms)

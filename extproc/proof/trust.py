@@ -1,0 +1,252 @@
+"""Feeds the state of workers' tokens from live requests, and lowers credit where they differ."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from extproc.proof.lookups import Lookups, Sent, held_tokens, is_stored, may_show
+from extproc.proof.state import Comparison, Proof, TokenProof
+from extproc.requests.prompt import AGREED_FORMS, BY_RELEASE
+from kvstate.feeds.feed import FeedState
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Overlap, Prompt
+
+log = logging.getLogger("kvsteer.tokens")
+
+# The states of a worker whose feed is complete, but whose tokens are refuted or doubted.
+DIFFERS, DOUBTED = "differs", "doubted"
+
+# The same for forms that releases read differently, while they are not proved.
+UNPROVED = Proof.UNPROVED.value
+
+
+class HasProof(Protocol):
+    """The record of a worker."""
+
+    @property
+    def proof(self) -> TokenProof:
+        """The state of its tokens."""
+
+    @property
+    def lookups(self) -> Lookups:
+        """Its requests that will be looked up."""
+
+
+class Trust(Protocol):
+    """What workers are trusted to hold for one request."""
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        """Returns what each worker holds of a prompt: nothing certain if its tokens are refuted."""
+
+    def state(self, worker: str) -> str:
+        """Returns the state of a worker's feeds; another one if its tokens are not trusted."""
+
+
+class Proofs:
+    """The state of all workers' tokens.
+
+    records: of the workers, by name. monotonic: returns seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: FollowedWorkers,
+        records: Mapping[str, HasProof],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._records = records
+        self._monotonic = monotonic
+        # weak: a proof ends with the record that it is part of
+        self._distrusted: WeakSet[TokenProof] = WeakSet()  # refuted or doubted for some forms
+
+    def sent(self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None) -> Sent | None:
+        """Notes a request sent to a worker; returns it if it will be looked up, else None.
+
+        prompt: tokenized here. forms: of the request. overlap: what the worker holds of the prompt.
+        The caller passes the request to `ended` when it is over, or to `dropped`.
+        """
+        record, now = self._records.get(worker), self._monotonic()
+        # most requests end here, for less than a microsecond
+        if record is None:
+            return None
+        is_proved = record.proof.is_proved(forms)
+        if not record.lookups.is_open(now, is_proved=is_proved):
+            return None
+        self._look_up_due(worker, record, now)
+        if self._fleet.state(worker) is not FeedState.LIVE:
+            return None
+        if not may_show(prompt, overlap, self._fleet.block_size(worker), is_proved=is_proved):
+            return None
+        batches = self._fleet.batches(worker)
+        sent = Sent(prompt, forms, held_tokens(overlap), batches, now)
+        record.lookups.add(sent, is_proved=is_proved)
+        return sent
+
+    def ended(self, sent: Sent) -> None:
+        """Notes that a request is over."""
+        sent.ended_at = self._monotonic()
+
+    def dropped(self, worker: str, sent: Sent) -> None:
+        """Notes that a request was refused, or answered elsewhere: it shows nothing."""
+        record = self._records.get(worker)
+        if record is not None:
+            record.lookups.drop(sent)
+
+    def counted(self, worker: str, forms: int, ours: int, engines: int) -> None:
+        """Notes how many tokens the prompt of a request has, here and in the engine."""
+        record = self._records.get(worker)
+        if record is not None and forms:
+            before = _told_of(record.proof)
+            record.proof.count(forms, ours, engines, self._monotonic())
+            self._note(record.proof, before)
+
+    def compared(self, record: HasProof, comparison: Comparison) -> None:
+        """Notes the result of golden requests for a worker's tokens."""
+        record.proof.compare(comparison, self._monotonic())
+        self._mark(record.proof)
+
+    def uncompared(self, record: HasProof, why: str, *, for_now: bool) -> None:
+        """Notes why golden requests were not compared; for_now: the worker did not answer."""
+        record.proof.uncompared(why, self._monotonic(), for_now=for_now)
+        self._mark(record.proof)
+
+    def restarted(self, record: HasProof) -> None:
+        """Notes that a worker may have been restarted with other files."""
+        record.proof.restart(self._monotonic())
+        record.lookups.restart()
+        self._mark(record.proof)
+
+    def respoken(self, record: HasProof) -> None:
+        """Notes that a worker's engine is another one, or became known."""
+        record.proof.forget(BY_RELEASE)
+        self._mark(record.proof)
+
+    def of(self, forms: int) -> Trust:
+        """Returns the trust in workers for a request of these forms."""
+        return _OfForms(self, forms) if self._distrusted or forms & BY_RELEASE else self
+
+    def overlaps(self, prompt: Prompt, forms: int = AGREED_FORMS) -> Mapping[str, Overlap]:
+        """Returns the fleet's overlaps, but nothing certain for workers whose tokens are refuted,
+        or not proved where releases differ.
+
+        Those of doubted tokens stay certain: the worker holds these blocks, whatever it will store.
+        """
+        found = self._fleet.overlaps(prompt)
+        if forms & BY_RELEASE:
+            return {
+                name: overlap if self._is_certain(name, forms) else _uncertain(overlap)
+                for name, overlap in found.items()
+            }
+        for proof in self._distrusted:
+            overlap = found.get(proof.worker)
+            if overlap is not None and proof.refuted & forms and self._is_current(proof):
+                found[proof.worker] = _uncertain(overlap)
+        return found
+
+    def _is_certain(self, worker: str, forms: int) -> bool:
+        record = self._records.get(worker)
+        if record is None:
+            return False
+        return not record.proof.refuted & forms and record.proof.is_proved(forms & BY_RELEASE)
+
+    def state(self, worker: str, forms: int = AGREED_FORMS) -> str:
+        """Returns the fleet's state; DIFFERS, DOUBTED or UNPROVED if these forms are, so that what
+        was sent to the worker counts as well.
+        """
+        state = self._fleet.state(worker)
+        by_release = forms & BY_RELEASE
+        is_trusted = state is not FeedState.LIVE or not (self._distrusted or by_release)
+        record = None if is_trusted else self._records.get(worker)
+        if record is None:
+            return state.value
+        if record.proof.refuted & forms:
+            return DIFFERS
+        if not record.proof.is_proved(by_release):
+            return UNPROVED
+        return DOUBTED if record.proof.doubted & forms else state.value
+
+    def differs(self, worker: str) -> bool:
+        """Returns whether a worker's tokens are refuted for any form."""
+        record = self._records.get(worker)
+        return record is not None and bool(record.proof.refuted)
+
+    def status(self, worker: str) -> dict[str, Any]:
+        """Returns the state of a worker's tokens, as GET /workers shows it."""
+        record, now = self._records.get(worker), self._monotonic()
+        if record is None:
+            return TokenProof(worker).shown(now)
+        self._look_up_due(worker, record, now)
+        return record.proof.shown(now)
+
+    def _look_up_due(self, worker: str, record: HasProof, now: float) -> None:
+        """Looks up one request that is over: a step of bounded length, once or twice a second."""
+        sent = record.lookups.take_due(now)
+        if sent is None or self._fleet.state(worker) is not FeedState.LIVE:
+            return
+        overlap = self._fleet.overlaps(sent.prompt).get(worker)
+        batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
+        found = is_stored(sent, overlap, batches, size)
+        if found is not None:
+            before = _told_of(record.proof)
+            record.proof.look_up(sent.forms, now, is_stored=found)
+            self._note(record.proof, before)
+
+    def _is_current(self, proof: TokenProof) -> bool:
+        record = self._records.get(proof.worker)
+        return record is not None and record.proof is proof
+
+    def _mark(self, proof: TokenProof) -> None:
+        if proof.refuted or proof.doubted:
+            self._distrusted.add(proof)
+        else:
+            self._distrusted.discard(proof)
+
+    def _note(self, proof: TokenProof, before: tuple[Proof, bool]) -> None:
+        """Logs a change that live requests caused: what golden requests find is logged by model."""
+        self._mark(proof)
+        known = proof.summary
+        if _told_of(proof) == before:
+            return
+        if known.proof is Proof.REFUTED:
+            log.warning(
+                "worker %s: its tokens differ from the router's: %s; its overlap counts as"
+                " uncertain",
+                proof.worker,
+                known.why,
+            )
+        elif proof.doubted:
+            log.warning(
+                "worker %s: its tokens are not proved: %s; what was sent there counts as well",
+                proof.worker,
+                known.why,
+            )
+        else:
+            log.info("worker %s: its tokens are %s", proof.worker, known.proof.value)
+
+
+def _uncertain(overlap: Overlap) -> Overlap:
+    """Returns an overlap of which nothing is certain."""
+    size, tiers, uncertain, rank = overlap
+    return Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
+
+
+def _told_of(proof: TokenProof) -> tuple[Proof, bool]:
+    """Returns what is logged when it changes."""
+    return proof.summary.proof, bool(proof.doubted)
+
+
+class _OfForms:
+    """The trust in workers for requests of some forms, while the tokens of any worker differ."""
+
+    def __init__(self, proofs: Proofs, forms: int) -> None:
+        self._proofs = proofs
+        self._forms = forms
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        return self._proofs.overlaps(prompt, self._forms)
+
+    def state(self, worker: str) -> str:
+        return self._proofs.state(worker, self._forms)

@@ -1,0 +1,220 @@
+"""How an engine's release turns bodies into prompts: one dialect for each range of releases.
+
+A dialect holds only rules on which releases differ; what all of them do alike is code elsewhere.
+Where a request comes under such a rule, its prompt is of a form of its own
+(`extproc.requests.prompt`), which counts as certain only once it is proved for a worker.
+
+Sources: vLLM 0.10.2, 0.14.1, 0.19.1, 0.24.0 to 0.32.0 (chat_utils.py, renderers/hf.py,
+anthropic/serving.py, openai/responses/utils.py and protocol.py, tool_parsers/utils.py); SGLang
+0.5.9 and 0.5.23 (srt/entrypoints).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, Release
+
+
+class InlineSystem(Enum):
+    """Where system turns among the messages of Anthropic's API go."""
+
+    REFUSED = "refused"  # the engine answers 400
+    MERGED = "merged"  # into the first system turn, unless the operator's own template keeps them
+    PROBED = "probed"  # they stay, unless the template raises for a later system turn
+
+
+class Reasoning(Enum):
+    """From which keys of a turn its reasoning is read; templates get it under both."""
+
+    IGNORED = "ignored"
+    EITHER = "either"  # `reasoning` unless it is empty, else `reasoning_content`
+    ONLY_REASONING = "only reasoning"
+    RENAMED = "renamed"  # `reasoning` unless it is missing, else `reasoning_content`
+
+
+class Effort(Enum):
+    """What templates get of an effort."""
+
+    IGNORED = "ignored"
+    PASSED = "passed"  # reasoning_effort
+    SWITCHES = "switches"  # and enable_thinking, false for "none", unless the request sets it
+
+
+class Format(Enum):
+    """The rule that finds whether a template expects parts (`extproc.templates`)."""
+
+    OLDEST = "oldest"
+    NEWER = "newer"
+    NEWEST = "newest"
+
+
+class Printed(Enum):
+    """The fields of a function in Responses' tools that templates get."""
+
+    BY_LIBRARY = "by library"  # those of the OpenAI library's type, which its release decides
+    AS_CHAT = "as chat completions"
+
+
+class Dialect(msgspec.Struct, frozen=True, gc=False):
+    """The rules of a range of releases.
+
+    name: what is shown of it. merges_developers: a developer's turn becomes a system turn where the
+    template knows no such role, and all system turns become one, with blank lines between.
+    keeps_part_fields: templates get the other fields of text parts. drops_billing_line: the first
+    line of a system turn is left out if it is a client's billing header. turns_off_thinking:
+    `thinking: disabled` sets an effort; which one, the template decides. responses_effort,
+    messages_effort: as effort, in these APIs. adds_special_tokens: tokenizing a response's text
+    does. merges_turns: a response's items that are one turn of the model become one message.
+    merges_texts: so do texts of the model that are no output message. takes_custom_tools: as
+    functions with one text. keeps_tools_for_none: Responses' templates get tools although
+    tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
+    not held here: only conversations of texts that end with the user's turn are known to be alike.
+    has_own_template: the worker was started with another template, or with arguments for it, so
+    that no conversation is keyed.
+    """
+
+    name: str
+    inline_system: InlineSystem = InlineSystem.PROBED
+    reasoning: Reasoning = Reasoning.RENAMED
+    effort: Effort = Effort.SWITCHES
+    responses_effort: Effort = Effort.SWITCHES
+    messages_effort: Effort = Effort.SWITCHES
+    format: Format = Format.NEWEST
+    tools: Printed = Printed.AS_CHAT
+    merges_developers: bool = True
+    keeps_part_fields: bool = True
+    drops_billing_line: bool = True
+    turns_off_thinking: bool = True
+    adds_special_tokens: bool = True
+    merges_turns: bool = True
+    merges_texts: bool = True
+    takes_custom_tools: bool = True
+    keeps_tools_for_none: bool = True
+    is_foreign: bool = False
+    has_own_template: bool = False
+
+
+class _Range(NamedTuple):
+    """A dialect, and the engine and first release that speak it."""
+
+    engine: str
+    since: Release
+    dialect: Dialect
+
+
+_VLLM_032 = Dialect("vLLM 0.32")
+_VLLM_031 = msgspec.structs.replace(
+    _VLLM_032, name="vLLM 0.31", drops_billing_line=False, takes_custom_tools=False
+)
+_VLLM_030 = msgspec.structs.replace(
+    _VLLM_031,
+    name="vLLM 0.30",
+    inline_system=InlineSystem.MERGED,
+    turns_off_thinking=False,
+)
+_VLLM_027 = msgspec.structs.replace(_VLLM_030, name="vLLM 0.27 to 0.29", format=Format.NEWER)
+_VLLM_026 = msgspec.structs.replace(
+    _VLLM_027,
+    name="vLLM 0.26",
+    tools=Printed.BY_LIBRARY,
+    keeps_tools_for_none=False,
+)
+_VLLM_025 = msgspec.structs.replace(_VLLM_026, name="vLLM 0.25", keeps_part_fields=False)
+_VLLM_024 = msgspec.structs.replace(_VLLM_025, name="vLLM 0.24", merges_texts=False)
+_VLLM_019 = msgspec.structs.replace(
+    _VLLM_024,
+    name="vLLM 0.19 to 0.23",
+    inline_system=InlineSystem.REFUSED,
+    reasoning=Reasoning.ONLY_REASONING,
+    effort=Effort.PASSED,
+    responses_effort=Effort.PASSED,
+    messages_effort=Effort.IGNORED,
+    format=Format.OLDEST,
+    merges_developers=False,
+)
+_VLLM_014 = msgspec.structs.replace(
+    _VLLM_019,
+    name="vLLM 0.14 to 0.18",
+    reasoning=Reasoning.EITHER,
+    responses_effort=Effort.IGNORED,
+    adds_special_tokens=False,
+    merges_turns=False,
+)
+_VLLM_OLD = msgspec.structs.replace(
+    _VLLM_014, name="vLLM before 0.14", reasoning=Reasoning.IGNORED, effort=Effort.IGNORED
+)
+
+NEWEST = _VLLM_032
+_SGLANG = Dialect("SGLang", is_foreign=True)
+_SGLANG_OWN = msgspec.structs.replace(
+    _SGLANG, name="SGLang with a template of its own", has_own_template=True
+)
+_TRTLLM = Dialect("TensorRT-LLM", is_foreign=True)
+
+# Which dialect an engine speaks from a release on, oldest first.
+_RANGES: Sequence[_Range] = (
+    _Range(SGLANG, Release(0, 0), _SGLANG),
+    _Range(TRTLLM, Release(0, 0), _TRTLLM),
+    _Range(VLLM, Release(0, 0), _VLLM_OLD),
+    _Range(VLLM, Release(0, 14), _VLLM_014),
+    _Range(VLLM, Release(0, 19), _VLLM_019),
+    _Range(VLLM, Release(0, 24), _VLLM_024),
+    _Range(VLLM, Release(0, 25), _VLLM_025),
+    _Range(VLLM, Release(0, 26), _VLLM_026),
+    _Range(VLLM, Release(0, 27), _VLLM_027),
+    _Range(VLLM, Release(0, 30), _VLLM_030),
+    _Range(VLLM, Release(0, 31), _VLLM_031),
+    _Range(VLLM, Release(0, 32), _VLLM_032),
+)
+
+
+class Spoken(NamedTuple):
+    """The dialects that a model's workers speak.
+
+    first: the newest. others: the rest, each with the workers that speak it; empty unless engines
+    differ, as during an upgrade.
+    """
+
+    first: Dialect
+    others: tuple[tuple[Dialect, frozenset[str]], ...] = ()
+
+
+# Returns the dialect in which a request for a model, as the client named it, is read first.
+Speaks = Callable[[str | None], Dialect | None]
+
+
+def dialect_of(engine: Engine | None) -> Dialect:
+    """Returns the dialect of an engine.
+
+    An unknown engine, and a release newer than the table, get the newest one: it counts only where
+    it is proved.
+    """
+    if engine is None:
+        return NEWEST
+    spoken = [one for one in _RANGES if one.engine == engine.name and one.since <= engine.release]
+    return spoken[-1].dialect if spoken else NEWEST
+
+
+def spoken_by(engines: Mapping[str, Engine | None], own_template: Collection[str] = ()) -> Spoken:
+    """Returns the dialects of a model's workers.
+
+    engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
+    that were started with another template than the model's, or with arguments for it.
+    """
+    speakers: dict[Dialect, set[str]] = {}
+    for worker, engine in engines.items():
+        dialect = _SGLANG_OWN if worker in own_template else dialect_of(engine)
+        speakers.setdefault(dialect, set()).add(worker)
+    order = [_SGLANG_OWN, *(one.dialect for one in _RANGES)]
+    newest_first = sorted(speakers, key=order.index, reverse=True)
+    if not newest_first:
+        return Spoken(NEWEST)
+    first, *others = newest_first
+    return Spoken(first, tuple((one, frozenset(speakers[one])) for one in others))
+
+
+def agreed(_: str | None) -> None:
+    """Returns no dialect: only what all releases do alike is read."""

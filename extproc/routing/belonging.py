@@ -1,0 +1,103 @@
+"""Belonging: which worker a request's conversation belongs to, while its tokens are not known.
+
+It is the worker with the response that the request continues, since any other would answer with an
+error. Else it is the one to which the conversation's last request went, by its texts, or by the
+session that the client names. A session that is not known here prefers two workers that every
+router computes alike. All but the first only prefer a worker: load may move any request.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from extproc.base.structs import Frozen
+from extproc.routing.homes import HOME_TOKENS, end_of, ends_in
+from extproc.routing.marks import Marks
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.sessions import MAX_SESSION_LETTERS, session_credit
+
+# Why a request belongs to a worker.
+RESPONSE, CONVERSATION, SESSION = "response", "conversation", "session"
+
+
+class Belonging(Frozen, frozen=True):
+    """The workers that a request prefers beyond what they hold.
+
+    credit: by how many tokens in all, by name, the best first; empty if it prefers none. by: why,
+    "" for no reason. keys: under which the request is remembered on the worker that gets it.
+    follows: the key of the conversation's request before it, 0 if none is known. is_new: whether
+    the request may begin a conversation that will be followed.
+    """
+
+    credit: Mapping[str, float] = {}
+    by: str = ""
+    keys: tuple[int, ...] = ()
+    follows: int = 0
+    is_new: bool = False
+
+    @property
+    def sole(self) -> str:
+        """Returns the name of the only worker that can answer, "" if others can."""
+        return next(iter(self.credit)) if self.by == RESPONSE else ""
+
+
+NOWHERE = Belonging()
+
+
+def belonging_of(
+    query: Query,
+    marks: Sequence[Marks],
+    places: Sequence[int],
+    snapshot: Snapshot,
+    saved: Mapping[str, float],
+    weighed: float,
+    now: float,
+) -> Belonging:
+    """Returns which workers a query prefers, of those at these places among the snapshot's.
+
+    Ejected workers are left out unless all are ejected. saved: the tokens that workers are expected
+    to save, by name. weighed: those of the whole prompt.
+    """
+    if query.prompts or not query.reads_cache:
+        return NOWHERE
+    homes = snapshot.homes
+    # by address, since routers with different sources may name workers differently
+    names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, places)}
+    sound = [endpoint for endpoint in names if endpoint not in snapshot.ejected] or list(names)
+    able = frozenset([names[endpoint] for endpoint in sound])
+    session = query.session if len(query.session) <= MAX_SESSION_LETTERS else ""
+    keys = end_of(marks[0]) if marks else ()
+    follows = 0
+    if homes is not None:
+        if query.previous:
+            home = homes.of((homes.key(RESPONSE, None, None, query.previous),), now)
+            if home in names.values():
+                return Belonging({home: saved.get(home, 0.0) + HOME_TOKENS}, RESPONSE, keys)
+        home, follows = homes.found(ends_in(marks[0]), now) if marks else ("", 0)
+        by = CONVERSATION
+        if session:
+            named = homes.key(SESSION, query.model, query.lora, session)
+            keys = (*keys, named)
+            if not home:
+                (home, follows), by = homes.found((named,), now), SESSION
+        if home in able:
+            credit = _at_home(home, query, snapshot, saved, weighed)
+            return Belonging(credit, by, keys, follows)
+    is_new = homes is not None and bool(keys)
+    if not session:
+        return Belonging({}, "", keys, follows, is_new)
+    percent = snapshot.rules.cost.uncertain_percent
+    credit = session_credit(session, sound, weighed)
+    found = {names[endpoint]: tokens * percent / 100 for endpoint, tokens in credit.items()}
+    return Belonging(found, SESSION if found else "", keys, follows, is_new)
+
+
+def _at_home(
+    home: str, query: Query, snapshot: Snapshot, saved: Mapping[str, float], weighed: float
+) -> dict[str, float]:
+    """Returns by how many tokens a conversation's worker is preferred.
+
+    If the request was not read, nobody knows what the worker holds of it.
+    """
+    held = saved.get(home, 0.0)
+    if query.outline is None:
+        held = max(held, weighed * snapshot.rules.cost.uncertain_percent / 100)
+    return {home: held + HOME_TOKENS}

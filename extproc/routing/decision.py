@@ -1,0 +1,423 @@
+"""Decides where a request goes: a pure function, used to route requests and to explain them."""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from extproc.base.structs import Frozen
+from extproc.requests.outline import BYTES_PER_TOKEN
+from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belonging_of
+from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
+from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
+from extproc.routing.load import Load
+from extproc.routing.marks import Marks
+from extproc.routing.policies import (
+    LOOK_AT_OVERLAP,
+    POLICIES,
+    Chance,
+    Columns,
+    best,
+    endpoints_named,
+)
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.ranks import rank_of
+from extproc.routing.sampling import SAMPLED, sample_of
+from extproc.routing.sent import Sent
+from extproc.routing.survey import Survey, is_full, survey_of
+from kvstate.overlap import Overlap, of_any_rank
+
+# The rest of a longer body that is not read is ignored: such bodies mostly carry media, which are
+# few tokens.
+MAX_UNREAD_BYTES = 128 * 1024
+
+OVER_LIMIT = "over its limit of requests"
+# Why a request is left to the proxy.
+FINDS_MODEL = "the model is not known here, so the proxy chooses"
+CALLS_NO_MODEL = "it calls no model, so the proxy chooses"
+
+
+class Verdict(Enum):
+    """The outcome of a decision.
+
+    STEER: the request goes to the pick. NO_OVERRIDE: the proxy chooses. UNAVAILABLE: 503. SHED:
+    429, every worker is over its limit.
+    """
+
+    STEER = "steer"
+    NO_OVERRIDE = "no_override"
+    UNAVAILABLE = "unavailable"
+    SHED = "shed"
+
+
+class Split(Frozen, frozen=True):
+    """Whether another worker computes the prompt for the one that answers.
+
+    prefill: the decision among prefill workers, None if the answering worker computes the prompt.
+    why: the reason in words. cost_here, cost_apart: the cost in tokens of computing it there or
+    elsewhere, None if not compared. outcome: the reason as the word by which it is counted.
+    """
+
+    prefill: "Decision | None"
+    why: str
+    cost_here: float | None = None
+    cost_apart: float | None = None
+    outcome: str = ""
+
+
+class Source(NamedTuple):
+    """Another worker to pull a part of the prompt from.
+
+    endpoint: the worker's; port: where it hands over. tokens: how many more it holds than the pick.
+    """
+
+    endpoint: str
+    port: int
+    tokens: int
+
+
+class Basis(Frozen, frozen=True):
+    """What a decision was based on, for those who explain, count and account for it.
+
+    policy: its name. prompt_tokens: of the keyed prompts; weighed_tokens: the same, or an estimate
+    from the text. certain_tokens, uncertain_tokens: what the first pick holds of them. workers,
+    excluded, loads and costs are columns: all candidates, why each cannot be picked ("" if it can),
+    its load and its cost (None if not compared). sampled: indices of the workers that were
+    compared, None for all. held: the overlaps of each prompt. claims: the weighed overlaps, by
+    name. belonging: to which workers the request's conversation belongs. crowding: by how many
+    tokens it avoids each worker for the conversations that live there (None if not compared), empty
+    if it begins none. affinity, running: the weights of an uncached token and of a request in
+    flight.
+    """
+
+    policy: str
+    prompt_tokens: int
+    weighed_tokens: float
+    certain_tokens: int
+    uncertain_tokens: int
+    workers: Sequence[Candidate]
+    excluded: Sequence[str]
+    loads: Sequence[Load | None]
+    costs: Sequence[float | None]
+    sampled: Sequence[int] | None
+    held: Sequence[Mapping[str, Overlap]]
+    claims: Mapping[str, Claims]
+    belonging: Belonging
+    crowding: Sequence[float | None]
+    affinity: float
+    running: float
+
+    def worker_at(self, endpoint: str) -> str:
+        """Returns the name of the worker at an endpoint, "" for an unknown endpoint."""
+        for worker in self.workers:
+            if worker.endpoint == endpoint:
+                return worker.name
+        return ""
+
+    def claims_on(self, worker: str) -> Claims:
+        """Returns what a worker is assumed to hold of the request."""
+        return self.claims.get(worker, NO_CLAIMS)
+
+
+class Decision(Frozen, frozen=True):
+    """Where a request goes: what serving it needs. `basis` says why it goes there.
+
+    verdict: whether it goes anywhere at all. model: the configured one, None if unknown. pick:
+    ip:port, best first; empty if the proxy chooses. worker: the name of the first, "" if there is
+    none. reason: overlap, or why the pick was made without it; docs/metrics.md lists them. rank:
+    the data-parallel rank that the request should name, None for none. uncached_tokens: those that
+    the first pick has to compute. marks: each prompt's marks, recorded for the worker that gets it;
+    so are the keys of its belonging.
+    is_steered: whether the proxy gets the pick; if not, it is only noted, and the proxy chooses.
+    split: None if every worker takes whole requests. source: the worker from which the pick should
+    pull a part of the prompt, which is then left out of uncached_tokens; None for none.
+    """
+
+    verdict: Verdict
+    model: str | None
+    pick: tuple[str, ...]
+    worker: str
+    reason: str
+    uncached_tokens: float
+    marks: Sequence[Marks]
+    basis: Basis
+    rank: int | None = None
+    is_steered: bool = True
+    split: Split | None = None
+    source: Source | None = None
+
+    @property
+    def prefill(self) -> "Decision | None":
+        """Returns the decision for the prefill worker; None if the answering worker computes."""
+        return None if self.split is None else self.split.prefill
+
+
+def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
+    """Decides where a query goes, without side effects.
+
+    now: seconds of the loads' clock.
+    """
+    prompt_tokens = sum([len(prompt.tokens) for prompt in query.prompts])
+    weighed = float(prompt_tokens) if query.prompts else _text_tokens(query)
+    marks = _marks(query, snapshot.sent)
+    claims = _claims(snapshot.held, marks, snapshot, now) if query.reads_cache else {}
+    roster = snapshot.roster or Roster(snapshot.workers)
+    excluded, eligible = _eligible(query, snapshot, roster)
+    saved = {name: one.saved for name, one in claims.items()}
+    belonging = belonging_of(query, marks, eligible, snapshot, saved, weighed, now)
+    for name, more in belonging.credit.items():
+        saved[name] = max(saved.get(name, 0.0), more)
+    sampled = _sampled(eligible, excluded, saved, snapshot, roster, rng)
+    survey = survey_of(eligible, sampled, snapshot, saved, weighed, now, is_new=belonging.is_new)
+    if sampled is not None and is_full(survey, snapshot.rules.max_in_flight):
+        sampled = None
+        survey = survey_of(eligible, None, snapshot, saved, weighed, now, is_new=belonging.is_new)
+    verdict, candidates = _candidates(query, survey, excluded, snapshot)
+    if belonging.by == RESPONSE:
+        candidates = _sole(candidates, survey, belonging.sole)
+    order = _order(candidates, survey, saved, weighed, snapshot, rng)
+    first = order[0].name if order else ""
+    held, rank = _held_by(first, order, eligible, snapshot, now)
+    certain, uncertain = _tokens_of(first, held)
+    claimed = claims.get(first, NO_CLAIMS)
+    count = len(snapshot.workers)
+    basis = Basis(
+        policy=snapshot.policy,
+        prompt_tokens=prompt_tokens,
+        weighed_tokens=weighed,
+        certain_tokens=certain,
+        uncertain_tokens=uncertain,
+        workers=snapshot.workers,
+        excluded=excluded,
+        loads=survey.spread(survey.loads, count),
+        costs=survey.spread(survey.costs, count),
+        sampled=sampled,
+        held=held,
+        claims=claims,
+        belonging=belonging,
+        crowding=survey.spread(survey.crowding, count) if survey.crowding else (),
+        affinity=survey.affinity,
+        running=snapshot.rules.cost.running_tokens,
+    )
+    return Decision(
+        verdict=verdict,
+        model=query.model,
+        pick=tuple([worker.endpoint for worker in order]),
+        worker=first,
+        reason=_reason(query, snapshot.policy, verdict, certain, uncertain, claimed),
+        uncached_tokens=weighed - _expected(first, claimed, belonging),
+        marks=marks,
+        basis=basis,
+        rank=rank,
+    )
+
+
+def _text_tokens(query: Query) -> float:
+    """Returns the estimated tokens of a query whose prompts are not known."""
+    if query.outline is not None:
+        return query.outline.tokens
+    return min(query.unread_bytes, MAX_UNREAD_BYTES) / BYTES_PER_TOKEN
+
+
+def _marks(query: Query, sent: Sent | None) -> Sequence[Marks]:
+    if sent is None:
+        return ()
+    if query.outline is not None:
+        if query.salt == "":
+            return ()
+        return (sent.text_marks(query.model, query.outline, query.lora, query.salt),)
+    return [sent.marks(prompt) for prompt in query.prompts]
+
+
+def _claims(
+    held: Sequence[Mapping[str, Overlap]], marks: Sequence[Marks], snapshot: Snapshot, now: float
+) -> Mapping[str, Claims]:
+    sent = snapshot.sent
+    expected = [sent.expected(one, now) for one in marks] if sent is not None else []
+    return claims_of(held, expected, snapshot.state, snapshot.rules.cost, snapshot.block_size)
+
+
+def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:
+    """Returns why each worker is excluded, and the indices of those that may answer.
+
+    The indices are a range if all workers may.
+    """
+    demand, unfit = query.demand, snapshot.unfit
+    if query.left_to_proxy:
+        return [query.left_to_proxy] * len(snapshot.workers), ()
+    if demand == ANY and not unfit:
+        return roster.excluded.copy(), roster.eligible
+    excluded = [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
+    return excluded, places_without(excluded)
+
+
+def _sampled(
+    eligible: Sequence[int],
+    excluded: Sequence[str],
+    saved: Mapping[str, float],
+    snapshot: Snapshot,
+    roster: Roster,
+    chance: Chance,
+) -> list[int] | None:
+    """Returns the indices of the workers to compare, random ones first; None for all.
+
+    Failing workers are drawn only if no others are left.
+    """
+    count, workers, ejected = snapshot.sample, snapshot.workers, snapshot.ejected
+    if not 0 < count < len(eligible) or snapshot.policy not in SAMPLED:
+        return None
+    if ejected:
+        sound = [place for place in eligible if workers[place].endpoint not in ejected]
+        eligible = sound or eligible
+    places = roster.places
+    holders = {
+        places[name]: tokens
+        for name, tokens in saved.items()
+        if name in places and not excluded[places[name]]
+    }
+    return sample_of(eligible, holders, count, chance)
+
+
+def _candidates(
+    query: Query, survey: Survey, excluded: list[str], snapshot: Snapshot
+) -> tuple[Verdict, Sequence[int]]:
+    """Returns the verdict, and the workers to choose among, by index in the survey.
+
+    If ejections or the limit would leave out all workers, they are ignored, unless the rules shed.
+    """
+    rules, ejected = snapshot.rules, snapshot.ejected
+    candidates: Sequence[int] = range(len(survey.places))
+    if query.left_to_proxy:
+        return Verdict.NO_OVERRIDE, ()
+    if not candidates:
+        return (Verdict.UNAVAILABLE if rules.refuse else Verdict.NO_OVERRIDE), ()
+    if ejected:
+        failing = {
+            at: ejected[survey.workers[at].endpoint]
+            for at in candidates
+            if survey.workers[at].endpoint in ejected
+        }
+        candidates = _spared(candidates, failing, survey, excluded)
+    limit = rules.max_in_flight
+    if limit is None:
+        return Verdict.STEER, candidates
+    loads = survey.loads
+    full = {at: OVER_LIMIT for at in candidates if loads[at].in_flight + loads[at].others >= limit}
+    if rules.shed and len(full) == len(candidates):
+        for at in full:
+            excluded[survey.places[at]] = OVER_LIMIT
+        return Verdict.SHED, ()
+    return Verdict.STEER, _spared(candidates, full, survey, excluded)
+
+
+def _spared(
+    candidates: Sequence[int], bad: Mapping[int, str], survey: Survey, excluded: list[str]
+) -> Sequence[int]:
+    """Returns the candidates that are not bad, or all of them if all are bad.
+
+    bad: the reason for each bad one; entered in `excluded` unless all are bad.
+    """
+    if not bad or len(bad) == len(candidates):
+        return candidates
+    for at, why in bad.items():
+        excluded[survey.places[at]] = why
+    return [at for at in candidates if not excluded[survey.places[at]]]
+
+
+def _expected(first: str, claimed: Claims, belonging: Belonging) -> float:
+    """Returns how many tokens the first pick probably need not compute.
+
+    A conversation's worker has had all of its earlier turns, so there the claim counts fully: else
+    each turn of a long conversation would look like much work to all others.
+    """
+    is_at_home = belonging.by == CONVERSATION and first in belonging.credit
+    return float(claimed.approximate) if is_at_home else claimed.saved
+
+
+def _sole(candidates: Sequence[int], survey: Survey, sole: str) -> Sequence[int]:
+    """Returns the only candidate that can answer, or all if it is none of them."""
+    return [at for at in candidates if survey.workers[at].name == sole] or candidates
+
+
+def _order(
+    candidates: Sequence[int],
+    survey: Survey,
+    saved: Mapping[str, float],
+    weighed: float,
+    snapshot: Snapshot,
+    chance: Chance,
+) -> list[Candidate]:
+    """Returns the best candidates, at most as many as are named to the proxy."""
+    workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
+    if len(candidates) != len(workers):
+        workers = [workers[at] for at in candidates]
+        loads = [loads[at] for at in candidates]
+        costs = [costs[at] for at in candidates]
+    columns = Columns(
+        weighed,
+        costs,
+        lambda: [saved.get(worker.name, 0.0) for worker in workers],
+        lambda: [load.in_flight + load.others for load in loads],
+        snapshot.turn,
+        rules.cache_aware,
+        rules.prefix_cache,
+    )
+    ranked = POLICIES[snapshot.policy](columns)
+    return [workers[at] for at in best(ranked, chance, endpoints_named(rules, is_duplex=False))]
+
+
+def _held_by(
+    first: str,
+    order: Sequence[Candidate],
+    eligible: Sequence[int],
+    snapshot: Snapshot,
+    now: float,
+) -> tuple[Sequence[Mapping[str, Overlap]], int | None]:
+    """Returns the overlaps of each prompt, and the rank that the request should name, if any.
+
+    If an engine with several ranks chooses one itself, it may not be the one that holds the blocks;
+    then the first pick's overlaps are those that any of its ranks holds.
+    """
+    held, ranks = snapshot.held, snapshot.ranks
+    if not ranks:
+        return held, None
+    overlaps = [each[first] for each in held if first in each]
+    if not overlaps:
+        return held, None
+    # every worker that may answer must have the rank: if all endpoints of the pick are down, the
+    # proxy chooses another
+    counts = [ranks.count(snapshot.workers[place].name) for place in eligible]
+    work = ranks.work(order[0].endpoint, now, snapshot.rules.cost.running_tokens)
+    rank = rank_of(overlaps, counts, ranks.count(first), work)
+    if rank is not None or ranks.count(first) <= 1:
+        return held, rank
+    return [
+        {**each, first: of_any_rank(each[first])} if first in each else each for each in held
+    ], None
+
+
+def _tokens_of(name: str, held: Sequence[Mapping[str, Overlap]]) -> tuple[int, int]:
+    """Returns how many tokens a worker certainly holds of the prompts, and how many perhaps."""
+    certain = uncertain = 0
+    for each in held:
+        overlap = each.get(name)
+        if overlap is not None:
+            size, tiers, behind, _ = overlap
+            certain += size * sum(tiers)
+            uncertain += size * behind
+    return certain, uncertain
+
+
+def _reason(
+    query: Query, policy: str, verdict: Verdict, certain: int, uncertain: int, claimed: Claims
+) -> str:
+    if verdict is not Verdict.STEER and not query.left_to_proxy:
+        return "shed" if verdict is Verdict.SHED else "no_worker"
+    if query.reason:
+        return query.reason
+    if policy not in LOOK_AT_OVERLAP:
+        return f"policy_{policy}"
+    if certain or uncertain:
+        return "overlap" if certain else "uncertain_overlap"
+    if claimed.speculative or claimed.approximate:
+        return "speculative_overlap" if claimed.speculative else "approximate_overlap"
+    return "nothing_cached"

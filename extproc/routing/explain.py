@@ -1,0 +1,298 @@
+"""Explains a decision: every candidate, every term of its cost, and a sentence."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
+from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
+from extproc.routing.load import Load
+from extproc.routing.policies import LOOK_AT_OVERLAP
+from kvstate.overlap import Tier
+
+
+def _not_known(_: str) -> Load | None:
+    return None
+
+
+def explanation(
+    decision: Decision,
+    state: Callable[[str], str],
+    load: Callable[[str], Load | None] = _not_known,
+) -> dict[str, Any]:
+    """Returns the answer of POST /explain, which is also a line of the decision log.
+
+    state: returns the state of a worker's feeds, by its name. load: returns the load of an endpoint
+    at the time of the decision, for workers that were not compared; None if unknown.
+    """
+    return explanation_with(decision, list(candidates(decision, state, load)))
+
+
+def candidates(
+    decision: Decision,
+    state: Callable[[str], str],
+    load: Callable[[str], Load | None] = _not_known,
+) -> Iterator[dict[str, Any]]:
+    """Yields the entry of each candidate; a thousand take ten milliseconds."""
+    basis = decision.basis
+    sampled = None if basis.sampled is None else frozenset(basis.sampled)
+    for at, worker in enumerate(basis.workers):
+        is_sampled = sampled is None or at in sampled or bool(basis.excluded[at])
+        known = basis.loads[at] if is_sampled else load(worker.endpoint)
+        shown = _candidate(basis, at, state(worker.name), known or Load())
+        shown["sampled"] = is_sampled
+        if not is_sampled and known is None:
+            shown["in_flight"] = shown["cost"] = shown["cost_terms"] = None
+        yield shown
+
+
+def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
+    """Returns the explanation with the given candidates."""
+    return {
+        "model": decision.model,
+        "prompt_tokens": decision.basis.prompt_tokens,
+        "policy": decision.basis.policy,
+        "candidates": shown,
+        "pick": list(decision.pick),
+        "rank": decision.rank,
+        "verdict": decision.verdict.value,
+        "steered": decision.is_steered,
+        "reason": decision.reason,
+        "decided_by": decided_by(decision),
+        "session": _session_worker(decision),
+        "why": why(decision),
+        "prefill": _prefill(decision),
+        "source": None if decision.source is None else decision.source._asdict(),
+    }
+
+
+# What decided, and how `why` says so of requests without known tokens.
+LOAD, POLICY, CACHE, TEXTS, SPREAD = "load", "policy", "cache", "texts", "spread"
+_WORDS = {
+    LOAD: "load alone decided",
+    POLICY: "the policy decided",
+    SPREAD: "a worker with fewer conversations was preferred",
+    SESSION: "its session decided",
+    RESPONSE: "only the worker that keeps the response can go on",
+}
+
+# What is said of the worker to which a request belongs.
+_OWNERS = {
+    CONVERSATION: "its conversation was last at",
+    SESSION: "its session belongs to",
+    RESPONSE: "its previous response is at",
+}
+
+
+def decided_by(decision: Decision) -> str:
+    """Returns what decided: cache, texts, session, response, spread, policy, load, or "".
+
+    cache: what the worker holds or was sent, by tokens. texts: the same by the record of texts, for
+    a request whose tokens are not known. spread: a new conversation avoids a worker that would have
+    been the best, because more conversations live there.
+    """
+    if not decision.pick:
+        return ""
+    basis, worker = decision.basis, decision.worker
+    if basis.belonging.sole == worker:
+        return RESPONSE
+    if basis.policy not in LOOK_AT_OVERLAP:
+        return POLICY
+    if _is_spread(decision):
+        return SPREAD
+    claimed = basis.claims_on(worker)
+    if basis.certain_tokens or basis.uncertain_tokens or claimed.saved:
+        return CACHE if basis.prompt_tokens else TEXTS
+    return SESSION if worker in basis.belonging.credit else LOAD
+
+
+def _is_spread(decision: Decision) -> bool:
+    """Returns whether another worker would have cost less without the conversations."""
+    basis = decision.basis
+    if basis.policy != "cost" or not any(basis.crowding):
+        return False
+    without = {
+        worker.endpoint: cost - _weight(basis, at) * (basis.crowding[at] or 0.0)
+        for at, (worker, cost) in enumerate(zip(basis.workers, basis.costs, strict=True))
+        if cost is not None and not basis.excluded[at]
+    }
+    return min(without.values()) < without[decision.pick[0]] - 1
+
+
+def _weight(basis: Basis, at: int) -> float:
+    load = basis.loads[at]
+    return basis.affinity * (1.0 if load is None else load.slowness)
+
+
+def _session_worker(decision: Decision) -> str | None:
+    """Returns the endpoint of the conversation's worker, None if it belongs to none."""
+    first = next(iter(decision.basis.belonging.credit), None)
+    return next((one.endpoint for one in decision.basis.workers if one.name == first), None)
+
+
+def _prefill(decision: Decision) -> dict[str, Any] | None:
+    """Returns the entry about the prefill worker; None if all workers take whole requests."""
+    split = decision.split
+    if split is None:
+        return None
+    costs = {"here": split.cost_here, "apart": split.cost_apart}
+    prefill = split.prefill
+    shown: dict[str, Any] = {
+        "pick": None if prefill is None else prefill.pick[0],
+        "why": split.why,
+        "cost": {name: None if cost is None else round(cost, 3) for name, cost in costs.items()},
+    }
+    if prefill is not None:
+        shown["candidates"] = [
+            {"endpoint": worker.endpoint, "cost": cost, "excluded": excluded or None}
+            for worker, cost, excluded in zip(
+                prefill.basis.workers, prefill.basis.costs, prefill.basis.excluded, strict=True
+            )
+        ]
+    return shown
+
+
+NOT_STEERED = "not steered, so the proxy chooses; otherwise"
+
+
+def why(decision: Decision) -> str:
+    """Returns the reason of a decision as a sentence."""
+    words = _why(decision)
+    return words if decision.is_steered or not decision.pick else f"{NOT_STEERED} {words}"
+
+
+def _why(decision: Decision) -> str:
+    if decision.verdict is Verdict.SHED:
+        return "every worker that may answer is over its limit of requests"
+    for left in (FINDS_MODEL, CALLS_NO_MODEL):
+        if left in decision.basis.excluded:
+            return f"{left}: {decision.reason}"
+    if decision.verdict is not Verdict.STEER:
+        return "no worker may answer this request"
+    basis = decision.basis
+    rows = zip(basis.workers, basis.costs, basis.excluded, strict=True)
+    costs = {
+        worker.endpoint: cost for worker, cost, why_not in rows if cost is not None and not why_not
+    }
+    first = decision.pick[0]
+    others = decision.pick[1:] or sorted(costs.keys() - {first}, key=costs.__getitem__)
+    words = f"{basis.policy}: {first} is expected to hold {_held(decision)}"
+    if basis.policy == "cost":
+        words += f", cost {costs[first]:.0f}"
+        words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
+    if basis.sampled is not None:
+        words += f"; {len(basis.sampled)} of {len(basis.workers)} workers were compared"
+    words += _belongs(decision)
+    if decision.split is not None:
+        words += f"; {_who_computes(decision.split)}"
+    if decision.source is not None:
+        words += f"; it pulls {decision.source.tokens} tokens from {decision.source.endpoint}"
+    if basis.prompt_tokens:
+        return words
+    return f"{words}; without tokens ({decision.reason}), so {_decided(decision)}"
+
+
+def _belongs(decision: Decision) -> str:
+    """Returns where the request's conversation belongs, "" if nowhere."""
+    owner = _session_worker(decision)
+    if owner is None:
+        return ""
+    costly = "" if owner == decision.pick[0] else ", which is too busy"
+    return f"; {_OWNERS[decision.basis.belonging.by]} {owner}{costly}"
+
+
+def _decided(decision: Decision) -> str:
+    """Returns what decided on a request without known tokens."""
+    by, basis = decided_by(decision), decision.basis
+    if by != TEXTS:
+        return _WORDS[by]
+    share = basis.claims_on(decision.worker).approximate / max(1.0, basis.weighed_tokens)
+    return f"the record of texts decided: {min(1.0, share):.0%} of it was sent there"
+
+
+def _who_computes(split: Split) -> str:
+    costs = ""
+    if split.cost_here is not None and split.cost_apart is not None:
+        costs = f" ({split.cost_here:.0f} here, {split.cost_apart:.0f} apart)"
+    who = "it" if split.prefill is None else split.prefill.pick[0]
+    return f"{who} computes the prompt: {split.why}{costs}"
+
+
+def _held(decision: Decision) -> str:
+    basis = decision.basis
+    claimed = basis.claims_on(decision.worker)
+    parts = [
+        f"{tokens} {kind}"
+        for kind, tokens in (
+            ("certain", basis.certain_tokens),
+            ("uncertain", basis.uncertain_tokens),
+            ("speculative", claimed.speculative),
+            ("approximate", claimed.approximate),
+        )
+        if tokens
+    ]
+    return f"{' + '.join(parts) or 'none'} of {basis.weighed_tokens:.0f} prompt tokens"
+
+
+def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
+    worker = basis.workers[at]
+    overlaps = [each[worker.name] for each in basis.held if worker.name in each]
+    claimed = basis.claims_on(worker.name)
+    beyond = max(0.0, basis.belonging.credit.get(worker.name, 0.0) - claimed.saved)
+    crowding = basis.crowding[at] if basis.crowding else None
+    terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond, crowding or 0.0)
+    cost = sum([terms[name] for name in _ADDED]) - terms["session"]
+    return {
+        "endpoint": worker.endpoint,
+        "name": worker.name,
+        "state": state,
+        "overlap_tokens": sum(overlap.certain_tokens for overlap in overlaps),
+        "overlap_blocks": {
+            tier.name.lower(): sum(overlap.tiers[tier] for overlap in overlaps) for tier in Tier
+        },
+        "uncertain_tokens": sum(overlap.uncertain_tokens for overlap in overlaps),
+        "speculative_tokens": claimed.speculative,
+        "approximate_tokens": claimed.approximate,
+        "in_flight": load.in_flight,
+        "cost": round(cost, 3),
+        "cost_terms": terms,
+        "reported": _reported(load),
+        "excluded": basis.excluded[at] or None,
+    }
+
+
+# The terms that make up a cost, less the discount for the session.
+_ADDED = ("uncached", "queued", "running", "conversations")
+
+
+def _terms(
+    basis: Basis, uncached_tokens: float, load: Load, session_tokens: float, crowding: float
+) -> dict[str, float]:
+    """Returns the terms that add up to the cost, and the parts of the first one.
+
+    slowness: the worker's time relative to the configured one, a factor of all terms. session: the
+    discount for the request's session. conversations: for those that live there.
+    """
+    slowness = load.slowness
+    return {
+        "uncached_tokens": round(uncached_tokens, 3),
+        "slowness": round(slowness, 3),
+        "uncached": round(slowness * basis.affinity * uncached_tokens, 3),
+        "session": round(slowness * basis.affinity * session_tokens, 3),
+        "queued": round(slowness * load.backlog_tokens, 3),
+        "running": round(slowness * basis.running * (load.in_flight + load.others), 3),
+        "conversations": round(slowness * basis.affinity * crowding, 3),
+    }
+
+
+def _reported(load: Load) -> dict[str, Any] | None:
+    report = load.report
+    if report is None:
+        return None
+    return {
+        "running": report.running,
+        "waiting": report.waiting,
+        "pending_tokens": report.pending_tokens,
+        "cache_usage": report.cache_usage,
+        "of_others": round(load.others, 3),
+        "age_seconds": round(load.age_seconds, 3),
+    }

@@ -1,0 +1,526 @@
+"""The load of each endpoint: this router's requests in flight, corrected by the worker's reports.
+
+This router's own picks give an immediate and exact count of its requests, but not what other
+routers sent, nor how fast the worker is. A report shows both, but late. So the part of a report
+that exceeds the router's own count is added, and fades with its age; the estimate of the queue is
+kept within the bounds of the report, and continues from there.
+
+Routers that share report their own counts to each other. These are summed up in the endpoint's
+record when they arrive, so that a decision costs the same with any number of routers. Their tokens
+join this router's in one queue, since the worker computes one prompt after the other.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from math import exp
+from typing import NamedTuple, Protocol
+
+from extproc.base.structs import Light, Record
+from extproc.routing.speed import LEAST_SECONDS, Common, Speed
+from kvstate.overlap import Prompt
+
+# The speed at which an endpoint is assumed to compute uncached prompt tokens. Only its order of
+# magnitude matters: it decides how long a long prompt makes its endpoint less attractive.
+PREFILL_TOKENS_PER_SECOND = 8_000
+
+# A report's weight fades to zero over this time.
+REPORT_SECONDS = 5.0
+
+# The window of an endpoint's utilization; a burst is over sooner.
+UTILIZATION_SECONDS = 10.0
+
+# Most tokens that other routers' figures can make count as sent lately: as many as the worker can
+# compute in so many of these windows.
+MAX_TOLD_WINDOWS = 4.0
+
+# The weight of a new booking in the moving average of uncached tokens.
+_MEAN_STEP = 0.05
+
+
+class Report(NamedTuple):
+    """A worker's report of its load.
+
+    running, waiting: requests. asked_at: when the worker was asked, or the figures were taken.
+    pending_tokens: prompt tokens not computed yet, of all its requests. cache_usage: share of its
+    cache that running requests use, on its fullest rank. None if not reported.
+    """
+
+    running: int
+    waiting: int
+    asked_at: float
+    pending_tokens: int | None = None
+    cache_usage: float | None = None
+
+
+class Load(Light, frozen=True, gc=False):
+    """The load of an endpoint.
+
+    in_flight: this router's requests. backlog_tokens: prompt tokens not computed yet. others:
+    requests of other routers: those that share, and any more that the last report shows.
+    utilization: the prompt tokens sent lately, as a share of what it can compute. report: the last
+    one, if it still counts; age_seconds: its age. slowness: its time divided by the configured one.
+    """
+
+    in_flight: int = 0
+    backlog_tokens: float = 0.0
+    others: float = 0.0
+    utilization: float = 0.0
+    report: Report | None = None
+    age_seconds: float = 0.0
+    slowness: float = 1.0
+
+
+class GaugesOf(Protocol):
+    """`Gauges`, or a message with the same attributes, which need not be copied."""
+
+    @property
+    def in_flight(self) -> int:
+        """See `Gauges`, also for the others."""
+
+    @property
+    def booked_tokens(self) -> int:
+        """Tokens of the requests in flight."""
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens of all requests so far."""
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Tokens in the queue."""
+
+    @property
+    def lately_tokens(self) -> int:
+        """Tokens sent lately."""
+
+
+class Gauges(NamedTuple):
+    """The load that one router's own requests put on an endpoint, as reported to the others.
+
+    booked_tokens: uncached tokens of its requests in flight, without those known to be computed.
+    sent_tokens: all tokens that it ever sent there, so that the next message makes up for a lost
+    one. For routers without earlier figures: backlog_tokens, its part of the queue; lately_tokens,
+    those that all routers sent lately.
+    """
+
+    in_flight: int
+    booked_tokens: int
+    sent_tokens: int
+    backlog_tokens: int
+    lately_tokens: int
+
+
+_NO_GAUGES: GaugesOf = Gauges(0, 0, 0, 0, 0)
+
+
+@dataclass(eq=False, slots=True)
+class EndpointLoad:
+    """The load record of one endpoint: its requests in flight, and its worker's last report.
+
+    It is removed with the endpoint. Requests still in flight then keep the record until they end;
+    a later worker at the same address starts with a new one.
+
+    queued: its requests that are not known to be computed, oldest first; booked_tokens: their
+    uncached tokens. told: the last figures of each other router; shared, shared_tokens: the sums of
+    their requests and booked tokens. ahead_tokens: other routers' tokens after this router's last
+    request whose end of computing is announced: the next such request waits for them.
+    """
+
+    bookings: set["Booking"] = field(default_factory=set)
+    queued: dict["Booking", None] = field(default_factory=dict)
+    booked_tokens: float = 0.0
+    backlog_tokens: float = 0.0
+    backlog_at: float = -math.inf
+    report: Report | None = None
+    others: float = 0.0
+    excess_tokens: float = 0.0
+    lately_tokens: float = 0.0
+    sent_tokens: float = 0.0
+    shared: int = 0
+    shared_tokens: int = 0
+    ahead_tokens: float = 0.0
+    told: dict[str, GaugesOf] = field(default_factory=dict)
+    speed: Speed["Booking"] = field(default_factory=Speed)
+
+
+class Booking(Record, eq=False):
+    """One request sent to an endpoint; uncached_tokens is its expected work.
+
+    load: the record in which it is booked. rank: the rank that it names, None if none. prompt: the
+    one that the worker's feed announces once it is computed; None if it does not. computed_at: when
+    that was announced, None before. ahead_tokens: what other routers sent there since this router's
+    previous request; it is computed first.
+    """
+
+    endpoint: str
+    uncached_tokens: float
+    load: EndpointLoad
+    began_at: float = 0.0
+    rank: int | None = None
+    prompt: Prompt | None = None
+    is_sure: bool = True
+    computed_at: float | None = None
+    ahead_tokens: float = 0.0
+
+
+_IDLE = Load()
+_NEVER = -math.inf
+
+
+class Loads:
+    """Reads and keeps the load of endpoints. Times are seconds of one monotonic clock.
+
+    endpoints: their records, by ip:port; the owner adds and removes them. An endpoint without a
+    record is idle. touched: collects the endpoints whose own requests changed, to be shared.
+    learns: whether the speed of each endpoint is learned. routers: the other routers heard from.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, EndpointLoad],
+        prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
+        touched: set[str] | None = None,
+        *,
+        learns: bool = False,
+    ) -> None:
+        self._endpoints = endpoints
+        self._rate = prefill_tokens_per_second
+        self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
+        self._mean_uncached = 0.0
+        self._touched = touched
+        self.routers: set[str] = set()
+        self._learns = learns
+        self._common = Common()
+
+    def begin(
+        self,
+        endpoint: str,
+        uncached_tokens: float,
+        now: float,
+        rank: int | None = None,
+        prompt: Prompt | None = None,
+        *,
+        is_sure: bool = True,
+    ) -> Booking:
+        """Books a request on an endpoint until `end`; returns the booking."""
+        state = self._record(endpoint)
+        booking = Booking(endpoint, uncached_tokens, state, now, rank, prompt, is_sure)
+        self._add(booking, now)
+        self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
+        return booking
+
+    def _record(self, endpoint: str) -> EndpointLoad:
+        """Returns an endpoint's load record; for an unknown endpoint, one that nobody reads."""
+        found = self._endpoints.get(endpoint)
+        return EndpointLoad() if found is None else found
+
+    def _add(self, booking: Booking, now: float) -> None:
+        state, left = booking.load, self._backlog(booking.load, now)
+        state.backlog_tokens = left + booking.uncached_tokens
+        state.lately_tokens = _faded(state, now) + booking.uncached_tokens
+        state.backlog_at = now
+        state.bookings.add(booking)
+        state.queued[booking] = None
+        state.booked_tokens += booking.uncached_tokens
+        state.sent_tokens += booking.uncached_tokens
+        if self._touched is not None:
+            self._touched.add(booking.endpoint)
+        if self._learns:
+            work = booking.uncached_tokens / self._rate
+            if work <= LEAST_SECONDS:
+                return
+            if booking.prompt is None:
+                state.speed.begin_unseen(work, now)
+            else:
+                self._begin(booking, min(state.ahead_tokens, left), now)
+
+    def _begin(self, booking: Booking, ahead_tokens: float, now: float) -> None:
+        """Starts learning the speed from a request; ahead_tokens: other routers', just before it.
+
+        How many of those are left when the worker has computed this router's earlier requests is a
+        guess, which spoils the measurement.
+        """
+        state, speed = booking.load, booking.load.speed
+        state.ahead_tokens = 0.0
+        if speed.waiting:
+            booking.ahead_tokens = ahead_tokens
+        else:
+            speed.begin_unseen(ahead_tokens / self._rate, now)
+        work = (booking.uncached_tokens + booking.ahead_tokens) / self._rate
+        speed.begin(booking, work, now, is_sure=booking.is_sure)
+
+    def revise(self, booking: Booking, uncached_tokens: float) -> None:
+        """Corrects the oldest request's uncached tokens for the measurement of the speed.
+
+        They are known once all requests before it are computed.
+        """
+        booking.is_sure = True
+        work = (uncached_tokens + booking.ahead_tokens) / self._rate
+        booking.load.speed.revise(booking, work)
+
+    def unseen(self, booking: Booking) -> None:
+        """Notes that nothing will announce when this request is computed."""
+        booking.prompt = None
+        booking.load.speed.drop(booking)
+
+    def note_computed(self, booking: Booking, now: float) -> None:
+        """Notes that the worker's feed announced a prompt as computed, and so all before it.
+
+        These leave the queue, and other routers are informed. Otherwise they would have to estimate
+        the queue from the worker's speed, with a growing error.
+        """
+        state = booking.load
+        booking.prompt, booking.computed_at = None, now
+        backlog = self._backlog(state, now)
+        state.speed.note_computed(booking, now, self._common)
+        self._update_common(now)
+        if booking in state.queued:
+            for one in list(takewhile(lambda one: one is not booking, state.queued)):
+                _leave_queue(one)
+            _leave_queue(booking)
+            if self._touched is not None:
+                self._touched.add(booking.endpoint)
+        _bound(state, backlog, now)
+
+    def look(self, endpoint: str, now: float) -> None:
+        """Updates an endpoint's speed if its oldest prompt is late, or as its measurements age."""
+        self._update_common(now)
+        self._record(endpoint).speed.look(now, self._common)
+
+    def _update_common(self, now: float) -> None:
+        if self._common.is_due(now):
+            self._common.update([state.speed for state in self._endpoints.values()], now)
+
+    def end(self, booking: Booking, now: float) -> None:
+        """Ends a request; a second call changes nothing."""
+        state = booking.load
+        if booking not in state.bookings:
+            return
+        if booking.computed_at is not None:
+            state.speed.note_end(now - booking.computed_at)
+        elif booking in state.speed.waiting:
+            state.speed.drop(booking)
+        state.bookings.remove(booking)
+        if booking in state.queued:
+            _leave_queue(booking)
+        _bound(state, self._backlog(state, now), now)
+        if self._touched is not None:
+            self._touched.add(booking.endpoint)
+
+    def move(
+        self, booking: Booking, endpoint: str, now: float, uncached_tokens: float | None = None
+    ) -> bool:
+        """Moves a request to the endpoint that serves it instead; returns False if it has ended.
+
+        uncached_tokens: its work there; None if unchanged.
+        """
+        if booking not in booking.load.bookings:
+            return False
+        self.end(booking, now)
+        if uncached_tokens is not None:
+            booking.uncached_tokens = uncached_tokens
+        booking.endpoint, booking.began_at = endpoint, now
+        booking.prompt = booking.computed_at = None
+        booking.ahead_tokens = 0.0
+        booking.load = self._record(endpoint)
+        self._add(booking, now)
+        return True
+
+    def report(self, endpoint: str, report: Report, now: float) -> None:
+        """Records a worker's report of its load; ignores one that is older than the last."""
+        state = self._record(endpoint)
+        if state.report is not None and report.asked_at < state.report.asked_at:
+            return
+        total = report.running + report.waiting
+        state.report = report
+        state.others = max(0.0, total - len(state.bookings) - state.shared)
+        least, most, excess = self._pending(state, report, total)
+        state.lately_tokens = _faded(state, now)
+        state.backlog_tokens = min(max(self._backlog(state, now), least), most)
+        state.backlog_at = now
+        state.excess_tokens = excess
+
+    def _pending(
+        self, state: EndpointLoad, report: Report, total: int
+    ) -> tuple[float, float, float]:
+        """Returns the least and most queued tokens that a report allows, and the tokens of others.
+
+        The first two are of known requests: this router's, and those of routers that share. Engines
+        begin with the oldest request, so the waiting ones are the newest, and the one before them
+        may be running.
+        """
+        newest_first = sorted(state.bookings, key=lambda one: one.began_at, reverse=True)
+        on_the_way = [one for one in newest_first if one.began_at >= report.asked_at]
+        arrived = [one.uncached_tokens for one in newest_first[len(on_the_way) :]]
+        unseen = sum(one.uncached_tokens for one in on_the_way)
+        if report.pending_tokens is not None:
+            own = min(report.pending_tokens, sum(arrived) + state.shared_tokens)
+            return own + unseen, own + unseen, report.pending_tokens - own
+        requests = max(1, total)
+        own_waiting = min(len(arrived), round(report.waiting * len(arrived) / requests))
+        shared_waiting = min(state.shared, round(report.waiting * state.shared / requests))
+        each = state.shared_tokens / state.shared if state.shared else 0.0
+        least = sum(arrived[:own_waiting]) + unseen + each * shared_waiting
+        most = sum(arrived[: own_waiting + 1]) + unseen
+        # computed ones have no tokens in the sum, so a waiting one may exceed the mean
+        most_each = max(each, self._mean_uncached)
+        most += min(most_each * min(state.shared, shared_waiting + 1), state.shared_tokens)
+        others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
+        return least, most, others_waiting * self._mean_uncached
+
+    def gauges(self, endpoint: str, now: float) -> Gauges | None:
+        """Returns this router's own load on an endpoint, for others; None for an unknown one."""
+        state = self._endpoints.get(endpoint)
+        if state is None:
+            return None
+        booked = state.booked_tokens + state.shared_tokens
+        own_part = state.booked_tokens / booked if booked else 0.0
+        return Gauges(
+            len(state.bookings),
+            round(state.booked_tokens),
+            round(state.sent_tokens),
+            round(own_part * self._backlog(state, now)),
+            round(_faded(state, now)),
+        )
+
+    def used_endpoints(self) -> list[str]:
+        """Returns the endpoints to which this router has sent requests."""
+        return [name for name, state in self._endpoints.items() if state.sent_tokens]
+
+    def record_report(
+        self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
+    ) -> bool:
+        """Records another router's figures; returns False if the endpoint is unknown.
+
+        is_known: whether it reported all its endpoints before, so that it has sent nothing to one
+        that it did not report.
+        """
+        state = self._endpoints.get(endpoint)
+        if state is None:
+            return False
+        self.routers.add(router)
+        before = state.told.get(router, _NO_GAUGES)
+        state.told[router] = gauges
+        state.shared += gauges.in_flight - before.in_flight
+        state.shared_tokens += gauges.booked_tokens - before.booked_tokens
+        backlog, lately = self._backlog(state, now), _faded(state, now)
+        most_told = max(lately, MAX_TOLD_WINDOWS * self._capacity_tokens * state.speed.pace)
+        if before is _NO_GAUGES and not is_known:
+            more = gauges.backlog_tokens
+            lately = max(lately, gauges.lately_tokens)
+        else:
+            more = gauges.sent_tokens - before.sent_tokens
+            if more < 0:  # the router restarted, or re-added the worker
+                more = gauges.sent_tokens
+            if before is _NO_GAUGES:  # the worker may be new only here, after an absence
+                more = min(more, gauges.lately_tokens)
+            lately += more
+        state.ahead_tokens = min(state.ahead_tokens + more, most_told)
+        most = state.booked_tokens + state.shared_tokens
+        state.backlog_tokens, state.backlog_at = min(backlog + more, most), now
+        state.lately_tokens = min(lately, most_told)
+        return True
+
+    def in_flight_of(self, router: str) -> int:
+        """Returns another router's requests in flight, as it reported."""
+        states = self._endpoints.values()
+        return sum(told.in_flight for one in states if (told := one.told.get(router)))
+
+    def forget(self, router: str, now: float) -> None:
+        """Removes all figures of another router."""
+        self.routers.discard(router)
+        for state in self._endpoints.values():
+            before = state.told.pop(router, None)
+            if before is not None:
+                state.shared -= before.in_flight
+                state.shared_tokens -= before.booked_tokens
+                _bound(state, self._backlog(state, now), now)
+
+    def speed_shown(self, endpoint: str) -> dict[str, float]:
+        """Returns an endpoint's learned speed, its confidence, and the speed used in its cost."""
+        speed = self._record(endpoint).speed
+        used = self.load(endpoint, 0.0).slowness  # slowness does not depend on the time
+        return {
+            "tokens_per_second": round(self._rate / speed.slowness),
+            "confidence": round(speed.confidence, 3),
+            "used_tokens_per_second": round(self._rate / used),
+        }
+
+    def tokens_per_second(self, endpoint: str) -> float:
+        """Returns an endpoint's speed in prompt tokens per second, learned or configured."""
+        found = self._endpoints.get(endpoint)
+        return self._rate if found is None else self._rate / found.speed.slowness
+
+    def in_flight(self, endpoint: str) -> int:
+        """Returns this router's requests in flight on an endpoint."""
+        found = self._endpoints.get(endpoint)
+        return 0 if found is None else len(found.bookings)
+
+    def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
+        """Returns each named rank's load in tokens; running: what each request adds, in tokens."""
+        state = self._record(endpoint)
+        if not state.bookings:
+            return {}
+        booked = sum([booking.uncached_tokens for booking in state.bookings])
+        booked += state.shared_tokens
+        left = self._backlog(state, now) / booked if booked else 0.0
+        work: defaultdict[int, float] = defaultdict(float)
+        for booking in state.bookings:
+            if booking.rank is not None:
+                work[booking.rank] += running + left * booking.uncached_tokens
+        return work
+
+    def load(self, endpoint: str, now: float) -> Load:
+        """Returns the current load of an endpoint."""
+        state = self._endpoints.get(endpoint)
+        if state is None:
+            return _IDLE
+        speed = state.speed
+        slowness = self._common.slowness if speed.is_even else speed.slowness
+        backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
+        if passed > 0.0:
+            if backlog:
+                backlog -= passed * self._rate * speed.pace
+                if backlog < 0.0:
+                    backlog = 0.0
+            if lately:
+                lately *= exp(-passed / UTILIZATION_SECONDS)
+        utilization = lately * slowness / self._capacity_tokens
+        in_flight, report = len(state.bookings), state.report
+        if report is None:
+            return Load(in_flight, backlog, state.shared, utilization, None, 0.0, slowness)
+        age = max(0.0, now - report.asked_at)
+        share = 1.0 - age / REPORT_SECONDS
+        if share <= 0.0:
+            return Load(in_flight, backlog, state.shared, utilization, None, 0.0, slowness)
+        backlog += share * state.excess_tokens
+        others = state.shared + share * state.others
+        return Load(in_flight, backlog, others, utilization, report, age, slowness)
+
+    def _backlog(self, state: EndpointLoad, now: float) -> float:
+        """Returns the uncached tokens of known requests that are probably not computed yet."""
+        done = max(0.0, now - state.backlog_at) * self._rate * state.speed.pace
+        return max(0.0, state.backlog_tokens - done)
+
+
+def _leave_queue(booking: Booking) -> None:
+    """Removes a request from the queue: it is computed, or has ended."""
+    state = booking.load
+    del state.queued[booking]
+    # a running sum, since thousands may be queued; rounding errors end with the last of them
+    state.booked_tokens -= booking.uncached_tokens if state.queued else state.booked_tokens
+
+
+def _bound(state: EndpointLoad, backlog_tokens: float, now: float) -> None:
+    """Sets the estimate of the queue, to at most the tokens not known to be computed."""
+    most = state.booked_tokens + state.shared_tokens
+    state.lately_tokens = _faded(state, now)
+    state.backlog_tokens, state.backlog_at = min(backlog_tokens, most), now
+
+
+def _faded(state: EndpointLoad, now: float) -> float:
+    """Returns the uncached tokens sent lately, older ones counting less, as in `Loads.load`."""
+    return state.lately_tokens * exp(-max(0.0, now - state.backlog_at) / UTILIZATION_SECONDS)

@@ -1,0 +1,300 @@
+"""Places requests: collects the inputs of a decision, and accounts for its result.
+
+`snapshot` changes nothing; `book` counts the request on its endpoint and claims its prompt for its
+worker, until `release`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from extproc.config.schema import Config
+from extproc.routing.belonging import RESPONSE
+from extproc.routing.decision import Decision
+from extproc.routing.eligibility import Candidate, Roster
+from extproc.routing.homes import Homes
+from extproc.routing.load import Booking, Loads
+from extproc.routing.policies import policy_of
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.ranks import Ranks
+from extproc.routing.sampling import sample_size
+from extproc.routing.sent import Claim, Holdings, Lifetimes, Sent
+from extproc.routing.upstreams import Upstreams, is_uncomputed
+from kvstate.overlap import Overlap, Prompt
+
+# Why an endpoint that is about to be removed gets no new requests.
+DRAINING = "draining"
+
+# While nothing fails, the router asks for the response status of one request in this many.
+REQUESTS_A_LOOK = 8
+
+# The endpoint of an unsteered request until it is known who serves it.
+NOWHERE = ""
+
+
+class Fleet(Protocol):
+    """What picks need of the workers, each by its name.
+
+    upstreams: the records of their endpoints. loads: reads and updates the load in these.
+    """
+
+    @property
+    def upstreams(self) -> Upstreams:
+        """See above."""
+
+    @property
+    def loads(self) -> Loads:
+        """See above."""
+
+    @property
+    def names_ranks(self) -> bool:
+        """Returns whether requests may name a rank now."""
+
+    @property
+    def has_roles(self) -> bool:
+        """Returns whether any worker takes only a part of requests."""
+
+    def draining(self) -> set[str]:
+        """Returns the draining endpoints, which get no new requests."""
+
+    def holdings(self, name: str) -> Holdings:
+        """Returns the record of what was sent to a worker."""
+
+    def block_size(self, name: str) -> int:
+        """Returns the number of tokens in a worker's block."""
+
+    def ranks(self, name: str) -> int:
+        """Returns how many ranks a worker has; 0 if unknown."""
+
+
+class Telling(Protocol):
+    """Reports to other routers which requests were sent where.
+
+    touched: collects the endpoints whose requests changed.
+    """
+
+    @property
+    def touched(self) -> set[str]:
+        """See above."""
+
+    @property
+    def secret(self) -> int:
+        """Returns the common key of these routers' marks."""
+
+    def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+        """Reports that a request was sent to an endpoint, the pick or another that serves it."""
+
+    def end(self, claim: Claim) -> None:
+        """Reports that the request has ended."""
+
+    def withdraw(self, claim: Claim) -> None:
+        """Reports that the request never reached its worker."""
+
+
+class Placing:
+    """One router's accounts of its requests. Times are seconds of one monotonic clock.
+
+    fleet: the workers, whose records are updated here. secret: 64 random bits of this process.
+    telling: reports every claim to other routers, None if routers do not share. steered: steered
+    requests, by model.
+    """
+
+    def __init__(
+        self, config: Config, secret: int, fleet: Fleet, telling: Telling | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._telling = telling
+        self._upstreams = fleet.upstreams
+        policy = config.policy
+        self.loads = fleet.loads
+        self.sent = Sent(
+            secret if telling is None else telling.secret,
+            policy.sent_bytes,
+            Lifetimes(
+                speculative=policy.speculative_ms / 1000,
+                approximate=policy.approximate_ms / 1000,
+            ),
+        )
+        self.homes = Homes(secret if telling is None else telling.secret)
+        self._config = config
+        self._rules = policy
+        names = (None, *(model.name for model in config.models))
+        self._policies = {name: policy_of(config, name, None) for name in names}
+        self._ranks = Ranks(fleet.ranks, self.loads.work_by_rank)
+        self.steered: Counter[str | None] = Counter()
+        self._claims: dict[Booking, list[Claim]] = {}
+        self._homes: dict[Booking, tuple[int, ...]] = {}
+        self._looks = 0
+        self._rosters: dict[str | None, Roster] = {}
+
+    def snapshot(
+        self,
+        query: Query,
+        workers: Sequence[Candidate],
+        held: Sequence[Mapping[str, Overlap]],
+        state: Callable[[str], str],
+        now: float,
+    ) -> Snapshot:
+        """Returns what a decision depends on, as it is now.
+
+        held: for each prompt, the overlaps of the workers that hold a part of it. state: returns
+        the state of a worker's feeds, by its name.
+        """
+        policy = self._policies.get(query.model) if query.policy is None else None
+        draining = self._fleet.draining()
+        return Snapshot(
+            workers=workers,
+            held=held,
+            load=self.loads.load,
+            policy=policy or policy_of(self._config, query.model, query.policy),
+            turn=self.steered[query.model],
+            rules=self._rules,
+            sent=self.sent,
+            state=state,
+            block_size=self._fleet.block_size,
+            unfit=dict.fromkeys(draining, DRAINING) if draining else {},
+            ejected=self._upstreams.ejections(now),
+            doubted=self._upstreams.doubts() if self._fleet.has_roles else (),
+            ranks=self._ranks if self._fleet.names_ranks else None,
+            sample=sample_size(self._rules, is_alone=not self.loads.routers),
+            roster=self._roster_of(query.model, workers),
+            homes=self.homes,
+            conversations=self._conversations,
+        )
+
+    def _conversations(self, worker: str, now: float) -> int:
+        return self._fleet.holdings(worker).conversations.live(now)
+
+    def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
+        """Returns the roster of a model's workers, which is reused while the list is the same."""
+        roster = self._rosters.get(model)
+        if roster is None or roster.workers is not workers:
+            roster = self._rosters[model] = Roster(workers)
+        return roster
+
+    def wants_status(self) -> bool:
+        """Returns whether to ask for the next response's status: for a few, or all if in doubt.
+
+        With roles it is true for all: either of the two workers of a request may fail it.
+        """
+        self._looks += 1
+        is_doubtful = self._upstreams.has_suspects or self._fleet.has_roles
+        return is_doubtful or self._looks % REQUESTS_A_LOOK == 0
+
+    def book(
+        self,
+        decision: Decision,
+        now: float,
+        prompt: Prompt | None = None,
+        uncached_tokens: float | None = None,
+    ) -> Booking | None:
+        """Counts a request on its first pick; returns None if there is none.
+
+        prompt: the one that the worker's feed announces once it is computed; None if it does not.
+        uncached_tokens: those that the worker computes, None for the decision's.
+        """
+        if not decision.pick:
+            return None
+        self.steered[decision.model] += 1
+        if uncached_tokens is None:
+            uncached_tokens = decision.uncached_tokens
+        return self.begin(decision, uncached_tokens, now, prompt)
+
+    def begin(
+        self, decision: Decision, uncached: float, now: float, prompt: Prompt | None
+    ) -> Booking:
+        """Books one leg of a request on its first pick, and claims its prompt for that worker."""
+        is_sure = prompt is None or not decision.basis.claims_on(decision.worker).speculative
+        booking = self.loads.begin(
+            decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure
+        )
+        self._claim(booking, decision, decision.worker, now)
+        return booking
+
+    def _claim(self, booking: Booking, decision: Decision, worker: str, now: float) -> None:
+        """Claims that a worker is about to hold the prompt of a request booked there."""
+        belonging = decision.basis.belonging
+        keys = belonging.keys
+        if not (decision.marks or keys):
+            return
+        holdings, record = self._fleet.holdings(worker), self.sent.record
+        if keys:
+            self.homes.turn(keys, belonging.follows, holdings, now)
+            self._homes[booking] = keys
+        claims = self._claims[booking] = [record(holdings, one, now) for one in decision.marks]
+        if self._telling is not None:
+            self._telling.begin(claims, booking.endpoint, booking.uncached_tokens)
+
+    def note(self, decision: Decision, now: float) -> Booking | None:
+        """Books an unsteered request nowhere, until `note_worker`; None if there is no pick."""
+        if not decision.pick:
+            return None
+        return self.loads.begin(NOWHERE, decision.uncached_tokens, now)
+
+    def note_worker(
+        self, booking: Booking, decision: Decision, worker: str, endpoint: str, now: float
+    ) -> None:
+        """Books an unsteered request on the worker to which it went.
+
+        Its uncached tokens there are those that this worker lacked at the decision.
+        """
+        uncached = decision.basis.weighed_tokens - decision.basis.claims_on(worker).saved
+        if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now, uncached):
+            return
+        self.disclaim(booking)
+        self._claim(booking, decision, worker, now)
+
+    def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
+        """Moves a request to the worker that serves it instead of the picked one.
+
+        Changes nothing if it is booked on that worker already, or has ended.
+        """
+        if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now):
+            return
+        claims = self._claims.get(booking, [])
+        self._withdraw(claims)
+        holdings = self._fleet.holdings(worker)
+        self.homes.turn(self._homes.get(booking, ()), 0, holdings, now)
+        claims[:] = [self.sent.record(holdings, claim.marks, now) for claim in claims]
+        if self._telling is not None:
+            self._telling.begin(claims, endpoint, booking.uncached_tokens)
+
+    def note_answer(self, booking: Booking, status: int, served: str, now: float) -> float | None:
+        """Notes that a response began; returns what `Outlier.note_answer` does.
+
+        If the status shows that the prompt was not computed, its claim is withdrawn. The request is
+        in flight until released.
+        served: the endpoint that answered, "" if the proxy does not name it.
+        """
+        if is_uncomputed(status):
+            self.disclaim(booking)
+        if served not in ("", booking.endpoint):
+            return None  # not a known worker: otherwise the request would have been moved there
+        if served:
+            self._upstreams.doubt(served, is_doubted=False)
+        return self._upstreams.note_answer(booking.endpoint, status, now)
+
+    def note_response(self, worker: str, response: str, now: float) -> None:
+        """Notes that a worker keeps the response with an id: others cannot continue it."""
+        key = self.homes.key(RESPONSE, None, None, response)
+        self.homes.note((key,), self._fleet.holdings(worker), now)
+
+    def disclaim(self, booking: Booking) -> None:
+        """Withdraws the claim that a worker holds the request's prompt; older claims stay."""
+        self._withdraw(self._claims.pop(booking, []))
+        self.homes.forget(self._homes.pop(booking, ()))
+
+    def _withdraw(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.sent.withdraw(claim)
+            if self._telling is not None:
+                self._telling.withdraw(claim)
+
+    def release(self, booking: Booking, now: float) -> None:
+        """Releases the booking of an ended request; a second call changes nothing."""
+        self.loads.end(booking, now)
+        self._homes.pop(booking, None)
+        for claim in self._claims.pop(booking, []):
+            self.sent.end(claim, now)
+            if self._telling is not None:
+                self._telling.end(claim)

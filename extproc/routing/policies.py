@@ -1,0 +1,176 @@
+"""The policies: each ranks the eligible workers, the lowest rank first.
+
+Each is one small function over columns, which have an entry for each eligible worker.
+docs/policies.md says when to use which.
+
+Scoring: what it costs to send a request to a worker, in tokens of prefill work.
+
+    cost =   uncached prompt tokens x affinity
+           + prompt tokens still queued there
+           + running x requests in flight there
+
+On an idle fleet, an uncached token delays only this request; on a busy one, it delays others too.
+So affinity is 1 on an idle fleet, grows with its utilization as waiting times do, and further if
+every worker has a queue.
+
+This runs for every worker at every request: plain numbers, no objects.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Protocol
+
+from extproc.base.structs import Light
+from extproc.config import schema
+from extproc.config.schema import Cost, Policy
+from extproc.config.sections import CacheAware, PrefixCache
+
+# From this utilization on, the delay of later requests counts in full.
+FULL_WEIGHT_UTILIZATION = 0.25
+
+# If even the idlest worker has a queue, a token delays this many more requests for each second of
+# it, up to a maximum.
+WAITING_A_SECOND = 1.0
+MAX_WAITING = 10.0
+
+
+class Chance(Protocol):
+    """A source of randomness for picks, such as random.Random."""
+
+    def random(self) -> float:
+        """Returns a random number from 0 to below 1."""
+
+
+def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> float:
+    """Returns the weight of an uncached token, relative to a token queued before the request.
+
+    utilization: u, 0 to 1, the mean of the fleet's workers. Each token delays later requests in
+    proportion to u / (1 - u). The weight is bounded, since u is a rough estimate, and lower at a
+    low u: one burst does not make a busy fleet. queued_seconds: how long the idlest worker's queue
+    takes. All requests within that time wait for each token, wherever they go.
+    """
+    waiting = 1.0
+    if utilization < 0.5:
+        waiting = utilization / (1.0 - utilization)
+        if utilization < FULL_WEIGHT_UTILIZATION:
+            waiting *= utilization / FULL_WEIGHT_UTILIZATION
+    if queued_seconds > 0.0:
+        waiting += min(MAX_WAITING, WAITING_A_SECOND * queued_seconds)
+    return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
+
+
+class Columns(Light, frozen=True, gc=False):
+    """The input of a policy; saved and in_flight are computed on demand.
+
+    prompt_tokens: the request's. costs, saved: tokens for each worker. in_flight: requests on each
+    worker, others' reported ones included. turn: requests placed so far.
+    """
+
+    prompt_tokens: float
+    costs: Sequence[float]
+    saved: Callable[[], Sequence[float]]
+    in_flight: Callable[[], Sequence[float]]
+    turn: int
+    cache_aware: CacheAware = CacheAware()
+    prefix_cache: PrefixCache = PrefixCache()
+
+
+Order = Sequence[float] | Sequence[tuple[float, float]]
+Ranking = Callable[[Columns], Order]
+
+
+def best(ranks: Order, chance: Chance, count: int) -> list[int]:
+    """Returns the indices of the lowest ranks, best first; ties are broken at random.
+
+    count: the most indices to return.
+    """
+    lowest = sorted(ranks)[: count + 1]
+    if len(set(lowest)) == len(lowest):
+        return [ranks.index(rank) for rank in lowest[:count]]
+    random = chance.random
+    drawn = sorted([(rank, random(), place) for place, rank in enumerate(ranks)])
+    return [place for _, _, place in drawn[:count]]
+
+
+def by_cost(columns: Columns) -> Order:
+    """Ranks by cost: the least work first."""
+    return columns.costs
+
+
+def by_least_request(columns: Columns) -> Order:
+    """Ranks by requests in flight: the fewest first."""
+    return columns.in_flight()
+
+
+def by_turn(columns: Columns) -> Order:
+    """Ranks the workers in turn (round robin)."""
+    count = len(columns.costs)
+    return [(place - columns.turn) % count for place in range(count)]
+
+
+def by_chance(columns: Columns) -> Order:
+    """Every worker has the same rank; ties are broken at random."""
+    return [0.0] * len(columns.costs)
+
+
+def by_cache_aware(columns: Columns) -> Order:
+    """Ranks by the longest match if it is long enough and the fleet is balanced, else by load."""
+    knobs, requests = columns.cache_aware, columns.in_flight()
+    most, least = max(requests, default=0.0), min(requests, default=0.0)
+    is_busier = most > knobs.balance_rel_percent / 100 * least
+    is_unbalanced = is_busier and most - least > knobs.balance_abs_requests
+    enough = knobs.cache_threshold_percent / 100 * columns.prompt_tokens
+    saved = columns.saved()
+    if is_unbalanced or max(saved, default=0.0) <= enough:
+        return requests
+    return [(-tokens, own) for tokens, own in zip(saved, requests, strict=True)]
+
+
+def by_prefix_cache(columns: Columns) -> Order:
+    """Ranks by the longest match among workers that are not too busy, then by load."""
+    knobs, requests = columns.prefix_cache, columns.in_flight()
+    if not requests or max(requests) - min(requests) > knobs.imbalance_requests:
+        return requests
+    limit = fmean(requests) + knobs.sigma_percent / 100 * pstdev(requests)
+    return [
+        (-tokens if own <= limit else 0.0, own)
+        for tokens, own in zip(columns.saved(), requests, strict=True)
+    ]
+
+
+POLICIES: Mapping[str, Ranking] = {
+    "cost": by_cost,
+    "cache_aware": by_cache_aware,
+    "prefix_cache": by_prefix_cache,
+    "least_request": by_least_request,
+    "round_robin": by_turn,
+    "random": by_chance,
+}
+
+# The policies that consider caches: only their picks have an overlap as their reason.
+LOOK_AT_OVERLAP = frozenset({"cost", "cache_aware", "prefix_cache"})
+
+
+# Default numbers of endpoints to name: the best one and two for retries to an Envoy, which uses a
+# list; only the best one in the Endpoint Picker Protocol, since most of its gateways refuse a list.
+BUFFERED_ENDPOINTS = 3
+EPP_ENDPOINTS = 1
+
+
+def endpoints_named(policy: Policy, *, is_duplex: bool) -> int:
+    """Returns the most endpoints to name to a proxy.
+
+    is_duplex: whether it speaks the Endpoint Picker Protocol.
+    """
+    return policy.endpoints or (EPP_ENDPOINTS if is_duplex else BUFFERED_ENDPOINTS)
+
+
+def policy_of(config: schema.Config, model: str | None, asked: str | None) -> str:
+    """Returns the name of the policy for a request.
+
+    asked: the value of its header `policy.header`, None without one. Unknown names are ignored.
+    """
+    if config.policy.header is not None and asked in schema.POLICIES:
+        return asked
+    own = next((one.policy for one in config.models if one.name == model), None)
+    return own or config.policy.name

@@ -1,0 +1,307 @@
+"""Remembers what was sent where: prefixes that a worker probably holds because it got a request.
+
+One table serves two purposes, by two lifetimes of the same claim:
+
+- speculative, for a worker whose feed is live: from the pick until the request has ended and its
+  events have had time to arrive, or until a deadline. A running request's blocks are not evicted;
+  afterwards the feed knows better.
+- approximate, for a worker without events now: until its age limit, or until newer prompts need the
+  memory.
+
+The table is separate from the index, and bounded: it has two generations, and drops the older one
+when the younger one is full or old.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from math import inf
+from typing import NamedTuple
+
+from extproc.base.structs import LightRecord
+from extproc.requests.outline import Outline
+from extproc.routing.conversations import Conversations
+from extproc.routing.marks import NO_MARKS, Marks, marks_of, marks_of_outline, root_key
+from kvstate.overlap import Prompt
+
+# A mark has at most this many claims. Beyond that, only KEPT_CLAIMS of them are kept: the newest of
+# at most ENDED_CLAIMS workers whose requests have ended, and requests under way.
+MOST_CLAIMS = 32
+KEPT_CLAIMS = 24
+ENDED_CLAIMS = 16
+
+# Memory of a mark: its slot in a dict that is at worst a third full; of each claim at a mark: its
+# key and its places; and of a claim by itself.
+_BYTES_PER_SLOT = 104
+_BYTES_PER_PLACE = 56
+_BYTES_PER_CLAIM = 224
+
+# Memory of a mark with one claim that has many marks.
+BYTES_PER_MARK = _BYTES_PER_SLOT + _BYTES_PER_PLACE
+
+_NEVER = -inf
+_NOTHING = (0, 0)
+
+
+class Lifetimes(NamedTuple):
+    """How long a claim counts, in seconds.
+
+    speculative: the limit while the request runs. grace: after its end, until its events arrive.
+    approximate: for workers without events.
+    """
+
+    speculative: float = 60.0
+    grace: float = 1.0
+    approximate: float = 600.0
+
+
+DEFAULT_LIFETIMES = Lifetimes()
+
+
+# Leading tokens of a prompt that a worker probably holds, by lifetime: (speculative, approximate).
+# A plain tuple: there may be one for every worker at every pick.
+Expected = tuple[int, int]
+
+
+class Holdings:
+    """What was sent to one worker, unless it lost its cache since; part of its record.
+
+    worker: its name. lost_at: everything sent before is lost; seconds of one monotonic clock.
+    conversations: those that live there.
+    """
+
+    __slots__ = ("conversations", "lost_at", "worker")
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.lost_at = _NEVER
+        self.conversations = Conversations()
+
+    def lose(self, now: float = inf) -> None:
+        """Notes that the worker lost its cache; without a time, that it was removed."""
+        self.lost_at = now
+        self.conversations = Conversations()
+
+
+class Claim(LightRecord, eq=False, gc=False):
+    """One request that was sent to a worker; its times are seconds of one monotonic clock.
+
+    mark_bytes: its memory, divided by its marks.
+
+    Hundreds of thousands are kept; like their marks, they are not tracked by the garbage collector.
+    """
+
+    holdings: Holdings
+    marks: Marks
+    sent_at: float
+    mark_bytes: int = 0
+    ended_at: float = inf
+
+
+# The claims of one mark, worker by worker, each worker's newest claim first. Behind it are those
+# that would count if it were withdrawn: of requests under way, and the newest one that has ended.
+_Claims = tuple[Claim, ...]
+
+
+class Sent:
+    """The table of claims, of all workers.
+
+    If a mark has too many claims, those of ended requests stay, since nothing can withdraw them.
+
+    secret: 64 random bits of this process. limit_bytes: approximate limit of its memory. marks:
+    returns a prompt's marks if they are known; by default they are computed from its tokens.
+    """
+
+    def __init__(
+        self,
+        secret: int,
+        limit_bytes: int = 64 << 20,
+        lifetimes: Lifetimes = DEFAULT_LIFETIMES,
+        marks: Callable[[Prompt], Marks] | None = None,
+    ) -> None:
+        self._known_marks = marks
+        self._secret = secret
+        self._lifetimes = lifetimes
+        self._limit_bytes = limit_bytes // 2  # of a generation
+        self._young_bytes = 0
+        self._young: dict[int, _Claims] = {}
+        self._old: dict[int, _Claims] = {}
+        self._young_since = _NEVER
+        # for prompts without a salt: one for each model and adapter
+        self._roots: dict[tuple[str, str | int | None], int] = {}
+
+    def __len__(self) -> int:
+        """Returns how many marks are kept."""
+        return len(self._young) + len(self._old)
+
+    def marks(self, prompt: Prompt) -> Marks:
+        """Returns the marks of a prompt in its namespace."""
+        if self._known_marks is not None:
+            return self._known_marks(prompt)
+        model, lora, salt = prompt.model, prompt.lora, prompt.salt
+        if salt is not None:
+            root = root_key(self._secret, "tokens", model, lora, salt)
+            return marks_of(root, prompt.tokens)
+        root = self._roots.get((model, lora), 0)
+        if not root:
+            root = root_key(self._secret, "tokens", model, lora, None)
+            self._roots[model, lora] = root
+        return marks_of(root, prompt.tokens)
+
+    def text_marks(
+        self, model: str | None, said: Outline, lora: str | None = None, salt: str | None = None
+    ) -> Marks:
+        """Returns the marks of a prompt that is known only as text, in its namespace."""
+        return marks_of_outline(root_key(self._secret, "text", model, lora, salt), said)
+
+    def record(self, holdings: Holdings, marks: Marks, now: float) -> Claim:
+        """Claims that a worker is about to hold a prompt."""
+        self._make_room(now)
+        mark_bytes = _BYTES_PER_PLACE + _BYTES_PER_CLAIM // max(1, len(marks.keys))
+        claim = Claim(holdings, marks, now, mark_bytes)
+        alone: _Claims = (claim,)
+        after = alone
+        count, more, added = 0, 0, 0
+        before: _Claims | None = None
+        young = self._young
+        keys = marks.keys
+        for key, claims in zip(keys, map(young.setdefault, keys, repeat(alone)), strict=False):
+            if claims is alone:
+                count += 1
+                continue
+            if claims is not before:  # neighbouring marks usually have the same claims
+                before = claims
+                after = _with(claim, claims)
+                if len(after) > MOST_CLAIMS:
+                    after = _fewer(after, now - self._lifetimes.speculative)
+                more = mark_bytes
+                if len(after) <= len(claims):
+                    more = _bytes_of(after) - _bytes_of(claims)
+            young[key] = after
+            added += more
+        self._young_bytes += added + count * (_BYTES_PER_SLOT + mark_bytes)
+        return claim
+
+    def end(self, claim: Claim, now: float) -> None:
+        """Notes that the request has ended: from now on its worker's feed knows better.
+
+        From then on, the claim cannot be withdrawn.
+        """
+        claim.ended_at = min(claim.ended_at, now)
+        claim.marks = NO_MARKS  # only `withdraw` needs them, and they take most of its memory
+
+    def withdraw(self, claim: Claim) -> None:
+        """Removes the claim of a request that its worker did not compute.
+
+        Afterwards the table is as if the claim had never been recorded: an older claim of the same
+        worker counts again.
+        """
+        for generation in (self._young, self._old):
+            before: _Claims | None = None
+            after: _Claims = ()
+            for key in claim.marks.keys:
+                claims = generation.get(key)
+                if claims is None:
+                    continue
+                if claims is not before:
+                    before = claims
+                    after = tuple([one for one in claims if one is not claim])
+                freed = claim.mark_bytes if len(after) < len(claims) else 0
+                if after:
+                    generation[key] = after
+                else:
+                    del generation[key]
+                    freed += _BYTES_PER_SLOT
+                if generation is self._young:
+                    self._young_bytes -= freed
+
+    def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
+        """Returns what each worker probably holds of a prompt, if it holds its first mark."""
+        lifetimes = self._lifetimes
+        found: dict[str, Expected] = {}
+        for generation in (self._old, self._young):
+            if not generation:
+                continue
+            for length, claims in _stretches(generation, marks):
+                newest: Holdings | None = None
+                for claim in claims:
+                    holdings = claim.holdings
+                    if holdings is newest:
+                        continue  # this worker's newest claim is the one that counts
+                    newest, age = holdings, now - claim.sent_at
+                    if age >= lifetimes.approximate or claim.sent_at <= holdings.lost_at:
+                        continue
+                    worker = holdings.worker
+                    speculative, approximate = found.get(worker, _NOTHING)
+                    is_under_way = now < claim.ended_at + lifetimes.grace
+                    if is_under_way and age < lifetimes.speculative and length > speculative:
+                        speculative = length
+                    found[worker] = (speculative, max(length, approximate))
+        return found
+
+    def _make_room(self, now: float) -> None:
+        is_full = self._young_bytes >= self._limit_bytes
+        if is_full or now - self._young_since >= self._lifetimes.approximate:
+            self._old, self._young, self._young_since = self._young, {}, now
+            self._young_bytes = 0
+
+
+def _with(claim: Claim, claims: _Claims) -> _Claims:
+    """Returns claims with a new one, without those that can no longer count because of it."""
+    holdings = claim.holdings
+    others = [one for one in claims if one.holdings is not holdings]
+    if len(others) == len(claims):
+        return (claim, *claims)
+    after = [claim]
+    for one in claims:
+        if one.holdings is holdings:
+            after.append(one)
+            if one.ended_at < inf:
+                break  # an older one can no longer count, whatever is withdrawn
+    return (*after, *others)
+
+
+def _fewer(claims: _Claims, since: float) -> _Claims:
+    """Returns fewer claims: of each worker the newest that has ended, and some under way.
+
+    Of requests under way, half of the room is for the newest and half for the oldest, which will be
+    the first to have ended. One that was sent before `since` counts as ended.
+    """
+    newest_first = sorted(claims, key=_sent_at, reverse=True)
+    valid = [one for one in newest_first if one.sent_at > one.holdings.lost_at]
+    under_way = [one for one in valid if one.ended_at == inf and one.sent_at > since]
+    kept: dict[Holdings, Claim] = {}
+    for one in valid:
+        if one.ended_at < inf or one.sent_at <= since:
+            kept.setdefault(one.holdings, one)
+            if len(kept) == ENDED_CLAIMS:
+                break
+    room = KEPT_CLAIMS - len(kept)
+    if len(under_way) > room:
+        under_way = [*under_way[: room // 2], *under_way[room // 2 - room :]]
+    chosen = {*kept.values(), *under_way}
+    return tuple([one for one in claims if one in chosen])
+
+
+def _sent_at(claim: Claim) -> float:
+    return claim.sent_at
+
+
+def _bytes_of(claims: _Claims) -> int:
+    return sum([one.mark_bytes for one in claims])
+
+
+def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[int, _Claims]]:
+    """Returns the longest mark of each run of marks with the same claims, and these claims."""
+    stretches: list[tuple[int, _Claims]] = []
+    before: _Claims | None = None
+    longest = 0
+    found = map(generation.get, marks.keys)  # looked up one by one, as far as they are known
+    for length, claims in zip(marks.lengths, found, strict=True):
+        if claims is not before:
+            if before is not None:
+                stretches.append((longest, before))
+            before = claims
+        if claims is None:
+            return stretches
+        longest = length
+    return stretches if before is None else [*stretches, (longest, before)]

@@ -1,0 +1,136 @@
+"""Surveys the workers that a decision compares: their loads, and what each would cost."""
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from math import inf
+from typing import TypeVar
+
+from extproc.base.structs import Light
+from extproc.config.schema import Cost
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load
+from extproc.routing.policies import affinity_of
+from extproc.routing.query import Snapshot
+
+# A conversation of its own that lives on a worker is as much work to be expected as so many tokens.
+CONVERSATION_TOKENS = 1_024.0
+
+Value = TypeVar("Value")
+
+
+class Survey(Light, frozen=True, gc=False):
+    """What is known of the workers that are compared, in columns.
+
+    places: their indices among all workers. affinity: the weight of an uncached token. crowding:
+    the tokens by which a new conversation avoids each for those that live there, empty if the
+    request begins none.
+    """
+
+    places: Sequence[int]
+    workers: Sequence[Candidate]
+    loads: list[Load]
+    costs: list[float]
+    affinity: float
+    crowding: Sequence[float] = ()
+
+    def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
+        """Returns a column of all workers, with None for those that were not compared."""
+        if isinstance(self.places, range):  # a range: all were compared
+            return own
+        column: list[Value | None] = [None] * count
+        for place, value in zip(self.places, own, strict=True):
+            column[place] = value
+        return column
+
+
+def survey_of(
+    eligible: Sequence[int],
+    sampled: Sequence[int] | None,
+    snapshot: Snapshot,
+    saved: Mapping[str, float],
+    weighed: float,
+    now: float,
+    *,
+    is_new: bool = False,
+) -> Survey:
+    """Returns the survey of the eligible workers, or of the sampled ones of them.
+
+    saved: the tokens by which workers are preferred, by name. weighed: those of the whole prompt.
+    is_new: whether the request may begin a conversation.
+    """
+    load, workers = snapshot.load, snapshot.workers
+    places = eligible if sampled is None else sampled
+    if not isinstance(places, range):
+        workers = [workers[place] for place in places]
+    loads = [load(worker.endpoint, now) for worker in workers]
+    cost = snapshot.rules.cost
+    affinity = _affinity(cost, _typical(loads, workers, snapshot, is_sample=sampled is not None))
+    costs = _costs(loads, affinity * weighed, cost.running_tokens)
+    if saved:
+        for at, worker in enumerate(workers):
+            if worker.name in saved:
+                costs[at] -= affinity * saved[worker.name] * loads[at].slowness
+    crowding = _crowding(workers, saved, snapshot, now) if is_new else ()
+    for at, tokens in enumerate(crowding):
+        costs[at] += affinity * tokens * loads[at].slowness
+    return Survey(places, workers, loads, costs, affinity, crowding)
+
+
+def _crowding(
+    workers: Sequence[Candidate], saved: Mapping[str, float], snapshot: Snapshot, now: float
+) -> list[float]:
+    """Returns by how many tokens a new conversation avoids each worker.
+
+    Each conversation that a worker has beyond the sound one with the fewest counts half of what
+    the request could save anywhere, and a little more. So a shared prefix is worth one of them
+    and never two, however long it is.
+    """
+    if not workers:
+        return []
+    live = [snapshot.conversations(one.name, now) for one in workers]
+    sound = [one.endpoint not in snapshot.ejected for one in workers]
+    least = min(compress(live, sound), default=min(live))
+    most_saved = max([saved.get(one.name, 0.0) for one in workers])
+    each = CONVERSATION_TOKENS + most_saved / 2
+    return [each * max(0, count - least) for count in live]
+
+
+def _typical(
+    loads: list[Load], workers: Sequence[Candidate], snapshot: Snapshot, *, is_sample: bool
+) -> list[Load]:
+    """Returns the loads that stand for the whole fleet: those that were drawn, or of sound workers.
+
+    Failing workers are idle, which says nothing about the others.
+    """
+    if is_sample:
+        return loads[: snapshot.sample]
+    ejected = snapshot.ejected
+    if not ejected:
+        return loads
+    return list(compress(loads, [one.endpoint not in ejected for one in workers])) or loads
+
+
+def _affinity(cost: Cost, loads: list[Load]) -> float:
+    """Returns the weight of an uncached token in a fleet with these loads."""
+    if not loads:
+        return affinity_of(cost, 0.0)
+    used, least = 0.0, inf
+    for one in loads:
+        used += one.utilization
+        queued = one.backlog_tokens * one.slowness
+        if queued < least:
+            least = queued
+    return affinity_of(cost, used / len(loads), least / cost.prefill_tokens_per_second)
+
+
+def _costs(loads: list[Load], uncached: float, running: float) -> list[float]:
+    """Returns what each worker would cost if it held nothing of the prompt, in tokens."""
+    return [
+        (uncached + one.backlog_tokens + running * (one.in_flight + one.others)) * one.slowness
+        for one in loads
+    ]
+
+
+def is_full(survey: Survey, limit: int | None) -> bool:
+    """Returns whether all compared workers are at their limit of requests."""
+    return limit is not None and all(one.in_flight + one.others >= limit for one in survey.loads)

@@ -1,0 +1,1 @@
+"""Starts and stops the router: its parts, its processes, its event loop."""

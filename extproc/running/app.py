@@ -1,0 +1,415 @@
+"""The composition root: builds everything that runs in one router, and shuts it down."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp.web import Application, AppRunner
+
+from extproc.admin.application import Sampling, admin_application, listen, metrics_application
+from extproc.admin.observed import Observed
+from extproc.admin.report import ReportFile, notes_of, report_routes
+from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
+from extproc.base import address
+from extproc.base.errors import importing_extra
+from extproc.config.schema import Config
+from extproc.config.schema import RemoteTokenizer as RemoteTokenizerOptions
+from extproc.config.sections import session_headers
+from extproc.fleet.discovery.configured import sources_of
+from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
+from extproc.fleet.discovery.view import listed
+from extproc.fleet.verifying import VerifiedCollector
+from extproc.fleet.workers import Workers
+from extproc.observing.fleet_families import ServerCollector
+from extproc.observing.metrics import Metrics
+from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
+from extproc.observing.telemetry import telemetry
+from extproc.routing.steering import Steering
+from extproc.running.parts import Part, started, task_part
+from extproc.running.processes import Member
+from extproc.running.readiness import Readiness, with_others
+from extproc.serving.certificates import Certificates
+from extproc.serving.exchange import Service
+from extproc.serving.lean_server import LeanServer
+from extproc.serving.observers import Observers
+from extproc.serving.router import Router
+from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, note_of, telling_of
+from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left_alone
+from extproc.tokenizing.tokens import Tokenizer
+from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
+from kvstate.feeds.transport import FeedTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
+from kvstate.fleet import FollowedWorkers
+
+log = logging.getLogger("kvsteer")
+
+
+class Server(Protocol):
+    """A server of ext_proc and gRPC health on `extproc.listen`."""
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            StartError: the address cannot be bound.
+        """
+
+    async def stop(self) -> None:
+        """Accepts no new streams, and gives open ones `extproc.drain_ms` to finish."""
+
+
+def server_for(
+    service: Service, is_ready: Callable[[], bool], certificates: Certificates | None = None
+) -> Server:
+    """Returns the configured kind of server.
+
+    certificates: for TLS; None for plain text.
+
+    Raises:
+        ExtraError: grpcio is configured, but not installed.
+    """
+    if service.config.extproc.server == "lean":
+        return LeanServer(service, is_ready, certificates=certificates)
+    with importing_extra("extproc.server: grpcio", "grpc"):
+        from extproc.serving.grpc_server import GrpcServer
+    return GrpcServer(service, is_ready, certificates)
+
+
+def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
+    """Returns the tokenizer of every model that has local tokenizer files.
+
+    Raises:
+        StartError: a tokenizer cannot be loaded.
+    """
+    local = [model for model in config.models if isinstance(model.tokenizer, str)]
+    loaded = {model.name: Tokenizer.load(model) for model in local}
+    return {name: tokenizer for name, tokenizer in loaded.items() if tokenizer is not None}
+
+
+def remote_tokenizers(
+    config: Config, workers: Workers, metrics: Metrics
+) -> dict[str, RemoteTokenizer]:
+    """Returns a tokenizer for every model whose workers tokenize; the caller closes them."""
+    made: dict[str, RemoteTokenizer] = {}
+    for model in config.models:
+        options = model.tokenizer
+        if isinstance(options, RemoteTokenizerOptions) and options.remote:
+            endpoints = functools.partial(workers.candidates.tokenizers, model.name)
+            count = functools.partial(metrics.count_question, model.name)
+            made[model.name] = RemoteTokenizer(model, options, endpoints, count)
+            metrics.show_tokenizers_away(model.name, functools.partial(_left_alone, endpoints))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a router is made of, and what signals and commands act on.
+
+    certificates: None if it speaks plain text. recorder: None if requests are not recorded.
+    sharing: None if it is not configured. own_readiness: that of this process alone. readiness:
+    that of all processes. steer: changes the percentage of requests that are steered, here and in
+    all other processes.
+    """
+
+    config: Config
+    member: Member | None
+    certificates: Certificates | None
+    discovery: Discovery
+    workers: Workers
+    metrics: Metrics
+    remote: Mapping[str, RemoteTokenizer]
+    observed: Observed
+    recorder: Recorder | None
+    router: Router
+    sharing: Sharing | None
+    own_readiness: Readiness
+    readiness: Readiness
+    steer: Callable[[float], None]
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config, member: Member | None = None) -> AsyncIterator[Running]:
+    """Runs a router in this event loop.
+
+    member: its place among several processes; it is ready once each of them has been ready.
+
+    Raises:
+        StartError: a port is taken, or a file cannot be read.
+    """
+    tokenizers = load_tokenizers(config)
+    certificates = None if config.extproc.tls is None else Certificates(config.extproc.tls)
+    discovery = Discovery(listed(config.workers), sources_of(config))
+    telling = None if config.sharing is None else telling_of(config.sharing)
+    workers = _workers(config, discovery, telling, tokenizers)
+    metrics = Metrics(workers.states)
+    async with telemetry(os.environ, metrics) as traces:
+        remote = remote_tokenizers(config, workers, metrics)
+        observed, recorder = Observed(time.time), _recorder(config)
+        router = Router(
+            config,
+            workers,
+            {**tokenizers, **remote},
+            metrics,
+            random.Random(),
+            traces=traces,
+            observer=observed if recorder is None else Observers(observed, recorder),
+        )
+        ready_seconds = config.events.ready_deadline_ms / 1000
+        own = Readiness(lambda: _awaited(discovery, workers), ready_seconds, time.monotonic)
+        made = Running(
+            config=config,
+            member=member,
+            certificates=certificates,
+            discovery=discovery,
+            workers=workers,
+            metrics=metrics,
+            remote=remote,
+            observed=observed,
+            recorder=recorder,
+            router=router,
+            sharing=_sharing(config, telling, workers, router),
+            own_readiness=own,
+            readiness=own if member is None else with_others(own, member, ready_seconds),
+            steer=functools.partial(_steer, router.steering, member),
+        )
+        _show(made)
+        async with started(parts_of(made)):
+            yield made
+
+
+def parts_of(made: Running) -> list[Part]:
+    """Returns the parts of a router, in the order of their start.
+
+    What a part uses comes before it, so that it also outlives it.
+    """
+    workers, discovery = made.workers, made.discovery
+    sampling = Sampling(made.observed, workers.states.fills, time.time)
+    return [
+        *_certificate_parts(made),
+        Part("remote tokenizers", stop=functools.partial(_close_all, made.remote.values())),
+        *_recorder_parts(made),
+        Part("router", stop=made.router.close),
+        *_sharing_parts(made),
+        *_report_parts(made),
+        _site_part("admin", _admin(made), made.config.admin.listen),
+        _site_part("metrics", _scraped(made), made.config.metrics.listen),
+        Part("workers", workers.start, workers.close),
+        *_endpoint_file_parts(made),
+        Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
+        Part("sampling", sampling.start, sampling.close),
+        _server_part(made),
+        *_member_parts(made),
+    ]
+
+
+def _workers(
+    config: Config,
+    discovery: Discovery,
+    telling: PromptTelling | None,
+    tokenizers: Mapping[str, Tokenizer],
+) -> Workers:
+    """Returns the workers with their caches, whose feeds report to them."""
+
+    def emptied(name: str) -> None:
+        workers.note_emptied(name)
+
+    def cut(name: str) -> None:
+        workers.note_cut(name)
+
+    fleet = FollowedWorkers(
+        secrets.randbits(64), time.time, random.random, emptied=emptied, cut=cut
+    )
+    workers = Workers(config, fleet, _open, discovery.fault, telling=telling, tokenizers=tokenizers)
+    return workers
+
+
+def _recorder(config: Config) -> Recorder | None:
+    options = config.recorder
+    if options.file is None:
+        return None
+    return Recorder(options, options.file, drawn_secret(os.environ))
+
+
+def _sharing(
+    config: Config, telling: PromptTelling | None, workers: Workers, router: Router
+) -> Sharing | None:
+    if config.sharing is None or telling is None:
+        return None
+    return Sharing(config.sharing, telling, workers.candidates, router.placing.sent, time.monotonic)
+
+
+def _show(made: Running) -> None:
+    """Adds to the metrics what the parts show."""
+    metrics, certificates = made.metrics, made.certificates
+    metrics.expect_models(model.name for model in made.config.models)
+    metrics.show_readiness(made.readiness)
+    if certificates is not None:
+        metrics.show_certificate(
+            lambda: certificates.current.expires_at, lambda: certificates.fault is not None
+        )
+    collectors = [
+        SharingCollector(made.sharing),
+        DiscoveryCollector(made.discovery.status),
+        VerifiedCollector(made.workers.verifying.of_models),
+    ]
+    if made.recorder is not None:
+        collectors.append(RecorderCollector(made.recorder))
+    for collector in collectors:
+        metrics.registry.register(collector)
+
+
+def _certificate_parts(made: Running) -> Iterator[Part]:
+    """Yields what reloads the certificates when their files change."""
+    if made.certificates is not None:
+        yield task_part("certificates", made.certificates.follow)
+
+
+async def _close_all(tokenizers: Iterable[RemoteTokenizer]) -> None:
+    for tokenizer in tokenizers:
+        await tokenizer.close()
+
+
+def _recorder_parts(made: Running) -> Iterator[Part]:
+    recorder = made.recorder
+    if recorder is not None:
+        yield Part("recorder", recorder.start, lambda: asyncio.to_thread(recorder.close))
+
+
+def _sharing_parts(made: Running) -> Iterator[Part]:
+    if made.sharing is not None:
+        yield Part("sharing", made.sharing.start, made.sharing.close)
+
+
+def _report_parts(made: Running) -> Iterator[Part]:
+    if made.config.report.file is not None:
+        file = ReportFile(made.config.report.file, made.metrics.report)
+        yield Part("report", file.start, file.close)
+
+
+def _admin(made: Running) -> Application:
+    """Returns the application of the operator's HTTP server."""
+    config, router, workers = made.config, made.router, made.workers
+    member, listen = made.member, config.admin.listen
+    peers = {} if member is None else member.others(listen)
+    admin = admin_application(
+        router,
+        workers,
+        made.observed,
+        config.extproc.max_body_bytes,
+        (address.parse(listen).host, *config.admin.hosts),
+        config.policy.header,
+        session_headers(config.policy.session_header),
+    )
+    admin.add_routes(
+        [
+            *discovery_routes(workers, made.discovery),
+            *sharing_routes(made.sharing),
+            *report_routes(made.metrics.report, notes_of(config), peers),
+            *steering_routes(router, made.steer, steers_all=config.disaggregation.steers_all),
+        ]
+    )
+    return admin
+
+
+def _scraped(made: Running) -> Application:
+    """Returns the application of the HTTP server for metrics and readiness."""
+    notes = (note_of(made.sharing), made.workers.verifying.note, made.router.delivery.fault)
+    return metrics_application(made.metrics, made.readiness.hindrance, notes)
+
+
+def _site_part(name: str, application: Application, at: str) -> Part:
+    """Returns an HTTP server. name: its section in the configuration."""
+    runners: list[AppRunner] = []
+
+    async def start() -> None:
+        runners.append(await listen(application, address.parse(at), name))
+
+    async def stop() -> None:
+        for runner in runners:
+            await runner.cleanup()
+
+    return Part(name, start, stop)
+
+
+def _endpoint_file_parts(made: Running) -> Iterator[Part]:
+    """Yields what has Envoy follow the workers, if that is configured."""
+    directory = made.config.envoy.eds_directory
+    if directory is not None:
+        from extproc.running.eds import endpoint_files
+
+        files = endpoint_files(made.config, directory, made.workers, made.discovery)
+        yield Part("endpoint files", files.start, files.close)
+
+
+def _server_part(made: Running) -> Part:
+    """Returns the server of ext_proc."""
+    service = Service(made.config, made.router, made.metrics, recorder=made.recorder)
+    server = server_for(service, made.readiness, made.certificates)
+    if isinstance(server, LeanServer):
+        made.metrics.registry.register(ServerCollector(server.figures))
+
+    async def start() -> None:
+        await server.start()
+        made.own_readiness.is_listening = made.readiness.is_listening = True
+
+    return Part("server", start, server.stop)
+
+
+def _member_parts(made: Running) -> Iterator[Part]:
+    """Yields what this process tells the others, and what it follows of them."""
+    member = made.member
+    if member is not None:
+        steer = functools.partial(_steer, made.router.steering, None)
+        yield task_part("announcement", lambda: member.announce(made.own_readiness))
+        yield task_part("steering", lambda: member.follow(steer))
+
+
+def _steer(steering: Steering, member: Member | None, percent: float) -> None:
+    """Steers this percentage of requests from now on, here and in all other processes."""
+    if percent != steering.percent:
+        log.info("steering %g %% of requests from now on", percent)
+        steering.change(percent)
+    if member is not None:
+        try:
+            member.hand_on(percent)
+        except OSError as error:
+            log.error("the other processes could not be informed: %s", error.strerror)
+
+
+def _awaited(discovery: Discovery, workers: Workers) -> str:
+    """Returns what is still missing before all workers' caches are known, "" if nothing is."""
+    if not discovery.is_complete:
+        return "sources of workers have not answered yet"
+    return "" if workers.states.replays_done() else "replays are still running"
+
+
+def _left_alone(endpoints: Callable[[], Endpoints]) -> int:
+    return left_alone(endpoints())
+
+
+def _open(source: FeedSource) -> Sequence[FeedTransport]:
+    """Returns a feed's transports, one for each rank.
+
+    Raises:
+        ExtraError: it is a gRPC feed, and grpcio is not installed.
+    """
+    match source:
+        case GrpcSource():
+            with importing_extra("a feed over gRPC", "grpc"):
+                from kvstate.feeds.grpc_transport import grpc_transports
+
+            return grpc_transports(source, random.random)
+        case DrainSource():
+            from kvstate.feeds.trtllm_transport import drain_transports
+
+            return drain_transports(source, random.random)
+        case _:
+            return [ZmqTransport(one, random.random) for one in source]

@@ -1,0 +1,279 @@
+"""What a request asks: parses its body, and tokenizes its prompt."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from extproc.base.errors import RequestError
+from extproc.base.logs import tell_fault
+from extproc.observing.decisions import Course
+from extproc.requests.costly_json import is_light
+from extproc.requests.dialect import NEWEST, Dialect, Speaks, Spoken
+from extproc.requests.outline import Outline, beginning_of, outline_of
+from extproc.requests.prompt import BY_RELEASE
+from extproc.requests.request import (
+    ENGINES_REFUSE,
+    NOT_INFERENCE,
+    UNREAD,
+    Ask,
+    InferenceRequest,
+    Models,
+    Served,
+    model_of,
+    parse,
+)
+from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
+from extproc.routing.eligibility import ANY, Demand
+from extproc.routing.query import Query, Variant
+from extproc.tokenizing.prompt_tokens import Held, Keyed, PromptTokens
+from kvstate.overlap import Prompt
+
+log = logging.getLogger("kvsteer.decision")
+
+# The key of a cache salt in a body: only prompts with the same salt share blocks.
+_SALT = b'"cache_salt"'
+_PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
+
+# A request, and the model it is for.
+Read = tuple[InferenceRequest, Served]
+
+
+def _newest(_: str) -> Spoken:
+    return Spoken(NEWEST)
+
+
+class Queries:
+    """Turns any request into a query: parses its body and tokenizes its prompt.
+
+    spoken: returns the dialects that the workers of a model speak. names_sessions: whether a field
+    of a body may name the client's session.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        tokens: PromptTokens,
+        spoken: Callable[[str], Spoken] = _newest,
+        *,
+        names_sessions: bool = True,
+    ) -> None:
+        self._models = models
+        self._tokens = tokens
+        self._spoken = spoken
+        self._names_sessions = names_sessions
+
+    async def of(self, ask: Ask, course: Course) -> Query:
+        """Returns the query for a request; waits only for work that takes a millisecond or more.
+
+        course: notes the ends of the request's phases.
+        """
+        if ask.body is None or ask.reason:
+            return _unread(ask)
+        path, body = ask.head.path, ask.body
+        query = await self._first(path, body, course)
+        # most requests end here
+        if not query.forms & BY_RELEASE or query.model is None:
+            return query
+        others = self._spoken(query.model).others
+        return await self._with_variants(query, others, path, body) if others else query
+
+    async def _first(self, path: str, body: bytes, course: Course) -> Query:
+        """Returns the query in the first dialect of the model's workers."""
+        if not is_light(body):
+            return await self._large(path, body, course)
+        read = self._read(path, body, self._speaks)
+        course.note_parsed()
+        if isinstance(read, Query):
+            return read
+        query = await self._tokenized(*read, body)
+        course.note_tokenized()
+        return query
+
+    def _speaks(self, name: str | None) -> Dialect:
+        """Returns the dialect in which a request is read first, by the name of its model."""
+        served = self._models.find(name)
+        return NEWEST if served is None else self._spoken(served.model).first
+
+    async def _with_variants(
+        self,
+        query: Query,
+        others: Sequence[tuple[Dialect, frozenset[str]]],
+        path: str,
+        body: bytes,
+    ) -> Query:
+        """Returns a query with the prompts of workers that speak other dialects.
+
+        A worker whose dialect does not key the request holds nothing of it.
+        """
+        variants = []
+        for dialect, workers in others:
+            prompts, forms = await self._said(dialect, path, body)
+            if prompts != query.prompts or forms != query.forms:
+                variants.append(Variant(workers, prompts, forms))
+        return msgspec.structs.replace(query, variants=variants)
+
+    async def _said(self, dialect: Dialect, path: str, body: bytes) -> tuple[Sequence[Prompt], int]:
+        """Returns a request's prompts in a dialect, and their forms; none if it is not keyed."""
+        held = Held()
+
+        def read_and_tokenized() -> Query | None:
+            read = self._read(path, body, lambda _: dialect)
+            if isinstance(read, Query):
+                return read
+            tokens = self._tokens.here(read[0], read[1].model, held)
+            return None if tokens is None else _keyed(*read, tokens)
+
+        try:
+            query = await self._tokens.apart(read_and_tokenized, len(body), held)
+        except (RequestError, TimeoutError):
+            query = None
+        return (query.prompts, query.forms) if query is not None else ((), 0)
+
+    def _read(self, path: str, body: bytes, speaks: Speaks) -> Read | Query:
+        """Returns a request and its model, or the query if the request cannot be keyed."""
+        try:
+            request = parse(path, body, speaks)
+        except RequestError as error:
+            return self._unparsed(body, error.reason)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            return self.broken(error)
+        served = self._models.find(request.model)
+        if served is None:
+            return Query(None, reason="unknown_model")
+        return request, served
+
+    def _unparsed(self, body: bytes, reason: str) -> Query:
+        """Returns the query for a request that could not be read."""
+        return self._of_unparsed(body, reason, _outline_of(body, reason))
+
+    def _of_unparsed(self, body: bytes, reason: str, outline: Outline | None) -> Query:
+        served = self._models.find(model_of(body))
+        # the salt's value is not known
+        salt = "" if _may_have_salt(body) else None
+        return self._by_text(served, reason, outline, salt)
+
+    def _by_text(
+        self, served: Served | None, reason: str, outline: Outline | None, salt: str | None
+    ) -> Query:
+        """Returns the query for a prompt that is compared by its text. salt: "" if unknown."""
+        query = Query(None, reason=reason, outline=outline)
+        if served is not None:
+            model, lora = served
+            demand = ANY if lora is None else Demand(lora)
+            query = msgspec.structs.replace(query, model=model, lora=lora, salt=salt, demand=demand)
+        if outline is None:
+            return query
+        session = outline.session if self._names_sessions else ""
+        return msgspec.structs.replace(query, session=session, previous=outline.previous)
+
+    async def _large(self, path: str, body: bytes, course: Course) -> Query:
+        """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
+        held = Held()
+        try:
+            read, course.parsed_at = await self._tokens.apart(
+                lambda: self._read_and_tokenized(path, body, course, held), len(body), held
+            )
+        except TimeoutError:
+            return self._of_unparsed(body, "deadline", beginning_of(body))
+        except RequestError as error:
+            return self._of_unparsed(body, error.reason, beginning_of(body))
+        query = read if isinstance(read, Query) else await self._tokenized(*read, body)
+        course.note_tokenized()
+        return query
+
+    def _read_and_tokenized(
+        self, path: str, body: bytes, course: Course, held: Held
+    ) -> tuple[Read | Query, float]:
+        """Returns the query, or the request if workers tokenize it; and when it was parsed."""
+        read = self._read(path, body, self._speaks)
+        parsed_at = course.now()
+        if isinstance(read, Query):
+            return read, parsed_at
+        request, served = read
+        try:
+            tokens = self._tokens.here(request, served.model, held)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            outlined = partial(outline_of, body)
+            return self._untokenized(request, served, error, outlined), parsed_at
+        return (read if tokens is None else _keyed(request, served, tokens)), parsed_at
+
+    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Query:
+        try:
+            tokens = await self._tokens.of(request, served.model, len(body))
+            return _keyed(request, served, tokens)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            outline = await self._outlined(body, error)
+            return self._untokenized(request, served, error, lambda: outline)
+
+    async def _outlined(self, body: bytes, error: Exception) -> Outline:
+        """Returns a body's outline; of its beginning alone if the request is late already."""
+        if is_light(body):
+            return outline_of(body)
+        if isinstance(error, RequestError) and error.reason != "too_many_waiting":
+            with suppress(TimeoutError, RequestError):
+                return await self._tokens.apart(partial(outline_of, body), len(body))
+        return beginning_of(body)
+
+    def _untokenized(
+        self,
+        request: InferenceRequest,
+        served: Served,
+        error: Exception,
+        outlined: Callable[[], Outline],
+    ) -> Query:
+        """Returns the query by text for a prompt whose tokens are uncertain or late."""
+        if not isinstance(error, RequestError | TimeoutError):
+            return self.broken(error)
+        reason = error.reason if isinstance(error, RequestError) else "deadline"
+        outline = None if reason in ENGINES_REFUSE else outlined()
+        query = self._by_text(served, reason, outline, request.cache_salt)
+        if request.reads_cache:
+            return query
+        return msgspec.structs.replace(query, reads_cache=False)
+
+    def broken(self, error: Exception) -> Query:
+        """Logs an error in KVSteer itself, and returns the query for the request that hit it."""
+        tell_fault(log, "decision failed with %s; the request is routed by load", error)
+        return Query(self._models.default, reason="internal_error")
+
+
+def _may_have_salt(body: bytes) -> bool:
+    """Returns whether a body names a salt; other threads have a turn after each piece."""
+    pieces = range(0, len(body), _PIECE_BYTES)
+    return any(body.find(_SALT, at, at + _PIECE_BYTES + len(_SALT)) >= 0 for at in pieces)
+
+
+def _outline_of(body: bytes, reason: str) -> Outline | None:
+    """Returns the outline by which a prompt that cannot be keyed is compared and weighed."""
+    return None if reason in ENGINES_REFUSE else outline_of(body)
+
+
+def _unread(ask: Ask) -> Query:
+    """Returns the query for a request whose body is not read, weighed by its length if known."""
+    if ask.reason == NOT_INFERENCE and not ask.wants_endpoint:
+        return Query(None, reason=ask.reason, left_to_proxy=CALLS_NO_MODEL)
+    if ask.reason in ("no_body", NOT_INFERENCE):
+        return Query(None, reason=ask.reason)
+    finds_model = FINDS_MODEL if ask.proxy_finds_model else ""
+    if ask.reason not in UNREAD:
+        return Query(None, reason=ask.reason, left_to_proxy=finds_model)
+    length = ask.head.content_length
+    return Query(
+        None,
+        reason=ask.reason,
+        unread_bytes=MAX_UNREAD_BYTES if length is None else length,
+        left_to_proxy=finds_model,
+    )
+
+
+def _keyed(request: InferenceRequest, served: Served, keyed: Keyed) -> Query:
+    model, lora = served
+    prompts = [Prompt(model, one, lora, request.cache_salt) for one in keyed.tokens]
+    demand = ANY if lora is None else Demand(lora)
+    if not request.reads_cache:
+        # the prompt is known and weighed, but the worker will not use its cache for it
+        return Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False)
+    return Query(model, prompts, demand=demand, answers=request.answers, forms=keyed.forms)

@@ -1,0 +1,83 @@
+"""Answers of the router itself, which refuse a request.
+
+To a client of gRPC the status of HTTP says nothing. It gets "Trailers-Only": status 200, and the
+outcome in the headers, without a body. Sources: gRPC over HTTP/2, "Responses" (Status-Message is
+percent-encoded; the texts here need none of it); the status codes of gRPC.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from extproc.http2.grpc_messages import Status
+from extproc.requests import grpc_request
+from extproc.routing.decision import Verdict
+
+# When a client that was refused because all workers are busy may try again.
+RETRY_AFTER_SECONDS = 1
+
+
+class Refusal(NamedTuple):
+    """An answer instead of a worker's; body is JSON, or empty to a client of gRPC."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class _Reason(NamedTuple):
+    """Why a request is refused.
+
+    status, kind: of HTTP, and the name of the error in its body. grpc_status: of gRPC.
+    """
+
+    status: int
+    kind: str
+    grpc_status: Status
+    message: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+_RETRY = (("retry-after", str(RETRY_AFTER_SECONDS)),)
+_BUSY = _Reason(
+    429, "RateLimitError", Status.RESOURCE_EXHAUSTED, "all workers are busy; try again", _RETRY
+)
+_UNAVAILABLE = _Reason(
+    503, "ServiceUnavailableError", Status.UNAVAILABLE, "no worker can take this request"
+)
+_NO_OBJECT = _Reason(
+    400, "BadRequestError", Status.INVALID_ARGUMENT, "the request body is not a JSON object"
+)
+_NO_MESSAGE = _Reason(
+    400,
+    "BadRequestError",
+    Status.INVALID_ARGUMENT,
+    "the request is not one uncompressed message of at most 512 fields",
+)
+
+
+def refusal_of(verdict: Verdict, path: str) -> Refusal | None:
+    """Returns the answer for a verdict that refuses the request, None if it continues.
+
+    path: of the request.
+    """
+    if verdict is Verdict.SHED:
+        return _refusal(_BUSY, path)
+    if verdict is Verdict.UNAVAILABLE:
+        return _refusal(_UNAVAILABLE, path)
+    return None
+
+
+def refused_body(path: str) -> Refusal:
+    """Returns the answer to a body that is not read with certainty, or that engines may read
+    differently: no JSON object, or no message of gRPC."""
+    return _refusal(_NO_MESSAGE if path in grpc_request.PATHS else _NO_OBJECT, path)
+
+
+def _refusal(why: _Reason, path: str) -> Refusal:
+    if path in grpc_request.PATHS:
+        outcome = (("grpc-status", str(int(why.grpc_status))), ("grpc-message", why.message))
+        return Refusal(200, (("content-type", "application/grpc"), *outcome, *why.headers), b"")
+    error = {"message": why.message, "type": why.kind, "param": None, "code": why.status}
+    body = msgspec.json.encode({"error": error})
+    return Refusal(why.status, (("content-type", "application/json"), *why.headers), body)

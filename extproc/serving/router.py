@@ -1,0 +1,385 @@
+"""The path of a request: parse, tokens, decide, book. One router serves all streams."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+
+from extproc.base.errors import RequestError
+from extproc.base.logs import tell_fault
+from extproc.config.schema import Config
+from extproc.config.sections import KNOWN
+from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.disaggregation.handover import may_split
+from extproc.fleet.workers import Workers
+from extproc.observing.decisions import Course, Traces
+from extproc.observing.elsewhere import Deliveries, SteeringCollector
+from extproc.observing.metrics import Metrics
+from extproc.requests.costly_json import is_light
+from extproc.requests.request import (
+    NOT_INFERENCE,
+    Ask,
+    Head,
+    Models,
+    why_unkeyed,
+)
+from extproc.routing.decision import OVER_LIMIT, Decision, decide
+from extproc.routing.decision_log import DecisionLog
+from extproc.routing.explain import explanation
+from extproc.routing.load import Booking
+from extproc.routing.placing import Placing
+from extproc.routing.query import Query
+from extproc.routing.steering import Steering, beginning_of, hash_of
+from extproc.routing.upstreams import FIRST_FAILURE
+from extproc.serving.delivery import Delivery
+from extproc.serving.observers import Observer
+from extproc.serving.queries import (
+    Queries,
+)
+from extproc.serving.variants import by_variant
+from extproc.serving.watched import Watched
+from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
+from kvstate.feeds.feed import FeedState
+from kvstate.overlap import Prompt, usable_tokens
+
+log = logging.getLogger("kvsteer.decision")
+
+
+# How many bytes of a body log_prompts shows.
+LOGGED_BODY_BYTES = 4_096
+
+
+# The decision for a request, and its booking if a worker was picked for a call of a model; the
+# caller releases the booking at the end. A plain tuple, since every request makes one.
+Routed = tuple[Decision, Booking | None]
+
+
+class Router:
+    """Decides where requests go, and accounts for those in flight.
+
+    tokenizers: by model; requests for other models are routed by load, unless they have token ids.
+    traces: records the decisions' spans; None if requests are not traced. observer: gets the
+    decisions, and which endpoint answered.
+    steering: the percentage of steered requests. unsteered: requests that were not, by model.
+    deliveries: whether steered requests reached their workers. delivery: notes it. watched: the
+    requests under way that may show whether tokens match.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        tokenizers: Mapping[str, AnyTokenizer],
+        metrics: Metrics,
+        rng: Random,
+        traces: Traces | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._config = config
+        self._changes_bodies = config.disaggregation.changes_bodies
+        self._models = Models(config.models)
+        self._workers = workers
+        self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
+        names_sessions = config.policy.session_header == KNOWN
+        self._queries = Queries(
+            self._models, self._tokens, workers.candidates.spoken, names_sessions=names_sessions
+        )
+        self._metrics = metrics
+        self._rng = rng
+        self._monotonic = workers.monotonic
+        self._traces = traces
+        self.is_traced = traces is not None
+        self._candidates = candidates = workers.candidates
+        self._proofs = workers.proofs
+        self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
+        self.placing = Placing(config, rng.getrandbits(64), candidates, workers.telling)
+        self._disaggregator = Disaggregator(config, self.placing, workers.upstreams)
+        self._learns = config.policy.learn
+        self.watched = Watched(workers.proofs, compares=config.accounting.responses == "usage")
+        self._observer = observer
+        self.steering = Steering(config.steering.percent, config.steering.header)
+        self.unsteered: Counter[str | None] = Counter()
+        self.deliveries = deliveries = Deliveries()
+        self.delivery = Delivery(workers, deliveries, self._monotonic)
+        steered, unsteered = self.placing.steered, self.unsteered
+        metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
+
+    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+        """Decides where a request goes, and books it there.
+
+        A request that cannot be read or keyed, for whatever reason, is placed by load.
+
+        It waits only for work that takes a millisecond or more, and yields None before it does:
+        until then `send(None)` can drive it without a task. A request that calls no model is
+        counted, but adds to no worker's load and is not shown to observers.
+
+        traceparent: the trace that the request belongs to, "" if none.
+        """
+        course = Course(self._monotonic, traceparent)
+        if self._config.log_prompts and ask.body is not None:
+            log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
+        query = await self._queries.of(ask, course)
+        if self.steering.is_partial:
+            decision, query = await self._decide_side(ask, query, course)
+        else:
+            decision, query = self._decide(ask, query, course)
+        now = course.note_picked()
+        if decision.reason == NOT_INFERENCE:
+            self._metrics.observe_decision(decision, course)
+            return decision, None
+        if self._traces is not None:
+            course.trace = self._traces.record(decision, course)
+        self._metrics.observe_decision(decision, course)
+        self._tell(decision, course)
+        self._decisions.tell(decision, course.trace.trace_id)
+        self._show(decision, query)
+        # last: a failure before it must leave no load behind that nobody releases
+        try:
+            return decision, self._book(decision, query, now)
+        except BaseException:
+            if self._observer is not None:
+                self._observer.note_drop(decision)
+            raise
+
+    def _book(self, decision: Decision, query: Query, now: float) -> Booking | None:
+        """Books a request where it was decided to go; returns the booking, if there is a load."""
+        if query.variants:
+            query = query.told_to((decision.prefill or decision).worker)
+        if not decision.is_steered:
+            self.unsteered[decision.model] += 1
+            booking = self.placing.note(decision, now)
+        else:
+            step = self.placing if decision.split is None else self._disaggregator
+            booking = step.book(decision, now, self._announced_prompt(decision, query))
+        # otherwise its engine would count blocks that it got from another worker as cached
+        is_whole = decision.prefill is None and decision.source is None
+        if booking is not None and is_whole:
+            self.watched.begin(decision, query, booking)
+        return booking
+
+    async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
+        """Returns the answer of POST /explain: the decision for a request, without side effects."""
+        ask = Ask(head, body)
+        unkeyed = why_unkeyed(head.method, head.path)
+        if unkeyed:
+            ask = Ask(head, None, unkeyed)
+        course = Course(self._monotonic)
+        query = await self._queries.of(ask, course)
+        if self.steering.is_partial:
+            decision, _ = await self._decide_side(ask, query, course)
+        else:
+            decision, _ = self._decide(ask, query, course)
+        return explanation(decision, self._trusted_state(query), self._workers.states.load)
+
+    def _trusted_state(self, query: Query) -> Callable[[str], str]:
+        """Returns the state of a worker for a request: of its feeds, and of its tokens."""
+        if not query.forms:
+            return self._candidates.state
+        proofs = self._proofs
+        return lambda worker: proofs.of(query.told_to(worker).forms).state(worker)
+
+    def is_hung(self, model: str) -> bool:
+        """Returns whether a model's template or tokenizer did not come back, and runs no more."""
+        return self._tokens.is_hung(model)
+
+    def release(self, booking: Booking) -> None:
+        """Ends a booking: the request is over."""
+        self.watched.end(booking)
+        if self._disaggregator.legs:
+            self._disaggregator.release(booking, self._monotonic())
+        self.placing.release(booking, self._monotonic())
+
+    def note_server(self, decision: Decision, booking: Booking, endpoint: str) -> None:
+        """Notes which endpoint answered a request, according to its response."""
+        if self._observer is not None:
+            self._observer.note_server(decision, endpoint)
+        if not decision.is_steered:
+            self.note_worker(decision, booking, endpoint)
+            return
+        if self.delivery.note(decision, endpoint):
+            self.note_answer_elsewhere(booking, decision.basis.worker_at(endpoint), endpoint)
+            self._workers.upstreams.doubt(decision.pick[0], is_doubted=True)
+            self.delivery.warn(decision, endpoint)
+
+    def note_worker(self, decision: Decision, booking: Booking, endpoint: str) -> None:
+        """Notes the endpoint to which an unsteered request went."""
+        worker = decision.basis.worker_at(endpoint)
+        if worker:
+            self.placing.note_worker(booking, decision, worker, endpoint, self._monotonic())
+        else:
+            self.placing.disclaim(booking)
+            self.placing.loads.end(booking, self._monotonic())
+
+    def any_endpoint(self, decision: Decision, booking: Booking) -> str:
+        """Returns a random endpoint for an unsteered request, and books the request there.
+
+        For proxies that need an endpoint from the router.
+        """
+        rows = zip(decision.basis.workers, decision.basis.excluded, strict=True)
+        able = [one.endpoint for one, why in rows if why in ("", OVER_LIMIT)]
+        endpoint = able[int(self._rng.random() * len(able))]
+        self.note_worker(decision, booking, endpoint)
+        return endpoint
+
+    def steering_status(self) -> dict[str, Any]:
+        """Returns the answer of GET /steering."""
+        results = self.deliveries.totals(self.placing.steered)
+        return {
+            "percent": self.steering.percent,
+            "header": ", ".join(self.steering.headers) or None,
+            "steered": results,
+            "unsteered": self.unsteered.total(),
+            "fault": self.delivery.fault(),
+        }
+
+    def note_answer_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
+        """Moves the load of a request to the worker that answers it instead of the picked one.
+
+        worker: "" if the endpoint is no known worker's; then the load is removed.
+        """
+        self.watched.drop(booking)  # the picked worker's events say nothing about this request
+        if worker:
+            self.placing.move(booking, worker, endpoint, self._monotonic())
+        else:
+            self._disaggregator.disclaim(booking)
+            self.placing.disclaim(booking)
+            self.placing.loads.end(booking, self._monotonic())
+
+    def keeps(self, worker: str, response: str) -> bool:
+        """Notes that a worker keeps a response, which requests may continue; False without one."""
+        if not (worker and response):
+            return False
+        self.placing.note_response(worker, response, self._monotonic())
+        return True
+
+    def wants_status(self) -> bool:
+        """Returns whether to ask the proxy for the next response, if it need not send any."""
+        return self.placing.wants_status()
+
+    def note_answer(self, booking: Booking, status: int, served: str) -> None:
+        """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
+        if status >= FIRST_FAILURE:
+            self.watched.drop(booking)
+        self._disaggregator.note_answer(booking, status, self._monotonic())
+        seconds = self.placing.note_answer(booking, status, served, self._monotonic())
+        if seconds:
+            log.warning(
+                "worker at %s keeps failing, last with %d: ejected for %.0f s while others answer",
+                booking.endpoint,
+                status,
+                seconds,
+            )
+        elif seconds is not None:
+            log.info("worker at %s answers again and is no longer ejected", booking.endpoint)
+
+    def in_flight(self, endpoint: str) -> int:
+        """Returns how many requests are in flight on an endpoint."""
+        return self.placing.loads.in_flight(endpoint)
+
+    def close(self) -> None:
+        """Stops the tokenizer threads."""
+        self._tokens.close()
+
+    async def _is_steered(self, ask: Ask) -> bool:
+        """Returns whether a request is steered.
+
+        It waits if the body takes a millisecond or more to parse. Requests that call no model count
+        as steered.
+        """
+        if ask.reason == NOT_INFERENCE:
+            return True
+        beginning = ask.head.conversation.encode()
+        body = None if ask.reason else ask.body
+        if not beginning and body is not None:
+            path = ask.head.path
+            if is_light(body):
+                beginning = beginning_of(path, body)
+            else:
+                with suppress(TimeoutError, RequestError):  # then the side is random
+                    read = partial(beginning_of, path, body)
+                    beginning = await self._tokens.apart(read, len(body))
+        return self.steering.steers(hash_of(beginning), self._rng.random())
+
+    async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
+        """Decides if only some requests are steered; unsteered ones are never split."""
+        is_steered = await self._is_steered(ask)
+        if not is_steered:
+            query = msgspec.structs.replace(query, may_split=False)
+        decision, query = self._decide(ask, query, course)
+        return msgspec.structs.replace(decision, is_steered=is_steered), query
+
+    def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
+        if self._changes_bodies:
+            body = None if ask.wants_endpoint else ask.body
+            if not may_split(self._config.disaggregation.connector, ask.head.path, body):
+                query = msgspec.structs.replace(query, may_split=False)
+        try:
+            return self._place(query, ask.head, course), query
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            query = self._queries.broken(error)
+            return self._place(query, ask.head, course), query
+
+    def _place(self, query: Query, head: Head, course: Course) -> Decision:
+        candidates = self._candidates
+        if head.policy is not None or head.subset is not None:
+            query = msgspec.structs.replace(
+                query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
+            )
+        if head.session:
+            query = msgspec.structs.replace(query, session=head.session)
+        trusted = self._proofs.of(query.forms) if query.forms else candidates
+        held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
+        if query.variants and query.reads_cache:
+            held, trusted = by_variant(query, held, trusted, self._proofs)
+        now = course.note_looked_up() if held else self._monotonic()
+        workers = candidates.of(query.model or self._models.default)
+        snapshot = self.placing.snapshot(query, workers, held, trusted.state, now)
+        if candidates.has_roles or self._disaggregator.pulls:
+            step, has_roles = self._disaggregator, candidates.has_roles
+            return step.decide(query, snapshot, now, self._rng, has_roles=has_roles)
+        return decide(query, snapshot, now, self._rng)
+
+    def _announced_prompt(self, decision: Decision, query: Query) -> Prompt | None:
+        """Returns the prompt if its worker's feed will announce when it is computed, else None."""
+        prompts = query.prompts
+        if not self._learns or len(prompts) != 1 or not query.reads_cache:
+            return None
+        picked = decision.prefill or decision
+        if self._proofs.of(query.forms).state(picked.worker) != FeedState.LIVE:
+            return None
+        overlap, tokens = picked.basis.held[0].get(picked.worker), prompts[0].tokens
+        if overlap is None:
+            is_announced = usable_tokens(tokens, self._candidates.block_size(picked.worker)) > 0
+            return prompts[0] if is_announced else None
+        size, tiers, uncertain, _ = overlap
+        if sum(tiers) + uncertain >= (len(tokens) - 1) // size:
+            return None  # all usable blocks are cached already, or there are none
+        return prompts[0]
+
+    def _show(self, decision: Decision, query: Query) -> None:
+        """Shows a decision to the observer, whose errors do not affect the request."""
+        try:
+            if self._observer is not None:
+                self._observer.note_decision(decision, query.prompts)
+        except Exception as error:  # noqa: BLE001 - as in _decide
+            tell_fault(log, "an observer failed with %s", error)
+
+    def _tell(self, decision: Decision, course: Course) -> None:
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        log.debug(
+            "decision: model %s, picked %s%s, overlap %d of %d tokens, uncertain %d, reason %s",
+            decision.model,
+            decision.pick[0] if decision.pick else None,
+            "" if decision.is_steered else " (not steered)",
+            decision.basis.certain_tokens,
+            decision.basis.prompt_tokens,
+            decision.basis.uncertain_tokens,
+            decision.reason,
+            extra={"trace_id": course.trace.trace_id},
+        )

@@ -1,0 +1,64 @@
+"""Requests under way that may show whether the router's tokens are the engine's."""
+
+import logging
+
+from extproc.base.logs import tell_fault
+from extproc.proof.lookups import Sent
+from extproc.proof.trust import Proofs
+from extproc.routing.decision import Decision
+from extproc.routing.load import Booking
+from extproc.routing.query import Query
+from kvstate.overlap import Prompt
+
+log = logging.getLogger("kvsteer.decision")
+
+
+class Watched:
+    """What is kept of a request, by its booking, until it ends.
+
+    compares: whether the usage that engines report is compared with the prediction.
+    """
+
+    def __init__(self, proofs: Proofs, *, compares: bool) -> None:
+        self._proofs = proofs
+        self._compares = compares
+        self._sent: dict[Booking, tuple[str, Sent]] = {}
+        self._compared: dict[Booking, tuple[Prompt, int]] = {}
+
+    def begin(self, decision: Decision, query: Query, booking: Booking) -> None:
+        """Keeps what can be compared once the request is answered, and looked up once it ended."""
+        if self._compares and query.sole is not None:
+            self._compared[booking] = query.sole, query.forms
+        if decision.is_steered and query.forms and len(query.prompts) == 1:
+            self._note_sent(decision, query, booking)
+
+    def _note_sent(self, decision: Decision, query: Query, booking: Booking) -> None:
+        worker, prompt = decision.worker, query.prompts[0]
+        try:
+            overlap = decision.basis.held[0].get(worker)
+            sent = self._proofs.sent(worker, prompt, query.forms, overlap)
+        except Exception as error:  # noqa: BLE001 - the request is on its way already
+            tell_fault(log, "token check failed with %s", error)
+            return
+        if sent is not None:
+            self._sent[booking] = worker, sent
+
+    def compared(self, booking: Booking) -> tuple[Prompt, int] | None:
+        """Returns the prompt of a request whose reported usage is compared with the prediction.
+
+        Its second value has the forms of the request.
+        """
+        return self._compared.get(booking)
+
+    def drop(self, booking: Booking) -> None:
+        """Gives up looking up a request that its worker did not compute."""
+        sent = self._sent.pop(booking, None)
+        if sent is not None:
+            self._proofs.dropped(*sent)
+
+    def end(self, booking: Booking) -> None:
+        """Has a request that is over looked up, if it is watched."""
+        self._compared.pop(booking, None)
+        sent = self._sent.pop(booking, None)
+        if sent is not None:
+            self._proofs.ended(sent[1])

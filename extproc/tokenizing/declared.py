@@ -1,0 +1,48 @@
+"""What tokenizer_config.json says besides tokenizer.json, and engines make of it.
+
+Source: transformers 4.57 and 5.19 to 5.23: special tokens that only tokenizer_config.json names are
+added, in this order; for a class of other models, some releases rebuild the tokenizer without
+tokenizer.json's way to cut texts (huggingface/transformers issue 45488).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# Names of special tokens, in the order in which they are added.
+KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+# Classes whose tokenizers cut texts as Llama 2's did, and models for which transformers keeps
+# tokenizer.json whatever the class.
+_REBUILDING = frozenset(("LlamaTokenizer", "LlamaTokenizerFast"))
+_KEEPING = frozenset(("deepseek_v2", "deepseek_v3"))
+
+
+def text_of(token: object) -> str | None:
+    """Returns a special token's text, given as text or as an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def added_by_settings(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Returns the special tokens that settings name and a tokenizer does not know, in their order.
+
+    settings: of tokenizer_config.json. known: the tokenizer's added tokens.
+    """
+    named = [settings.get(kind) for kind in KINDS]
+    for key in _LISTS:
+        more = settings.get(key)
+        named += more if isinstance(more, list) else []
+    texts = dict.fromkeys(text_of(token) for token in named)
+    return [text for text in texts if text and text not in known]
+
+
+def may_be_rebuilt(settings: Mapping[str, Any], model_type: object, *, by_bytes: bool) -> bool:
+    """Returns whether some releases of transformers tokenize otherwise than tokenizer.json says.
+
+    model_type: of config.json. by_bytes: whether tokenizer.json cuts texts into bytes, as no
+    tokenizer of these classes did.
+    """
+    is_class = settings.get("tokenizer_class") in _REBUILDING
+    return is_class and by_bytes and model_type not in _KEEPING

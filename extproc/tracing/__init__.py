@@ -1,1 +1,0 @@
-"""OpenTelemetry, if it is configured: spans of decisions, and the metrics."""

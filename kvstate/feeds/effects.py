@@ -1,0 +1,176 @@
+"""Carries out the effects of one feed on its sink: the index, or a bridge's mirror."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
+
+from kvstate.errors import WireError
+from kvstate.events import Batch, Body, Taken
+from kvstate.feeds.allowance import Allowance
+from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
+from kvstate.feeds.feed_news import FeedNews
+from kvstate.feeds.turns import Turns
+
+
+class Sink(Protocol):
+    """The target of one rank's feed: the index, or a bridge's mirror of the worker.
+
+    Long operations are iterators of short steps; if they are stopped early, the rest stays undone.
+    """
+
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
+        """Applies one batch.
+
+        Raises:
+            WireError: it is not an event batch; nothing was changed.
+        """
+
+    def forgetting(self) -> Generator[None, None, None]:
+        """Forgets all blocks: the publisher restarted."""
+
+    def demoting(self) -> Generator[None, None, None]:
+        """Makes the blocks held uncertain: there is a hole."""
+
+    def trust(self, *, trusted: bool) -> None:
+        """Sets whether certain blocks count as certain now."""
+
+
+# Effects that lower the credit.
+_LOWERING = frozenset({Demote, Forget})
+
+
+class Effects:
+    """The effects of one feed that are not carried out yet.
+
+    start_replay: starts a replay from a number on. allowance: of the worker; None if unlimited.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        sink: Sink,
+        turns: Turns,
+        news: FeedNews,
+        start_replay: Callable[[int], None],
+        allowance: Allowance | None = None,
+    ) -> None:
+        self._feed = feed
+        self._sink = sink
+        self._turns = turns
+        self._news = news
+        self._start_replay = start_replay
+        self._allowance = allowance
+        self._pending: deque[Effect] = deque()
+        self._work: Generator[None, None, None] | None = None  # the effect that is under way
+        self._healed = False
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def drop(self) -> None:
+        """Drops the effects that are not carried out yet."""
+        if self._work is not None:
+            self._work.close()
+            self._work = None
+        self._pending.clear()
+        self._healed = False
+
+    def put_off(self, effects: Sequence[Effect]) -> None:
+        """Queues effects to precede the next ones; nothing is certain until they are done."""
+        self._pending.extend(effects)
+        self._sink.trust(trusted=False)
+
+    async def rest(self) -> None:
+        """Waits while the worker has used up its allowance."""
+        now = asyncio.get_running_loop().time
+        if self._allowance is None:
+            return
+        while (seconds := self._allowance.wait_seconds(now())) > 0:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(seconds)
+
+    async def carry_out(self, effects: Sequence[Effect], began_at: float | None = None) -> None:
+        """Carries out effects, then updates the sink's trust.
+
+        began_at: the loop's time when work on their cause began, in seconds; None for now.
+
+        Live stream and replay both call this; effects are carried out in the order in which the
+        feed returned them, whoever carries them out. Demote and Forget withdraw trust at once,
+        ahead of queued batches.
+        """
+        if began_at is None:
+            began_at = asyncio.get_running_loop().time()
+        self._pending.extend(effects)
+        if not self._feed.certain or not _LOWERING.isdisjoint(map(type, effects)):
+            self._sink.trust(trusted=False)
+        while self._pending or self._work is not None:
+            if self._turns.is_over():
+                self._spend(began_at)
+                await self._turns.next(self._news.place.worker)
+                await self.rest()
+                began_at = asyncio.get_running_loop().time()
+            self._step()
+        if self._healed:
+            self._healed = False
+            self._feed.heal()
+        self._news.note_behind(is_behind=self._spend(began_at))
+        self._sink.trust(trusted=self._feed.certain and not self._news.is_behind)
+        self._news.tell_change()
+
+    def _spend(self, began_at: float) -> bool:
+        """Charges the time since `began_at` to the worker; returns whether it is behind."""
+        if self._allowance is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        self._allowance.spend(now - began_at, now)
+        return self._allowance.is_behind(now)
+
+    def _step(self) -> None:
+        """Does one step of the next effect, unless another task did it meanwhile."""
+        if self._work is None:
+            if not self._pending:
+                return
+            self._work = self._carrying_out(self._pending.popleft())
+        work = self._work
+        try:
+            next(work)
+        except StopIteration:
+            self._work = None
+        except BaseException:
+            self._work = None
+            raise
+
+    def _carrying_out(self, effect: Effect) -> Generator[None, None, None]:
+        match effect:
+            case Batch(body=body):
+                try:
+                    taken = yield from self._sink.applying(body)
+                except WireError as error:
+                    yield from self._missing(error)
+                else:
+                    self._note(taken)
+            case Forget():
+                yield from self._sink.forgetting()
+                self._healed = False  # a hole is noted from here on
+                self._news.tell_restart()
+            case Demote():
+                yield from self._sink.demoting()
+                self._healed = False
+            case RequestReplay(start=start):
+                self._start_replay(start)
+
+    def _missing(self, error: WireError) -> Generator[None, None, None]:
+        """Handles a batch that could not be decoded: a hole."""
+        self._news.tell_undecodable(error)
+        self._sink.trust(trusted=False)
+        yield from self._sink.demoting()
+        self._healed = False
+        self._feed.miss(f"a batch could not be decoded: {error}")
+
+    def _note(self, taken: Taken) -> None:
+        self._news.tell_taken(taken)
+        if taken.missed:
+            self._healed = False
+            self._feed.miss(taken.missed)
+        elif taken.healed:
+            self._healed = True

@@ -1,0 +1,93 @@
+"""What is reported of one feed: to the log, and by its counters."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from kvstate.errors import WireError
+from kvstate.events import Taken
+from kvstate.feeds.feed import Feed, FeedState
+from kvstate.feeds.transport import RankName
+
+log = logging.getLogger("kvsteer.feed")
+
+Call = Callable[[], None]
+
+BEHIND = "behind: events arrive faster than they are applied"
+
+
+class FeedNews:
+    """The news of one feed, each reported once.
+
+    counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: events
+    arrive faster than they are applied, so that nothing is certain. emptied: is called when the
+    rank loses all blocks, because the publisher restarts or clears its cache. cut: is called when
+    its connection is lost.
+    """
+
+    def __init__(self, place: RankName, feed: Feed, emptied: Call, cut: Call) -> None:
+        self.place = place
+        self.counts: Counter[str] = Counter()
+        self.replay_fault = ""
+        self.is_behind = False
+        self._feed = feed
+        self._emptied = emptied
+        self._cut = cut
+        self._told = feed.state, feed.reason
+        self._restarts_told = 0
+        self._is_unreached_told = False
+
+    @property
+    def reason(self) -> str:
+        """Why the feed is in its state; for a healthy feed, what it lacks (a replay)."""
+        reason = self._feed.reason or self.replay_fault
+        if not self.is_behind:
+            return reason
+        return f"{BEHIND}; {reason}" if reason else BEHIND
+
+    def note_behind(self, *, is_behind: bool) -> None:
+        """Notes whether events arrive faster than they are applied, and counts each start."""
+        if is_behind and not self.is_behind:
+            self.counts["behind"] += 1
+        self.is_behind = is_behind
+
+    def tell_change(self) -> None:
+        """Logs a change of the state or of its reason.
+
+        A connection that is lost, or cannot be made, is logged as a warning, once: the reason may
+        change with every try. So is a feed that is behind.
+        """
+        state, reason, before = self._feed.state, self.reason, self._told[0]
+        if (state, reason) == self._told:
+            return
+        self._told = state, reason
+        shown = f" ({reason})" if reason else ""
+        if state is FeedState.CONNECTING:
+            level = logging.DEBUG if self._is_unreached_told else logging.WARNING
+            self._is_unreached_told = True
+        else:
+            is_cut = state is FeedState.STALE and before is not FeedState.STALE
+            level = logging.WARNING if self.is_behind or is_cut else logging.INFO
+            if is_cut:
+                self._cut()
+        log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
+
+    def tell_restart(self) -> None:
+        """Reports a restart of the publisher, if there was one."""
+        if self._feed.restarts > self._restarts_told:
+            self._restarts_told = self._feed.restarts
+            self._emptied()
+
+    def tell_undecodable(self, error: WireError) -> None:
+        """Counts an undecodable batch; logs only the 1st, 2nd, 4th ..., to keep the log short."""
+        self.counts["undecodable_batch"] += 1
+        count = self.counts["undecodable_batch"]
+        if count & (count - 1) == 0:
+            log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
+
+    def tell_taken(self, taken: Taken) -> None:
+        """Counts the skipped events of a batch, and reports the loss of all blocks."""
+        if taken.faults:
+            self.counts.update(taken.faults)
+        if taken.clears:
+            self._emptied()

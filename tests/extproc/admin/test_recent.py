@@ -1,0 +1,90 @@
+from msgspec.structs import replace
+
+from extproc.admin.recent import Kept, Recent, summary
+from extproc.routing.decision import Split
+from kvstate.overlap import Overlap
+from tests.extproc.admin.decisions import decided
+
+OVERLAP = Overlap(16, (1, 0, 0, 0), 0)
+
+
+def numbers(recent: Recent, since: int, limit: int = 100) -> list[int]:
+    return [kept.number for kept in recent.since(since, limit)]
+
+
+def test_served_is_noted_while_the_decision_is_kept() -> None:
+    recent, first, second = Recent(decisions=1), decided(), decided()
+    recent.add(first, 0.0)
+    recent.note_server(first, "b:1")
+    found = recent.find(1)
+    assert found is not None
+    assert found.served == "b:1"
+    recent.add(second, 1.0)
+    recent.note_server(first, "c:1")
+    assert [kept.served for kept in recent.since(0)] == [""]
+
+
+def test_recent_numbers_and_finds_decisions() -> None:
+    recent, decision = Recent(), decided()
+    recent.add(decision, 7.0)
+    found = recent.find(1)
+    assert found is not None
+    assert (found.number, found.at, found.decision) == (1, 7.0, decision)
+
+
+def test_recent_evicts_the_oldest() -> None:
+    recent = Recent(decisions=2)
+    for at in range(5):
+        recent.add(decided(), at)
+    assert (numbers(recent, 0), recent.find(3), recent.last) == ([4, 5], None, 5)
+
+
+def test_recent_counts_candidates_against_its_bound() -> None:
+    recent = Recent(candidates=5)
+    for at in range(5):
+        recent.add(decided(), at)
+    assert numbers(recent, 0) == [4, 5]
+
+
+def test_recent_keeps_the_newest_whatever_its_size() -> None:
+    recent = Recent(candidates=1)
+    recent.add(decided(), 0.0)
+    assert numbers(recent, 0) == [1]
+
+
+def test_since_returns_newer_decisions_up_to_the_limit() -> None:
+    recent = Recent()
+    for at in range(5):
+        recent.add(decided(), at)
+    assert (numbers(recent, 3), numbers(recent, 5), numbers(recent, 0, 2)) == ([4, 5], [], [4, 5])
+
+
+def test_since_begins_anew_for_a_number_of_an_earlier_router() -> None:
+    recent = Recent()
+    recent.add(decided(), 0.0)
+    assert numbers(recent, 900) == [1]
+
+
+def test_find_is_none_for_an_unknown_number() -> None:
+    recent = Recent()
+    assert recent.find(1) is None
+    recent.add(decided(), 0.0)
+    assert (recent.find(0), recent.find(2)) == (None, None)
+
+
+def test_summary_names_worker_and_reason_and_no_token() -> None:
+    told = summary(Kept(3, 1.23456, decided({"b:1": OVERLAP})))
+    assert (told["id"], told["at"], told["worker"], told["reason"]) == (3, 1.235, "b:1", "overlap")
+    assert (told["predicted_tokens"], told["prompt_tokens"], told["candidates"]) == (16, 32, 2)
+    assert told["pick"] == ["b:1", "a:1"]
+
+
+def test_summary_names_the_prefill_worker() -> None:
+    prefill = decided(names=("p:1",))
+    made = replace(decided(), split=Split(prefill, "it costs less"))
+    assert [summary(Kept(1, 0.0, one))["prefill"] for one in (made, decided())] == ["p:1", None]
+
+
+def test_summary_covers_a_decision_without_a_pick() -> None:
+    told = summary(Kept(1, 0.0, decided(names=())))
+    assert (told["pick"], told["worker"], told["verdict"]) == ([], "", "no_override")

@@ -1,0 +1,92 @@
+"""`kvsteer doctor` on the command line, and its page in the documentation."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.__main__ import main
+from extproc.commands.doctor.findings import FAULTS
+from tests.ports import free_port
+
+PAGE = Path(__file__).parents[4] / "docs" / "doctor.md"
+
+TEXT = """\
+model tiny
+  note   tokenizer: none is configured: requests for the model are routed by load
+envoy ENVOY
+  note   envoy: not checked: its admin server does not answer: connection refused; \
+--envoy HOST:PORT names another address
+worker WORKER
+  wrong  http: WORKER/health: connection refused [worker-unreachable]
+         fix: start the engine, or correct `endpoint`; a firewall or network policy may block it
+  wrong  feed: tcp://EVENTS: connection refused [feed-nobody-listens]
+         fix: correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)
+  note   replay: none is configured: lost messages cannot be recovered
+2 wrong, 0 right, 3 notes
+"""
+
+
+@pytest.fixture
+def places() -> dict[str, str]:
+    return {name: f"127.0.0.1:{free_port()}" for name in ("ENVOY", "WORKER", "EVENTS")}
+
+
+@pytest.fixture
+def config(tmp_path: Path, places: dict[str, str]) -> str:
+    """A configuration file; nothing listens at the addresses in it."""
+    worker = {"endpoint": places["WORKER"], "events": {"zmq": f"tcp://{places['EVENTS']}"}}
+    content: dict[str, Any] = {
+        "models": [{"name": "tiny"}],
+        "workers": [worker],
+        "envoy": {"admin": places["ENVOY"]},
+    }
+    path = tmp_path / "kvsteer.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def test_doctor_text_names_faults_with_their_fixes(
+    config: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--config", config]) == 1
+    told = capsys.readouterr().out
+    for name, place in places.items():
+        told = told.replace(place, name)
+    assert told == TEXT
+
+
+def test_doctor_json_is_one_object(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--config", config, "--json", "--timeout", "2"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    codes = {one["code"] for one in told["findings"] if one["verdict"] == "wrong"}
+    assert codes == {"worker-unreachable", "feed-nobody-listens"}
+    assert told["ok"] is False
+
+
+def test_doctor_exits_otherwise_for_an_unusable_configuration(tmp_path: Path) -> None:
+    assert main(["doctor", "--config", str(tmp_path / "none.yaml")]) == 2
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
+def test_doctor_refuses_a_malformed_timeout(config: str, seconds: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", "--config", config, f"--timeout={seconds}"])
+    assert caught.value.code == 2
+
+
+def test_doctor_faults_are_all_documented_with_their_fixes() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(code, fault.fix) for code, fault in FAULTS.items()]
+
+
+def test_doctor_codes_in_use_equal_the_known_ones() -> None:
+    package = Path(__file__).parents[4] / "extproc" / "commands" / "doctor"
+    source = "".join(path.read_text() for path in package.glob("*.py"))
+    used = set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', source)) & FAULTS.keys()
+    assert used == FAULTS.keys()
+    literal = set(re.findall(r'\.wrong\(\s*"([\w-]+)"', source))
+    assert literal <= FAULTS.keys()

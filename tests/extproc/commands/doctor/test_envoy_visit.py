@@ -1,0 +1,237 @@
+"""A real Envoy, as `kvsteer envoy` configures it, and with easily forgotten parts missing."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import ClientSession
+
+from extproc.commands.doctor.doctor import examine
+from extproc.commands.doctor.findings import Verdict
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Worker
+from extproc.config.sections import RouterTls
+from extproc.envoy.endpoint_files import Lane, assignment, path_of
+from extproc.envoy.envoy_config import render
+from tests.extproc.commands.doctor.fleet import MODEL, SECONDS
+from tests.extproc.serving.identities import Identities
+from tests.ports import free_port
+from tests.system.envoy_process import running_envoy
+
+
+def configuration() -> Config:
+    return Config(
+        extproc=ExtProc(listen=f"127.0.0.1:{free_port()}"),
+        models=(MODEL,),
+        workers=(Worker(f"127.0.0.1:{free_port()}"),),
+        envoy=Envoy(listen=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}"),
+    )
+
+
+async def found_in(config: Config, text: str) -> list[tuple[Verdict, str]]:
+    async with running_envoy(text, int(config.envoy.admin.rpartition(":")[2])):
+        found = await examine(config, SECONDS, probes=False)
+    return [(one.verdict, one.code) for one in found if one.check == "envoy"]
+
+
+def spoil(tree: Any) -> None:
+    """Removes from a configuration what makes Envoy steer well."""
+    (listener,) = tree["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    del manager["early_header_mutation_extensions"]
+    del manager["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"]
+    ext_proc = manager["http_filters"][0]["typed_config"]
+    for key in ("message_timeout", "metadata_options", "failure_mode_allow"):
+        del ext_proc[key]
+    for cluster in tree["static_resources"]["clusters"]:
+        cluster.pop("load_balancing_policy", None)
+
+
+async def test_rendered_envoy_is_right() -> None:
+    config = configuration()
+    assert await found_in(config, render(config)) == [(Verdict.RIGHT, "")]
+
+
+async def test_envoy_option_names_the_admin_server() -> None:
+    config = configuration()
+    at = config.envoy.admin
+    elsewhere = replace(config, envoy=replace(config.envoy, admin=f"127.0.0.1:{free_port()}"))
+    async with running_envoy(render(config), int(at.rpartition(":")[2])):
+        found = await examine(elsewhere, SECONDS, probes=False, envoy=f"localhost:{at[10:]}")
+    (one,) = (one for one in found if one.check == "envoy")
+    assert (one.subject, one.verdict) == (f"envoy localhost:{at[10:]}", Verdict.RIGHT)
+
+
+async def test_router_that_envoy_never_reached_is_found() -> None:
+    config = configuration()  # nobody listens there
+    async with running_envoy(render(config), int(config.envoy.admin.rpartition(":")[2])):
+        async with ClientSession() as session:
+            await session.post(f"http://{config.envoy.listen}/v1/completions", json={"prompt": "a"})
+        found = await examine(config, SECONDS, probes=False)
+    (one,) = (one for one in found if one.check == "envoy")
+    assert one.code == "envoy-router-unreachable"
+    says = rf"cluster kvsteer: all \d+ connections to {config.extproc.listen} failed"
+    assert re.fullmatch(says, one.says)
+
+
+def with_tls(config: Config, files: Identities, *, is_mutual: bool = False) -> Config:
+    """The same configuration, with TLS from Envoy to the router."""
+    certificate, key = files.tls_files() if is_mutual else (None, None)
+    router_tls = RouterTls(ca=str(files.ca_file), certificate=certificate, key=key)
+    return replace(
+        config,
+        extproc=replace(config.extproc, tls=files.tls(is_mutual=is_mutual)),
+        envoy=replace(config.envoy, router_tls=router_tls),
+    )
+
+
+async def test_tls_on_one_side_is_found(tmp_path: Path) -> None:
+    plain = configuration()
+    encrypted = with_tls(plain, Identities(tmp_path))
+    assert await found_in(encrypted, render(encrypted)) == [(Verdict.RIGHT, "")]
+    found = await found_in(encrypted, render(plain))
+    assert found == [(Verdict.WRONG, "envoy-plain-to-tls")]
+    found = await found_in(plain, render(encrypted))
+    assert found == [(Verdict.WRONG, "envoy-tls-to-plain")]
+
+
+async def test_envoy_without_a_required_certificate_is_found(tmp_path: Path) -> None:
+    files = Identities(tmp_path)
+    mutual = with_tls(configuration(), files, is_mutual=True)
+    assert await found_in(mutual, render(mutual)) == [(Verdict.RIGHT, "")]
+    found = await found_in(mutual, render(with_tls(mutual, files)))
+    assert found == [(Verdict.WRONG, "envoy-no-client-certificate")]
+
+
+async def test_missing_parts_of_an_envoy_are_found() -> None:
+    config = configuration()
+    tree = yaml.safe_load(render(config))
+    spoil(tree)
+    found = await found_in(config, yaml.safe_dump(tree))
+    assert {code for _, code in found} == {
+        "envoy-message-timeout",
+        "envoy-fails-closed",
+        "envoy-namespaces",
+        "envoy-client-header",
+        "envoy-buffer-limit",
+        "envoy-no-override",
+    }
+
+
+Tree = Any
+
+
+def parts(tree: Tree) -> tuple[Tree, Tree, Tree]:
+    """The filter, the virtual host and the clusters by name."""
+    (listener,) = tree["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    clusters = {one["name"]: one for one in tree["static_resources"]["clusters"]}
+    return (
+        manager["http_filters"][0]["typed_config"],
+        manager["route_config"]["virtual_hosts"][0],
+        clusters,
+    )
+
+
+def hosts_of(cluster: Tree) -> list[Tree]:
+    hosts: list[Tree] = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    return hosts
+
+
+def no_hosts(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    del clusters["workers"]["load_assignment"]["endpoints"]
+
+
+def another_host(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    place = {"socket_address": {"address": "127.0.0.9", "port_value": 8000}}
+    hosts_of(clusters["workers"]).append({"endpoint": {"address": place}})
+
+
+def router_elsewhere(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    place = hosts_of(clusters["kvsteer"])[0]["endpoint"]["address"]["socket_address"]
+    place["port_value"] += 1
+
+
+def router_http1(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    del clusters["kvsteer"]["typed_extension_protocol_options"]
+
+
+def disabled(tree: Tree) -> None:
+    _, host, _ = parts(tree)
+    per_route = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    own = {"@type": per_route, "disabled": True}
+    host["routes"][0]["typed_per_filter_config"] = {"envoy.filters.http.ext_proc": own}
+
+
+def hasty(tree: Tree) -> None:
+    _, host, _ = parts(tree)
+    del host["routes"][0]["route"]["timeout"]
+
+
+def no_retries(tree: Tree) -> None:
+    _, host, _ = parts(tree)
+    del host["retry_policy"]
+
+
+def no_trailers(tree: Tree) -> None:
+    ext_proc, _, _ = parts(tree)
+    del ext_proc["processing_mode"]["response_trailer_mode"]
+
+
+@pytest.mark.parametrize(
+    ("plant", "code"),
+    [
+        (no_hosts, "envoy-worker-missing"),
+        (another_host, "envoy-host-unknown"),
+        (router_elsewhere, "envoy-router-place"),
+        (router_http1, "envoy-router-protocol"),
+        (disabled, "envoy-route-disabled"),
+        (hasty, "envoy-route-timeout"),
+        (no_retries, "envoy-no-retries"),
+    ],
+)
+async def test_silent_causes_of_other_picks_are_found(
+    plant: Callable[[Tree], None], code: str
+) -> None:
+    config = configuration()
+    tree = yaml.safe_load(render(config))
+    plant(tree)
+    assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.WRONG, code)]
+
+
+async def test_response_without_trailers_is_noted() -> None:
+    config = configuration()
+    tree = yaml.safe_load(render(config))
+    no_trailers(tree)
+    assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.NOTE, "")]
+
+
+async def test_missing_response_headers_are_found() -> None:
+    config = configuration()
+    accounting = replace(config, accounting=Accounting(responses="usage"))
+    assert await found_in(accounting, render(accounting)) == [(Verdict.RIGHT, "")]
+    found = await found_in(accounting, render(config))
+    assert found == [(Verdict.WRONG, "envoy-response-headers")]
+
+
+def tell_envoy(directory: Path, worker: Worker) -> None:
+    text = assignment("workers", [Lane(worker.endpoint, is_open=True)])
+    Path(path_of(str(directory), "workers")).write_text(text)
+
+
+async def test_hosts_from_eds_are_compared_too(tmp_path: Path) -> None:
+    config = configuration()
+    follows = replace(config, envoy=replace(config.envoy, eds_directory=str(tmp_path)))
+    (worker,) = follows.workers
+    tell_envoy(tmp_path, worker)
+    assert await found_in(follows, render(follows)) == [(Verdict.RIGHT, "")]
+    more = replace(follows, workers=(worker, Worker(f"127.0.0.1:{free_port()}")))
+    found = await found_in(more, render(follows))
+    assert found == [(Verdict.WRONG, "envoy-worker-missing")]

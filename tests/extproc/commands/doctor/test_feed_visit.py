@@ -1,0 +1,146 @@
+import zmq
+
+from extproc.commands.doctor.feed_visit import (
+    PUBLISHERS,
+    REPLAYERS,
+    Greeted,
+    Telling,
+    is_publisher,
+    is_replayer,
+    judge_loads,
+    judge_places,
+    judge_replays,
+    judge_swapped,
+    judge_told,
+)
+from extproc.commands.doctor.findings import About
+from extproc.commands.doctor.worker_visit import Told
+from kvstate.feeds.feed_sources import ZmqSource
+
+ABOUT = About("worker")
+PUB = Greeted(mechanism="NULL", socket="PUB")
+ROUTER = Greeted(mechanism="NULL", socket="ROUTER")
+CLOSED = Greeted(reason="connection refused")
+EVENTS, REPLAY, NEXT = "tcp://h:1", "tcp://h:9", "tcp://h:2"
+ONE = (ZmqSource(EVENTS, REPLAY, ""),)
+TWO = (*ONE, ZmqSource(NEXT, None, ""))
+
+
+def told_codes(*theirs: ZmqSource, ours: tuple[ZmqSource, ...] = ONE) -> list[str]:
+    return [one.code for one in judge_told(ABOUT, ours, Told(theirs, "/kv_event_sources"))]
+
+
+def place_code(look: Greeted) -> list[str]:
+    return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: look}, None)]
+
+
+def test_judge_told_accepts_a_worker_without_an_announcement() -> None:
+    assert not list(judge_told(ABOUT, ONE, None))
+    assert told_codes(*ONE) == []
+
+
+def test_judge_told_believes_the_announcement_of_a_worker() -> None:
+    assert told_codes() == ["events-off"]
+    assert told_codes(*TWO) == ["ranks-miscounted"]
+    assert told_codes(*ONE, ours=(ZmqSource(EVENTS, REPLAY, "kv"),)) == ["topic-wrong"]
+    assert told_codes(*ONE, ours=(ZmqSource(EVENTS, None, ""),)) == ["replay-unused"]
+
+
+def test_judge_places_names_the_server_at_the_feed_port() -> None:
+    assert place_code(PUB) == []
+    assert place_code(CLOSED) == ["feed-nobody-listens"]
+    assert place_code(Greeted()) == ["feed-not-zmq"]
+    assert place_code(Greeted(mechanism="CURVE")) == ["feed-secured"]
+    assert place_code(ROUTER) == ["feed-wrong-socket"]
+
+
+def test_publishers_and_replayers_have_the_names_of_libzmq() -> None:
+    assert {zmq.SocketType.PUB.name, zmq.SocketType.XPUB.name} == set(PUBLISHERS)
+    assert {zmq.SocketType.ROUTER.name} == set(REPLAYERS)
+
+
+def test_missing_rank_beside_another_is_miscounted() -> None:
+    (one,) = judge_places(ABOUT, TWO, {EVENTS: PUB, NEXT: CLOSED}, None)
+    assert (one.code, one.says) == ("rank-missing", "rank 1: tcp://h:2: connection refused")
+
+
+def test_judge_places_names_the_port_that_the_worker_announces() -> None:
+    elsewhere = Told((ZmqSource("tcp://h:7", None, ""),), "/kv_event_sources")
+    (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, elsewhere)
+    assert one.says.endswith("the worker reports that it publishes at tcp://h:7")
+    same = Told((ZmqSource("tcp://other:1", None, ""),), "/kv_event_sources")
+    (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, same)
+    assert one.says.endswith("refused")
+
+
+def test_judge_replays_names_the_server_at_the_replay_port() -> None:
+    def codes(look: Greeted) -> list[str]:
+        return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: look})]
+
+    assert codes(ROUTER) == []
+    assert codes(CLOSED) == ["replay-nobody-listens"]
+    assert codes(Greeted()) == ["replay-not-zmq"]
+    assert codes(PUB) == ["replay-wrong-socket"]
+
+
+def test_judge_loads_names_the_server_at_the_load_port() -> None:
+    sources = (ZmqSource(EVENTS, None, "", load=NEXT), ZmqSource(EVENTS, None, ""))
+
+    def codes(look: Greeted) -> list[str]:
+        return [one.code for one in judge_loads(ABOUT, sources, {NEXT: look})]
+
+    assert codes(PUB) == [""]
+    assert codes(CLOSED) == ["load-nobody-listens"]
+    assert codes(Greeted()) == ["load-not-zmq"]
+    assert codes(ROUTER) == codes(Greeted(mechanism="CURVE")) == ["load-wrong-socket"]
+
+
+def test_silent_server_may_hang() -> None:
+    assert "hangs" in Greeted(is_silent=True).fault
+    assert "not speak ZMQ" in Greeted().fault
+
+
+def test_socket_of_an_unnamed_kind_may_be_either() -> None:
+    silent = Greeted(mechanism="NULL")
+    assert is_publisher(silent)
+    assert is_replayer(silent)
+    assert not is_publisher(ROUTER)
+    assert not is_replayer(PUB)
+
+
+A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:4", "")
+
+
+def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> Telling:
+    told = None if theirs is None else Told((theirs,), "/kv_event_sources")
+    return Telling(worker, (ours,), told)
+
+
+def swaps(*fleet: Telling) -> list[tuple[str, str]]:
+    return [(one.subject, one.code) for one in judge_swapped(fleet)]
+
+
+def test_judge_swapped_finds_a_place_that_another_worker_announces() -> None:
+    assert swaps(telling("a", A, A), telling("b", B, B)) == []
+    assert swaps(telling("a", B, A), telling("b", A, B)) == [
+        ("worker a", "feed-swapped"),
+        ("worker a", "replay-swapped"),
+        ("worker b", "feed-swapped"),
+        ("worker b", "replay-swapped"),
+    ]
+
+
+def test_judge_swapped_ignores_a_worker_without_an_announcement() -> None:
+    assert swaps(telling("a", B, None), telling("b", B, B)) == []
+
+
+def test_judge_swapped_ignores_a_place_that_several_workers_announce() -> None:
+    assert swaps(telling("a", A, A), telling("b", A, A)) == []
+
+
+def test_judge_swapped_notes_a_place_that_no_worker_announces() -> None:
+    assert swaps(telling("a", B, A)) == [("worker a", "")]
+    binds = ZmqSource("tcp://h:3", None, "", binds=True)
+    assert swaps(telling("a", binds, A)) == []
+    on_another_host = ZmqSource("tcp://name:1", None, "")
+    assert swaps(telling("a", on_another_host, A)) == []

@@ -1,0 +1,71 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.commands.doctor.findings import (
+    MAX_SAID,
+    About,
+    Verdict,
+    as_json,
+    as_text,
+    exit_status,
+    shown,
+)
+
+FIRST = About("worker 10.0.0.1:8000")
+SECOND = About("worker 10.0.0.2:8000")
+FINDINGS = [
+    FIRST.right("http", "/health answers 200"),
+    SECOND.note("feed", "nothing was published"),
+    FIRST.wrong("events-off", "the worker publishes none"),
+]
+
+TEXT = """\
+worker 10.0.0.1:8000
+  wrong  events: the worker publishes none [events-off]
+         fix: turn events on in the engine; the engine's page in docs/ has the flags
+  right  http: /health answers 200
+worker 10.0.0.2:8000
+  note   feed: nothing was published
+1 wrong, 1 right, 1 note"""
+
+
+def test_as_text_has_a_part_for_each_subject_with_its_faults_first() -> None:
+    assert as_text(FINDINGS) == TEXT
+
+
+def test_as_json_has_the_order_of_the_text() -> None:
+    told = json.loads(as_json(FINDINGS))
+    assert not told["ok"]
+    assert [one["code"] for one in told["findings"]] == ["events-off", "", ""]
+    assert told["findings"][0]["fix"].startswith("turn events on")
+    assert [one["verdict"] for one in told["findings"]] == ["wrong", "right", "note"]
+
+
+def test_exit_status_is_1_only_for_wrong_findings() -> None:
+    assert exit_status(FINDINGS) == 1
+    assert exit_status([one for one in FINDINGS if one.verdict is not Verdict.WRONG]) == 0
+
+
+def test_finding_of_a_peer_has_no_controls_and_a_bounded_length() -> None:
+    assert About("w").note("feed", "a\x1b[2J\nb").says == "a?[2J b"
+    assert len(About("w").note("feed", "x" * 10_000).says) == MAX_SAID
+
+
+def test_shown_lists_the_first_of_many_names() -> None:
+    assert shown([]) == "nothing"
+    assert shown(["a", "b"]) == "a, b"
+    assert shown([str(one) for one in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+@given(st.text(max_size=2 * MAX_SAID))
+def test_finding_is_short_and_printable_for_any_peer(said: str) -> None:
+    about = About("w")
+    for one in (
+        about.right("feed", said),
+        about.note("feed", said),
+        about.wrong("events-off", said),
+    ):
+        assert len(one.says) <= MAX_SAID
+        assert one.says.isprintable()

@@ -1,0 +1,84 @@
+import msgspec
+import pytest
+
+from extproc.commands.doctor import probe
+from extproc.commands.doctor.findings import About
+from extproc.commands.doctor.probe import Heard, judge_heard
+from kvstate.events import AllCleared, BlocksStored, EventBatch
+from kvstate.overlap import Tokens
+
+NOW = 1000.0
+
+
+Numbered = tuple[int, bytes | EventBatch]
+
+
+def stored(*tokens: int, rank: int | None = 0, stamp: float = NOW) -> EventBatch:
+    event = BlocksStored([1], None, Tokens("I", tokens), len(tokens))
+    return EventBatch(stamp, [event, AllCleared()], rank)
+
+
+def hearing(*batches: Numbered, rank: int = 0, is_live: bool = True) -> Heard:
+    heard = Heard(rank, is_live=is_live)
+    for sequence, body in batches:
+        heard.count_message()
+        heard.take(sequence, body, NOW)
+    return heard
+
+
+def codes_in(heard: Heard) -> list[str]:
+    return [one.code for one in judge_heard(About("worker"), [heard])]
+
+
+def test_judge_heard_is_empty_without_batches() -> None:
+    assert codes_in(hearing()) == []
+
+
+def test_heard_batch_gives_block_size_clock_and_rank() -> None:
+    heard = hearing((0, stored(1, 2, stamp=NOW + 9)), (1, stored(3, 4, stamp=NOW + 7)))
+    heard.take(2, stored(5, 6, stamp=NOW + 8), NOW)
+    assert (heard.block_sizes, heard.ahead_seconds, heard.ranks) == ({2}, 7.0, {0})
+
+
+def test_heard_batch_is_decoded_from_the_wire() -> None:
+    payload = msgspec.msgpack.encode([NOW, [["BlockStored", [7], None, [3, 4], 2]], None])
+    assert hearing((0, payload)).block_sizes == {2}
+
+
+def test_heard_batches_left_out_count_as_missing() -> None:
+    assert hearing((0, stored(1)), (3, stored(1))).missing == 2
+    assert hearing((5, stored(1)), (6, stored(1))).missing == 0
+
+
+def test_heard_prompt_is_held_by_its_stored_parts() -> None:
+    heard = hearing((0, stored(1, 2, 3, 4)), (1, stored(5, 6, 7, 8)))
+    assert heard.holds(Tokens("I", range(1, 20)))
+    assert not heard.holds(Tokens("I", range(100, 120)))
+
+
+def test_heard_bytes_between_two_tokens_are_no_part() -> None:
+    heard = hearing((0, stored(0x01000000)))
+    assert not heard.holds(Tokens("I", [0x00000100, 0]))
+
+
+def test_heard_message_that_is_no_batch_is_unreadable() -> None:
+    assert codes_in(hearing((0, b"\xc1"))) == ["feed-unreadable"]
+    heard = hearing()
+    heard.unreadable += 1
+    assert codes_in(heard) == ["feed-unreadable"]
+
+
+def test_heard_events_of_another_rank_are_mixed_up() -> None:
+    assert codes_in(hearing((0, stored(1)), rank=1)) == ["", "ranks-mixed-up", ""]
+    assert codes_in(hearing((0, stored(1, rank=None)), rank=1)) == ["", ""]
+
+
+def test_heard_clock_is_judged_by_live_batches_only() -> None:
+    late = (0, stored(1, stamp=NOW - 60))
+    assert codes_in(hearing(late)) == ["", "clock-skew"]
+    assert codes_in(hearing(late, is_live=False)) == [""]
+
+
+def test_heard_messages_beyond_the_limit_are_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "MAX_MESSAGES", 1)
+    assert "feed-flooded" in codes_in(hearing((0, stored(1)), (1, stored(1))))

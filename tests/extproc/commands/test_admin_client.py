@@ -1,0 +1,162 @@
+import http.server
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from extproc.base.errors import StartError
+from extproc.commands.admin_client import ask, fetch
+from tests.ports import free_port
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """Answers a GET with the status and text in its path, and a POST with its own body."""
+
+    def do_GET(self) -> None:
+        status, _, text = self.path.removeprefix("/").partition("/")
+        self.send_response(int(status))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def log_message(self, *_: object) -> None:
+        """Logs nothing."""
+
+
+class _Cut(_Answers):
+    """Announces more bytes than it sends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "9")
+        self.end_headers()
+        self.wfile.write(b"[1]")
+
+
+class _Nonsense(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.wfile.write(b"\x00\x00\x12\x04\r\n\r\n")
+
+
+class _Hostile(socketserver.StreamRequestHandler):
+    """Answers with the bytes of `answer`, whatever is asked."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(self.answer)
+
+
+def _serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def answers() -> Iterator[str]:
+    yield from _serving(_Answers)
+
+
+@pytest.fixture
+def nonsense() -> Iterator[str]:
+    yield from _serving(_Nonsense)
+
+
+@pytest.fixture
+def cut() -> Iterator[str]:
+    yield from _serving(_Cut)
+
+
+@pytest.fixture
+def hostile() -> Iterator[str]:
+    yield from _serving(_Hostile)
+
+
+def refusal(error: str) -> bytes:
+    body = json.dumps({"error": error}).encode()
+    return b"HTTP/1.0 400 no\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@given(
+    st.one_of(
+        st.text(min_size=1).map(refusal),
+        st.binary().map(lambda reason: b"HTTP/1.0 500 " + reason + b"\r\n\r\n"),
+        st.binary(),
+    )
+)
+@example(refusal("\x1b[2J"))
+@example(b"HTTP/1.0 500 \x1b[2J\r\n\r\n")
+@example(b"\x1b[2J\r\n\r\n")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_start_error_has_no_control_codes_for_any_answer(hostile: str, answer: bytes) -> None:
+    _Hostile.answer = answer
+    with pytest.raises(StartError) as caught:
+        ask("top", hostile, "/workers")
+    assert str(caught.value).isprintable()
+
+
+def test_endless_or_truncated_answer_is_a_fault(
+    answers: str, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartError, match=r"^report: .*: the answer ends too early$"):
+        fetch("report", cut, "/report")
+    monkeypatch.setattr("extproc.commands.admin_client.MAX_BYTES", 5)
+    assert fetch("report", answers, "/200/12345") == b"12345"
+    with pytest.raises(StartError, match=r"^report: .*: the answer has more than 5 bytes$"):
+        fetch("report", answers, "/200/123456")
+
+
+def test_malformed_json_answer_is_a_fault(answers: str) -> None:
+    with pytest.raises(StartError, match=r"^top: http://.*/200/none: .*value"):
+        ask("top", answers, "/200/none")
+
+
+def test_ask_returns_the_answer(answers: str) -> None:
+    assert ask("top", answers, "/200/[1]") == [1]
+    assert ask("explain", answers, "/", {"path": "/x"}) == {"path": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (400, json.dumps({"error": "nonsense"}, separators=(",", ":")), "nonsense"),
+        (400, "[]", "HTTP Error 400: Bad Request"),
+        (403, "none", "HTTP Error 403: Forbidden"),
+        (404, "none", r"HTTP Error 404: Not Found; is it a router's admin server .admin.listen.."),
+        (404, '{"error":"gone"}', "gone"),
+    ],
+)
+def test_ask_raises_a_refusal_with_its_reason(
+    answers: str, status: int, body: str, told: str
+) -> None:
+    path = f"/{status}/{body}"
+    with pytest.raises(StartError, match=rf"^explain: http://.*: {told}$"):
+        ask("explain", answers, path)
+
+
+def test_ask_accepts_an_address_for_a_url(answers: str) -> None:
+    assert ask("top", answers.removeprefix("http://"), "/200/[1]") == [1]
+
+
+def test_ask_names_an_absent_router_in_few_words() -> None:
+    admin = f"127.0.0.1:{free_port()}"
+    with pytest.raises(StartError, match=rf"^top: http://{admin}/workers: Connection refused$"):
+        ask("top", admin, "/workers")
+
+
+def test_answer_that_is_no_http_is_a_fault(nonsense: str) -> None:
+    with pytest.raises(StartError, match=r"^top: "):
+        ask("top", nonsense, "/workers")

@@ -1,0 +1,307 @@
+import gc
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc.__main__ import main
+from extproc.running.request_path import CHOICE
+from kvstate import index
+from kvstate.index import default_core_name
+from simulator.settings import TINY_MODEL
+from tests.extproc.router_process import AS_FIRST_PROCESS, first_process, needs_namespaces
+from tests.ports import free_port
+
+KVSTEER = [sys.executable, "-m", "extproc"]
+
+
+def config(directory: Path, **sections: object) -> str:
+    ports = {
+        name: {"listen": f"127.0.0.1:{free_port()}"} for name in ("extproc", "admin", "metrics")
+    }
+    models = [{"name": "tiny", "tokenizer": str(TINY_MODEL)}]
+    # nobody listens there: an unreachable worker must not matter
+    events = {"zmq": "tcp://127.0.0.1:9", "replay": "tcp://127.0.0.1:10"}
+    workers = [{"endpoint": "127.0.0.1:9", "events": events}]
+    file = directory / "kvsteer.yaml"
+    file.write_text(yaml.safe_dump({**ports, "models": models, "workers": workers, **sections}))
+    return str(file)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "IS_COMPILED", True)
+
+
+def test_check_notes_a_missing_compiled_core_and_its_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "IS_COMPILED", False)
+    file = config(tmp_path)
+    assert main(["check", "--config", file]) == 0
+    note, ok = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"{file}: note: the plain-Python index core runs")
+    assert "--no-cache-dir" in note
+    assert ok == f"{file}: ok"
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    version, warning = capsys.readouterr().out.splitlines()
+    assert "(plain index core, " in version
+    assert warning.startswith("warning: the plain-Python index core runs")
+
+
+def lines_until_it_serves(*arguments: str) -> list[str]:
+    """Returns the lines that a Python process writes; terminates it if it starts serving."""
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "serving ext_proc" in line:
+                process.terminate()
+    return said
+
+
+def test_serve_warns_of_a_missing_compiled_core(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['kvstate._core'] = None"
+    start = f"{without}; from extproc.__main__ import main; main()"
+    said = lines_until_it_serves("-c", start, "serve", "--config", config(tmp_path))
+    (warning,) = [line for line in said if "C compiler" in line]
+    assert "WARNING" in warning.upper()
+    assert any("index core: plain" in line for line in said)
+
+
+def test_main_freezes_loaded_objects_for_the_garbage_collector() -> None:
+    """Only at the start of a process of its own; later calls keep nothing more."""
+    shows = """
+import gc, sys
+from extproc.__main__ import main
+try:
+    main(["worker", "--help"])
+finally:
+    print(gc.get_freeze_count(), gc.isenabled(), file=sys.stderr)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", shows], capture_output=True, text=True, check=True
+    ).stderr.split()
+    assert int(told[0]) > 10_000
+    assert told[1] == "True"
+    before = gc.get_freeze_count()
+    with pytest.raises(SystemExit):
+        main(["worker", "--help"])
+    assert 0 < gc.get_freeze_count() <= before
+
+
+def test_check_accepts_a_valid_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path)
+    assert main(["check", "--config", file]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+
+
+def test_check_notes_a_probable_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workers = [{"endpoint": "127.0.0.1:9", "lora": ["x"]}]
+    file = config(tmp_path, workers=workers)
+    assert main(["check", "--config", file]) == 0
+    note = f"{file}: note: workers[0].lora: 'x' is not in any model's lora"
+    assert capsys.readouterr().out == f"{note}\n{file}: ok\n"
+
+
+def test_check_names_faults_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, log={"level": "loud"}, extproc={"deadline_ms": 0})
+    assert main(["check", "--config", file]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in told] == ["extproc.deadline_ms", "log.level"]
+    assert all(line.startswith(f"{file}: ") for line in told)
+
+
+@pytest.mark.parametrize("command", ["serve", "envoy"])
+def test_commands_refuse_a_configuration_with_faults(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--config", config(tmp_path, models=[])]) == 2
+    assert "models: at least one is needed" in capsys.readouterr().err
+
+
+def test_envoy_command_prints_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["envoy", "--config", config(tmp_path)]) == 0
+    assert "override_host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("section", ["extproc", "admin", "metrics"])
+def test_serve_names_a_taken_port_in_one_line(
+    tmp_path: Path, section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file = config(tmp_path, **{section: {"listen": f"127.0.0.1:{port}"}})
+        assert main(["serve", "--config", file]) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("kvsteer: ")]
+    address = f"127.0.0.1:{port}"
+    assert line == f"kvsteer: {section}.listen: cannot listen on {address}: Address already in use"
+
+
+@pytest.mark.parametrize(("style", "is_json"), [("text", False), ("json", True)])
+def test_serve_runs_and_explains_until_a_signal(
+    tmp_path: Path, style: str, *, is_json: bool
+) -> None:
+    file = config(tmp_path, log={"format": style})
+    admin = yaml.safe_load(Path(file).read_text())["admin"]["listen"]
+    router = subprocess.Popen(
+        [*KVSTEER, "serve", "--config", file], stderr=subprocess.PIPE, text=True
+    )
+    assert router.stderr is not None
+    lines = iter(router.stderr.readline, "")
+    started = next(line for line in lines if "serving ext_proc on" in line)
+    assert started.startswith("{") == is_json
+    request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]})
+    command = [*KVSTEER, "explain", "--admin", f"http://{admin}"]
+    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("It would go to 127.0.0.1:9: no worker holds any of the ")
+    assert answer.stdout.splitlines()[3].endswith("  picked")
+    command.append("--json")
+    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    assert json.loads(answer.stdout)["pick"] == ["127.0.0.1:9"]
+    router.send_signal(signal.SIGHUP)
+    router.send_signal(signal.SIGTERM)
+    assert router.wait(10) == 0
+    router.stderr.close()
+
+
+@needs_namespaces
+def test_serve_as_first_process_ends_by_a_signal_during_its_start(tmp_path: Path) -> None:
+    config = tmp_path / "kvsteer.yaml"
+    os.mkfifo(config)
+    command = [*AS_FIRST_PROCESS, *KVSTEER, "serve", "--config", str(config)]
+    with subprocess.Popen(command) as router, config.open("w"):  # waits until the router opens it
+        os.kill(first_process(router.pid), signal.SIGTERM)
+        assert router.wait(20) == 128 + signal.SIGTERM
+
+
+@needs_namespaces
+@pytest.mark.parametrize("refused", ["kvsteer.yaml", "model", "model/tokenizer.json"])
+def test_unreadable_file_is_named_with_the_user(refused: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TINY_MODEL, model)
+    file = config(tmp_path, models=[{"name": "tiny", "tokenizer": str(model)}])
+    (tmp_path / refused).chmod(0)
+    without_rights = ("unshare", "--user")  # root may read everything
+    command = [*without_rights, *KVSTEER, "check", "--config", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (tmp_path / refused).chmod(0o700)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"cannot be read: Permission denied; this process runs as user \d+$", line)
+
+
+def test_help_groups_commands_by_purpose(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    for title, command in (("Try it, and prove the gain", "demo"), ("Connect it", "check")):
+        assert f"\n{title}:\n  {command} " in told
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "\nRun the router.\n" in capsys.readouterr().out
+
+
+def test_completion_offers_every_command_with_its_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    told = capsys.readouterr().out
+    cases = dict(line.strip().split(") ", 1) for line in told.splitlines() if ") options=" in line)
+    assert {"serve", "doctor", "whatif", "bridge", "worker", "traffic", "top"} <= set(cases)
+    assert " --probe" in cases["doctor"]
+    assert "--member" not in cases["serve"]  # an option only for our own parent process
+
+
+def test_explain_without_a_router_names_the_fault() -> None:
+    admin = f"http://127.0.0.1:{free_port()}"
+    command = [*KVSTEER, "explain", "--admin", admin]
+    absent = subprocess.run(command, input="{}", capture_output=True, text=True, check=False)
+    assert (absent.returncode, admin in absent.stderr) == (1, True)
+
+
+def test_explain_prompts_for_input_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "wb") as keyboard, os.fdopen(theirs) as terminal:
+        keyboard.write(b"nothing\n\x04")
+        keyboard.flush()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", terminal)
+            assert main(["explain"]) == 2
+    assert capsys.readouterr().err.startswith("reads a request's body, as JSON, from standard inp")
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\udcff"])
+def test_explain_refuses_malformed_json(text: str) -> None:
+    nonsense = subprocess.run(
+        [*KVSTEER, "explain"],
+        input=text.encode(errors="surrogateescape"),
+        capture_output=True,
+        check=False,
+    )
+    assert (nonsense.returncode, b"not JSON" in nonsense.stderr) == (2, True)
+
+
+def test_explain_of_empty_input_names_the_option_for_containers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["explain"]) == 2
+    assert "it is empty; `docker exec` and `docker run` need -i" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("admin", ["no url", "http://127.0.0.1:abc"])
+def test_explain_names_a_malformed_url_in_one_line(
+    admin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+    assert main(["explain", "--admin", admin]) == 1
+    url = admin if "://" in admin else f"http://{admin}"
+    assert capsys.readouterr().err.startswith(f"kvsteer: explain: {url}/explain: ")
+
+
+@pytest.mark.parametrize("command", ["envoy", "check"])
+def test_closed_standard_output_is_no_error(tmp_path: Path, command: str) -> None:
+    printing = subprocess.Popen(
+        [*KVSTEER, command, "--config", config(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert printing.stdout is not None
+    assert printing.stderr is not None
+    printing.stdout.close()
+    told = printing.stderr.read()
+    printing.stderr.close()
+    assert (printing.wait(), told) == (141, b"")
+
+
+def test_version_names_index_core_and_request_path(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    told = capsys.readouterr().out
+    assert told.startswith("kvsteer ")
+    assert f"({default_core_name()} index core, {CHOICE.name} request path)" in told

@@ -1,0 +1,105 @@
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from extproc.__main__ import main
+from extproc.commands.health import ClientTls, fault_of
+from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from tests.extproc.serving.identities import NAME, Identities
+from tests.extproc.serving.running import Running, listen_at
+from tests.ports import free_port
+
+
+@contextlib.contextmanager
+def server(status: HealthCheckResponse.ServingStatus) -> Iterator[str]:
+    check = grpc.unary_unary_rpc_method_handler(
+        lambda *_: HealthCheckResponse(status=status),
+        response_serializer=HealthCheckResponse.SerializeToString,
+    )
+    health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+    with ThreadPoolExecutor(1) as threads:
+        running = grpc.server(threads, handlers=[health])
+        port = running.add_insecure_port("127.0.0.1:0")
+        running.start()
+        yield f"127.0.0.1:{port}"
+        running.stop(None).wait()
+
+
+def test_serving_router_is_healthy() -> None:
+    with server(HealthCheckResponse.SERVING) as target:
+        assert fault_of(target) is None
+
+
+def test_unready_router_is_unhealthy() -> None:
+    with server(HealthCheckResponse.NOT_SERVING) as target:
+        assert fault_of(target) == f"{target}: NOT_SERVING"
+
+
+def test_absent_router_is_unhealthy() -> None:
+    target = f"127.0.0.1:{free_port()}"
+    fault = fault_of(target) or ""
+    assert fault.startswith(f"{target}: UNAVAILABLE: ")
+    assert fault.endswith("Connection refused")
+
+
+def test_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "")
+    with server(HealthCheckResponse.SERVING) as target:
+        assert fault_of(target) is None
+
+
+def test_health_command_names_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    with server(HealthCheckResponse.SERVING) as target:
+        assert main(["health", "--at", target]) == 0
+    target = f"127.0.0.1:{free_port()}"
+    assert main(["health", "--at", target]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvsteer: health: {target}: UNAVAILABLE: ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["grpcio", "lean"])
+async def test_router_on_a_socket_is_asked(kind: str, tmp_path: Path) -> None:
+    one = Running(listen_at("unix", tmp_path), kind)
+    await one.server.start()
+    assert await asyncio.to_thread(fault_of, one.listen) is None
+    await one.stop()
+    fault = await asyncio.to_thread(fault_of, one.listen)
+    assert fault is not None
+    assert fault.startswith(f"{one.listen}: UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize("kind", ["grpcio", "lean"])
+async def test_router_with_tls_is_asked_over_tls(kind: str, tmp_path: Path) -> None:
+    identities = Identities(tmp_path)
+    one = Running(listen_at("tcp", tmp_path), kind, identities.options(is_mutual=True))
+    await one.server.start()
+    ca, pair = str(identities.ca_file), tuple(identities.tls_files())
+    assert await asyncio.to_thread(fault_of, one.listen, ClientTls(ca, NAME, *pair)) is None
+    assert await asyncio.to_thread(fault_of, one.listen, ClientTls(ca, None, *pair)) is None
+    for wrong in (None, ClientTls(ca), ClientTls(ca, "other.test", *pair)):
+        fault = await asyncio.to_thread(fault_of, one.listen, wrong)
+        assert fault is not None
+        assert fault.startswith(f"{one.listen}: UNAVAILABLE: ")
+    await one.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "status"),
+    [
+        (["--name", "router.test"], "TLS needs --ca", 2),
+        (["--ca", "ca.pem", "--key", "tls.key"], "--certificate and --key belong together", 2),
+        (["--ca", "/missing.pem"], "/missing.pem: No such file or directory", 1),
+    ],
+)
+def test_health_command_names_missing_tls_options(
+    options: list[str], told: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["health", *options]) == status
+    assert told in capsys.readouterr().err

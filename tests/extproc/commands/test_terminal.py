@@ -1,0 +1,118 @@
+from typing import Any
+
+from extproc.commands.terminal import MAX_CANDIDATES, cut, explained, plain, table
+
+
+def test_plain_removes_terminal_controls() -> None:
+    assert plain("a\x1b[2Jb\n") == "a?[2Jb?"
+    assert cut("abcdef", 6) == "abcdef"
+    assert cut("abcdefg", 6) == "abcde~"
+
+
+def test_table_is_as_wide_as_its_contents() -> None:
+    assert table(["A", "NUMBER"], [["long", "1"]], "<>") == ["A     NUMBER", "long       1"]
+
+
+def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, Any]:
+    terms = {"uncached": cost, "session": 0.0, "queued": 0.0, "running": 0.0}
+    one = {
+        "name": f"{name}:8000",
+        "endpoint": f"{name}:8000",
+        "state": "live",
+        "overlap_tokens": 272,
+        "uncertain_tokens": 0,
+        "speculative_tokens": 0,
+        "approximate_tokens": 0,
+        "cost": cost,
+        "cost_terms": None if cost is None else terms,
+        "excluded": None,
+        "sampled": cost is not None,
+    }
+    return one | told
+
+
+def answer(*candidates: dict[str, Any], **told: Any) -> dict[str, Any]:
+    one = {
+        "prompt_tokens": 296,
+        "policy": "cost",
+        "candidates": candidates,
+        "pick": [candidates[0]["endpoint"]] if candidates else [],
+        "steered": True,
+        "reason": "overlap",
+        "why": "no worker may answer this request",
+        "prefill": None,
+        "source": None,
+    }
+    return one | told
+
+
+def test_explained_is_a_sentence_and_a_table() -> None:
+    named = candidate("w1", endpoint="10.0.0.1:8000")
+    other = candidate("w2", 296.4, overlap_tokens=0, uncertain_tokens=96)
+    told = answer(other, named, pick=["10.0.0.1:8000", "w2:8000"])
+    assert explained(told) == [
+        (
+            "It would go to w1:8000 (10.0.0.1:8000): it holds 272 of the 296 prompt tokens;"
+            " its cost is 24, the next best is w2:8000 with 296."
+        ),
+        "",
+        "WORKER                   FEED  HOLDS  COMPUTE  QUEUED  RUNNING  COST  NOTES",
+        "w1:8000 (10.0.0.1:8000)  live    272       24       0        0    24  picked",
+        (
+            "w2:8000                  live      0      296       0        0   296"
+            "  number 2 if that fails; 96 uncertain"
+        ),
+        "",
+        (
+            "HOLDS and the other columns count tokens; COST is COMPUTE + QUEUED + RUNNING;"
+            " the lowest wins."
+        ),
+    ]
+
+
+def test_explained_gives_each_reason_in_words() -> None:
+    counted = candidate("a", uncertain_tokens=1, speculative_tokens=2, approximate_tokens=3)
+    for reason, words in (
+        ("uncertain_overlap", "it probably holds 1 of"),
+        ("speculative_overlap", "a request under way there will leave 2 of"),
+        ("approximate_overlap", "it was sent 3 of"),
+        ("nothing_cached", "no worker holds any of"),
+        ("policy_random", "the policy random chose it"),
+        ("no_tokenizer", "the prompt's tokens are not known (no_tokenizer)"),
+    ):
+        assert words in explained(answer(counted, reason=reason))[0]
+    assert "1 uncertain; 2 speculative; 3 approximate" in explained(answer(counted))[3]
+
+
+def test_explained_lists_excluded_workers_last_with_their_reason() -> None:
+    busy, unseen = candidate("b", 1.0, excluded="serves n"), candidate("c", None)
+    lines = explained(answer(candidate("a"), busy, unseen, policy="random"))
+    assert [line.split()[0] for line in lines[3:6]] == ["a:8000", "c:8000", "b:8000"]
+    assert lines[4].endswith("-  not compared: not in the random sample")
+    assert lines[5].endswith("-  not possible: serves n")
+    assert lines[-1].endswith("This was decided by the policy random.")
+    assert "next best" not in lines[0]
+
+
+def test_explained_names_a_missing_worker_and_an_unsteered_request() -> None:
+    assert explained(answer()) == ["It would go to no worker: no worker may answer this request."]
+    lines = explained(answer(candidate("a"), steered=False))
+    assert lines[0].startswith(
+        "It is not steered, so Envoy chooses; steered, it would go to a:8000"
+    )
+
+
+def test_explained_names_prefill_worker_and_source() -> None:
+    split = {"pick": "p:1", "why": "it is idle"}
+    source = {"tokens": 64, "endpoint": "s:1"}
+    (sentence, *_) = explained(answer(candidate("a"), prefill=split, source=source))
+    assert sentence.endswith(". p:1 computes the prompt: it is idle. It pulls 64 tokens from s:1.")
+    (sentence, *_) = explained(answer(candidate("a"), prefill=split | {"pick": None}))
+    assert sentence.endswith(". The same worker computes the prompt: it is idle.")
+
+
+def test_explained_shows_a_few_of_many_candidates() -> None:
+    many = [candidate(f"w{number}") for number in range(MAX_CANDIDATES + 5)]
+    lines = explained(answer(*many))
+    assert "... and 5 more; --json has all of them" in lines
+    assert len(lines) == MAX_CANDIDATES + 6

@@ -1,0 +1,52 @@
+"""Fleets of workers that run in the test, without servers."""
+
+import asyncio
+from typing import Any
+
+from extproc.config import schema
+from extproc.config.reader import parse
+from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.discovery.view import Found, Member
+from extproc.fleet.workers import Workers
+from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.fleet import FollowedWorkers
+
+EVENTS = '{zmq: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5558"}'
+
+
+def workers(
+    text: str,
+    transports: list[MemoryTransport] | None = None,
+    more: str = "",
+    times: AskingTimes = USUAL,
+) -> Workers:
+    """A fleet with these workers in YAML; `more`: other sections of its configuration."""
+
+    def make(_: FeedSource) -> list[MemoryTransport]:
+        made = MemoryTransport()
+        made.put(Connected())
+        if transports is not None:
+            transports.append(made)
+        return [made]
+
+    read = parse(f"models: [{{name: a}}, {{name: b}}]\nworkers: [{text}]\n{more}", "c")
+    return Workers(read, FollowedWorkers(12345678, lambda: 0.0), make, times=times)
+
+
+async def until_live(one: Workers) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        while True:
+            (status,) = one.states.statuses()
+            if status["state"] == "live":
+                return status
+            await asyncio.sleep(0)
+
+
+def members(*found: Found) -> dict[str, Member]:
+    return {one.worker.endpoint: Member(one, "file") for one in found}
+
+
+def following(endpoint: str, port: int = 5557, **more: Any) -> Found:
+    worker = schema.Worker(endpoint, "a", events=schema.WorkerEvents(f"tcp://127.0.0.1:{port}"))
+    return Found(worker, **more)

@@ -1,0 +1,252 @@
+"""Ten thousand workers that come, are used, fail, are asked and go, and leave nothing behind."""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import logging
+import random
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from random import Random
+
+import aiohttp
+import pytest
+
+from extproc.admin.observed import Observed
+from extproc.base.errors import RequestError
+from extproc.config import schema
+from extproc.config.reader import parse
+from extproc.fleet.discovery.discovery import Discovery
+from extproc.fleet.discovery.view import Found, Report
+from extproc.fleet.polling import Client
+from extproc.fleet.record import Worker
+from extproc.fleet.workers import Workers
+from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Outcome
+from extproc.observing.usage import Usage
+from extproc.proof.state import Comparison, Verdict
+from extproc.requests.prompt import TEXT, Text
+from extproc.requests.request import Ask, Head
+from extproc.routing.decision import Decision
+from extproc.routing.load import Booking
+from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED, Judge
+from extproc.running.app import remote_tokenizers
+from extproc.serving.router import Router
+from kvstate.events import Batch, BlocksStored, EventBatch
+from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Prompt
+from tests.extproc.containers import lengths
+from tests.waiting import until
+
+AT_ONCE = 100
+# One in this many workers has a feed: those take most of the time.
+WITH_FEED = 20
+# Rings of the last decisions, and the table of what was sent: bounded, whatever the fleet.
+BOUNDED = ("Decision.", "Candidate.", "Recent.", "Claim.")
+IDS = array("I", range(200))
+BODY = json.dumps({"model": "a", "prompt": list(IDS)}).encode()
+# The table of what was sent is bounded in bytes, not by the fleet: kept small, or it would count.
+CONFIG = """
+models: [{name: a, tokenizer: {remote: true}}]
+discovery: {file: w.yaml}
+policy: {sent_bytes: 1024, scrape_interval_ms: 3600000, probe_interval_ms: 3600000}
+"""
+FEED = schema.WorkerEvents("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+
+
+class Source:
+    """A source that reports the workers that it is given."""
+
+    name = "test"
+
+    def __init__(self) -> None:
+        self.report: Report | None = None
+
+    async def run(self, report: Report) -> None:
+        """Keeps the report, and waits for ever."""
+        self.report = report
+        await asyncio.Event().wait()
+
+    def see(self, found: Iterable[Found]) -> None:
+        """Reports these as all workers."""
+        assert self.report is not None
+        self.report.view(tuple(found), "")
+
+
+class Answers(Client):
+    """Every worker names its model and its adapter, and nothing else."""
+
+    def __init__(self) -> None:
+        """Opens nothing."""
+
+    async def get(
+        self, endpoint: str, path: str, seconds: float, max_bytes: int = 0
+    ) -> tuple[int, bytes]:
+        """Returns the answer to a question."""
+        if path == "/v1/models":
+            return 200, b'{"data": [{"id": "a"}, {"id": "x", "parent": "a"}]}'
+        if path in ("/health", "/metrics"):
+            raise aiohttp.ClientError
+        return 404, b""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class System:
+    """A router, put together as in `extproc.running.app`, but without its servers."""
+
+    def __init__(self) -> None:
+        self.config = parse(CONFIG, "c")
+        self.fleet = FollowedWorkers(1, time.time)
+        self.source = Source()
+        self.discovery = Discovery((), [self.source])
+        self.workers = Workers(
+            self.config,
+            self.fleet,
+            lambda _: [self.transport()],
+            self.discovery.fault,
+            make_client=Answers,
+        )
+        self.metrics = Metrics(self.workers.states, lambda: 0.0)  # else a report gains a minute
+        self.remote = remote_tokenizers(self.config, self.workers, self.metrics)
+        self.observed = Observed(time.time, kept_at_once=1_000_000)
+        rng = Random(0)
+        tokenizers = dict(self.remote)
+        self.router = Router(
+            self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observed
+        )
+        self.numbers = itertools.count()
+        self.running: list[Booking] = []
+
+    def transport(self) -> MemoryTransport:
+        stored = BlocksStored([1, 2], None, IDS[:32], 16)
+        made = MemoryTransport({0: EventBatch(0.0, [stored])})
+        made.put(Connected())
+        made.put(Batch(0, EventBatch(0.0, [stored])))
+        return made
+
+    async def start(self) -> None:
+        await self.workers.start()
+        await self.discovery.start(self.workers.replace)
+        await until(lambda: self.source.report is not None)
+
+    async def close(self) -> None:
+        await self.discovery.close()
+        self.router.close()
+        for one in self.remote.values():
+            await one.close()
+        await self.workers.close()
+
+    async def come(self) -> list[str]:
+        """Has AT_ONCE new workers discovered and asked what they serve; returns their names."""
+        names = [f"127.1.{n % 250}.{1 + n // 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
+        feeds = [FEED if n % WITH_FEED == 0 else None for n in range(AT_ONCE)]
+        self.source.see(
+            Found(schema.Worker(name, learn=True, events=feed))
+            for name, feed in zip(names, feeds, strict=True)
+        )
+        await until(lambda: set(self.workers.records) == set(names))
+        records = list(self.workers.records.values())
+        await until(lambda: all(one.learned.adapters for one in records))
+        live = names[::WITH_FEED]
+        await until(lambda: {self.workers.candidates.state(name) for name in live} == {"live"})
+        return names
+
+    async def use(self, names: list[str]) -> None:
+        """Each worker gets requests, fails, and enters every state that a worker can be in."""
+        for name in names:
+            await self.request(name)
+            await self.fail(self.workers.records[name])
+        for failures in self.workers.candidates.tokenizers("a").values():
+            failures.add(time.monotonic(), random.random)
+        with contextlib.suppress(RequestError):  # no worker answers
+            await self.remote["a"].encode(Text(names[0]), None)
+        self.observed.sample(time.time(), dict.fromkeys(names, (1, 1)))
+        text = self.metrics.exposition().decode()
+        assert all(f'"{name}"' in text for name in names)
+        assert len(self.workers.upstreams.ejections(time.monotonic())) == AT_ONCE
+
+    async def request(self, name: str) -> None:
+        """One request is answered elsewhere, one fails, and one still runs when the workers go."""
+        ask = Ask(Head("POST", "/v1/completions", None, subset=frozenset({name})), BODY)
+        elsewhere, failed, running = [await self.routed(ask, name) for _ in range(3)]
+        self.router.note_server(*elsewhere, "10.9.9.9:9")
+        self.router.release(elsewhere[1])
+        self.router.note_answer(failed[1], 503, name)
+        self.router.release(failed[1])
+        self.running.append(running[1])
+        usage = Usage(200, 160, "prompt")
+        outcome = Outcome("a", name, False, 200, 0.1, 200, 0, usage, is_comparable=True)
+        self.metrics.observe_outcome(outcome)
+
+    async def routed(self, ask: Ask, name: str) -> tuple[Decision, Booking]:
+        decision, booking = await self.router.route(ask)
+        assert decision.pick == (name,)
+        assert booking is not None
+        return decision, booking
+
+    async def fail(self, worker: Worker) -> None:
+        """Makes a worker's answers, probes, scrapes and tokens fail."""
+        upstreams, upstream, now = self.workers.upstreams, worker.upstream, time.monotonic()
+        assert upstream is not None
+        for _ in range(FAILURES_UNTIL_EJECTED):
+            upstreams.note_answer(worker.endpoint, 503, now)
+            for one in self.workers.questions.paced:
+                await one.ask(self.workers.questions.polling.client, worker)
+        upstreams.eject(upstream, Judge.DOUBTS, "is dead")
+        assert len(upstream.against) == len(Judge)
+        self.workers.proofs.sent(worker.name, Prompt("a", IDS), TEXT, None)
+        refuting = Comparison(1, {TEXT: Verdict(is_same=False, why="it differs")})
+        self.workers.proofs.compared(worker, refuting)
+
+    async def go(self) -> None:
+        """Removes all workers; what was under way there ends later."""
+        self.source.see(())
+        await until(lambda: not self.workers.records)
+        for booking in self.running:
+            self.router.note_answer(booking, 503, "")
+            self.router.release(booking)
+        self.running.clear()
+        await until(lambda: not (self.fleet._followed or self.fleet._releasing))
+        assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}
+        self.observed.sample(time.time(), {})
+
+    def lengths(self) -> Counter[str]:
+        """The lengths of all containers that can be reached from any part."""
+        parts = (self.workers, self.metrics, self.router, self.observed, self.discovery)
+        found = lengths(parts=parts, remote=self.remote, fleet=self.fleet)
+        assert found["Table.by_name"] == len(self.workers.records)  # it reaches into the parts
+        return Counter({name: n for name, n in found.items() if not name.startswith(BOUNDED)})
+
+
+@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
+async def test_workers_that_come_and_go_leave_no_objects_behind(
+    rounds: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "kvsteer")  # log records are kept, and would be counted
+    one = System()
+    await one.start()
+    sizes: list[tuple[int, int, Counter[str]]] = []
+    for number in range(rounds):
+        names = await one.come()
+        await one.use(names)
+        await one.go()
+        if number in (rounds // 2, rounds - 1):  # what is bounded is full by then
+            text = one.metrics.exposition().decode()
+            assert not any(f'"{name}"' in text for name in names)
+            del names
+            gc.collect()
+            held = one.lengths()  # first: looking into objects makes Python create their dicts
+            gc.collect()
+            sizes.append((len(asyncio.all_tasks()), len(gc.get_objects()), held))
+    (tasks, objects, held), (tasks_after, objects_after, held_after) = sizes
+    assert [name for name in held_after | held if held_after[name] != held[name]] == []
+    assert tasks_after == tasks
+    assert objects_after - objects < AT_ONCE
+    await one.close()

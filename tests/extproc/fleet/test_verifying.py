@@ -1,0 +1,365 @@
+"""Golden requests end to end: workers over real sockets are asked for tokens, and judged."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from extproc.config.reader import parse
+from extproc.fleet import verifying
+from extproc.fleet.verifying import VerifiedCollector
+from extproc.fleet.workers import Workers
+from extproc.observing.metrics import Metrics
+from extproc.proof.golden import GOLDEN, MAX_ANSWER_BYTES
+from extproc.requests.prompt import CONVERSATION, TOOLS
+from extproc.requests.request import CHAT_PATH, Head
+from extproc.serving.router import Router
+from extproc.tokenizing.tokens import Tokenizer
+from kvstate.feeds.feed import FeedState
+from kvstate.fleet import FollowedWorkers
+from simulator.server import running as simulated
+from simulator.settings import TINY_MODEL, Settings
+from tests.ports import free_port
+from tests.waiting import until
+
+OWN = (TINY_MODEL / "chat_template.jinja").read_text()
+CONFIG = """
+models: [{{name: tiny, tokenizer: "{tokenizer}", verify: {verify}}}]
+workers: [{workers}]
+"""
+PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi " * 40}]}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the waits between questions, for which tests would have to wait."""
+    waits = ("LEAST_SECONDS", "AGAIN_WHILE_DIFFERENT_SECONDS")
+    for name in (*waits, "AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER"):
+        monkeypatch.setattr(verifying, name, 0.05)
+    monkeypatch.setattr(verifying, "RETRY_SECONDS", (0.05, 0.1))
+
+
+class Before:
+    """A router in front of these workers, without feeds."""
+
+    def __init__(self, *endpoints: str, verify: str = "start") -> None:
+        listed = ", ".join(f'{{endpoint: "{one}"}}' for one in endpoints)
+        config = parse(CONFIG.format(tokenizer=TINY_MODEL, workers=listed, verify=verify), "c")
+        tokenizer = Tokenizer.load(config.models[0])
+        assert tokenizer is not None
+        tokenizers = {"tiny": tokenizer}
+        self.fleet = FollowedWorkers(1, lambda: 0.0)
+        self.workers = Workers(config, self.fleet, lambda _: [], tokenizers=tokenizers)
+        self.router = Router(
+            config, self.workers, tokenizers, Metrics(self.workers.states), Random(0)
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.workers.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.router.close()
+        await self.workers.close()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What GET /models shows about the model."""
+        (shown,) = self.workers.verifying.shown()
+        return shown
+
+    async def until(self, result: str) -> dict[str, Any]:
+        await until(lambda: self.told["state"] == result)
+        return self.told
+
+    def differs(self) -> list[bool]:
+        """Whether GET /workers shows that the tokens differ, for each worker."""
+        return [one["tokens"]["state"] == "refuted" for one in self.workers.states.statuses()]
+
+    async def picked(self, body: dict[str, Any]) -> str:
+        """Where a request goes; it goes somewhere, whatever is wrong with tokens."""
+        explained = await self.router.explain(
+            Head("POST", CHAT_PATH, None), json.dumps(body).encode()
+        )
+        (pick,) = explained["pick"][:1]
+        return str(pick)
+
+    def metric(self, result: str) -> float | None:
+        registry = CollectorRegistry()
+        registry.register(VerifiedCollector(self.workers.verifying.of_models))
+        return registry.get_sample_value(
+            "kvsteer_model_verified", {"model": "tiny", "result": result}
+        )
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def engine(answer: Answer) -> AsyncIterator[str]:
+    """Runs an engine whose POST /tokenize answers like this; yields its host:port."""
+    application = web.Application()
+    application.router.add_post("/tokenize", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def template(folder: Path, source: str) -> Path:
+    file = folder / "template.jinja"
+    file.write_text(source)
+    return file
+
+
+async def test_right_template_is_verified_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.tokens")
+    async with (
+        simulated(Settings()) as one,
+        simulated(Settings()) as two,
+        Before(one.endpoint, two.endpoint) as before,
+    ):
+        await until(lambda: before.told["workers"]["proved"] == 2)
+        assert (before.told["state"], before.told["why"]) == ("proved", "")
+        assert before.told["compared"] == len(GOLDEN)
+        assert before.metric("proved") == 1
+        assert before.metric("refuted") == 0
+        assert before.workers.verifying.note() == ""
+    assert caplog.text.count("its tokens match those of worker") == 1
+
+
+WRONG = {
+    "system line": ("<|im_start|>system\nYou help.<|im_end|>\n" + OWN, "chat template", 1),
+    "one byte": (OWN.replace("'<|im_end|>' + '\n'", "'<|im_end|>'"), "white space differs", 22),
+    "no prompt": (OWN.replace("{% if add_generation_prompt %}", "{% if false %}"), "end diff", 23),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_wrong_template_is_named_and_trusted_again_once_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.tokens")
+    source, cause, position = WRONG[wrong]
+    listen = f"127.0.0.1:{free_port()}"
+    async with Before(listen) as before:
+        async with simulated(Settings(listen=listen, chat_template=template(tmp_path, source))):
+            told = await before.until("refuted")
+            assert (told["request"], told["position"]) == ("a conversation", position)
+            assert cause in told["cause"]
+            assert told["forms"]["conversations"]["state"] == "refuted"
+            assert before.differs() == [True]
+            assert before.metric("refuted") == 1
+            assert "found to differ" in before.workers.verifying.note()
+            assert await before.picked(PLAIN) == listen
+        async with simulated(Settings(listen=listen)):
+            await before.until("proved")
+            assert before.differs() == [False]
+    assert caplog.text.count("its tokens differ from those of worker") == 1
+    assert caplog.text.count("its tokens match those of worker") == 1
+
+
+async def test_difference_in_one_form_of_request_affects_only_that_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = OWN + "{% if tools %}tools{% endif %}"
+    wrong = Settings(chat_template=template(tmp_path, source))
+    async with simulated(wrong) as worker, Before(worker.endpoint) as before:
+        told = await before.until("refuted")
+        assert told["request"] == "a conversation with tools"
+        assert "tools are rendered differently" in told["cause"]
+        assert [name for name, one in told["forms"].items() if one["state"] == "refuted"] == [
+            "conversations with tools"
+        ]
+        proofs = before.workers.proofs
+        (name,) = before.workers.records
+        monkeypatch.setattr(before.fleet, "state", lambda _: FeedState.LIVE)
+        assert proofs.of(CONVERSATION).state(name) == "live"
+        assert proofs.of(CONVERSATION | TOOLS).state(name) == "differs"
+
+
+async def test_difference_of_one_worker_is_named_among_others(tmp_path: Path) -> None:
+    wrong = Settings(chat_template=template(tmp_path, "x" + OWN))
+    async with (
+        simulated(Settings()) as right,
+        simulated(wrong) as other,
+        Before(right.endpoint, other.endpoint) as before,
+    ):
+        told = await before.until("refuted")
+        await until(lambda: before.told["workers"]["proved"] == 1)
+        assert told["worker"] == other.endpoint
+        assert before.differs() == [False, True]
+
+
+@pytest.mark.parametrize("dialect", ["trtllm", "sglang-0.5.22"])
+async def test_engine_without_tokenize_is_not_verified_and_still_serves(
+    dialect: str,
+) -> None:
+    async with simulated(Settings(dialect=dialect)) as worker, Before(worker.endpoint) as before:
+        await until(lambda: "status 40" in before.told["why"])
+        assert before.told["state"] == "unproved"
+        assert before.differs() == [False]
+        assert "not proved by worker" in before.workers.verifying.note()
+        assert await before.picked(PLAIN) == worker.endpoint
+
+
+async def test_late_worker_is_verified_when_it_comes() -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    async with Before(listen) as before:
+        await until(lambda: "Error" in before.told["why"])
+        assert before.told["state"] == "unproved"
+        assert await before.picked(PLAIN) == listen
+        async with simulated(Settings(listen=listen)):
+            await before.until("proved")
+
+
+async def test_verify_off_asks_no_worker() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        raise AssertionError
+
+    async with engine(refuse) as endpoint, Before(endpoint, verify="off") as before:
+        assert "tokens" not in before.workers.records[endpoint].polls
+        assert before.told["state"] == "off"
+        assert before.workers.verifying.note() == ""
+
+
+async def test_hanging_worker_delays_no_other_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "TIMEOUT_SECONDS", 0.3)
+
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        engine(hang) as endpoint,
+        simulated(Settings()) as well,
+        Before(endpoint, well.endpoint) as before,
+    ):
+        assert await before.picked(PLAIN)
+        await before.until("proved")
+        hanging = before.workers.records[endpoint].proof
+        await until(lambda: "within 0.3 s" in hanging.summary.why)
+        assert before.differs() == [False, False]
+
+
+async def test_endless_answer_is_read_up_to_its_limit_and_blocks_nothing() -> None:
+    sent_bytes: list[int] = []
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        sent_bytes.append(0)
+        number = len(sent_bytes) - 1
+        with contextlib.suppress(OSError):
+            for piece in itertools.chain([b'{"tokens": ['], itertools.repeat(b"1," * 32_768)):
+                await response.write(piece)
+                sent_bytes[number] += len(piece)
+        return response
+
+    async with (
+        engine(flood) as endpoint,
+        simulated(Settings()) as well,
+        Before(endpoint, well.endpoint) as before,
+    ):
+        assert await before.picked(PLAIN)
+        await before.until("proved")
+        flooding = before.workers.records[endpoint].proof
+        await until(lambda: "an answer of more than" in flooding.summary.why)
+        assert before.differs() == [False, False]
+        assert max(sent_bytes) < 32 * 2**20  # what the system keeps of a connection
+
+
+HOSTILE: dict[str, Any] = {
+    "huge": b'{"tokens": [' + b"1," * MAX_ANSWER_BYTES + b"1]}",
+    "wrong types": b'{"tokens": ["a", null, {}], "count": 3}',
+    "too large an id": b'{"tokens": [4294967296]}',
+    "negative": b'{"tokens": [-1]}',
+    "no list": b'{"tokens": 7}',
+    "empty": b'{"tokens": []}',
+    "deep": b'{"tokens": ' + b"[" * 20_000,
+    "no JSON": b"\xff\xfe<html>",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_answer_is_no_evidence(name: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=HOSTILE[name], content_type="application/json")
+
+    async with engine(answer) as endpoint, Before(endpoint) as before:
+        await until(lambda: "an answer" in before.told["why"])
+        assert before.told["state"] == "unproved"
+        assert before.differs() == [False]
+        assert await before.picked(PLAIN) == endpoint
+
+
+async def test_difference_with_unknown_token_ids_is_shown_without_text() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"tokens": [4_294_967_295] * 4_000, "count": 4_000})
+
+    async with engine(answer) as endpoint, Before(endpoint) as before:
+        told = await before.until("refuted")
+        assert (told["position"], told["engine"]) == (0, 4_294_967_295)
+        assert len(told["why"]) < 400
+
+
+async def test_difference_persists_while_its_worker_fails(tmp_path: Path) -> None:
+    """A difference must not be forgotten because the engine is being restarted."""
+    listen = f"127.0.0.1:{free_port()}"
+    wrong = Settings(listen=listen, chat_template=template(tmp_path, "x" + OWN))
+    async with Before(listen) as before:
+        async with simulated(wrong):
+            await before.until("refuted")
+        record = before.workers.records[listen]
+        asked_at = record.questioned.at
+        await until(lambda: record.questioned.at > asked_at + 0.2)
+        assert before.told["state"] == "refuted"
+
+
+async def test_worker_whose_cache_is_emptied_is_verified_at_once(tmp_path: Path) -> None:
+    """It may have been restarted with another template."""
+    listen = f"127.0.0.1:{free_port()}"
+    async with Before(listen) as before:
+        async with simulated(Settings(listen=listen)):
+            await before.until("proved")
+        wrong = Settings(listen=listen, chat_template=template(tmp_path, "x" + OWN))
+        async with simulated(wrong):
+            before.workers.note_emptied(listen)
+            await before.until("refuted")
+
+
+async def test_date_change_during_verification_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the router rendered before midnight is rendered again before it counts."""
+    async with simulated(Settings()) as worker:
+        before = Before(worker.endpoint)
+        (encoder,) = before.workers.verifying._encoders.values()
+        encode, calls = encoder.encode, []
+
+        def dated(prompt: Any) -> Any:
+            calls.append(prompt)
+            tokens = encode(prompt)
+            return tokens if len(calls) > len(GOLDEN) else tokens[1:]
+
+        monkeypatch.setattr(encoder, "encode", dated)
+        async with before:
+            await before.until("proved")
+            assert len(calls) == 2 * len(GOLDEN)

@@ -1,0 +1,285 @@
+"""What golden requests show of an engine's tokens; here a token is a character's number."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from extproc.base.errors import RequestError
+from extproc.proof.golden import (
+    GOLDEN,
+    MAX_ANSWER_BYTES,
+    NoTokenizeError,
+    SilentError,
+    Told,
+    comparison,
+    in_words,
+    mismatch,
+    tokens_here,
+    tokens_there,
+)
+from extproc.proof.state import Comparison, Mismatch, Proof, TokenProof
+from extproc.requests.prompt import (
+    AGREED_FORMS,
+    CONVERSATION,
+    SWITCHES,
+    TEXT,
+    TOOLS,
+    Chat,
+    Prompt,
+    Text,
+    forms_of,
+)
+from kvstate.overlap import Tokens
+
+BY_NAME = {one.name: one for one in GOLDEN}
+TEXT_NAME, CHAT_NAME = GOLDEN[0].name, "a conversation"
+TOOLS_NAME, THINKS_NAME = "a conversation with tools", "a conversation that thinks"
+
+
+def ids(text: str) -> Tokens:
+    return Tokens("I", map(ord, text))
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+def told(*differing: str, refused: Sequence[str] = (), unkeyed: Sequence[str] = ()) -> list[Told]:
+    """The results of all golden requests: some differ; for some, one side has no tokens."""
+    return [
+        Told(
+            one,
+            "no_chat_template" if one.name in unkeyed else ids("abc"),
+            "status 400" if one.name in refused else ids("abd" if one.name in differing else "abc"),
+        )
+        for one in GOLDEN
+    ]
+
+
+def of(*names: str, **more: Sequence[str]) -> Comparison:
+    return comparison(told(*names, **more), text_of)
+
+
+def proof_of(*names: str, **more: Sequence[str]) -> TokenProof:
+    """The state of a worker's tokens after these results."""
+    proof = TokenProof("w")
+    proof.expect()
+    proof.compare(of(*names, **more), 1.0)
+    return proof
+
+
+def first_of(found: Comparison) -> Mismatch:
+    return next(one.mismatch for one in found.forms.values() if one.mismatch is not None)
+
+
+CHATS = [one.name for one in GOLDEN if isinstance(one.prompt, Chat)]
+
+
+def test_golden_requests_cover_every_form_and_api() -> None:
+    forms = {one.forms for one in GOLDEN}
+    assert forms == {TEXT, CONVERSATION, CONVERSATION | TOOLS, CONVERSATION | SWITCHES}
+    assert {"messages (Anthropic's API)", "a response"} <= BY_NAME.keys()
+    assert all(one.question("m").startswith(b'{"model":"m"') for one in GOLDEN)
+
+
+def test_forms_of_a_prompt_may_be_several_and_of_token_ids_none() -> None:
+    switched = Chat([], {"tools": [], "thinking": True})
+    assert forms_of(switched) == CONVERSATION | TOOLS | SWITCHES
+    assert forms_of(ids("a")) == 0
+
+
+def test_same_tokens_everywhere_prove_all_forms() -> None:
+    assert (of().compared, of().why) == (len(GOLDEN), "")
+    assert proof_of().is_proved(AGREED_FORMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "forms"),
+    [
+        (TEXT_NAME, TEXT),
+        (CHAT_NAME, CONVERSATION),
+        (TOOLS_NAME, TOOLS),
+        (THINKS_NAME, SWITCHES),
+        ("messages (Anthropic's API)", TOOLS),
+        ("a response", CONVERSATION),
+    ],
+)
+def test_verification_blames_the_form_that_simpler_requests_lack(name: str, forms: int) -> None:
+    proof = proof_of(name)
+    assert (proof.summary.proof, proof.refuted) == (Proof.REFUTED, forms)
+    assert first_of(of(name))[:4] == (name, 2, ord("c"), ord("d"))
+
+
+def test_verification_names_the_simplest_difference_and_all_forms() -> None:
+    assert proof_of(TOOLS_NAME, CHAT_NAME).refuted == CONVERSATION | TOOLS
+    assert proof_of(TOOLS_NAME, CHAT_NAME).shown(1.0)["request"] == CHAT_NAME
+
+
+def test_verification_distrusts_all_forms_for_texts_where_conversations_are_refused() -> None:
+    assert proof_of(TEXT_NAME, refused=CHATS).refuted == AGREED_FORMS
+
+
+def test_texts_alone_prove_texts_only_where_conversations_are_keyed_here() -> None:
+    proof = proof_of(refused=CHATS)
+    assert (proof.summary.proof, proof.compared) == (Proof.UNPROVED, len(GOLDEN) - len(CHATS))
+    assert proof.is_proved(TEXT)
+    assert "a conversation is not compared: status 400" in proof.summary.why
+
+
+def test_verification_needs_no_unkeyed_requests() -> None:
+    assert proof_of(unkeyed=CHATS, refused=CHATS).summary.proof is Proof.PROVED
+    proof = proof_of(unkeyed=list(BY_NAME))
+    assert proof.summary[:2] == (Proof.UNPROVED, "no golden request is keyed here")
+
+
+def test_one_request_that_is_refused_is_named_but_changes_nothing() -> None:
+    proof = proof_of(refused=[TOOLS_NAME])
+    assert (proof.summary.proof, proof.compared) == (Proof.PROVED, len(GOLDEN) - 1)
+    assert TOOLS_NAME in proof.shown(1.0)["why"]
+    proof = proof_of(refused=[TEXT_NAME], unkeyed=CHATS)
+    assert proof.summary.proof is Proof.PROVED
+
+
+CAUSES = [
+    (CHAT_NAME, "<s>hi", "<s>hi", ""),
+    (CHAT_NAME, "^hi", "^^hi", "the engine begins with its special token (BOS) twice"),
+    (CHAT_NAME, "^^hi", "^hi", "the router begins with its special token (BOS) twice"),
+    (CHAT_NAME, "hi", "^hi", "the engine puts a special token (BOS) in front"),
+    (CHAT_NAME, "^hi", "hi", "the router puts a special token (BOS) in front"),
+    (CHAT_NAME, "user: hi", "user: hi\n", "as a trailing newline"),
+    (CHAT_NAME, "user\nhi", "user hi", "only white space differs"),
+    (CHAT_NAME, "on 2026-11-22: hi", "on 2026-11-23: hi", "the template writes a date"),
+    (CHAT_NAME, "Today: 22 Nov 2026", "Today: 23 November 2026", "the template writes a date"),
+    (CHAT_NAME, "user: hi", "user: hi assistant:", "the templates end differently"),
+    (CHAT_NAME, "user: hi assistant:", "user: hi", "the templates end differently"),
+    (CHAT_NAME, "<user>hi", "[user]hi", "the chat template is another one"),
+    (TEXT_NAME, "fox", "dog", "another tokenizer or vocabulary"),
+    (TOOLS_NAME, "{a}", "{b}", "tools are rendered differently"),
+    (THINKS_NAME, "<think>", "<no>", "the template takes enable_thinking differently"),
+]
+
+
+@pytest.mark.parametrize(("name", "ours", "engines", "words"), CAUSES)
+def test_mismatch_names_the_likely_cause(name: str, ours: str, engines: str, words: str) -> None:
+    found = mismatch(BY_NAME[name], ids(ours), ids(engines), text_of)
+    if not words:
+        assert found is None
+        return
+    assert found is not None
+    assert words in found.cause
+
+
+def test_mismatch_of_equal_text_is_another_vocabulary() -> None:
+    found = mismatch(BY_NAME[CHAT_NAME], ids("ab"), ids("ba"), lambda _: "the same")
+    assert found is not None
+    assert "cut into other tokens" in found.cause
+
+
+def test_in_words_names_position_text_before_and_both_texts() -> None:
+    found = mismatch(BY_NAME[CHAT_NAME], ids("<user>hi<end>"), ids("<user>hi[end]"), text_of)
+    assert found is not None
+    assert in_words(found) == (
+        "of a conversation, token 8 is 91 in the engine and 60 here, by /tokenize:"
+        " after '<user>hi', '[end]' in the engine and '<end>' here: the chat template is another"
+        " one"
+    )
+
+
+def test_in_words_names_missing_tokens_of_either_side() -> None:
+    for ours, engines, words in (
+        ("abc", "ab", "token 2 is missing in the engine and 99 here"),
+        ("ab", "abc", "token 2 is 99 in the engine and missing here"),
+    ):
+        found = mismatch(BY_NAME[CHAT_NAME], ids(ours), ids(engines), text_of)
+        assert found is not None
+        assert words in in_words(found)
+
+
+def test_mismatch_of_empty_tokens_is_a_difference() -> None:
+    assert mismatch(BY_NAME[CHAT_NAME], ids(""), ids("a"), text_of) is not None
+
+
+def test_worker_is_refuted_for_the_forms_that_differ_until_they_are_the_same() -> None:
+    proof = proof_of()
+    assert proof.refuted == 0
+    proof.compare(of(TOOLS_NAME), 2.0)
+    assert proof.refuted == TOOLS
+    assert proof.shown(5.0)["seconds"] == 3.0
+    for _ in range(8):
+        proof.count(CONVERSATION, 10, 11, 3.0)
+    assert proof.refuted == CONVERSATION | TOOLS
+    proof.compare(of(), 4.0)
+    assert proof.refuted == CONVERSATION  # golden requests of this form never differed
+
+
+def test_counts_seen_before_the_engine_was_mended_no_longer_count() -> None:
+    proof = proof_of(CHAT_NAME)
+    for _ in range(8):
+        proof.count(CONVERSATION, 10, 11, 3.0)
+    proof.compare(of(), 4.0)
+    assert proof.refuted == 0
+
+
+def test_no_answer_changes_nothing_and_an_engine_without_tokens_unproves() -> None:
+    proof = proof_of(TOOLS_NAME)
+    proof.uncompared("no answer", 2.0, for_now=True)
+    assert proof.refuted == TOOLS
+    proof.uncompared("it has no /tokenize", 3.0, for_now=False)
+    assert (proof.refuted, proof.summary[:2]) == (0, (Proof.UNPROVED, "it has no /tokenize"))
+
+
+class TextEncoder:
+    """A tokenizer of texts alone."""
+
+    def encode(self, prompt: Prompt) -> Tokens:
+        if not isinstance(prompt, Text):
+            raise RequestError("no_chat_template")
+        return ids(prompt.text)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        return text_of(tokens)
+
+
+def test_prompts_that_are_not_keyed_here_have_a_reason_instead_of_tokens() -> None:
+    here = dict(zip(BY_NAME, tokens_here(TextEncoder()), strict=True))
+    assert here[CHAT_NAME] == "no_chat_template"
+    assert here[TEXT_NAME] == ids("The quick brown fox jumps over the lazy dog.")
+
+
+async def answered(status: int, body: bytes = b"") -> list[Tokens | str]:
+    async def post(_: bytes) -> tuple[int, bytes]:
+        return status, body
+
+    return await tokens_there(post, None)
+
+
+async def test_engine_has_tokens_or_refuses_a_question() -> None:
+    assert await answered(200, b'{"tokens": [1, 2]}') == [Tokens("I", [1, 2])] * len(GOLDEN)
+    assert await answered(400) == ["/tokenize: status 400"] * len(GOLDEN)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (404, b"", NoTokenizeError),
+        (500, b"", SilentError),
+        (200, b"no JSON", SilentError),
+        (200, b" " * (MAX_ANSWER_BYTES + 1), SilentError),
+    ],
+)
+async def test_engine_without_any_answer_is_silent_or_cannot_tokenize(
+    status: int, body: bytes, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="/tokenize"):
+        await answered(status, body)
+
+
+async def test_equal_questions_are_asked_once() -> None:
+    asked: list[bytes] = []
+
+    async def post(question: bytes) -> tuple[int, bytes]:
+        asked.append(question)
+        return 200, b'{"tokens": [1]}'
+
+    await tokens_there(post, "m")
+    assert len(asked) == len(set(asked)) == len({one.question("m") for one in GOLDEN})

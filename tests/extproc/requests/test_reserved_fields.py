@@ -1,0 +1,194 @@
+"""A client's own fields that only the router may write are cut out, in any spelling."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from extproc.requests.reserved_fields import (
+    MAX_EDITED_BYTES,
+    NAMES,
+    without_reserved,
+)
+from kvstate import scan
+from tests.kvstate.test_members import SPACES
+
+NAMED = st.sampled_from(sorted(name.decode() for name in NAMES))
+OTHERS = st.sampled_from(
+    ["model", "n", "bootstrap", "kv_transfer_param", "Bootstrap_room", "ä", "kv_cache_report_mode"]
+)
+HOLDERS = st.sampled_from(["vllm_xargs", "sampling_params", "extra_args"])
+VALUES = st.recursive(
+    st.none() | st.integers(-9, 9) | st.text(max_size=5) | NAMED,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(NAMED | OTHERS | HOLDERS, inner, max_size=3)
+        | st.dictionaries(HOLDERS, st.dictionaries(NAMED | OTHERS, inner, max_size=3), max_size=2)
+    ),
+    max_leaves=8,
+)
+SPELLINGS = st.lists(st.sampled_from(["{}", "\\u{:04x}", "\\u{:04X}"]), min_size=1, max_size=5)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[bytes, bool]:
+    """An object whose names occur in any spelling, and whether a decoder of JSON reads it, too."""
+    parts, is_json = [], True
+    for name in draw(st.lists(NAMED | OTHERS | HOLDERS, max_size=6)):
+        ways = draw(SPELLINGS)
+        spelled = "".join(
+            letter if way == "{}" else way.format(ord(letter))
+            for letter, way in zip(name, ways * len(name), strict=False)
+        )
+        value = draw(VALUES | st.just(float("nan")))
+        is_json &= value == value  # noqa: PLR0124 - NaN is not
+        space, text = draw(SPACES), json.dumps(value, ensure_ascii=draw(st.booleans()))
+        parts.append(f'{space}"{spelled}"{space}:{space}{text}{space}')
+    return f"{{{','.join(parts)}}}{draw(SPACES)}".encode(), is_json
+
+
+def kept(members: dict[str, Any]) -> dict[str, Any]:
+    """What an engine may be told: its own arguments are in two places."""
+    left = {name: value for name, value in members.items() if name.encode() not in NAMES}
+    sampling = left.get("sampling_params")
+    holders = [(left, "vllm_xargs")]
+    if isinstance(sampling, dict):
+        left["sampling_params"] = sampling = dict(sampling)
+        holders.append((sampling, "extra_args"))
+    for holder, name in holders:
+        arguments = holder.get(name)
+        if isinstance(arguments, dict):
+            holder[name] = {
+                key: value
+                for key, value in arguments.items()
+                if key not in ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+            }
+    return left
+
+
+def read(body: bytes) -> dict[str, Any]:
+    decoded: dict[str, Any] = json.loads(body, parse_constant=str)
+    return decoded
+
+
+@given(bodies())
+def test_without_reserved_equals_removal_from_the_decoded_object(
+    made: tuple[bytes, bool],
+) -> None:
+    body, is_json = made
+    cut = without_reserved(body)
+    assert cut is not None
+    assert read(cut) == kept(read(body))
+    if is_json:
+        assert msgspec.json.decode(cut) == kept(msgspec.json.decode(body))
+    assert without_reserved(cut) is cut
+
+
+@given(st.lists(st.sampled_from([b"{", b"}", b'"', b",", b":", b"1", b"n", b"\\u006e"])), bodies())
+@example([b"\xef\xbb\xbf"], (b'{"bootstrap_room": 1}', True))
+def test_without_reserved_leaves_no_reserved_field_to_a_decoder(
+    around: list[bytes], made: tuple[bytes, bool]
+) -> None:
+    body = b"".join([*around, made[0]])
+    cut = without_reserved(body)
+    try:
+        decoded = read(b"" if cut is None else cut)
+    except ValueError:
+        return
+    assert decoded == kept(read(body))
+
+
+@given(bodies(), st.sampled_from(["utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-le"]))
+def test_without_reserved_finds_fields_in_any_encoding(
+    made: tuple[bytes, bool], encoding: str
+) -> None:
+    body = made[0].decode().encode(encoding)
+    cut = without_reserved(body)
+    assert cut is None or (cut is body and read(body) == kept(read(body)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{ "model": "m",\n "messages": [{"role": "user", "content": "a\\u00e4"}], "n": 1 }\n',
+        b'{"prompt": "what is bootstrap_room, and \\u006e?", "n": NaN}',
+        b'{"a": {"kv_transfer_params": 1}}',
+        b'{"sampling_params": {"extra_args": {"a": 1}}, "vllm_xargs": "kv_transfer_params"}',
+        b'{"model": "m", "messages": [',
+    ],
+)
+def test_without_reserved_returns_a_clean_body_itself(body: bytes) -> None:
+    assert without_reserved(body) is body
+
+
+@pytest.mark.parametrize("part", [b"kv_transfer_params", b"bootstrap\\u005froom"])
+def test_without_reserved_refuses_or_keeps_a_body_beyond_its_limit(part: bytes) -> None:
+    text = b'"x": "%b"' % (b"a" * MAX_EDITED_BYTES)
+    assert without_reserved(b'{"%b": 1, %b}' % (part, text)) is None
+    harmless = b"{%b}" % text
+    assert without_reserved(harmless) is harmless
+    near = text + b', "y": ["%b"]' % part  # a text, which the compiled scan tells from a name
+    assert (without_reserved(b"{%b}" % near) is None) is not scan.IS_COMPILED
+
+
+@pytest.mark.parametrize(
+    ("body", "cut"),
+    [
+        (
+            b'{"sampling_params": {"n": 1, "extra_args": {"kv_transfer_params": {}}}, "x": 1}',
+            b'{"sampling_params": {"n": 1, "extra_args": {}}, "x": 1}',
+        ),
+        (
+            b'{"ec_transfer_params": {"h": 1}, "vllm_xargs": {"ec_transfer_params": {}}, "n": 1}',
+            b'{ "vllm_xargs": {}, "n": 1}',
+        ),
+        (
+            b'{"vllm_xargs": {"a": 1, "kv_cache_report_mode": "full"}, "bootstrap_room": 1}',
+            b'{"vllm_xargs": {"a": 1}}',
+        ),
+        (
+            b'{"bootstrap_room": 1, "vllm\\u005fxargs": {"kv\\u005ftransfer_params": 1, "a": 1 } }',
+            b'{ "vllm\\u005fxargs": { "a": 1 } }',
+        ),
+    ],
+)
+def test_fields_within_an_engines_own_arguments_are_cut_out(body: bytes, cut: bytes) -> None:
+    assert without_reserved(body) == cut
+
+
+def test_arguments_that_are_too_large_or_too_many_are_refused_if_they_may_name_a_field() -> None:
+    long = b'"y": "%b"' % (b"a" * MAX_EDITED_BYTES)
+    for inner in (long, b",".join([b'"kv_transfer_params":1'] * 65)):
+        assert without_reserved(b'{"vllm_xargs": {"kv_transfer_params": 1, %b}}' % inner) is None
+    harmless = b'{"vllm_xargs": {%b}}' % long
+    assert without_reserved(harmless) is harmless
+
+
+def test_without_reserved_refuses_a_body_with_too_many_reserved_fields() -> None:
+    assert without_reserved(b"{%b}" % b",".join([b'"bootstrap_room":1'] * 65)) is None
+
+
+def test_without_reserved_refuses_a_costly_body_where_no_scan_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan, "IS_COMPILED", False)
+    costly = b'{"bootstrap_room":1,"a":[%b1]}' % (b"[]," * 100_000)
+    assert without_reserved(costly) is None
+    assert without_reserved(b'{"bootstrap_room":1,"a":[]}') == b'{"a":[]}'
+    assert without_reserved(b'{"bootstrap_room":1,"a":"%b"}' % (b"a" * 70_000)) is not None
+
+
+def test_without_reserved_refuses_large_bodies_of_another_encoding() -> None:
+    assert without_reserved(b"\xff\xfe" + bytes(MAX_EDITED_BYTES)) is None
+
+
+def test_without_reserved_refuses_large_bodies_without_the_compiled_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan, "IS_COMPILED", False)
+    body = b'{"kv_transfer_params": 1, "a": "' + b"x" * MAX_EDITED_BYTES + b'"}'
+    assert without_reserved(body) is None
+    assert without_reserved(body.replace(b"kv_", b"vk_")) == body.replace(b"kv_", b"vk_")

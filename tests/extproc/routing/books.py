@@ -1,0 +1,110 @@
+"""The books of one router for three workers, and what they depend on."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from extproc.config.schema import Config, Model, Policy
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Loads
+from extproc.routing.marks import Marks
+from extproc.routing.placing import Placing
+from extproc.routing.query import Query
+from extproc.routing.sent import Claim, Holdings
+from extproc.routing.upstreams import (
+    Judge,
+    Upstream,
+    Upstreams,
+)
+from kvstate.overlap import Overlap, Prompt
+
+WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
+QUERY = Query("m", [Prompt("m", array("I", range(1000)))])
+NOTHING: Mapping[str, Overlap] = {}
+
+
+class Fleet:
+    """Three workers, and what picks depend on."""
+
+    def __init__(self, config: Config, ranks: int = 0, *, names_ranks: bool = False) -> None:
+        self.upstreams = Upstreams()
+        for worker in WORKERS:
+            self.upstreams.enter(worker.endpoint)
+        rate = config.policy.cost.prefill_tokens_per_second
+        self.loads = Loads(self.upstreams.loads, rate)
+        self.names_ranks = names_ranks
+        self.has_roles = False
+        self.drained: set[str] = set()
+        self._ranks = ranks
+        self._holdings = {worker.name: Holdings(worker.name) for worker in WORKERS}
+
+    def draining(self) -> set[str]:
+        return self.drained
+
+    def holdings(self, name: str) -> Holdings:
+        return self._holdings[name]
+
+    def block_size(self, _: str) -> int:
+        return 1
+
+    def ranks(self, _: str) -> int:
+        return self._ranks
+
+    def upstream(self, endpoint: str) -> Upstream:
+        found = self.upstreams.get(endpoint)
+        assert found is not None
+        return found
+
+    def eject(self, endpoint: str, judge: Judge, reason: str) -> None:
+        self.upstreams.eject(self.upstream(endpoint), judge, reason)
+
+
+class Told:
+    """Records what other routers would be told."""
+
+    secret = 77
+
+    def __init__(self) -> None:
+        self.touched: set[str] = set()
+        self.lines: list[tuple[str, object]] = []
+        self.marks: dict[Claim, Marks] = {}
+
+    def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+        self.marks.update((claim, claim.marks) for claim in claims)
+        self.lines.append((f"begun at {endpoint} with {uncached_tokens:.0f}", list(claims)))
+
+    def end(self, claim: Claim) -> None:
+        self.lines.append(("ended", claim))
+
+    def withdraw(self, claim: Claim) -> None:
+        self.lines.append(("withdrawn", claim))
+
+
+def books(config: Config, fleet: Fleet, telling: "Told | None" = None) -> Placing:
+    """A router's books for these workers."""
+    return Placing(config, 1, fleet, telling)
+
+
+def fleet_of(one: Placing) -> Fleet:
+    fleet = one._fleet
+    assert isinstance(fleet, Fleet)
+    return fleet
+
+
+def placing(**policy: Any) -> Placing:
+    config = Config(models=(Model("m"),), policy=Policy(**policy))
+    return books(config, Fleet(config))
+
+
+def decided(
+    one: Placing,
+    query: Query = QUERY,
+    now: float = 0.0,
+    state: str = "live",
+    workers: Sequence[Candidate] = WORKERS,
+    held: Mapping[str, Overlap] = NOTHING,
+) -> Decision:
+    snapshot = one.snapshot(query, workers, [held for _ in query.prompts], lambda _: state, now)
+    return decide(query, snapshot, now, Random(0))

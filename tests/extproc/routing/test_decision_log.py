@@ -1,0 +1,48 @@
+import json
+import logging
+from array import array
+from random import Random
+
+import pytest
+
+from extproc.routing.decision import Decision, decide
+from extproc.routing.decision_log import DecisionLog
+from extproc.routing.eligibility import Candidate
+from extproc.routing.explain import explanation
+from extproc.routing.load import Load
+from extproc.routing.query import Query, Snapshot
+from kvstate.overlap import Prompt
+
+
+def decision() -> Decision:
+    snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
+    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+
+
+def written(percent: int, times: int, caplog: pytest.LogCaptureFixture) -> list[str]:
+    one = DecisionLog(percent, Random(0).random, lambda _: "live")
+    with caplog.at_level(logging.INFO, "kvsteer.decisions"):
+        for _ in range(times):
+            one.tell(decision())
+    return caplog.messages
+
+
+def test_decision_log_line_equals_the_explanation(caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = written(100, 1, caplog)
+    assert json.loads(line) == explanation(decision(), lambda _: "live")
+    assert "\n" not in line
+
+
+def test_decision_log_writes_nothing_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    assert written(0, 100, caplog) == []
+
+
+def test_decision_log_writes_about_the_configured_share(caplog: pytest.LogCaptureFixture) -> None:
+    assert 10 <= len(written(20, 100, caplog)) <= 30
+
+
+def test_decision_log_names_the_trace_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    one = DecisionLog(100, Random(0).random, lambda _: "live")
+    with caplog.at_level(logging.INFO, "kvsteer.decisions"):
+        one.tell(decision(), "0af7")
+    assert json.loads(caplog.messages[0])["trace_id"] == "0af7"

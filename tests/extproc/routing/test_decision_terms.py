@@ -1,0 +1,7 @@
+from extproc.routing.load import Load
+from extproc.routing.query import Snapshot
+
+
+def test_snapshot_takes_feeds_of_unknown_state_for_live() -> None:
+    snapshot = Snapshot([], [{}], lambda *_: Load(), "cost", 0)
+    assert snapshot.state("w") == "live"

@@ -1,0 +1,236 @@
+from array import array
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from extproc.config.schema import Cost, Policy
+from extproc.requests.outline import beginning_of
+from extproc.routing.belonging import RESPONSE
+from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.explain import decided_by, explanation, why
+from extproc.routing.homes import Homes
+from extproc.routing.load import Load, Report
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.sent import Holdings, Sent
+from kvstate.overlap import Overlap, Prompt
+
+PROMPT = Prompt("m", array("I", range(100)))
+QUERY = Query("m", [PROMPT])
+HELD = {"a": Overlap(16, (2, 1, 0, 0), 1)}
+
+
+def decision(query: Query = QUERY, **fields: Any) -> Decision:
+    workers = fields.pop("workers", "ab")
+    load = fields.pop("load", Load())
+    held = fields.pop("held", HELD)
+    defaults: dict[str, Any] = {
+        "policy": "cost",
+        "turn": 0,
+        "rules": Policy(cost=Cost(150, 0, 64)),
+    }
+    snapshot = Snapshot(
+        workers=[Candidate(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
+        held=[held for _ in query.prompts],
+        load=fields.pop("load_of", lambda *_: load),
+        **(defaults | fields),
+    )
+    return decide(query, snapshot, 0.0, Random(0))
+
+
+def test_explanation_holds_every_term_of_every_cost() -> None:
+    load = Load(1, 7.0, 2.0, 0.0, Report(2, 1, 0.0), 0.25)
+    shown = explanation(decision(workers="a", load=load), lambda name: f"state of {name}")
+    uncached = 100 - 32 - 0.8 * 16 - 8
+    assert shown == {
+        "model": "m",
+        "prompt_tokens": 100,
+        "policy": "cost",
+        "steered": True,
+        "session": None,
+        "candidates": [
+            {
+                "endpoint": "a:1",
+                "name": "a",
+                "state": "state of a",
+                "overlap_tokens": 48,
+                "overlap_blocks": {"device": 2, "host": 1, "disk": 0, "remote": 0},
+                "uncertain_tokens": 16,
+                "speculative_tokens": 0,
+                "approximate_tokens": 0,
+                "in_flight": 1,
+                "cost": pytest.approx(1.5 * uncached + 7 + 3 * 64),
+                "cost_terms": {
+                    "uncached_tokens": pytest.approx(uncached),
+                    "slowness": 1.0,
+                    "session": 0.0,
+                    "uncached": pytest.approx(1.5 * uncached),
+                    "queued": 7.0,
+                    "running": 3 * 64.0,
+                    "conversations": 0.0,
+                },
+                "reported": {
+                    "running": 2,
+                    "waiting": 1,
+                    "pending_tokens": None,
+                    "cache_usage": None,
+                    "of_others": 2.0,
+                    "age_seconds": 0.25,
+                },
+                "excluded": None,
+                "sampled": True,
+            }
+        ],
+        "pick": ["a:1"],
+        "rank": None,
+        "verdict": "steer",
+        "reason": "overlap",
+        "decided_by": "cache",
+        "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
+        " cost 270",
+        "prefill": None,
+        "source": None,
+    }
+
+
+def test_why_omits_costs_of_a_split_that_was_not_compared() -> None:
+    made = structs.replace(decision(), split=Split(None, "it is short"))
+    assert why(made).endswith("; it computes the prompt: it is short")
+
+
+def test_explanation_gives_no_cost_to_workers_outside_the_sample() -> None:
+    made = decision(workers="abcdefghx", load=Load(1), sample=2)
+    shown = explanation(made, lambda _: "live")["candidates"]
+    chosen = {one["endpoint"] for one in shown if one["sampled"]}
+    assert {*made.pick, "a:1", "x:1"} <= chosen
+    assert len(chosen) <= 4
+    for one in shown:
+        assert (one["cost"] is None) is (one["endpoint"] not in chosen)
+    assert why(made).endswith(f"; {len(chosen) - 1} of 9 workers were compared")
+
+
+def test_explanation_computes_the_cost_of_workers_outside_the_sample_from_their_load() -> None:
+    whole = decision(workers="abcdefgh", load=Load(1, 7.0))
+    made = decision(workers="abcdefgh", load=Load(1, 7.0), sample=2)
+    shown = explanation(made, lambda _: "live", lambda _: Load(1, 7.0))["candidates"]
+    assert [one["cost"] for one in shown] == whole.basis.costs
+
+
+def test_explanation_names_the_cause_that_excludes_a_candidate() -> None:
+    shown = explanation(decision(workers="ax"), lambda _: "live")["candidates"]
+    assert [one["excluded"] for one in shown] == [None, "serves n"]
+    assert shown[1]["reported"] is None
+
+
+def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their_own() -> None:
+    sent = Sent(1)
+    sent.record(Holdings("a"), sent.marks(PROMPT), 0.0)
+    for state, field in (("live", "speculative"), ("stale", "approximate")):
+        made = decision(held={}, sent=sent, state=lambda _, s=state: s)
+        (shown,) = [
+            one for one in explanation(made, lambda _: "")["candidates"] if one["cost"] < 150
+        ]
+        assert (shown["endpoint"], shown[f"{field}_tokens"]) == ("a:1", 64)
+        assert why(made).startswith(f"cost: a:1 is expected to hold 64 {field} of 100")
+
+
+def test_why_names_the_next_best_worker() -> None:
+    assert why(decision()).endswith("cost 71; next is b:1 with 150")
+    alone = decision(rules=Policy(cost=Cost(150, 0, 64), endpoints=1))
+    assert alone.pick == ("a:1",)
+    assert why(alone).endswith("cost 71; next is b:1 with 150")
+
+
+def test_why_omits_the_cost_for_other_policies() -> None:
+    assert why(decision(policy="round_robin", held={})) == (
+        "round_robin: a:1 is expected to hold none of 100 prompt tokens"
+    )
+
+
+def test_why_names_the_choice_of_the_proxy() -> None:
+    query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
+    words = "the model is not known here, so the proxy chooses: body_too_large"
+    assert why(decision(query)) == words
+    query = Query(None, reason="not_inference", left_to_proxy=CALLS_NO_MODEL)
+    assert why(decision(query)) == "it calls no model, so the proxy chooses: not_inference"
+
+
+def test_why_names_the_pick_of_an_unsteered_request() -> None:
+    left = structs.replace(decision(), is_steered=False)
+    assert why(left) == f"not steered, so the proxy chooses; otherwise {why(decision())}"
+    refused = decision(Query("m", left_to_proxy=CALLS_NO_MODEL, reason="not_inference"))
+    assert why(structs.replace(refused, is_steered=False)) == why(refused)
+
+
+def test_why_names_the_reason_for_missing_tokens() -> None:
+    made = decision(Query("m", reason="no_body"), workers="a")
+    assert why(made) == (
+        "cost: a:1 is expected to hold none of 0 prompt tokens, cost 0; without tokens (no_body),"
+        " so load alone decided"
+    )
+
+
+def test_why_states_that_no_worker_is_eligible() -> None:
+    made = decision(workers="x")
+    assert (made.verdict, why(made)) == (
+        Verdict.NO_OVERRIDE,
+        "no worker may answer this request",
+    )
+
+
+def test_why_states_that_every_worker_is_over_its_limit() -> None:
+    made = decision(load=Load(9), rules=Policy(max_in_flight=9, shed=True))
+    assert why(made) == "every worker that may answer is over its limit of requests"
+    shown = explanation(made, lambda _: "live")
+    assert (shown["verdict"], shown["candidates"][0]["excluded"]) == (
+        "shed",
+        "over its limit of requests",
+    )
+
+
+def test_explanation_shows_the_worker_of_a_session_and_its_credit() -> None:
+    query = Query("m", reason="body_too_large", unread_bytes=4_000, session="chat 7")
+    made = decision(query, held={})
+    shown = explanation(made, lambda _: "live")
+    terms = {one["endpoint"]: one["cost_terms"]["session"] for one in shown["candidates"]}
+    costs = {one["endpoint"]: one["cost"] for one in shown["candidates"]}
+    assert shown["session"] == shown["pick"][0]
+    assert sorted(terms.values()) == [1.5 * 512, 1.5 * 1024]
+    assert costs == {name: pytest.approx(1.5 * 1_000 - term) for name, term in terms.items()}
+    assert f"; its session belongs to {made.pick[0]};" in f"{why(made)};"
+
+
+def test_why_names_the_worker_of_a_session_that_is_too_busy() -> None:
+    query = Query("m", reason="no_body", session="chat 7")
+    owner = decision(query, held={}).pick[0]
+    busy = {owner: Load(0, 50_000.0)}
+    made = decision(query, held={}, load_of=lambda endpoint, _: busy.get(endpoint, Load()))
+    assert made.pick[0] != owner
+    assert f"its session belongs to {owner}, which is too busy" in why(made)
+
+
+def test_explanation_says_what_decided_without_known_tokens() -> None:
+    sent, said = Sent(1), beginning_of(b"word " * 800)
+    asked = Query("m", reason="no_tokenizer", outline=said)
+    sent.record(Holdings("b"), sent.text_marks("m", beginning_of(b"word " * 400)), 0.0)
+    by_texts = decision(asked, held={}, sent=sent)
+    assert (by_texts.pick[0], decided_by(by_texts)) == ("b:1", "texts")
+    assert why(by_texts).endswith(
+        "; without tokens (no_tokenizer), so the record of texts decided: 26% of it was sent there"
+    )
+    by_session = decision(structs.replace(asked, session="s"), held={})
+    assert (decided_by(by_session), why(by_session)[-19:]) == ("session", "its session decided")
+    by_policy = decision(asked, held={}, policy="random")
+    assert (decided_by(by_policy), why(by_policy)[-18:]) == ("policy", "the policy decided")
+    assert decided_by(decision(asked, held={}, unfit={"a:1": "x", "b:1": "x"})) == ""
+
+
+def test_explanation_says_that_only_one_worker_can_continue_a_response() -> None:
+    homes = Homes(1)
+    homes.note((homes.key(RESPONSE, None, None, "resp_1"),), Holdings("b"), 0.0)
+    made = decision(Query("m", reason="x", previous="resp_1"), held={}, homes=homes)
+    assert (made.pick, decided_by(made)) == (("b:1",), "response")
+    assert "; its previous response is at b:1; " in why(made)
+    assert why(made).endswith("so only the worker that keeps the response can go on")

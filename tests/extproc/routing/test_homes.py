@@ -1,0 +1,118 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.requests.outline import beginning_of
+from extproc.routing.homes import HOME_SECONDS, Homes, end_of, ends_in
+from extproc.routing.marks import NO_MARKS, marks_of_outline
+from extproc.routing.sent import Holdings
+
+
+def test_home_is_the_worker_of_the_last_request() -> None:
+    homes, a, b = Homes(1), Holdings("a"), Holdings("b")
+    homes.note((7, 8), a, 0.0)
+    homes.note((8,), b, 1.0)
+    assert [homes.of((key,), 2.0) for key in (7, 8, 9)] == ["a", "b", ""]
+    assert homes.of((9, 8, 7), 2.0) == "b"
+
+
+def test_home_is_forgotten_when_its_request_was_not_computed() -> None:
+    homes = Homes(1)
+    homes.note((7,), Holdings("a"), 0.0)
+    homes.forget((7, 8))
+    assert homes.of((7,), 0.0) == ""
+
+
+def test_worker_that_lost_its_cache_is_no_home() -> None:
+    homes, a = Homes(1), Holdings("a")
+    homes.note((7,), a, 1.0)
+    a.lose(2.0)
+    assert homes.of((7,), 3.0) == ""
+    homes.note((7,), a, 4.0)
+    assert homes.of((7,), 5.0) == "a"
+    assert homes.of((7,), 4.0 + HOME_SECONDS) == ""
+
+
+@given(st.lists(st.integers(0, 30), max_size=80), st.integers(1, 9))
+def test_homes_are_never_more_than_their_limit(keys: list[int], most: int) -> None:
+    homes = Homes(1, most)
+    for key in keys:
+        homes.note((key,), Holdings(str(key)), 0.0)
+    latest = list(dict.fromkeys(reversed(keys)))
+    assert len(homes) == min(most, len(latest))
+    assert [homes.of((key,), 0.0) for key in latest[:most]] == [str(key) for key in latest[:most]]
+    assert all(homes.of((key,), 0.0) == "" for key in latest[most:])
+
+
+def test_name_has_another_key_for_another_model_kind_and_secret() -> None:
+    homes = Homes(1)
+    keys = {
+        homes.key("session", "m", None, "x"),
+        homes.key("session", "n", None, "x"),
+        homes.key("session", "m", "l", "x"),
+        homes.key("response", "m", None, "x"),
+        Homes(2).key("session", "m", None, "x"),
+    }
+    assert len(keys) == 5
+
+
+@given(st.binary(min_size=64, max_size=3_000), st.binary(min_size=64, max_size=3_000))
+def test_end_of_a_conversation_is_among_those_of_its_next_turn(text: bytes, more: bytes) -> None:
+    one = beginning_of(text)
+    marks = marks_of_outline(1, one)
+    assert end_of(marks)[0] in ends_in(marks)
+    longer = marks_of_outline(1, beginning_of(text + more))
+    assert set(ends_in(longer)) & set(ends_in(marks)) == set(
+        ends_in(longer)[len(longer.keys) - _common(marks.keys, longer.keys) :]
+    )
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return sum(a == b for a, b in zip(one, other, strict=False))
+
+
+def test_short_conversation_has_no_end() -> None:
+    assert end_of(NO_MARKS) == ()
+
+
+def test_conversation_counts_only_at_the_worker_of_its_last_request() -> None:
+    homes, a, b = Homes(1), Holdings("a"), Holdings("b")
+    homes.turn((7, 70), 0, a, 1.0)
+    homes.turn((8, 70), 7, a, 2.0)
+    assert (a.conversations.live(2.0), b.conversations.live(2.0)) == (1, 0)
+    homes.turn((9, 70), 8, b, 3.0)
+    assert (a.conversations.live(3.0), b.conversations.live(3.0)) == (0, 1)
+    homes.turn((9, 70), 0, a, 4.0)  # served elsewhere
+    assert (a.conversations.live(4.0), b.conversations.live(4.0)) == (1, 0)
+    homes.turn((10,), 7, b, 5.0)  # another one went on from the first request
+    assert (a.conversations.live(5.0), b.conversations.live(5.0)) == (1, 1)
+    homes.forget((9,))
+    assert a.conversations.live(5.0) == 0
+    assert homes.found((9, 7), 5.0) == ("a", 7)
+
+
+def test_worker_that_lost_its_cache_has_no_conversation() -> None:
+    homes, a = Homes(1), Holdings("a")
+    homes.turn((7,), 0, a, 1.0)
+    a.lose(2.0)
+    homes.turn((8,), 0, a, 3.0)
+    homes.turn((9,), 7, a, 4.0)
+    assert a.conversations.live(4.0) == 2
+    a.lose()
+    homes.turn((10,), 9, a, 5.0)
+    homes.forget((10,))
+    assert a.conversations.live(5.0) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.sampled_from("ab")), max_size=60),
+    st.integers(1, 6),
+)
+def test_conversations_of_all_workers_are_never_more_than_homes(
+    turns: list[tuple[int, int, str]], most: int
+) -> None:
+    homes, workers = Homes(1, most), {name: Holdings(name) for name in "ab"}
+    for key, follows, name in turns:
+        homes.turn((key,), follows, workers[name], 1.0)
+        live = [each.conversations.live(1.0) for each in workers.values()]
+        assert min(live) >= 0
+        assert 1 <= sum(live) <= len(homes)

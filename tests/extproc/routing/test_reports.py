@@ -1,0 +1,96 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
+from extproc.routing.load import Report
+from kvstate.events import EngineLoad
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
+"""
+SGLANG = b"""sglang:num_running_reqs{model_name="a } b"} 8 1700000000000
+sglang:num_queue_reqs 4\r
+sglang:token_usage{model_name="m"} 0.52
+"""
+
+
+def test_report_of_metrics_reads_vllm_names_and_adds_up_engines() -> None:
+    expected = Report(running=5, waiting=1, asked_at=1.5, cache_usage=0.5)
+    assert report_of_metrics(VLLM, 1.5) == expected
+
+
+def test_report_of_metrics_reads_sglang_names() -> None:
+    expected = Report(running=8, waiting=4, asked_at=1.5, cache_usage=0.52)
+    assert report_of_metrics(SGLANG, 1.5) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "usage"),
+    [
+        (b"vllm:gpu_cache_usage_perc 0.25", 0.25),
+        (b"vllm:gpu_cache_usage_perc 0.25\nvllm:kv_cache_usage_perc 0.5", 0.5),
+        (b'sglang:token_usage{rank="0"} 0.25\nsglang:token_usage{rank="1"} 0.75', 0.75),
+        (b"vllm:kv_cache_usage_perc 50", None),
+        (b"vllm:kv_cache_usage_perc NaN", None),
+        (b"vllm:cpu_cache_usage_perc 0.5", None),
+    ],
+)
+def test_report_of_metrics_takes_the_cache_usage_of_the_fullest_rank(
+    lines: bytes, usage: float | None
+) -> None:
+    load = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    report = report_of_metrics(load + lines, 0.0)
+    assert report == Report(1, 0, 0.0, cache_usage=usage)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"vllm:num_requests_running 1",
+        b"vllm:num_requests_waiting 1",
+        b"other_num_requests_running 1\nother_num_requests_waiting 1",
+        VLLM.replace(b" 1.0", b" NaN"),
+        VLLM.replace(b" 1.0", b" -1"),
+        VLLM.replace(b" 1.0", b" 1e300"),
+        VLLM.replace(b" 1.0", b" one"),
+        b"#" * MAX_METRICS_BYTES + VLLM,
+    ],
+)
+def test_report_of_metrics_is_none_for_pages_without_load(text: bytes) -> None:
+    assert report_of_metrics(text, 0.0) is None
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_report_of_metrics_accepts_any_bytes(before: bytes, after: bytes) -> None:
+    report_of_metrics(before + b"\nvllm:num_requests_running " + after, 0.0)
+
+
+def test_report_of_feeds_adds_up_ranks_and_takes_the_oldest_age() -> None:
+    loads = [
+        (EngineLoad(3, 1, waiting_uncached_tokens=500, cache_usage=0.9), 0.5),
+        (EngineLoad(2, 0, 100, 200, cache_usage=1.0, active_cache_usage=0.5, age_ms=1_000), 0.25),
+    ]
+    assert report_of_feeds(loads, 10.0) == Report(5, 1, 10.0 - 1.25, 700, 0.9)
+
+
+def test_report_of_feeds_knows_pending_tokens_only_of_complete_ranks() -> None:
+    loads = [(EngineLoad(1, 0, 100), 0.0), (EngineLoad(1, 0), 0.0)]
+    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0)
+
+
+def test_report_of_feeds_takes_cache_usage_from_the_ranks_that_publish_it() -> None:
+    loads = [(EngineLoad(1, 0, cache_usage=usage), 0.0) for usage in (0.25, None, 0.0)]
+    assert report_of_feeds(loads, 0.0) == Report(3, 0, 0.0, cache_usage=0.25)
+    assert report_of_feeds(loads[2:], 0.0) == Report(1, 0, 0.0, cache_usage=0.0)
+
+
+def test_report_of_feeds_is_none_without_loads() -> None:
+    assert report_of_feeds([], 0.0) is None

@@ -1,0 +1,354 @@
+"""A call of the lean server, in any order of frames, timeouts and answers."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.base.errors import ProtocolError
+from extproc.http2.frames import PREFACE, FrameType, settings, window_update
+from extproc.http2.grpc_messages import framed
+from extproc.http2.header_blocks import BlockCache, RequestHead
+from extproc.http2.limits import MIB, Budget, Limits
+from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
+from extproc.running.request_path import CHOICE
+from extproc.serving import lean_call
+from extproc.serving.exchange import Service
+from extproc.serving.lean_call import ExtProcCall, State
+from extproc.serving.lean_server import Host, LeanConnection
+from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    CHOICE.is_compiled, reason="a compiled call takes no service but the real one"
+)
+
+
+KINDS = ("echo", "twice", "silent", "wait", "wrong")
+STREAMS = 2
+PIECE = 7
+WHOLE_WINDOW = 2**20
+PATIENCE_SECONDS = 10.0
+
+
+class Answering:
+    """An exchange that answers a message as its text says, if need be once it may go on."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        self.closed = 0
+        self.faults: list[str] = []
+        self.awaited: asyncio.Future[None] | None = None
+
+    async def receive(self, message: ProcessingRequest) -> list[bytes]:
+        text = message.request_body.body
+        if self.closed or self.awaited is not None:
+            self.faults.append("it gets a message after its end, or before an answer")
+        self.taken.append(text)
+        if text.startswith(b"wait"):
+            await asyncio.sleep(0)
+            self.awaited = asyncio.get_running_loop().create_future()
+            await self.awaited
+            self.awaited = None
+        if text.startswith(b"wrong"):
+            raise ProtocolError("it is wrong")
+        return answers_to(text)
+
+    def go_on(self) -> None:
+        """Lets an awaited answer come."""
+        if self.awaited is not None and not self.awaited.done():
+            self.awaited.set_result(None)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def answers_to(text: bytes) -> list[bytes]:
+    if text.startswith(b"silent"):
+        return []
+    return [text] * (2 if text.startswith(b"twice") else 1)
+
+
+class Written(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def write(self, written: object) -> None:
+        self.data += bytes(cast("bytes", written))
+
+    def close(self) -> None:
+        """Does nothing: there is no socket."""
+
+    abort = close
+
+    def can_write_eof(self) -> bool:
+        return False
+
+
+class Request:
+    """One stream of the peer: what it has yet to send, and what it sent."""
+
+    def __init__(self, number: int) -> None:
+        self.id = 2 * number + 1
+        self.unsent = b""
+        self.texts: list[bytes] = []
+        self.is_spoilt = False  # it may end in another way than with all answers and OK
+        self.is_ended = False
+
+
+class Play(logging.Handler):
+    """A connection of one peer, and all of its calls; it also keeps what they log as errors."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[str] = []
+        self.exchanges: list[Answering] = []
+        self.requests: list[Request] = []
+        self.budget = Budget(64 * MIB)
+        self.written = Written()
+        limits = Limits(stall_ticks=2, preface_ticks=2)
+        self.connection = LeanConnection(
+            Host(limits, BlockCache(), self.budget, MIB, self.route, *[lambda _: None] * 3)
+        )
+        self.connection.connection_made(self.written)
+        self.hear(PREFACE, settings({4: window}), window_update(0, 2**30))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.errors.append(record.getMessage())
+
+    def route(self, wire: LeanConnection, stream_id: int, _: RequestHead) -> ExtProcCall:
+        metrics = SimpleNamespace(protocol_errors=SimpleNamespace(inc=lambda: None))
+        phrases = SimpleNamespace(encoded=lambda answer: answer)
+        service = SimpleNamespace(
+            metrics=metrics,
+            spoken=SimpleNamespace(phrases=phrases),
+            joining=None,
+            open=self.open,
+        )
+        return ExtProcCall(wire, stream_id, cast("Service", service), "")
+
+    def open(self, _: str) -> Answering:
+        self.exchanges.append(Answering())
+        return self.exchanges[-1]
+
+    def hear(self, *frames: bytes) -> None:
+        self.connection.data_received(b"".join(frames))
+
+    async def turn(self) -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def do(self, event: str, at: int, amount: int) -> None:
+        """Does one event to one of the requests."""
+        if event == "tick":
+            for one in self.requests:
+                one.is_spoilt = True
+            self.connection.tick()
+        elif event == "turn":
+            await self.turn()
+        elif event == "open":
+            if len(self.requests) < STREAMS:
+                self.requests.append(Request(len(self.requests)))
+                self.hear(headers(self.requests[-1].id))
+        elif at < len(self.requests):
+            self.do_to(self.requests[at], event, amount)
+
+    def do_to(self, one: Request, event: str, amount: int) -> None:
+        if event == "answer":
+            self.exchanges[self.requests.index(one)].go_on()
+        elif event == "window":
+            self.hear(window_update(one.id, amount))
+        elif one.is_ended:
+            return
+        elif event == "reset":
+            one.is_spoilt = one.is_ended = True
+            self.hear(rst(one.id))
+        elif event == "send":
+            self.hear(data(one.id, one.unsent[:amount]))
+            one.unsent = one.unsent[amount:]
+        elif event in ("last", "cut"):
+            one.is_ended = True
+            one.is_spoilt |= event == "cut"
+            self.hear(data(one.id, one.unsent if event == "last" else b"", flags=END_STREAM))
+        else:
+            self.say(one, event)
+            if amount > PIECE:
+                self.do_to(one, "send", len(one.unsent))
+
+    def say(self, one: Request, kind: str) -> None:
+        """Has a request say one message more, which is sent later."""
+        one.is_spoilt |= kind == "wrong"
+        one.texts.append(kind.encode() + b" %d" % len(one.texts))
+        message = ProcessingRequest(request_body=HttpBody(body=one.texts[-1]))
+        one.unsent += framed(message.SerializeToString())
+
+    async def finish(self) -> None:
+        """Sends and answers everything that is left."""
+        for one in self.requests:
+            self.do_to(one, "last", 0)
+            self.do_to(one, "window", WHOLE_WINDOW)
+        for _ in range(max([len(one.texts) for one in self.requests], default=0) + 1):
+            await self.turn()
+            for exchange in self.exchanges:
+                exchange.go_on()
+        await self.turn()
+        self.connection.tick()
+        self.hear(window_update(0, 1))
+        # ends are written with the next answer, or a little later
+        await until(self.has_written_the_ends, "the ends are written", seconds=PATIENCE_SECONDS)
+
+    def has_written_the_ends(self) -> bool:
+        """Whether the answer to each request that ended well has its end."""
+        answers = [self.frames(one) for one in self.requests if not one.is_spoilt]
+        return all(frames and frames[-1].flags & END_STREAM for frames in answers)
+
+    def frames(self, one: Request) -> list[Sent]:
+        """The parts of a request's answer that were written."""
+        kinds = (FrameType.HEADERS, FrameType.DATA)
+        sent = frames_of(self.written.data)
+        return [each for each in sent if each.stream_id == one.id and each.kind in kinds]
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("open", "send", "last", "cut", "reset", "answer", "answer", "window", "turn", "tick")
+            + KINDS * 3
+        ),
+        st.integers(0, STREAMS - 1),
+        st.sampled_from((1, PIECE, 20, 200)),
+    ),
+    min_size=5,
+    max_size=60,
+)
+
+
+async def played(events: Sequence[tuple[str, int, int]], window: int) -> Play:
+    play = Play(window)
+    lean_call.log.addHandler(play)
+    for each in [("open", 0, 0), *events]:
+        await play.do(*each)
+    await play.finish()
+    lean_call.log.removeHandler(play)
+    return play
+
+
+def assert_answer_is_whole(frames: Sequence[Sent]) -> None:
+    """Asserts that an answer is a head, messages and one end, or a part of that from its begin."""
+    kinds = [one.kind for one in frames]
+    ends = [one for one in frames if one.flags & END_STREAM]
+    assert ends in ([], frames[-1:])
+    assert kinds[:1] in ([], [FrameType.HEADERS])
+    middle = kinds[1:-1] if ends else kinds[1:]
+    assert set(middle) <= {FrameType.DATA}
+
+
+@given(EVENTS, st.sampled_from((0, 9, WHOLE_WINDOW)))
+def test_call_keeps_its_promises_in_any_order(
+    events: Sequence[tuple[str, int, int]], window: int
+) -> None:
+    play = asyncio.run(played(events, window))
+    for one, exchange in zip(play.requests, play.exchanges, strict=True):
+        assert not exchange.faults
+        assert exchange.taken == one.texts[: len(exchange.taken)]
+        assert exchange.closed == 1
+        frames = play.frames(one)
+        assert_answer_is_whole(frames)
+        if not one.is_spoilt:
+            expected = b"".join(framed(each) for text in one.texts for each in answers_to(text))
+            assert b"".join(each.payload for each in frames if not each.kind) == expected
+            assert b"grpc-status\x010" in frames[-1].payload
+    assert not play.errors
+    assert play.budget.held == 0
+
+
+@given(EVENTS)
+def test_call_ends_once_when_its_connection_is_lost(events: Sequence[tuple[str, int, int]]) -> None:
+    async def lost() -> Play:
+        play = Play(WHOLE_WINDOW)
+        for each in [("open", 0, 0), *events]:
+            await play.do(*each)
+        play.connection.connection_lost(None)
+        for exchange in play.exchanges:
+            exchange.go_on()
+        await play.turn()
+        return play
+
+    play = asyncio.run(lost())
+    assert [one.closed for one in play.exchanges] == [1] * len(play.requests)
+    assert not any(one.faults for one in play.exchanges)
+    assert play.budget.held == 0
+
+
+def test_states_all_lead_on_from_the_first_and_never_back() -> None:
+    tables: list[Mapping[State, State]] = [
+        lean_call.AFTER_MESSAGE,
+        lean_call.AFTER_ANSWER,
+        lean_call.AFTER_LAST,
+        lean_call.AFTER_TAKEN,
+    ]
+    order = [lean_call.OPENED]
+    for state in order:
+        order += [t[state] for t in tables if state in t and t[state] not in order]
+    assert {one.name for one in order} == {
+        name for name, one in vars(lean_call).items() if isinstance(one, State) and name != "OVER"
+    }
+    assert all(
+        before is after or before not in reached_from(tables, after)
+        for table in tables
+        for before, after in table.items()
+    )
+
+
+def reached_from(tables: list[Mapping[State, State]], state: State) -> set[State]:
+    found = {state}
+    while more := {t[one] for t in tables for one in found if one in t} - found:
+        found |= more
+    return found
+
+
+class Early:
+    """An exchange that awaits something before it runs in a task."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.closed = 0
+
+    async def receive(self, _: ProcessingRequest) -> list[bytes]:
+        if self.how == "late timeout":
+            await asyncio.sleep(0)
+        if self.how == "future":
+            await asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(0.01):
+            await asyncio.Event().wait()
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("how", ["timeout", "future", "late timeout"])
+async def test_call_fails_loudly_where_an_exchange_waits_before_it_has_a_task(
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    play, loop = Play(WHOLE_WINDOW), asyncio.get_running_loop()
+    early: Any = Early(how)
+    monkeypatch.setattr(play, "open", lambda _: early)
+    request = Request(0)
+    play.say(request, "echo")
+    # from the event loop, as a transport calls it: no task is running
+    loop.call_soon(play.hear, headers(1), data(1, request.unsent))
+    with caplog.at_level(logging.ERROR):
+        await until(lambda: bool(early.closed))
+    expected = "TimeoutError" if how == "late timeout" else "RuntimeError"
+    expected = "TypeError" if how == "future" else expected
+    assert f"stream ended by an internal error: {expected}" in caplog.text
+    assert b"grpc-status\x0213" in play.frames(request)[-1].payload

@@ -1,0 +1,89 @@
+"""The body of a long message is joined beside the loop, and nothing of the message is lost."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.http2.grpc_messages import LONG_BYTES, Parts
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
+from extproc.serving.long_message import decoded, joined, without_body
+from tests.extproc.messages import body, head
+
+CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+
+
+def in_parts(message: bytes, cuts: list[int]) -> list[bytes]:
+    """A message whose first part is as long as those of a reader: it has all lengths."""
+    edges = [0, 24]
+    for cut in cuts:
+        edges.append(edges[-1] + cut)
+    edges = [edge for edge in edges if edge < len(message)] + [len(message)]
+    return [message[start:end] for start, end in pairwise(edges)]
+
+
+@given(
+    st.binary(max_size=300),
+    st.booleans(),
+    st.sampled_from([None, head("/v1/completions"), body(b"another"), body(b"")]),
+    CUTS,
+)
+async def test_joined_returns_what_the_decoder_reads(
+    content: bytes,
+    is_last: bool,
+    merged: ProcessingRequest | None,
+    cuts: list[int],
+) -> None:
+    message = body(content, end_of_stream=is_last).SerializeToString()
+    message += b"" if merged is None else merged.SerializeToString()
+    with ThreadPoolExecutor(1) as thread:
+        request, apart = await joined(Parts(in_parts(message, cuts)), thread)
+    if apart is not None and request.HasField("request_body"):
+        request.request_body.body = apart
+    assert request == ProcessingRequest.FromString(message)
+
+
+@given(st.binary(min_size=1, max_size=60), CUTS)
+async def test_joined_refuses_what_the_decoder_refuses(message: bytes, cuts: list[int]) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            expected = ProcessingRequest.FromString(message)
+        except DecodeError:
+            with pytest.raises(DecodeError):
+                await joined(Parts(in_parts(message, cuts)), thread)
+            return
+        request, apart = await joined(Parts(in_parts(message, cuts)), thread)
+    if apart is not None and request.HasField("request_body"):
+        request.request_body.body = apart
+    assert request == expected
+
+
+@pytest.mark.parametrize("length", [LONG_BYTES - 100, LONG_BYTES])
+@given(st.booleans(), st.sampled_from([b"", body(b"another").SerializeToString(), b"\x9a\x05\0"]))
+async def test_decoded_returns_what_the_decoder_reads(
+    length: int, is_last: bool, more: bytes
+) -> None:
+    message = body(bytes(length), end_of_stream=is_last).SerializeToString() + more
+    with ThreadPoolExecutor(1) as thread:
+        request, apart = await decoded(message, thread)
+    assert (apart is None) == (length < LONG_BYTES or b"another" in more)
+    if apart is not None:
+        request.request_body.body = apart
+    assert request == ProcessingRequest.FromString(message)
+
+
+async def test_decoded_refuses_a_long_message_that_is_malformed() -> None:
+    with ThreadPoolExecutor(1) as thread, pytest.raises(DecodeError):
+        await decoded(b"\xff" * LONG_BYTES, thread)
+
+
+def test_without_body_leaves_little_to_decode() -> None:
+    message = body(b"x" * 3_000_000).SerializeToString()
+    parts = [message[at : at + 65_536] for at in range(0, len(message), 65_536)]
+    parted = without_body(parts)
+    assert parted is not None
+    assert len(parted[0]) < 100
+    assert b"".join(parted[1]) == b"x" * 3_000_000

@@ -1,0 +1,61 @@
+"""The router's own answers: JSON over HTTP, and to a client of gRPC what such a client reads."""
+
+import json
+
+import pytest
+
+from extproc.requests.grpc_request import PATHS
+from extproc.requests.request import CHAT_PATH
+from extproc.requests.reserved_grpc_fields import MAX_FIELDS
+from extproc.routing.decision import Verdict
+from extproc.serving.refusals import Refusal, refusal_of, refused_body
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STEER, Verdict.NO_OVERRIDE])
+def test_refusal_of_a_placed_request_is_none(verdict: Verdict) -> None:
+    assert refusal_of(verdict, CHAT_PATH) is None
+
+
+def test_refusal_of_a_shed_request_is_429_with_retry_after() -> None:
+    refusal = refusal_of(Verdict.SHED, CHAT_PATH)
+    assert refusal is not None
+    assert refusal.status == 429
+    assert dict(refusal.headers) == {"content-type": "application/json", "retry-after": "1"}
+    assert json.loads(refusal.body)["error"]["type"] == "RateLimitError"
+
+
+def test_refusal_without_a_worker_is_503() -> None:
+    refusal = refusal_of(Verdict.UNAVAILABLE, CHAT_PATH)
+    assert refusal is not None
+    assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (503, 503)
+
+
+def test_refused_body_is_400_in_json() -> None:
+    refusal = refused_body(CHAT_PATH)
+    assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (400, 400)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("verdict", "status"), [(Verdict.SHED, "8"), (Verdict.UNAVAILABLE, "14")])
+def test_refusal_of_a_grpc_request_is_trailers_only(
+    path: str, verdict: Verdict, status: str
+) -> None:
+    refusal = refusal_of(verdict, path)
+    assert refusal is not None
+    assert trailers_only(refusal)["grpc-status"] == status
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_refused_grpc_body_is_an_invalid_argument(path: str) -> None:
+    headers = trailers_only(refused_body(path))
+    assert headers["grpc-status"] == "3"
+    assert f"at most {MAX_FIELDS} fields" in headers["grpc-message"]
+
+
+def trailers_only(refusal: Refusal) -> dict[str, str]:
+    headers = dict(refusal.headers)
+    assert (refusal.status, refusal.body) == (200, b"")
+    assert headers["content-type"] == "application/grpc"
+    assert headers["grpc-message"].isprintable()
+    assert "%" not in headers["grpc-message"]
+    return headers

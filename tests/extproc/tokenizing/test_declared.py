@@ -1,0 +1,38 @@
+"""What tokenizer_config.json adds to tokenizer.json."""
+
+from typing import Any
+
+import pytest
+
+from extproc.tokenizing.declared import added_by_settings, may_be_rebuilt
+
+
+def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None:
+    settings = {
+        "mask_token": "<m>",
+        "eos_token": {"content": "<e>", "lstrip": False},
+        "bos_token": "<known>",
+        "pad_token": "<e>",
+        "unk_token": None,
+        "additional_special_tokens": ["<x>", {"content": "<y>"}, 5],
+        "extra_special_tokens": {"image": "<i>"},
+    }
+    assert added_by_settings(settings, {"<known>"}) == ["<e>", "<m>", "<x>", "<y>"]
+    assert added_by_settings({}, ()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "model_type", "by_bytes", "expected"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast"}, "qwen3", True, True),
+        ({"tokenizer_class": "LlamaTokenizer"}, None, True, True),
+        ({"tokenizer_class": "LlamaTokenizerFast"}, "deepseek_v3", True, False),
+        ({"tokenizer_class": "LlamaTokenizerFast"}, "llama", False, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "llama", True, False),
+        ({}, "llama", True, False),
+    ],
+)
+def test_tokenizer_of_another_models_class_may_be_rebuilt(
+    settings: dict[str, Any], model_type: str | None, by_bytes: bool, expected: bool
+) -> None:
+    assert may_be_rebuilt(settings, model_type, by_bytes=by_bytes) is expected

@@ -1,0 +1,193 @@
+"""What a hostile model's files can do at the start: be refused by name, soon.
+
+Those that take time or memory are loaded by a process of its own, which reports what they took.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.base.errors import StartError
+from extproc.base.tokenizer_files import MAX_FILE_BYTES, read_file
+from extproc.config.schema import Model
+from extproc.tokenizing.tokens import Tokenizer
+from simulator.settings import TINY_MODEL
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"]
+)
+def test_sparse_file_of_two_gigabytes_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(TINY_MODEL, tmp_path / "model"))
+    with (model / name).open("wb") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(StartError, match=rf"/{name} is larger than"):
+        Tokenizer.load(Model("m", tokenizer=str(model)))
+
+
+def test_pipe_as_a_template_is_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StartError, match="/pipe is not a regular file"):
+        Tokenizer.load(Model("m", tokenizer=str(TINY_MODEL), chat_template=str(tmp_path / "pipe")))
+
+
+def test_read_file_refuses_oversized_files_and_devices(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert read_file(tmp_path / "file", 3) == b"abc"
+    with pytest.raises(ValueError, match="larger than 2 bytes"):
+        read_file(tmp_path / "file", 2)
+    (tmp_path / "link").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_file(tmp_path / "link", MAX_FILE_BYTES)
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def added(count: int, characters: int = 8) -> Change:
+    """Adds as many tokens of this length."""
+
+    def change(tokenizer: dict[str, Any]) -> None:
+        tokenizer["added_tokens"] += [
+            {
+                "id": 1_000_000 + number,
+                "content": f"<{number:0{characters - 2}}>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for number in range(count)
+        ]
+
+    return change
+
+
+def split_at(pattern: str) -> Change:
+    """Splits texts at what matches a pattern."""
+
+    def change(tokenizer: dict[str, Any]) -> None:
+        tokenizer["pre_tokenizer"] = {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+
+    return change
+
+
+MAX_CPU_SECONDS = 15.0
+MAX_MEBIBYTES = 768
+
+# What is changed in a tokenizer.json, and why it is refused, "" where it is loaded.
+TOKENIZERS: dict[str, tuple[Change, str]] = {
+    "tokens": (added(300_000), "more than 131072 added tokens"),
+    "tokens within the limit": (added(100_000), ""),
+    "a long token": (added(1, 1_000_000), "an added token of more than 1024 characters"),
+    "long tokens": (added(1_000, 1_024), ""),
+    "a pattern that gives up": (split_at("(a+)+[bc]"), "retry-limit-in-match"),
+    "a slow pattern": (
+        split_at(r"\w{1,150}\w{1,150}\w{1,90}(?!\w|$)"),
+        "it takes more than 10 s of CPU",
+    ),
+}
+
+# Files of a model's directory, and why they are refused.
+LONG_TEMPLATE = "x" * 8_000_000
+LONG = "chat templates of more than 1048576 characters"
+TEMPLATES: dict[str, tuple[str, str, str]] = {
+    "in settings": ("tokenizer_config.json", json.dumps({"chat_template": LONG_TEMPLATE}), LONG),
+    "of a processor": ("chat_template.json", json.dumps({"chat_template": LONG_TEMPLATE}), LONG),
+    "many in settings": (
+        "tokenizer_config.json",
+        json.dumps(
+            {"chat_template": [{"name": str(n), "template": f"{n}" * 9_000} for n in range(999)]}
+        ),
+        LONG,
+    ),
+    "of many words": ("chat_template.jinja", "{{x}}" * 200_000, "more than 32768 words and marks"),
+}
+
+
+def loaded(folder: Path) -> dict[str, Any]:
+    """Loads a model in a process of its own."""
+    command = [sys.executable, "-m", "tests.extproc.tokenizing.test_hostile_files", str(folder)]
+    child = subprocess.run(command, capture_output=True, check=False, timeout=600)
+    assert child.returncode == 0, child.stderr[-500:]
+    found: dict[str, Any] = json.loads(child.stdout)
+    assert found["seconds"] < MAX_CPU_SECONDS, found
+    assert found["mebibytes"] < MAX_MEBIBYTES, found
+    return found
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_hostile_tokenizer_ends_in_time_and_is_named(name: str, tmp_path: Path) -> None:
+    change, reason = TOKENIZERS[name]
+    model = Path(shutil.copytree(TINY_MODEL, tmp_path / "model"))
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    change(tokenizer)
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    error = loaded(model)["error"]
+    assert bool(error) == bool(reason)
+    assert reason in error
+    assert not reason or f"{model}/tokenizer.json: " in error
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_hostile_template_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    file, content, reason = TEMPLATES[name]
+    model = Path(shutil.copytree(TINY_MODEL, tmp_path / "model"))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    (model / file).write_text(content)
+    error = loaded(model)["error"]
+    assert f"{model}/{file}: " in error
+    assert reason in error
+
+
+@pytest.mark.parametrize(
+    ("reference", "error"),
+    [(b"a" * 2**20, "larger than 256 bytes"), (b"../..", "no revision"), (b"\xff", "no revision")],
+    ids=["huge", "above", "no text"],
+)
+def test_hostile_reference_of_the_cache_is_refused_by_name(
+    reference: bytes, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = tmp_path / "models--org--name" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_bytes(reference)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(StartError, match=rf"{refs}/main .*{error}"):
+        Tokenizer.load(Model("m", tokenizer="org/name"))
+
+
+def main(folder: str) -> None:
+    """Prints how a model is loaded; more memory than anybody should need is refused."""
+    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+    resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
+    error = ""
+    began = time.process_time()
+    try:
+        Tokenizer.load(Model("m", tokenizer=folder))
+    except StartError as refused:
+        error = str(refused)
+    seconds = time.process_time() - began
+    # not getrusage's figure, which begins with what the process that started this one had
+    status = Path("/proc/self/status").read_text()
+    mebibytes = int(status.partition("VmHWM:")[2].split()[0]) // 1024
+    print(json.dumps({"error": error, "seconds": seconds, "mebibytes": mebibytes}), flush=True)
+    os._exit(0)  # a thread that was given up still works
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

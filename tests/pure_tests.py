@@ -1,0 +1,57 @@
+"""The tests that test_pure_coverage.py runs under coverage.
+
+CI runs that first. With KVSTEER_BESIDES=pure in the environment, the runs after it leave these
+files out, so that no test runs twice.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.imports import MEASURED, MODULES, ROOT, imports_in, pure_modules
+
+# Quick tests of shells that run pure modules as well.
+BESIDES = (
+    "tests/extproc/admin/test_report.py",
+    "tests/extproc/fleet/test_computed.py",
+    "tests/extproc/requests/test_paths.py",
+    "tests/extproc/serving/test_router.py",
+    "tests/extproc/serving/test_exchange.py",
+    "tests/kvstate/test_fleet.py",
+    "tests/extproc/commands/doctor/test_probe.py",
+    "tests/extproc/observing/test_drift_families.py",
+    "tests/extproc/observing/test_metrics.py",
+    "tests/extproc/admin/test_application.py",
+    "tests/extproc/routing/test_fleet_scenarios.py",
+    "tests/extproc/envoy/test_envoy_patch.py",
+    "tests/extproc/serving/test_cleaning.py",
+    "tests/extproc/serving/test_conformance.py",
+    "tests/extproc/proof/test_trust.py",
+    "tests/kvstate/feeds/test_allowance.py",
+    "tests/kvstate/test_turnover.py",
+    "tests/extproc/routing/test_sent.py",
+)
+
+# Impure modules that tests may import as well, to set something up.
+READERS = {"extproc.config.reader", "extproc.base.tokenizer_files"}
+
+
+def files_of_pure_tests() -> Iterator[Path]:
+    """Returns the tests that import only pure modules of the product, and those named above."""
+    yield from (ROOT / name for name in BESIDES)
+    for package in MEASURED:
+        for file in sorted((ROOT / "tests" / package).rglob("test_*.py")):
+            ours = {name for name in imports_in(file) if name in MODULES}
+            if ours and ours <= pure_modules() | READERS:
+                yield file
+
+
+def left_out() -> frozenset[Path]:
+    """Returns the files that this run leaves out, because CI has run them under coverage."""
+    if os.environ.get("KVSTEER_BESIDES") != "pure":
+        return frozenset()
+    from kvstate.index import IS_COMPILED
+
+    if not IS_COMPILED:  # then CI has not run them
+        return frozenset()
+    return frozenset({*files_of_pure_tests(), ROOT / "tests" / "test_pure_coverage.py"})

@@ -1,0 +1,180 @@
+"""Invalid frames, and good conversations corrupted: the core never fails, the server goes on."""
+
+import asyncio
+import random
+
+import pytest
+from hyperframe.frame import PingFrame
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.http2.connection import Connection
+from extproc.http2.frames import FrameType
+from extproc.http2.header_blocks import BlockCache
+from extproc.http2.limits import Budget, Limits
+from tests.extproc.http2.peer import Sent, frames_of
+from tests.extproc.messages import body, head
+from tests.system.attacks.floods import CALL
+from tests.system.attacks.peer import CALL as FIELDS
+from tests.system.attacks.peer import GREETING, data, headers, message, raw, reset, window_update
+from tests.system.attacks.rules import RULES
+from tests.system.attacks.victim import Victim
+
+SEED = 7_540
+
+_DUPLEX = message(head("/v1/completions", mode=4, response_mode=4).SerializeToString())
+_PARTS = [message(body(b"x" * 3000, end_of_stream=False).SerializeToString())] * 3
+
+# What a proxy sends us: calls in both dialects, interleaved; a reset, and a slow call.
+GOOD = [
+    headers(1),
+    data(1, CALL),
+    headers(3),
+    data(3, CALL[:40]),
+    PingFrame(0, b"are you?").serialize(),
+    data(1, last=True),
+    data(3, CALL[40:]),
+    headers(5, [*FIELDS, ("traceparent", "00-" + "1" * 32 + "-" + "2" * 16 + "-01")]),
+    data(5, _DUPLEX),
+    *[data(5, part) for part in _PARTS],
+    reset(3),
+    window_update(0, 1000),
+    window_update(5, 1000),
+    headers(7),
+    data(7, CALL, last=True),
+    headers(5, [("x-last", "1")], flags=("END_HEADERS", "END_STREAM")),
+]
+
+FRAMES = st.builds(
+    raw,
+    st.sampled_from(range(12)),
+    st.integers(0, 255),
+    st.sampled_from([0, 1, 1, 2, 3, 5, 7, 2**31 - 1, 2**32 - 1]),
+    st.binary(max_size=40) | st.sampled_from([headers(1)[9:], bytes(4), bytes(8), CALL]),
+)
+
+
+def told(connection: Connection) -> list[Sent]:
+    """Everything that the connection has to send."""
+    found = b""
+    while more := connection.data_to_send():
+        found += more
+    return frames_of(found)
+
+
+def codes(frames: list[Sent]) -> list[tuple[int, int, bytes]]:
+    """The errors among the frames."""
+    errors = (FrameType.RST_STREAM, FrameType.GOAWAY)
+    return [(one.kind, one.stream_id, one.payload) for one in frames if one.kind in errors]
+
+
+def fed(pieces: list[bytes]) -> tuple[list[Sent], Connection]:
+    """What a new connection replies to these pieces; it keeps no memory after it is closed."""
+    budget = Budget(2**20)
+    connection = Connection(Limits(), BlockCache(), budget)
+    frames: list[Sent] = []
+    for piece in pieces:
+        connection.receive(piece)
+        frames += told(connection)
+    connection.tick()
+    frames += told(connection)
+    connection.close()
+    assert budget.held == 0
+    assert sum(one.kind == FrameType.GOAWAY for one in frames) == (connection.fault is not None)
+    return frames, connection
+
+
+@given(
+    st.lists(
+        FRAMES | st.sampled_from(GOOD) | st.sampled_from([rule.sent for rule in RULES]), max_size=30
+    )
+)
+def test_connection_answers_frames_alike_whole_and_in_pieces(frames: list[bytes]) -> None:
+    sent = GREETING + b"".join(frames)
+    if len(sent) > 40_000:
+        sent = sent[:40_000]
+    whole, _ = fed([sent])
+    pieces, _ = fed([sent[at : at + 7] for at in range(0, len(sent), 7)])
+    assert codes(pieces) == codes(whole)
+
+
+@given(st.binary(max_size=300))
+def test_connection_survives_any_bytes(noise: bytes) -> None:
+    fed([noise])
+    fed([GREETING, noise])
+
+
+def spoilt(rng: random.Random) -> bytes:
+    """The good conversation, with frames or bytes lost, repeated, swapped, changed or cut."""
+    frames = list(GOOD)
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randrange(len(frames))
+        other = rng.randrange(len(frames))
+        what = rng.randrange(4)
+        if what == 0:
+            del frames[at]
+        elif what == 1:
+            frames.insert(other, frames[at])
+        elif what == 2:
+            frames[at], frames[other] = frames[other], frames[at]
+        else:
+            frames.insert(at, rng.choice(RULES).sent)
+    sent = bytearray(GREETING + b"".join(frames))
+    for _ in range(rng.randint(0, 6)):
+        at = rng.randrange(24, len(sent))
+        sent[at : at + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
+    return bytes(sent[: rng.randint(24, len(sent))] if rng.random() < 0.2 else sent)
+
+
+async def talk(victim: Victim, sent: bytes, rng: random.Random) -> None:
+    """Sends this in pieces; then aborts the connection, or reads until the other side ends it."""
+    peer = await victim.connect()
+    at = 0
+    while at < len(sent):
+        size = rng.choice((1, 9, 100, 100_000))
+        peer.send(sent[at : at + size])
+        at += size
+        await asyncio.sleep(0)
+    if rng.random() < 0.5:
+        peer.close()
+        return
+    peer.half_close()
+    await peer.ended()
+
+
+async def talks(victim: Victim, count: int, seed: int) -> None:
+    """Holds this many corrupted conversations, 20 at a time."""
+    rng = random.Random(seed)
+    async with victim.unharmed(may_grow_bytes=100 * 2**20):
+        for _ in range(count // 20):
+            some = [spoilt(rng) for _ in range(20)]
+            await asyncio.gather(*(talk(victim, sent, rng) for sent in some))
+            victim.leave()
+
+
+async def test_corrupted_conversations_affect_no_other_peer(either: Victim) -> None:
+    await talks(either, 300, SEED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+async def test_thousands_of_corrupted_conversations_affect_no_other_peer(
+    lean: Victim, seed: int
+) -> None:
+    await talks(lean, 2000, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000)
+@given(st.lists(FRAMES | st.sampled_from(GOOD), max_size=60))
+def test_connection_survives_many_more_frames(frames: list[bytes]) -> None:
+    fed([GREETING, *frames])
+
+
+async def test_uncorrupted_conversation_is_answered_without_error(either: Victim) -> None:
+    async with either.unharmed():
+        peer = await either.connect()
+        await peer.flood(GREETING + b"".join(GOOD))
+        await peer.until(lambda peer: {1, 5, 7} <= set(peer.trailers))
+        assert peer.goaway is None
+        assert {code for _, code in peer.resets} <= {0}

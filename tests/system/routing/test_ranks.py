@@ -1,0 +1,117 @@
+"""Data-parallel ranks behind one HTTP port: the rank that holds a prompt is named to the engine."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.system.system import System, chat, long_text, running
+from tests.waiting import until
+
+RANKS = 3
+HEADER = "X-data-parallel-rank"
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive free ports."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for port in range(first + 1, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return int(first)
+
+
+@contextlib.asynccontextmanager
+async def a_worker_of_ranks(changes: dict[str, Any]) -> AsyncIterator[System]:
+    first = free_ports(2 * RANKS)
+    async with running(
+        1,
+        changes=changes,
+        ranks=RANKS,
+        events_endpoint=f"tcp://127.0.0.1:{first}",
+        replay_endpoint=f"tcp://127.0.0.1:{first + RANKS}",
+    ) as system:
+        yield system
+
+
+async def ask_rank(system: System, body: dict[str, Any], rank: int) -> None:
+    """Sends a request to a rank directly: the proxy's clients cannot name one."""
+    url = f"{system.workers[0].url}/v1/chat/completions"
+    async with system.session.post(url, json=body, headers={HEADER: str(rank)}) as response:
+        assert response.status == 200, await response.text()
+
+
+@pytest.mark.parametrize(("name", "answer"), [("auto", 200), (HEADER, 200), (None, 400)])
+async def test_rank_named_by_a_client_does_not_reach_the_engine(
+    name: str | None, answer: int
+) -> None:
+    """The engine has no such rank, and refuses what names it."""
+    async with a_worker_of_ranks({"policy": {"rank_header": name}}) as system:
+        status, _, _ = await system.send(chat("hello"), headers={HEADER: str(RANKS)})
+        assert status == answer
+
+
+async def test_follow_up_reaches_the_rank_that_holds_its_prefix() -> None:
+    async with a_worker_of_ranks({"policy": {"rank_header": HEADER}}) as system:
+        endpoint = system.workers[0].endpoint
+        for rank in range(RANKS):
+            first = chat(long_text(f"seed {rank}"))
+            await ask_rank(system, first, rank)
+            await system.learned(first, endpoint)
+            follow_up = chat(long_text(f"seed {rank}") + " And then?")
+            decision = await system.explain(follow_up)
+            _, _, answer = await system.send(follow_up, headers={HEADER: str((rank + 1) % RANKS)})
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert decision["rank"] == rank
+            assert cached == decision["candidates"][0]["overlap_tokens"] > 0
+
+
+async def test_overlap_is_what_all_ranks_hold_where_the_engine_picks_the_rank() -> None:
+    async with a_worker_of_ranks({}) as system:
+        first = chat(long_text("seed"))
+        for rank in range(RANKS):
+            assert (await system.explain(first))["candidates"][0]["overlap_tokens"] == 0
+            await ask_rank(system, first, rank)
+            if rank < RANKS - 1:
+                await until(lambda: _uncertain(system, first), "one rank is known to hold it")
+        await system.learned(first, system.workers[0].endpoint)
+        decision = await system.explain(first)
+        _, _, answer = await system.send(first)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert decision["rank"] is None
+        assert cached == decision["candidates"][0]["overlap_tokens"] > 0
+
+
+async def _uncertain(system: System, body: dict[str, Any]) -> bool:
+    return bool((await system.explain(body))["candidates"][0]["uncertain_tokens"])
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["ports configured", "events: auto"])
+async def test_prediction_never_exceeds_what_the_ranks_report(is_told: bool) -> None:
+    changes: dict[str, Any] = {"accounting": {"responses": "usage"}}
+    async with a_worker_of_ranks(changes) as system:
+        if is_told:
+            tree = yaml.safe_load(system.config_file.read_text())
+            tree["workers"][0]["events"] = "auto"
+            system.config_file.write_text(yaml.safe_dump(tree))
+            await system.stop_router()
+            await system.start_router()
+            await until(lambda: _is_followed(system), "the worker's feeds are followed")
+        texts = [long_text(f"seed {number}") for number in range(9)]
+        for turn in range(4):
+            bodies = [chat(text + " And then?" * turn) for text in texts[turn:] + texts[:turn]]
+            # all at once, so that the engine spreads them over its ranks
+            await asyncio.gather(*(system.send(body) for body in bodies))
+        compared = 'kvsteer_prediction_error_tokens_count{model="tiny",sign="%s"}'
+        assert await system.metric(compared % "exact") > 0
+        assert await system.metric(compared % "over") == 0
+
+
+async def _is_followed(system: System) -> bool:
+    (worker,) = await system.status()
+    return [feed["state"] for feed in worker["feeds"]] == ["live"] * RANKS

@@ -1,0 +1,67 @@
+"""Every benchmark still runs: with --smoke, each row once, without a judgement of goals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+FIELDS = {"what", "ours", "reference", "ratio", "goal", "met"}
+
+# Each benchmark with its options, and the programs without which it has no rows.
+SMOKES = {
+    "budget.py": [],
+    "extproc.py": [],
+    "extproc_counts.py": [],
+    "feeds.py": [],
+    "index.py": [],
+    "peers.py": ["--only", "speed"],
+    "processes.py": [],
+    "routing.py": [],
+    "sharing.py": [],
+    "soak.py": [],
+    "start.py": [],
+    "tokens.py": [],
+}
+NEED_WRK = {"peers.py", "processes.py"}
+
+
+def smoke(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / name), "--smoke", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SMOKES)
+def test_benchmark_runs_once(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = smoke(name, *SMOKES[name], "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())
+    assert all(set(row) == FIELDS and row["met"] is None for row in rows)
+    for row in rows:
+        assert f"{row['what']}: " in done.stdout
+    is_missing = "missing: wrk" in done.stdout and name in NEED_WRK
+    assert rows or is_missing, done.stdout
+
+
+def test_benchmarks_are_all_smoked() -> None:
+    found = {
+        file.name
+        for file in BENCHMARKS.glob("*.py")
+        if '__name__ == "__main__"' in file.read_text()
+    }
+    parts = {
+        "extproc_idle.py",
+        "feeds_publisher.py",
+        "memory.py",
+        "peers_kubernetes.py",
+        "peers_render.py",
+        "publisher.py",
+        "routing_trace.py",
+        "warm_publisher.py",
+    }
+    assert set(SMOKES) <= found <= set(SMOKES) | parts
