@@ -39,7 +39,7 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
     numbers = itertools.count()
     ended = asyncio.Semaphore(0)
     failed: list[tuple[float, float]] = []
-    killed: list[float] = []
+    killed: list[tuple[float, float]] = []
     chance = random.Random(1)
     async with running(
         roles=roles,
@@ -65,8 +65,9 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
             chance.shuffle(endpoints)
             for endpoint in endpoints:
                 await requests(chance.randint(*UP))
-                killed.append(time.monotonic())
+                asked = time.monotonic()
                 await system.kill_worker(endpoint)
+                killed.append((asked, time.monotonic()))
                 await requests(chance.randint(*DOWN))
                 await system.start_worker(endpoint)
 
@@ -74,7 +75,10 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
         await asyncio.gather(*(client() for _ in range(CLIENTS)))
         killing.cancel()
         await asyncio.gather(killing, return_exceptions=True)
-    under_way = sum(any(began <= at <= ended for at in killed) for began, ended in failed)
+    # a kill takes a moment, in which the worker still begins requests
+    under_way = sum(
+        any(began <= gone and asked <= ended for asked, gone in killed) for began, ended in failed
+    )
     return Lost(under_way, len(failed) - under_way, len(killed))
 
 
