@@ -68,7 +68,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 # they are proved.
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
-BY_RELEASE = 16384 - 16
+IN_CODE = 16384
+BY_RELEASE = 32768 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -84,6 +85,7 @@ FORM_NAMES = {
     BILLING: "system turns with a billing header",
     NO_TOOLS: "conversations whose tools must not be used",
     REBUILT: "texts of a tokenizer that some releases rebuild",
+    IN_CODE: "conversations that the engine renders in code",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

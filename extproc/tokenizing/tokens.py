@@ -13,12 +13,14 @@ import tokenizers
 from extproc.base.errors import RequestError, StartError
 from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
 from extproc.config.schema import Model
-from extproc.requests.prompt import FRAME, REBUILT, Chat, Prompt, Text
+from extproc.renderers.renderer import Renderer
+from extproc.requests.prompt import FRAME, IN_CODE, REBUILT, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.tokenizing.cpu_limit import within
 from extproc.tokenizing.declared import KINDS, added_by_settings, may_be_rebuilt, text_of
 from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
-from extproc.tokenizing.text_encoder import Encoded
+from extproc.tokenizing.families import InCode, ModelFiles, in_code
+from extproc.tokenizing.text_encoder import Encoded, TextEncoder
 from extproc.tokenizing.tokenizer_layout import Frame
 from kvstate.overlap import Tokens
 
@@ -29,24 +31,6 @@ MAX_KNOWN_BYTES = 256 * 1024 * 1024
 
 # CPU time for a model's tokenizer.json and some texts of every kind; large ones take two seconds.
 MAX_LOAD_SECONDS = 10.0
-
-# Architectures (config.json) whose prompts vLLM builds in code, not by a template.
-_RENDERED_IN_CODE = frozenset(
-    (
-        "GptOssForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "DeepseekV4ForCausalLM",
-        "DeepseekV4ForConditionalGeneration",
-        "DeepseekV41ForCausalLM",
-        "MoonshotKimiaForCausalLM",
-        "KimiK3ForConditionalGeneration",
-        "InklingForCausalLM",
-        "InklingForConditionalGeneration",
-    )
-)
-
-# If one of these files is present, vLLM uses Mistral's own tokenizer and templates.
-_MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
 
 
 class ChatTemplates:
@@ -75,8 +59,7 @@ class ChatTemplates:
 def load(directory: Path, override: Path | None = None) -> ChatTemplates:
     """Loads the chat templates in a model's directory.
 
-    override: a template that the operator also gave to the engine. It has no effect if the engine
-        builds prompts in code.
+    override: a template that the operator also gave to the engine.
 
     Raises:
         OSError, ValueError: a file cannot be read, or has no template.
@@ -85,8 +68,6 @@ def load(directory: Path, override: Path | None = None) -> ChatTemplates:
     special_tokens = {
         name: text for name in KINDS if (text := text_of(settings.get(name))) is not None
     }
-    if _is_rendered_in_code(directory):
-        return ChatTemplates({})
     own = [_Source("default", _template(override), override)] if override else _sources(directory)
     return ChatTemplates(_compiled(own, special_tokens))
 
@@ -115,13 +96,6 @@ def _compiled(
             raise ValueError(f"{file}: {error}") from None
         named[name] = compiled[text]
     return named
-
-
-def _is_rendered_in_code(directory: Path) -> bool:
-    architectures = _json(directory / "config.json").get("architectures")
-    if isinstance(architectures, list) and not _RENDERED_IN_CODE.isdisjoint(architectures):
-        return True
-    return any(True for pattern in _MISTRAL_FILES for _ in directory.glob(pattern))
 
 
 def _sources(directory: Path) -> Iterator[_Source]:
@@ -189,7 +163,8 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads.
 
-    forms: those of all its texts, since releases may tokenize them otherwise.
+    forms: those of all its texts, since releases may tokenize them otherwise. in_code: how its
+    conversations are rendered if no template does that.
     """
 
     def __init__(
@@ -198,8 +173,10 @@ class Tokenizer:
         templates: ChatTemplates,
         library: tokenizers.Tokenizer,
         forms: int = 0,
+        in_code: InCode | None = None,
     ) -> None:
         self._forms = forms
+        self._in_code = in_code
         self._library = library
         self._texts = choice.texts
         self._frame = choice.frame
@@ -221,11 +198,14 @@ class Tokenizer:
             files = TokenizerFiles.find(model.tokenizer)
             settings = _json(files.directory / "tokenizer_config.json")
             library, choice = _chosen(files.tokenizer, model.name, settings)
-            model_type = _json(files.directory / "config.json").get("model_type")
+            config = _json(files.directory / "config.json")
+            model_type = config.get("model_type")
             by_bytes = "ByteLevel" in repr(library.pre_tokenizer)
             is_doubtful = may_be_rebuilt(settings, model_type, by_bytes=by_bytes)
-            templates = load(files.directory, override)
-            return cls(choice, templates, library, REBUILT if is_doubtful else 0)
+            code = in_code(ModelFiles(model.name, files.directory, config))
+            # a template has no effect if the engine builds prompts in code
+            templates = ChatTemplates({}) if code else load(files.directory, override)
+            return cls(choice, templates, library, REBUILT if is_doubtful else 0, code)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -256,6 +236,10 @@ class Tokenizer:
         """
         if isinstance(prompt, array):
             return Started(0, is_cheap=True, finish=lambda: prompt)
+        if isinstance(prompt, Chat) and self._in_code is not None and self._in_code.texts:
+            return _start_segments(
+                prompt, self._in_code.renderer, self._in_code.texts, render_seconds
+            )
         forms = self._forms | self._forms_of_frame(prompt)
         has_media = isinstance(prompt, Chat) and prompt.has_media
         if isinstance(prompt, Text):
@@ -297,10 +281,30 @@ class Tokenizer:
 
     def _render(self, chat: Chat, seconds: float) -> tuple[str, int]:
         """Returns the text of a chat, and the forms that its dialect decided."""
+        if self._in_code is not None:
+            return _rendered_in_code(chat, self._in_code.renderer, seconds)
         template = self._templates.chosen(chat.variables)
         if not chat.has_media:
             return template.render(chat, budget_seconds=seconds)
         return template.render_until_media(chat, added_tokens=self._added)
+
+
+def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[str, int]:
+    """Returns what a renderer makes of a chat, which needs a proof like a form of its own."""
+    if chat.has_media:
+        raise RequestError("unsupported_media")
+    text, forms = renderer.render(chat, budget_seconds=seconds)
+    return text, forms | IN_CODE
+
+
+def _start_segments(
+    chat: Chat, renderer: Renderer, texts: TextEncoder, render_seconds: float
+) -> Started:
+    """Renders a chat to joined segments; engines add no special tokens to these."""
+    joined, forms = _rendered_in_code(chat, renderer, render_seconds)
+    work = texts.begin(joined)
+    is_cheap = texts.is_cheap(work.new_characters)
+    return Started(work.new_characters, is_cheap, lambda: texts.finish(work).ids, forms)
 
 
 def _chosen(

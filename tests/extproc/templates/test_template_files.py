@@ -89,27 +89,6 @@ def test_operator_template_precedes_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "files",
-    [
-        {"config.json": '{"architectures": ["GptOssForCausalLM"]}'},
-        {"tekken.json": "{}"},
-        {"tokenizer.model.v3": ""},
-    ],
-)
-def test_template_is_none_where_the_engine_renders_prompts_itself(
-    tmp_path: Path, files: dict[str, str]
-) -> None:
-    override = write(tmp_path, {**LAYOUTS["files"], **files}) / "chat_template.jinja"
-    assert render(load(tmp_path)) is None
-    assert render(load(tmp_path, override)) is None
-
-
-@pytest.mark.parametrize("config", ["[]", '{"architectures": ["LlamaForCausalLM"]}', "{}"])
-def test_template_of_other_models_comes_from_their_files(tmp_path: Path, config: str) -> None:
-    assert render(load(write(tmp_path, {**LAYOUTS["file"], "config.json": config}))) == "file"
-
-
-@pytest.mark.parametrize(
     "entry", [["{{ x }}"], [{"name": "default"}], "{% for %}", [{"name": 1, "template": "{{"}]]
 )
 def test_malformed_template_is_refused_at_start(tmp_path: Path, entry: object) -> None:
@@ -152,7 +131,7 @@ def test_template_choice_equals_that_of_transformers(tmp_path: Path, layout: str
         assert render(ours, **given) == expected
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "chat_template.json"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
 def test_deeply_nested_settings_are_refused_at_start(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: nested too deeply"):
         load(write(tmp_path, {name: "[" * 200_000}))

@@ -1,0 +1,1 @@
+"""Renders conversations as engines do in code, for models that have no chat template."""

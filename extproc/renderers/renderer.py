@@ -1,0 +1,30 @@
+"""The interface of a renderer in code: one for each family of models, in a module of its own."""
+
+from typing import Protocol
+
+from extproc.renderers.segments import Marks
+from extproc.requests.prompt import Chat
+
+
+class Renderer(Protocol):
+    """Renders a conversation as the engine's own code does; safe to use from several threads.
+
+    marks: of the control tokens in what it renders (`segments`). None if it renders one text that
+        the model's tokenizer.json tokenizes, special tokens in it included, as a chat template's.
+    """
+
+    marks: Marks | None
+
+    def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
+        """Returns the prompt of a conversation, and the forms that its dialect decided.
+
+        The prompt is a text, or segments that `marks` joined. It depends on nothing but the chat,
+        whose dialect holds the rules of the engine's release, and on a clock that the renderer was
+        given, if the engine writes a date.
+
+        budget_seconds: how long it may take, checked between messages.
+
+        Raises:
+            RequestError: the engine refuses the conversation; or its prompt is not certain, since
+                releases differ and the chat has no dialect. A conversation with media is refused.
+        """

@@ -1,0 +1,57 @@
+"""Tokenizes joined segments (`extproc.renderers.segments`): each text by itself, marks as ids."""
+
+import re
+from array import array
+from collections.abc import Sequence
+
+from extproc.renderers.segments import MARK, Marks
+from extproc.tokenizing.text_encoder import Encoder, TextEncoder
+from extproc.tokenizing.tokenizer_layout import Cutter
+from kvstate.overlap import Tokens
+
+
+class SegmentEncoder:
+    """An encoder of joined segments (`extproc.tokenizing.text_encoder.Encoder`).
+
+    texts: encodes single texts, in which it finds no special tokens.
+    """
+
+    def __init__(self, texts: Encoder, marks: Marks) -> None:
+        self._texts = texts
+        self._marks = marks
+        self.name = texts.name
+        self.inline_characters = texts.inline_characters
+        self.max_characters = texts.max_characters
+        self.forgotten_characters = texts.forgotten_characters
+
+    def ids(self, texts: Sequence[str]) -> list[Tokens]:
+        """Returns the ids of each joined text, as `Encoder.ids`."""
+        split = [self._marks.split(text) for text in texts]
+        contents = [one for segments in split for one in segments if isinstance(one, str)]
+        encoded = iter(self._texts.ids(contents))
+        found = []
+        for segments in split:
+            ids = array("I")
+            for segment in segments:
+                if isinstance(segment, int):
+                    ids.append(segment)
+                else:
+                    ids.extend(next(encoded))
+            found.append(ids)
+        return found
+
+
+class MarkCutter(Cutter):
+    """Cuts joined segments at marks, which is exact: texts are tokenized one by one."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._patterns = [re.compile(MARK)]
+
+
+def segment_texts(texts: Encoder, marks: Marks, max_known_bytes: int) -> TextEncoder:
+    """Returns what tokenizes joined segments, and only their new part.
+
+    texts, marks: as in `SegmentEncoder`. max_known_bytes: as in `TextEncoder`.
+    """
+    return TextEncoder(SegmentEncoder(texts, marks), MarkCutter(), max_known_bytes)

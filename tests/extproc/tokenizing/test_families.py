@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Tokenizers
+
+from extproc.base.errors import RequestError, StartError
+from extproc.config.schema import Model
+from extproc.requests.prompt import IN_CODE, Chat
+from extproc.tokenizing.encoder_choice import choose
+from extproc.tokenizing.families import InCode
+from extproc.tokenizing.segment_encoder import segment_texts
+from extproc.tokenizing.tokens import ChatTemplates, Tokenizer
+from simulator.settings import TINY_MODEL
+from tests.extproc.renderers.test_segments import MARKS
+from tests.extproc.tokenizing.test_segment_encoder import Pairs
+
+CHAT = Chat([{"role": "user", "content": "hi"}], {})
+IMAGE = {"role": "user", "content": [{"type": "image"}]}
+
+
+def load(directory: Path, files: dict[str, str]) -> Tokenizer:
+    """The tokenizer of the tiny model with other files beside it, a template among them."""
+    tokenizer = directory / "tokenizer.json"
+    tokenizer.write_bytes((TINY_MODEL / "tokenizer.json").read_bytes())
+    for name, content in {"chat_template.jinja": "hello", **files}.items():
+        (directory / name).write_text(content)
+    override = str(directory / "chat_template.jinja")
+    found = Tokenizer.load(Model("m", tokenizer=str(directory), chat_template=override))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": '{"architectures": ["InklingForCausalLM"]}'},
+        {"tekken.json": "{}"},
+        {"tokenizer.model.v3": ""},
+    ],
+)
+def test_template_has_no_effect_where_the_engine_renders_in_code(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    with pytest.raises(RequestError, match="no_chat_template"):
+        load(tmp_path, files).encode(CHAT)
+
+
+@pytest.mark.parametrize(
+    "config", ["[]", "{}", '{"architectures": ["LlamaForCausalLM", []]}', '{"architectures": 5}']
+)
+def test_other_models_have_templates(tmp_path: Path, config: str) -> None:
+    tokenizer = load(tmp_path, {"config.json": config})
+    assert tokenizer.text_of(tokenizer.encode(CHAT)) == "hello"
+    assert not tokenizer.start(CHAT).forms & IN_CODE
+
+
+def test_deeply_nested_config_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"config.json: nested too deeply"):
+        load(tmp_path, {"config.json": "[" * 200_000})
+
+
+class Fixed:
+    """Renders every conversation alike: one text, or two texts around a control token."""
+
+    def __init__(self, *, in_segments: bool) -> None:
+        self.marks = MARKS if in_segments else None
+
+    def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
+        return (MARKS.joined(["ab", 7, "c"]) if self.marks else "hello"), 0
+
+
+def tokenizer_of(code: InCode) -> Tokenizer:
+    library = Tokenizers.from_file(str(TINY_MODEL / "tokenizer.json"))
+    return Tokenizer(choose(library, "tiny", 1 << 20), ChatTemplates({}), library, 0, code)
+
+
+def test_segments_are_tokenized_by_their_own_encoder() -> None:
+    code = InCode(Fixed(in_segments=True), segment_texts(Pairs(), MARKS, 1 << 20))
+    tokenizer = tokenizer_of(code)
+    pairs = Pairs().ids(["ab", "c"])
+    assert tokenizer.encode(CHAT).tolist() == [*pairs[0], 7, *pairs[1]]
+    assert tokenizer.start(CHAT).forms & IN_CODE
+
+
+def test_text_of_a_renderer_is_tokenized_by_the_models_own_encoder() -> None:
+    tokenizer = tokenizer_of(InCode(Fixed(in_segments=False)))
+    assert tokenizer.text_of(tokenizer.encode(CHAT)) == "hello"
+    assert tokenizer.start(CHAT).forms & IN_CODE
+
+
+@pytest.mark.parametrize("in_segments", [True, False])
+def test_conversation_with_media_is_refused(in_segments: bool) -> None:
+    texts = segment_texts(Pairs(), MARKS, 1 << 20) if in_segments else None
+    tokenizer = tokenizer_of(InCode(Fixed(in_segments=in_segments), texts))
+    with pytest.raises(RequestError, match="unsupported_media"):
+        tokenizer.encode(Chat([IMAGE], {}, has_media=True))
