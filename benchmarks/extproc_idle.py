@@ -26,7 +26,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
-from extproc.serving.stream import Spoken
+from extproc.serving.stream import StreamSettings
 from kvstate.fleet import FollowedWorkers
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -112,7 +112,7 @@ class IdleService:
 
     def __init__(self, listen: str) -> None:
         self.config = Config(extproc=ExtProc(listen=listen))
-        self.spoken = Spoken(MAX_BYTES, Budget(MAX_BYTES), names_model=False)
+        self.spoken = StreamSettings(MAX_BYTES, Budget(MAX_BYTES), names_model=False)
         self.metrics = Metrics(
             Workers(self.config, FollowedWorkers(1, lambda: 0.0), lambda _: []).states
         )

@@ -38,7 +38,7 @@ from rows import Run, arguments, run
 from extproc.config.sections import Sharing as Options
 from extproc.routing.load import EndpointLoad, GaugesOf, Loads
 from extproc.routing.marks import marks_of
-from extproc.routing.sent import Holdings, Sent
+from extproc.routing.sent import ClaimTable, Holdings
 from extproc.running.event_loop import Sweeper
 from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
 
@@ -100,7 +100,7 @@ def _now_us() -> int:
 
 @asynccontextmanager
 async def _sharing(
-    options: Options | None, telling: PromptTelling | None, fleet: Fleet, sent: Sent
+    options: Options | None, telling: PromptTelling | None, fleet: Fleet, sent: ClaimTable
 ) -> AsyncIterator[Sharing | None]:
     """Yields a started sharing, which is closed at the end; None where nothing is shared."""
     if options is None or telling is None:
@@ -119,7 +119,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
     options = Options(url, name=f"router-{number}") if url else None
     telling = None if options is None else telling_of(options)
     fleet = Fleet(None if telling is None else telling.touched)
-    sent = Sent(1 if telling is None else telling.secret)
+    sent = ClaimTable(1 if telling is None else telling.secret)
     async with _sharing(options, telling, fleet, sent) as sharing:
         Sweeper().start()  # as a router does
         await asyncio.sleep(WARM_SECONDS)

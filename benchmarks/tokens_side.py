@@ -19,7 +19,7 @@ from workload import BLOCK_SIZE, Piece, message, stored
 from extproc.config.schema import Model
 from extproc.requests.outline import outline_of
 from extproc.requests.request import CHAT_PATH, Text, parse
-from extproc.routing.sent import Sent
+from extproc.routing.sent import ClaimTable
 from extproc.tokenizing.tokens import Tokenizer
 
 MICROSECONDS = 1e6
@@ -153,7 +153,7 @@ def agents(_: Path, rounds: int) -> list[Row]:
 
     The reference only decodes their JSON.
     """
-    prose, sent = Prose(4), Sent(1)
+    prose, sent = Prose(4), ClaimTable(1)
 
     def marks(request: bytes) -> int:
         return len(sent.text_marks("tekken", outline_of(request)).keys)

@@ -149,7 +149,7 @@ class Batch(msgspec.Struct):
     fault: str = ""
 
 
-class Taken(msgspec.Struct, frozen=True):
+class BatchResult(msgspec.Struct, frozen=True):
     """The result of applying a batch.
 
     healed: what was missed earlier does not matter any more. missed: why some of its contents are
@@ -163,7 +163,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 # The usual result: nothing to report.
-ALL_TAKEN = Taken()
+ALL_TAKEN = BatchResult()
 
 
 Result = TypeVar("Result")

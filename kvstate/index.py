@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from kvstate.core import Core
-from kvstate.events import Body, Event, Taken, finished
+from kvstate.events import BatchResult, Body, Event, finished
 from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.plain_core import PlainCore
@@ -121,7 +121,7 @@ class Index:
         """Runs the owner's `demoting` without pauses."""
         finished(owner.demoting())
 
-    def apply_message(self, owner: Owner, body: Body) -> Taken:
+    def apply_message(self, owner: Owner, body: Body) -> BatchResult:
         """Runs the owner's `applying` without pauses; returns its result."""
         return finished(owner.applying(body))
 

@@ -29,6 +29,7 @@ from kvstate.core import (
 )
 from kvstate.events import (
     ALL_TAKEN,
+    BatchResult,
     BlockHash,
     BlocksCopied,
     BlocksRemoved,
@@ -36,7 +37,6 @@ from kvstate.events import (
     Body,
     Event,
     OtherGroupStored,
-    Taken,
 )
 from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import encoded
@@ -215,7 +215,7 @@ class Owner:
         """Sets whether its certain blocks count as certain now."""
         self.trusted = trusted
 
-    def applying(self, body: Body) -> Generator[None, None, Taken]:
+    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
         """Applies one message of the feed in steps, by the core if its format is as expected.
 
         Raises:
@@ -283,7 +283,7 @@ class Owner:
                 self._core.abandon(self.number)
         return progress or None
 
-    def _report(self, faults: tuple[str, ...], *, clears: bool, removal_lost: bool) -> Taken:
+    def _report(self, faults: tuple[str, ...], *, clears: bool, removal_lost: bool) -> BatchResult:
         """Reports the result of an applied message."""
         status = self.status
         if status["block_size"] != (self.block_size or 0):
@@ -302,7 +302,7 @@ class Owner:
             self._turnover.begin(status["removed_certain"])
         nothing_left = not self._may_be_uncertain and (clears or had_uncertain)
         healed = not missed and (nothing_left or renewed)
-        return Taken(healed, missed, faults, clears)
+        return BatchResult(healed, missed, faults, clears)
 
     def _is_renewed(self, status: OwnerStatus) -> bool:
         """Whether what it holds unseen does not matter any more, since this message."""

@@ -185,13 +185,13 @@ def _vllm() -> Iterable[Dialect]:
     Fields that a simulated worker never sets (`locality`, `ownership`) are not listed: they came
     with maps, which leave them out.
     """
-    v0_10 = _with(_OLDEST, ("medium",), ("medium",), tiers=True)
-    v0_14 = _with(v0_10, ("lora_name",))
-    v0_17 = _with(v0_14, ("extra_keys",))
-    v0_20 = _with(v0_17, ("group_idx",), ("group_idx",))
-    v0_22 = _with(v0_20, ("kv_cache_spec_kind", "kv_cache_spec_sliding_window"))
+    v0_10 = _with_fields(_OLDEST, ("medium",), ("medium",), tiers=True)
+    v0_14 = _with_fields(v0_10, ("lora_name",))
+    v0_17 = _with_fields(v0_14, ("extra_keys",))
+    v0_20 = _with_fields(v0_17, ("group_idx",), ("group_idx",))
+    v0_22 = _with_fields(v0_20, ("kv_cache_spec_kind", "kv_cache_spec_sliding_window"))
     v0_24 = replace(v0_22, positional=False)
-    v0_32 = _with(v0_24, ("session_id",))
+    v0_32 = _with_fields(v0_24, ("session_id",))
     for name, version, layout in (
         ("vllm-0.9", "0.9.2", _OLDEST),
         ("vllm-0.10", "0.10.2", v0_10),
@@ -219,10 +219,10 @@ def _vllm() -> Iterable[Dialect]:
 def _sglang() -> Iterable[Dialect]:
     optional = _OLDEST.optional | {"lora_name"}
     v0_4 = replace(_OLDEST, merges_removals=True, nulls=frozenset({"lora_id"}), optional=optional)
-    v0_5_9 = _with(v0_4, ("medium",), ("medium",), tiers=True)
+    v0_5_9 = _with_fields(v0_4, ("medium",), ("medium",), tiers=True)
     v0_5_18 = replace(v0_5_9, appended=("cache_salt",))
-    v0_5_20 = replace(_with(v0_5_9, ("cache_salt", "session_id")), positional=False)
-    v0_5_22 = _with(v0_5_20, ("lora_name",))
+    v0_5_20 = replace(_with_fields(v0_5_9, ("cache_salt", "session_id")), positional=False)
+    v0_5_22 = _with_fields(v0_5_20, ("lora_name",))
     for name, version, layout in (
         ("sglang-0.4", "0.4.10", v0_4),
         ("sglang-0.5.9", "0.5.9", v0_5_9),
@@ -245,7 +245,7 @@ def _sglang() -> Iterable[Dialect]:
 def _trtllm() -> Iterable[Dialect]:
     """Yields TensorRT-LLM's dialect, with those fields of its wire format that the engine fills."""
     layout = replace(
-        _with(_OLDEST, ("medium", "lora_name"), ("medium",)),
+        _with_fields(_OLDEST, ("medium", "lora_name"), ("medium",)),
         positional=False,
         nulls=frozenset({"lora_name"}),
         merges_removals=True,
@@ -260,7 +260,7 @@ def _trtllm() -> Iterable[Dialect]:
     )
 
 
-def _with(
+def _with_fields(
     layout: Layout,
     stored: tuple[str, ...],
     removed: tuple[str, ...] = (),

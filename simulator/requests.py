@@ -170,7 +170,7 @@ async def of_chat(tokens: ModelTokens, body: Chat | Tokenize) -> Tokens:
             template_arguments=body.chat_template_kwargs,
         )
 
-    return await _apart(render)
+    return await _run_in_thread(render)
 
 
 async def of_tokenize(tokens: ModelTokens, body: Tokenize) -> Tokens:
@@ -184,7 +184,7 @@ async def of_tokenize(tokens: ModelTokens, body: Tokenize) -> Tokens:
 
 async def _of_prompt(tokens: ModelTokens, prompt: str | Sequence[int]) -> Tokens:
     if isinstance(prompt, str):
-        ids = await _apart(lambda: tokens.of_text(prompt))
+        ids = await _run_in_thread(lambda: tokens.of_text(prompt))
     else:
         ids = list(prompt)
     if not ids:
@@ -194,7 +194,7 @@ async def _of_prompt(tokens: ModelTokens, prompt: str | Sequence[int]) -> Tokens
     return ids
 
 
-async def _apart(tokenize: Callable[[], Tokens]) -> Tokens:
+async def _run_in_thread(tokenize: Callable[[], Tokens]) -> Tokens:
     # A long prompt takes long enough to hold up every other request.
     try:
         return await asyncio.to_thread(tokenize)

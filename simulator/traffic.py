@@ -130,7 +130,7 @@ class Chat:
                     tally.fail(f"{answer.status} {first.decode(errors='replace').strip()}")
                     return {"role": "assistant", "content": ""}
                 async for line in answer.content:
-                    said = _said(line)
+                    said = _line_content(line)
                     text += "".join(one["delta"].get("content") or "" for one in said["choices"])
                     usage = said.get("usage") or usage
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
@@ -140,7 +140,7 @@ class Chat:
         return {"role": "assistant", "content": text}
 
 
-def _said(line: bytes) -> dict[str, Any]:
+def _line_content(line: bytes) -> dict[str, Any]:
     """Returns the content of one line of a stream; no choices if it is not a data line."""
     text = line.removeprefix(b"data:").strip()
     if text in (b"", b"[DONE]") or not line.startswith(b"data:"):

@@ -54,7 +54,7 @@ class Observed:
             routed.held_tokens += basis.certain_tokens
             if is_kept:  # this reads every worker, so it is not done for each of very many requests
                 routed.compared_tokens += basis.prompt_tokens
-                routed.average_tokens += held_on_average(basis)
+                routed.average_tokens += mean_held_tokens(basis)
 
     def note_drop(self, decision: Decision) -> None:
         """Does nothing: the decision is shown as it was made."""
@@ -110,7 +110,7 @@ class _Routed:
         return self.prompt_tokens, self.held_tokens, round(average)
 
 
-def held_on_average(basis: Basis) -> float:
+def mean_held_tokens(basis: Basis) -> float:
     """Returns how many prompt tokens a worker certainly held, on average over eligible workers.
 
     With the same caches, round robin would find this many.

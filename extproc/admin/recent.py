@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from extproc.routing.decision import Decision
-from extproc.routing.explain import decided_by, why
+from extproc.routing.explain import decided_by, reason_sentence
 
 MAX_DECISIONS = 512
 
@@ -14,7 +14,7 @@ MAX_CANDIDATES = 32_768
 
 
 @dataclass(slots=True)
-class Kept:
+class RecentDecision:
     """One decision; number counts from 1. at: seconds since the epoch.
 
     served: the ip:port that answered, "" if unknown.
@@ -30,8 +30,8 @@ class Recent:
     """A ring of decisions, bounded by their number and by the candidates that they hold."""
 
     def __init__(self, decisions: int = MAX_DECISIONS, candidates: int = MAX_CANDIDATES) -> None:
-        self._kept: deque[Kept] = deque()
-        self._by_decision: dict[int, Kept] = {}  # by identity, while it is kept
+        self._kept: deque[RecentDecision] = deque()
+        self._by_decision: dict[int, RecentDecision] = {}  # by identity, while it is kept
         self._limits = decisions, candidates
         self._candidates = 0
         self.last = 0
@@ -40,7 +40,7 @@ class Recent:
         """Keeps a decision, and drops the oldest ones beyond the bounds."""
         decisions, candidates = self._limits
         self.last += 1
-        kept = Kept(self.last, at, decision)
+        kept = RecentDecision(self.last, at, decision)
         self._kept.append(kept)
         self._by_decision[id(decision)] = kept
         self._candidates += len(decision.basis.workers)
@@ -57,7 +57,7 @@ class Recent:
         if kept is not None:
             kept.served = endpoint
 
-    def since(self, number: int, limit: int = MAX_DECISIONS) -> list[Kept]:
+    def since(self, number: int, limit: int = MAX_DECISIONS) -> list[RecentDecision]:
         """Returns the newest decisions after a number, the oldest first, at most `limit` of them.
 
         A number above the newest one comes from an earlier run of the router: then it returns all.
@@ -66,14 +66,14 @@ class Recent:
         count = min(behind, limit, len(self._kept))
         return list(self._kept)[len(self._kept) - count :]
 
-    def find(self, number: int) -> Kept | None:
+    def find(self, number: int) -> RecentDecision | None:
         """Returns a decision by its number; None if it is no longer kept, or was never made."""
         if not self._kept or not self._kept[0].number <= number <= self.last:
             return None
         return self._kept[number - self._kept[0].number]
 
 
-def summary(kept: Kept) -> dict[str, Any]:
+def summary(kept: RecentDecision) -> dict[str, Any]:
     """Returns one entry of GET /decisions; it has only the prompt's length, no text."""
     decision, basis = kept.decision, kept.decision.basis
     claimed = basis.claims_on(decision.worker)
@@ -92,7 +92,7 @@ def summary(kept: Kept) -> dict[str, Any]:
         "verdict": decision.verdict.value,
         "reason": decision.reason,
         "decided_by": decided_by(decision),
-        "why": why(decision),
+        "why": reason_sentence(decision),
         "predicted_tokens": basis.certain_tokens,
         "uncertain_tokens": basis.uncertain_tokens,
         "speculative_tokens": claimed.speculative,

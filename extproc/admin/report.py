@@ -25,8 +25,8 @@ from extproc.admin.routes import bad_request
 from extproc.base import address
 from extproc.base.errors import ReportError
 from extproc.config.schema import Config
-from extproc.observing.report import DAYS, MAX_BYTES, Period, Report, read, written
-from extproc.observing.verdict import WINDOWS, Asked, told
+from extproc.observing.report import DAYS, MAX_BYTES, Period, Report, encode_report, read
+from extproc.observing.verdict import WINDOWS, ReportQuery, report_as_json
 
 log = logging.getLogger("kvsteer.report")
 
@@ -43,7 +43,7 @@ async def encoded(report: Report, now: float) -> bytes:
         parts.append(msgspec.json.encode(period))
         if len(parts) % AT_ONCE == 0:
             await asyncio.sleep(0)
-    return written(parts)
+    return encode_report(parts)
 
 
 class ReportFile:
@@ -205,7 +205,7 @@ def report_routes(
         async with one_at_a_time:
             parts, missing = await _parts(others)
             parts.append(await encoded(report, clock()))
-            asked = Asked(windows, (*notes, *missing))
+            asked = ReportQuery(windows, (*notes, *missing))
             body = await asyncio.to_thread(_rendered, parts, asked, clock(), form)
         headers = _PAGE_HEADERS if form == "html" else {}
         return web.Response(body=body, content_type=_KINDS[form], charset="utf-8", headers=headers)
@@ -234,14 +234,14 @@ def windows_of(since: str | None) -> dict[str, int]:
     return {name: count * seconds}
 
 
-def _rendered(parts: Sequence[bytes], asked: Asked, now: float, form: str) -> bytes:
+def _rendered(parts: Sequence[bytes], asked: ReportQuery, now: float, form: str) -> bytes:
     whole, notes = Report(now), list(asked.notes)
     for part in parts:
         try:
             whole.merge(read(part), now)
         except ReportError as error:
             notes.append(f"the answer of a process {error}: its requests are missing")
-    found: dict[str, Any] = told(whole, asked._replace(notes=tuple(notes)), now)
+    found: dict[str, Any] = report_as_json(whole, asked._replace(notes=tuple(notes)), now)
     match form:
         case "json":
             return json.dumps(found).encode()

@@ -28,7 +28,7 @@ def as_text(told: Mapping[str, Any]) -> str:
     lines = [f"Report of {_time(told['at'])}", told["headline"]]
     lines += [f"Note: {note}" for note in told["notes"]]
     for window in _different(told):
-        lines += ["", f"{window['name'].capitalize()} ({seen(window)})", window["headline"]]
+        lines += ["", f"{window['name'].capitalize()} ({window_text(window)})", window["headline"]]
         lines += [f"Warning: {warning}." for warning in window["warnings"]]
         if _has_requests(window):
             lines += ["", *_aligned([HEADS, *table(window)])]
@@ -40,7 +40,7 @@ def _different(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [window for window in told["windows"] if window["same_as"] is None]
 
 
-def _left_out(told: Mapping[str, Any]) -> list[str]:
+def _missing_windows(told: Mapping[str, Any]) -> list[str]:
     same = [one for one in told["windows"] if one["same_as"] is not None]
     if not same:
         return []
@@ -63,7 +63,7 @@ def how_made(told: Mapping[str, Any]) -> list[str]:
         "Shares and times are those of requests that were answered with a status below 400. Cached"
         " tokens are those that engines report, and else those that the worker certainly held."
     )
-    return [*_left_out(told), intervals, answered]
+    return [*_missing_windows(told), intervals, answered]
 
 
 def _has_requests(window: Mapping[str, Any]) -> bool:
@@ -74,7 +74,7 @@ def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def seen(window: Mapping[str, Any]) -> str:
+def window_text(window: Mapping[str, Any]) -> str:
     """Returns when the window began, and for how much of it the router ran."""
     return f"since {_time(window['begins_at'])}, {duration(window['seen_seconds'])} of it seen"
 
@@ -99,7 +99,7 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
 
     yield line("requests", lambda side: f"{side['requests']:,}")
     yield line("  with known prompt tokens", lambda side: f"{side['requests_with_known_tokens']:,}")
-    gain = _apart(difference["cached_share"], _points, " points")
+    gain = _difference(difference["cached_share"], _points, " points")
     yield line(
         "cached share of prompt tokens", lambda side: _estimate(side["cached_share"], percent), gain
     )
@@ -112,7 +112,7 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
         def of_side(side: Mapping[str, Any], name: str = name) -> str:
             return _estimate(side["first_byte_seconds"][name], _seconds)
 
-        apart = _apart(difference["first_byte_seconds"][name], _signed_seconds)
+        apart = _difference(difference["first_byte_seconds"][name], _signed_seconds)
         yield line(f"time to first byte {name}", of_side, apart)
     yield line("no response", lambda side: _part(side, "unanswered"))
     yield line("status 5xx", lambda side: _part(side, "status_5xx"))
@@ -122,7 +122,7 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
     yield line(
         "prefill time saved per request",
         lambda side: _estimate(side["saved_prefill_seconds_per_request"], _seconds),
-        _apart(difference["saved_prefill_seconds_per_request"], _signed_seconds),
+        _difference(difference["saved_prefill_seconds_per_request"], _signed_seconds),
     )
 
 
@@ -135,7 +135,9 @@ def _estimate(told: Mapping[str, Any] | None, shown: Callable[[float], str], uni
     return f"{shown(value)}{unit} ({shown(low)} to {shown(high)})"
 
 
-def _apart(told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = "") -> str:
+def _difference(
+    told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = ""
+) -> str:
     """Returns a difference; if it may be 0, only that none is seen."""
     if told is not None and told["low"] is not None and told["low"] <= 0 <= told["high"]:
         return f"none seen ({shown(told['low'])} to {shown(told['high'])}{unit})"
@@ -265,7 +267,7 @@ def _section(window: Mapping[str, Any]) -> str:
     name, warnings = escape(window["name"].capitalize()), window["warnings"]
     told = "".join(f'<p class="warning">{escape(one)}.</p>' for one in warnings)
     head = (
-        f'<section><h2>{name}</h2><p class="quiet">{escape(seen(window))}</p>'
+        f'<section><h2>{name}</h2><p class="quiet">{escape(window_text(window))}</p>'
         f'<p class="verdict">{escape(window["headline"])}</p>{told}'
     )
     if not _has_requests(window):

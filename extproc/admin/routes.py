@@ -17,7 +17,7 @@ from aiohttp import web
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observed import Observed
 from extproc.admin.prefixes import prefixes, spread
-from extproc.admin.recent import Kept, summary
+from extproc.admin.recent import RecentDecision, summary
 from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
 from extproc.fleet.discovery.discovery import Discovery
@@ -302,7 +302,7 @@ class _Readers:
             await response.write(text.encode())
 
 
-async def _listed(observed: Observed, found: list[Kept]) -> dict[str, Any]:
+async def _listed(observed: Observed, found: list[RecentDecision]) -> dict[str, Any]:
     last, told = observed.recent.last, []
     for kept in found:
         told.append(summary(kept))

@@ -15,7 +15,7 @@ class Light(msgspec.Struct, frozen=True, gc=False):
     """An immutable value that can be in no reference cycle."""
 
 
-class Alone(msgspec.Struct, frozen=True, gc=False, eq=False):
+class LightByIdentity(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Like `Light`, but equal only to itself."""
 
 

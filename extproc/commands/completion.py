@@ -34,14 +34,14 @@ Commands = Mapping[str, tuple[str, Sequence[Option]]]
 def commands_of(parser: argparse.ArgumentParser) -> Commands:
     """Returns the commands of a parser by name, each with its help and its options."""
     return {
-        name: (_line(one.description), [_option(action) for action in _shown(one)])
+        name: (_line(one.description), [_option(action) for action in _visible_actions(one)])
         for action in parser._actions
         if isinstance(action, argparse._SubParsersAction)
         for name, one in action.choices.items()
     }
 
 
-def _shown(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def _visible_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:
         if action.help != argparse.SUPPRESS:
             yield action

@@ -43,7 +43,7 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
         try:
             status = check(HealthCheckRequest(), timeout=TIMEOUT_SECONDS).status
         except grpc.RpcError as error:
-            return f"{target}: {_why(error)}"
+            return f"{target}: {_error_line(error)}"
     if status == HealthCheckResponse.SERVING:
         return None
     return f"{target}: {HealthCheckResponse.ServingStatus.Name(status)}"
@@ -64,7 +64,7 @@ def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
     return grpc.secure_channel(target, credentials, options)
 
 
-def _why(error: grpc.RpcError) -> str:
+def _error_line(error: grpc.RpcError) -> str:
     """Returns the status and details of a failed call, in one line."""
     details = " ".join((error.details() or "").split())[:_MAX_DETAILS]
     return ": ".join(filter(None, (error.code().name, details)))

@@ -70,13 +70,13 @@ def _sentence(told: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> s
     where = f"It would go to {_named(first)}"
     if not told["steered"]:
         where = f"It is not steered, so Envoy chooses; steered, it would go to {_named(first)}"
-    said = f"{where}: {_because(told, first)}"
+    said = f"{where}: {_reason_sentence(told, first)}"
     if told["policy"] == "cost":
         said += f"; its cost is {first['cost']:.0f}"
         said += (
             f", the next best is {_named(able[1])} with {able[1]['cost']:.0f}" if able[1:] else ""
         )
-    return f"{said}.{_beside(told)}"
+    return f"{said}.{_other_workers(told)}"
 
 
 def _named(one: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _named(one: Mapping[str, Any]) -> str:
     return name if name == endpoint else f"{name} ({endpoint})"
 
 
-def _because(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+def _reason_sentence(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     whole, reason = f"of the {told['prompt_tokens']} prompt tokens", plain(told["reason"])
     words = {
         "overlap": f"it holds {first['overlap_tokens']} {whole}",
@@ -100,7 +100,7 @@ def _because(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     return words.get(reason, unknown)
 
 
-def _beside(told: Mapping[str, Any]) -> str:
+def _other_workers(told: Mapping[str, Any]) -> str:
     """Returns sentences on the other workers involved in the request, "" if there are none."""
     prefill, source, said = told["prefill"], told["source"], ""
     if prefill is not None:

@@ -69,9 +69,9 @@ def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
     out = sys.stdout if out is None else out
     if once or not out.isatty():
         columns = shutil.get_terminal_size().columns if out.isatty() else 200
-        print("\n".join(_asked(admin, (columns, 0))), file=out)
+        print("\n".join(_fetch_screen(admin, (columns, 0))), file=out)
         return 0
-    _asked(admin, (80, 24))  # report a wrong URL in one line, not on the alternate screen
+    _fetch_screen(admin, (80, 24))  # report a wrong URL in one line, not on the alternate screen
     helps = False
     with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
         out.write(_OTHER_SCREEN)
@@ -118,7 +118,7 @@ def _drawn(admin: str, out: TextIO, keyboard: int | None, *, helps: bool) -> str
 def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     size = shutil.get_terminal_size()
     try:
-        lines = HELP if helps else _asked(admin, (size.columns, size.lines - 1))
+        lines = HELP if helps else _fetch_screen(admin, (size.columns, size.lines - 1))
     except StartError as error:
         lines = [*textwrap.wrap(str(error), size.columns), "trying again"]
     lines = [cut(line, size.columns) for line in lines[: size.lines - 2]]
@@ -128,7 +128,7 @@ def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     out.flush()
 
 
-def _asked(admin: str, size: tuple[int, int]) -> list[str]:
+def _fetch_screen(admin: str, size: tuple[int, int]) -> list[str]:
     paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history")
     told = [ask("top", admin, path) for path in paths]
     decisions, events, workers, routers, steering, history = told

@@ -42,12 +42,12 @@ def fleet_faults(config: Config) -> Iterator[str]:
         key = f"discovery.dns[{position}]"
         if name.nameserver is not None:
             yield from address_fault(f"{key}.nameserver", name.nameserver, _parse_nameserver)
-        yield from _found(f"{key}.worker", name.worker, config)
+        yield from _worker_faults(f"{key}.worker", name.worker, config)
     if found.kubernetes is not None:
         pods = found.kubernetes
         if (pods.selector is None) is (pods.inference_pool is None):
             yield "discovery.kubernetes: needs exactly one of selector and inference_pool"
-        yield from _found("discovery.kubernetes.worker", pods.worker, config)
+        yield from _worker_faults("discovery.kubernetes.worker", pods.worker, config)
 
 
 def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _model(key: str, model: str | None, *, learn: bool, config: Config) -> Itera
         yield f"{key}.model: {model!r} is not under models"
 
 
-def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
+def _worker_faults(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
     if worker.port > address.MAX_PORT:
         yield f"{key}.port: is above 65535"
     yield from _model(key, worker.model, learn=worker.learn, config=config)

@@ -79,13 +79,13 @@ def _contents(path: str, most: int) -> bytes:
         with Path(path).open("rb") as file:
             found = file.read(most + 1)
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {_why(error)}"]) from None
+        raise ConfigError([f"{path}: cannot be read: {_os_reason(error)}"]) from None
     if len(found) > most:
         raise ConfigError([f"{path}: larger than {most} bytes"])
     return found
 
 
-def _why(error: OSError) -> str:
+def _os_reason(error: OSError) -> str:
     """Returns why a file cannot be read.
 
     If access is denied, the reason names the user of this process, which containers set.
@@ -111,7 +111,7 @@ def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:
         broken = [*broken_rules(config), *_missing_files(config)]
         faults += _not_following(broken, faults)
     if config is None or faults:
-        raise ConfigError([f"{name}: {fault}" for fault in _shown_of(faults)])
+        raise ConfigError([f"{name}: {fault}" for fault in _first_faults(faults)])
     return typing.cast("Config", config)
 
 
@@ -123,7 +123,7 @@ def _missing_files(config: Config) -> Iterator[str]:
             if isinstance(model.tokenizer, str):
                 TokenizerFiles.find(model.tokenizer)
         except PermissionError as error:
-            yield f"{key}.tokenizer: {error.filename} cannot be read: {_why(error)}"
+            yield f"{key}.tokenizer: {error.filename} cannot be read: {_os_reason(error)}"
         except (FileNotFoundError, ValueError) as error:
             yield f"{key}.tokenizer: {error}"
         if model.chat_template is None:
@@ -132,7 +132,7 @@ def _missing_files(config: Config) -> Iterator[str]:
             if not Path(model.chat_template).is_file():
                 yield f"{key}.chat_template: no such file: {model.chat_template}"
         except PermissionError as error:
-            yield f"{key}.chat_template: {error.filename} cannot be read: {_why(error)}"
+            yield f"{key}.chat_template: {error.filename} cannot be read: {_os_reason(error)}"
 
 
 def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
@@ -146,12 +146,14 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     """
     raw, faults = _values(text, name)
     if not isinstance(raw, list):
-        raise ConfigError([f"{name}: must be a list of workers, is {_shown(raw)}"])
+        raise ConfigError([f"{name}: must be a list of workers, is {_display(raw)}"])
     items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
     if not faults:
         faults += worker_faults("", items, config)
     if faults:
-        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in _shown_of(faults)])
+        raise ConfigError(
+            [f"{name}: {fault.removeprefix(': ')}" for fault in _first_faults(faults)]
+        )
     return tuple(items)
 
 
@@ -181,7 +183,7 @@ MAX_FAULTS = 100
 _LONGEST_WORD = 60
 
 
-def _shown_of(faults: list[str]) -> list[str]:
+def _first_faults(faults: list[str]) -> list[str]:
     """Returns the first faults, and how many more there are."""
     more = len(faults) - MAX_FAULTS
     return faults if more <= 0 else [*faults[:MAX_FAULTS], f"and {more} more faults"]
@@ -205,7 +207,7 @@ def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:
     Returns None if the value is not a mapping, or a key without a default is missing or wrong.
     """
     if not isinstance(raw, Mapping):
-        what = f"must be a mapping, is {_shown(raw)}{_as_mapping(kind, raw)}"
+        what = f"must be a mapping, is {_display(raw)}{_as_mapping(kind, raw)}"
         faults.append(f"{path or 'configuration'}: {what}")
         return None
     known = {item.name: item for item in fields(kind)}
@@ -215,7 +217,7 @@ def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:
         if len(faults) >= MAX_FAULTS:  # it is only counted, since a hint takes 0.1 ms
             hint = ""
         else:
-            hint = f"; {pasted[key]}" if key in pasted else _near(key, known)
+            hint = f"; {pasted[key]}" if key in pasted else _suggestion(key, known)
         faults.append(f"{_join(path, key)}: unknown key{hint}")
     hints = typing.get_type_hints(kind)
     values: dict[str, object] = {}
@@ -259,7 +261,7 @@ def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> 
     """Returns a word that is allowed instead of a section; else adds a fault, and returns None."""
     if raw in words:
         return raw
-    faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_shown(raw)}")
+    faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_display(raw)}")
     return None
 
 
@@ -280,7 +282,7 @@ def _chosen(hint: object, raw: object) -> tuple[object, bool]:
 
 def _items(kind: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:
     if not isinstance(raw, list):
-        faults.append(f"{path}: must be a list, is {_shown(raw)}")
+        faults.append(f"{path}: must be a list, is {_display(raw)}")
         return None
     values = [
         _value(kind, entry, f"{path}[{position}]", item, faults)
@@ -293,10 +295,10 @@ def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
     is_number = kind is float and type(raw) in (int, float)
     if type(raw) is not kind and not is_number:
         quotes = " to YAML; put it in quotes" if kind is str and _is_plain(raw) else ""
-        return f"must be {_KINDS[typing.cast('type', kind)]}, is {_shown(raw)}{quotes}"
+        return f"must be {_KINDS[typing.cast('type', kind)]}, is {_display(raw)}{quotes}"
     choices = item.metadata["choices"]
     if choices and raw not in choices:
-        return f"must be one of {', '.join(choices)}, is {raw!r}{_near(raw, choices)}"
+        return f"must be one of {', '.join(choices)}, is {raw!r}{_suggestion(raw, choices)}"
     if is_number or type(raw) is int:
         return _range_fault(typing.cast("float", raw), item)
     if raw == "" and item.default != "":
@@ -309,9 +311,9 @@ def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
 def _range_fault(raw: float, item: "Field[Any]") -> str | None:
     minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
     if not raw >= minimum:  # also false for .nan
-        return f"must be at least {minimum}, is {_shown(raw)}"
+        return f"must be at least {minimum}, is {_display(raw)}"
     if raw > (maximum or most(item.name)):
-        return f"must be at most {maximum or most(item.name)}, is {_shown(raw)}"
+        return f"must be at most {maximum or most(item.name)}, is {_display(raw)}"
     return None
 
 
@@ -319,7 +321,7 @@ def _is_plain(raw: object) -> bool:
     return raw is not None and not isinstance(raw, (list, Mapping))
 
 
-def _shown(raw: object) -> str:
+def _display(raw: object) -> str:
     if raw is None:
         return "empty"
     if isinstance(raw, Mapping):
@@ -333,7 +335,7 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _near(word: object, known: Iterable[str]) -> str:
+def _suggestion(word: object, known: Iterable[str]) -> str:
     text = str(word)
     if len(text) > _LONGEST_WORD:
         return ""
@@ -381,7 +383,7 @@ def values_in(text: str | bytes) -> tuple[Any, list[str]]:
     except (LookupError, AttributeError):  # PyYAML raises these for a text such as "!!bool x"
         raise ValueError("a value does not fit its tag") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(_told(error)) from None
+        raise ValueError(_error_text(error)) from None
 
 
 def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
@@ -408,7 +410,7 @@ def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
         yield from _doubles(value, where, seen)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Returns the error on one line, without PyYAML's names for strings."""
     mark = getattr(error, "problem_mark", None)
     if isinstance(error, yaml.MarkedYAMLError) and mark is not None:

@@ -88,7 +88,7 @@ def decide_legs(
     if whole:
         split = Split(None, WORDS[whole], outcome=whole)
     else:
-        among = _among(snapshot, plan.helpers)
+        among = _snapshot_of_helpers(snapshot, plan.helpers)
         split = _split(query, among, answer, rules, now, rng, must=plan.needs_helper)
     pick = answer.pick
     if split.prefill is not None or plan.needs_helper:  # a retry must fit the request as it is sent
@@ -123,7 +123,7 @@ def _helpers(query: Query, snapshot: Snapshot) -> list[Candidate]:
     return [one for one in helpers if one.endpoint not in snapshot.doubted] or helpers
 
 
-def _among(snapshot: Snapshot, helpers: list[Candidate]) -> Snapshot:
+def _snapshot_of_helpers(snapshot: Snapshot, helpers: list[Candidate]) -> Snapshot:
     """Returns the snapshot for the pick of the worker that computes the prompt for another."""
     rules = replace(snapshot.rules, shed=False)
     return msgspec.structs.replace(snapshot, workers=helpers, roster=None, ranks=None, rules=rules)

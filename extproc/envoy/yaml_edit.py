@@ -209,7 +209,7 @@ class YamlText:
             if number < len(path):
                 step = path[number]
                 pairs = node.value
-                node = pairs[step] if isinstance(step, int) else _found(pairs, step)
+                node = pairs[step] if isinstance(step, int) else _value_of(pairs, step)
         return node
 
     def _add_to_flow(self, node: Any, key: str, value: object) -> None:
@@ -348,7 +348,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value)
 
 
-def _found(pairs: list[tuple[yaml.Node, yaml.Node]], key: str) -> yaml.Node:
+def _value_of(pairs: list[tuple[yaml.Node, yaml.Node]], key: str) -> yaml.Node:
     return next(value for found, value in pairs if found.value == key)
 
 

@@ -7,7 +7,7 @@ from extproc.base.engine import changes_prompts
 from extproc.config.schema import Config
 from extproc.config.sections import BOTH
 from extproc.fleet.record import Table, Worker
-from extproc.requests.dialect import Spoken, spoken_by
+from extproc.requests.dialect import ModelDialects, spoken_by
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
 from extproc.routing.sent import Holdings
@@ -30,7 +30,7 @@ class Candidates:
         self.loads = loads
         self._changed = asyncio.Event()
         self._by_model: dict[str, list[Candidate]] = {}  # until anything changes
-        self._spoken: dict[str, Spoken] = {}  # by model, until anything changes
+        self._spoken: dict[str, ModelDialects] = {}  # by model, until anything changes
         self._draining: set[str] | None = None  # until anything changes
         self._has_roles: bool | None = None  # until anything changes
 
@@ -46,7 +46,7 @@ class Candidates:
             ]
         return known
 
-    def spoken(self, model: str) -> Spoken:
+    def spoken(self, model: str) -> ModelDialects:
         """Returns the dialects that the engines of a model's workers speak."""
         known = self._spoken.get(model)
         if known is None:

@@ -21,7 +21,7 @@ from extproc.base import address
 from extproc.base.address import Address
 from extproc.config.fleet_rules import same_place
 from extproc.config.schema import WorkerEvents
-from extproc.fleet.polling import Client, told
+from extproc.fleet.polling import Client, fetch_report
 from extproc.fleet.record import Place
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
 
@@ -157,7 +157,7 @@ def _of_rank(endpoint: str, rank: int) -> str:
     return f"tcp://{place._replace(port=place.port + rank)}"
 
 
-class Told(NamedTuple):
+class SourcePlaces(NamedTuple):
     """A worker's sources, one for each rank, and their places, which no other worker may have."""
 
     sources: tuple[ZmqSource, ...]
@@ -166,7 +166,7 @@ class Told(NamedTuple):
 
 async def permitted(
     client: Client, endpoint: str, hosts: tuple[str, ...], max_ranks: int
-) -> Told | str:
+) -> SourcePlaces | str:
     """Returns what a worker reports about its feed, or why the report is refused.
 
     hosts: those that it may name besides its own.
@@ -181,7 +181,7 @@ async def permitted(
     strange = strange_host(answer, own | listed)
     if strange:
         return f"it publishes on {strange}, which is neither its own host nor in events.auto_hosts"
-    return Told(answer, places(answer, own))
+    return SourcePlaces(answer, places(answer, own))
 
 
 async def _spellings(host: str) -> frozenset[str]:
@@ -208,7 +208,7 @@ async def sources(client: Client, endpoint: str) -> tuple[ZmqSource, ...] | str:
     reasons: list[str] = []
     for path in PATHS:
         try:
-            answer = await told(client, endpoint, path)
+            answer = await fetch_report(client, endpoint, path)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return f"it does not answer: {error or 'timeout'}"
         if isinstance(answer, str):

@@ -10,9 +10,9 @@ import msgspec
 from extproc.base.errors import StartError
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.feed_sources import Told, configured, permitted, places
+from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, places
 from extproc.fleet.polling import MAX_QUESTIONS, Polling, Question
-from extproc.fleet.record import Following, Place, Table, Wanted, Worker
+from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource
@@ -42,7 +42,7 @@ class Feeds:
         fleet: FollowedWorkers,
         table: Table,
         polling: Polling,
-        wanted: Callable[[Worker], Wanted | None],
+        wanted: Callable[[Worker], FeedPlan | None],
         open_transports: OpenTransports,
         times: AskingTimes = USUAL,
     ) -> None:
@@ -98,7 +98,7 @@ class Feeds:
             "" if self._fleet.ranks(worker.name) else "it has not been asked yet where it publishes"
         )
 
-    def _target(self, worker: Worker) -> Wanted | None:
+    def _target(self, worker: Worker) -> FeedPlan | None:
         return self._wanted(worker) if self.enabled else None
 
     async def _follow_wanted(self) -> None:
@@ -143,7 +143,7 @@ class Feeds:
         header = self._rank_header
         self._fleet.names_ranks = is_told if header == AUTO else header is not None
 
-    def _begin(self, worker: Worker, one: Wanted) -> None:
+    def _begin(self, worker: Worker, one: FeedPlan) -> None:
         if isinstance(one.events, WorkerEvents):
             source = configured(one.events)
             if isinstance(source, tuple):
@@ -163,10 +163,10 @@ class Feeds:
             worker.following = Following()
             await self._fleet.remove(worker.name)
 
-    def _open(self, name: str, one: Wanted, source: FeedSource) -> None:
+    def _open(self, name: str, one: FeedPlan, source: FeedSource) -> None:
         self._fleet.add(name, one.model, self._open_transports(source), one.adapters)
 
-    async def _ask(self, worker: Worker, one: Wanted) -> float:
+    async def _ask(self, worker: Worker, one: FeedPlan) -> float:
         """Asks a worker where it publishes; returns the seconds until the next question."""
         name, client = worker.name, self._polling.client
         try:
@@ -179,10 +179,10 @@ class Feeds:
         times = self._times
         return times.feed_seldom_seconds if is_well else times.feed_soon_seconds
 
-    async def _take(self, worker: Worker, one: Wanted, answer: Told | str) -> None:
+    async def _take(self, worker: Worker, one: FeedPlan, answer: SourcePlaces | str) -> None:
         """Follows the feed that a worker reported; keeps the old one while it does not answer."""
         name, following = worker.name, worker.following
-        if isinstance(answer, Told) and answer.sources != following.found:
+        if isinstance(answer, SourcePlaces) and answer.sources != following.found:
             owner = self._owner_of(answer.places, worker)
             answer = f"its feed is that of worker {owner}" if owner else answer
         if isinstance(answer, str):
@@ -207,7 +207,7 @@ class Feeds:
         return next((one.name for one in others), "")
 
 
-def feed_shown(status: FeedStatus) -> dict[str, Any]:
+def feed_as_json(status: FeedStatus) -> dict[str, Any]:
     """Returns one rank's feed for GET /workers."""
     return {
         "rank": status.rank,

@@ -13,8 +13,8 @@ import aiohttp
 from extproc.base.engine import SGLANG, Engine
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
 from extproc.fleet.identity import (
-    Known,
-    Told,
+    EngineAnswer,
+    EngineRecord,
     arguments_in,
     engine_of_metrics,
     owner_in,
@@ -115,7 +115,7 @@ class Identifying:
             asked.retries = Backoff(*RETRY_SECONDS, self._chance)
         try:
             async with asyncio.timeout(ALL_SECONDS):
-                told = await told_by(client, endpoint)
+                told = await ask_engine(client, endpoint)
         except FAILURES as error:
             self._take_silence(worker, in_words(error))
             return max(LEAST_SECONDS, asked.retries.next_seconds())
@@ -129,7 +129,7 @@ class Identifying:
 
     def _take_silence(self, worker: Worker, why: str) -> None:
         if worker.told.engine is None and self._table.has(worker):
-            worker.identify(Told(reason=why))
+            worker.identify(EngineAnswer(reason=why))
             self._note(worker)
 
     def _look(self) -> None:
@@ -153,7 +153,7 @@ class Identifying:
                 changed(worker.name)
 
 
-def _log(name: str, now: Known, before: Known | None) -> None:
+def _log(name: str, now: EngineRecord, before: EngineRecord | None) -> None:
     if now.engine is not None and (before is None or now.engine != before.engine):
         log.info("worker %s runs %s (%s)", name, now.engine, now.source)
     if now.engine is not None and now.reason:
@@ -162,7 +162,7 @@ def _log(name: str, now: Known, before: Known | None) -> None:
         log.debug("worker %s: its engine is unknown: %s", name, now.reason)
 
 
-async def told_by(client: Client, endpoint: str) -> Told:
+async def ask_engine(client: Client, endpoint: str) -> EngineAnswer:
     """Asks a worker which engine it runs.
 
     endpoint: host:port of its HTTP server.
@@ -172,7 +172,9 @@ async def told_by(client: Client, endpoint: str) -> Told:
     """
     name = await _engine_of(client, endpoint)
     if name is None:
-        return Told(reason=f"neither {MODELS} nor {METRICS} names an engine that is known here")
+        return EngineAnswer(
+            reason=f"neither {MODELS} nor {METRICS} names an engine that is known here"
+        )
     reasons = []
     for path in SERVER_INFO if name == SGLANG else VERSION:
         answer = await _answer(client, endpoint, path)
@@ -181,15 +183,17 @@ async def told_by(client: Client, endpoint: str) -> Told:
             reasons.append(f"{path}: {release}")
             continue
         assert isinstance(answer, bytes)
-        return _told_of(Engine(name, release), answer, path)
-    return Told(reason=f"it is {name}, but {'; '.join(reasons)}")
+        return _engine_answer(Engine(name, release), answer, path)
+    return EngineAnswer(reason=f"it is {name}, but {'; '.join(reasons)}")
 
 
-def _told_of(engine: Engine, answer: bytes, path: str) -> Told:
+def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
     if engine.name != SGLANG:
-        return Told(engine, "")
+        return EngineAnswer(engine, "")
     arguments = arguments_in(answer)
-    return Told(engine, "" if arguments else f"{path}: its arguments cannot be read", arguments)
+    return EngineAnswer(
+        engine, "" if arguments else f"{path}: its arguments cannot be read", arguments
+    )
 
 
 async def _engine_of(client: Client, endpoint: str) -> str | None:

@@ -110,7 +110,7 @@ def arguments_in(answer: bytes) -> PromptArguments | None:
     return read if all(len(one or "") <= MAX_ARGUMENT for one in read) else None
 
 
-class Told(NamedTuple):
+class EngineAnswer(NamedTuple):
     """What a worker said about its engine the last time that it answered.
 
     engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
@@ -122,7 +122,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class EngineRecord:
     """What is known of a worker's engine.
 
     engine: None for unknown. source: who says so, "" if nobody does. reason: why the engine or its
@@ -146,7 +146,7 @@ class Known:
         }
 
 
-def identity_of(given: WorkerEngine | None, source: str, told: Told) -> Known:
+def identity_of(given: WorkerEngine | None, source: str, told: EngineAnswer) -> EngineRecord:
     """Returns what is known of a worker's engine.
 
     given: as it was configured or annotated, which counts more than what the worker said. source:
@@ -156,10 +156,10 @@ def identity_of(given: WorkerEngine | None, source: str, told: Told) -> Known:
     is_sglang = engine is not None and engine.name == SGLANG
     arguments = told.arguments if is_sglang else None
     if given is None:
-        return Known(engine, LEARNED if engine else "", told.reason, arguments)
+        return EngineRecord(engine, LEARNED if engine else "", told.reason, arguments)
     reason = ""
     if told.engine not in (None, engine):
         reason = f"the worker says that it is {told.engine}"
     elif is_sglang and arguments is None:
         reason = f"its arguments are unknown: {told.reason}"
-    return Known(engine, source, reason, arguments)
+    return EngineRecord(engine, source, reason, arguments)

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from extproc.config.schema import Model
-from extproc.fleet.polling import MAX_QUESTIONS, Client, Question, told
+from extproc.fleet.polling import MAX_QUESTIONS, Client, Question, fetch_report
 from extproc.fleet.record import Learned, Worker
 from kvstate.feeds.backoff import Backoff
 
@@ -131,7 +131,7 @@ class Learning:
             learned = await self._ask(client, name)
             if learned not in (worker.learned, NOTHING):
                 worker.learned = learned
-                log.info("worker %s reports: %s", name, _shown(learned))
+                log.info("worker %s reports: %s", name, _summary(learned))
                 self._changed()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("worker %s does not say what it serves: %s", name, type(error).__name__)
@@ -141,16 +141,16 @@ class Learning:
         return True
 
     async def _ask(self, client: Client, name: str) -> Learned:
-        answer = await told(client, name, MODELS)
+        answer = await fetch_report(client, name, MODELS)
         learned = NOTHING if isinstance(answer, str) else from_models(answer, self._models)
         for path in SERVER_INFO:
-            answer = await told(client, name, path)
+            answer = await fetch_report(client, name, path)
             if not isinstance(answer, str):
                 return learned._replace(block_size=block_size_in(answer))
         return learned
 
 
-def _shown(learned: Learned) -> str:
+def _summary(learned: Learned) -> str:
     count = "unknown" if learned.adapters is None else len(learned.adapters)
     adapters = "adapter" if count == 1 else "adapters"
     size = learned.block_size or "unknown"

@@ -248,7 +248,7 @@ class Polling:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def told(client: Client, endpoint: str, path: str) -> bytes | str:
+async def fetch_report(client: Client, endpoint: str, path: str) -> bytes | str:
     """Returns the body of what a worker reports about itself, or why there is none.
 
     endpoint: host:port of the worker's HTTP server.

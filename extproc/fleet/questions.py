@@ -16,7 +16,7 @@ from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 
 
-class _Asked(Protocol):
+class _PacedQuestion(Protocol):
     """A question that every worker is asked at a pace."""
 
     pace: Pace
@@ -62,7 +62,7 @@ class Questions:
             Pace(policy.scrape_interval_ms / 1000, chance, monotonic),
             monotonic,
         )
-        self.paced: list[_Asked] = [reports] if policy.scrape_interval_ms else []
+        self.paced: list[_PacedQuestion] = [reports] if policy.scrape_interval_ms else []
         self._learns_speeds = policy.learn
         self._computed = Computed(
             table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic

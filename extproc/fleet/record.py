@@ -13,8 +13,8 @@ from extproc.base import address
 from extproc.base.engine import Engine
 from extproc.config.schema import WorkerEvents
 from extproc.fleet.discovery.view import Fleet as Members
-from extproc.fleet.discovery.view import Found, Member
-from extproc.fleet.identity import Known, Told, identity_of
+from extproc.fleet.discovery.view import Member, Sighting
+from extproc.fleet.identity import EngineAnswer, EngineRecord, identity_of
 from extproc.fleet.polling import Poll
 from extproc.observing.outcomes import WorkerOutcomes
 from extproc.proof.lookups import Lookups
@@ -37,7 +37,7 @@ class Learned(NamedTuple):
     block_size: int | None = None
 
 
-class Wanted(NamedTuple):
+class FeedPlan(NamedTuple):
     """A feed to follow; if any of this changes, it is restarted.
 
     identity: the engine's, since another engine may get its address.
@@ -61,7 +61,7 @@ class Following:
     places: of its publishers. reason: why it has no feed, "" if no reason is known.
     """
 
-    wanted: Wanted | None = None
+    wanted: FeedPlan | None = None
     found: tuple[ZmqSource, ...] | None = None
     places: frozenset[Place] = frozenset()
     reason: str = ""
@@ -86,7 +86,7 @@ class QuestionedEngine:
 
     at: float = -math.inf
     retries: Backoff | None = None
-    noted: Known | None = None
+    noted: EngineRecord | None = None
     was_down: bool = False
 
 
@@ -145,19 +145,19 @@ class Worker:
         self.outcomes = WorkerOutcomes()
         self.tokenizer = Failures()
         self.questioned = Questioned()
-        self.told = Told()
-        self.identity: Known
+        self.told = EngineAnswer()
+        self.identity: EngineRecord
         self.identify()
         self.questioned_engine = QuestionedEngine()
         self.polls: dict[str, Poll] = {}
         self.batches_seen = self.looks_due = 0
 
     @property
-    def found(self) -> Found:
+    def found(self) -> Sighting:
         """The worker as it was configured or found."""
         return self.member.found
 
-    def identify(self, told: Told | None = None) -> None:
+    def identify(self, told: EngineAnswer | None = None) -> None:
         """Works out anew what is known of its engine. told: what it said, if that is new."""
         if told is not None:
             self.told = told
@@ -251,7 +251,7 @@ class Table:
             self.upstreams.leave(before)
             worker.holdings.lose()
             worker.holdings = Holdings(worker.name)
-            worker.identify(Told())
+            worker.identify(EngineAnswer())
         worker.upstream = self.upstreams.enter(endpoint)
 
     def _place(self, worker: Worker, before: Worker | None) -> None:

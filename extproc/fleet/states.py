@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from extproc.fleet.candidates import Candidates, adapters_of
-from extproc.fleet.feeds import Feeds, feed_shown
+from extproc.fleet.feeds import Feeds, feed_as_json
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import Circumstances, Outcome
@@ -66,7 +66,7 @@ class States:
             "state": candidates.state(name),
             "reason": self._reason(worker),
             "block_size": candidates.block_size(name),
-            "feeds": [feed_shown(status) for status in self._fleet.feeds(name)],
+            "feeds": [feed_as_json(status) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },

@@ -22,11 +22,11 @@ from extproc.proof.golden import (
     GOLDEN,
     MAX_ANSWER_BYTES,
     Encoder,
+    GoldenTokens,
     NoTokenizeError,
     SilentError,
-    Told,
     comparison,
-    tokens_here,
+    own_tokens,
     tokens_there,
 )
 from extproc.proof.state import OFF, STATES_SHOWN, Comparison, Proof, TokenProof
@@ -165,7 +165,7 @@ class Verifying:
         for _ in range(2):
             here = await self._ours_of(model, encoder)
             there = await tokens_there(lambda asked: _post(client, worker.endpoint, asked), None)
-            told = [Told(*one) for one in zip(GOLDEN, here, there, strict=True)]
+            told = [GoldenTokens(*one) for one in zip(GOLDEN, here, there, strict=True)]
             found = comparison(told, encoder.text_of)
             if worker.proof.agrees(found):
                 break
@@ -176,7 +176,7 @@ class Verifying:
         now = self._monotonic()
         at, known = self._ours.get(model, (now - OURS_SECONDS, []))
         if now - at >= OURS_SECONDS:
-            known = await asyncio.to_thread(tokens_here, encoder)
+            known = await asyncio.to_thread(own_tokens, encoder)
             self._ours[model] = now, known
         return known
 

@@ -17,7 +17,7 @@ from extproc.fleet.lanes import Lanes
 from extproc.fleet.learning import Learning
 from extproc.fleet.polling import Client
 from extproc.fleet.questions import Questions
-from extproc.fleet.record import Table, Wanted, Worker
+from extproc.fleet.record import FeedPlan, Table, Worker
 from extproc.fleet.resolving import Resolving
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
@@ -173,12 +173,12 @@ class Workers:
             self.proofs.respoken(worker)
         self.candidates.note_change()
 
-    def _wanted(self, worker: Worker) -> Wanted | None:
+    def _wanted(self, worker: Worker) -> FeedPlan | None:
         """Returns a worker's feed as it should be followed; None also if its model is unknown."""
         model, found = self.candidates.model_of(worker), worker.found
         events = found.worker.events
         if model and (events == AUTO or isinstance(events, WorkerEvents)):
-            return Wanted(model, events, found.identity, found.adapters)
+            return FeedPlan(model, events, found.identity, found.adapters)
         return None
 
     def _note_learned(self) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.core import (
 )
 
 
-class Seen(NamedTuple):
+class TracedValue(NamedTuple):
     """An observation with a trace: its trace_id, its value, and its time in seconds since 1970."""
 
     trace_id: str
@@ -32,7 +32,7 @@ class Buckets:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, TracedValue] = {}
 
     def observe(self, value: float) -> None:
         """Counts a value."""
@@ -50,13 +50,13 @@ class Buckets:
         self.counts[-1] += len(values) - below
         self.total += sum(values)
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: TracedValue) -> None:
         """Makes an observation the exemplar of its bucket."""
         self.seen[bisect_left(self.bounds, seen.value)] = seen
 
-    def cumulative(self) -> list[tuple[str, int, Seen | None]]:
+    def cumulative(self) -> list[tuple[str, int, TracedValue | None]]:
         """Returns each bound as text, the count up to it, and its exemplar."""
-        shown: list[tuple[str, int, Seen | None]] = []
+        shown: list[tuple[str, int, TracedValue | None]] = []
         count = 0
         names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
         for at, (name, own) in enumerate(zip(names, self.counts, strict=True)):
@@ -82,5 +82,5 @@ def histogram_family(
     return family
 
 
-def _exemplar(seen: Seen) -> Exemplar:
+def _exemplar(seen: TracedValue) -> Exemplar:
     return Exemplar({"trace_id": seen.trace_id}, seen.value, seen.at)

@@ -77,7 +77,9 @@ def _least(*sides: Side) -> float:
     return max(3 / side.known for side in sides)
 
 
-def _sure(found: Estimate | None, *counts: int, needed: int = LEAST_REQUESTS) -> Estimate | None:
+def _with_enough(
+    found: Estimate | None, *counts: int, needed: int = LEAST_REQUESTS
+) -> Estimate | None:
     """Returns an estimate without its interval if there are too few requests."""
     return found if found is None or min(counts) >= needed else Estimate(found.value)
 
@@ -88,7 +90,7 @@ def cached_share(sides: Sides, which: int) -> Estimate | None:
     if not side.prompt_tokens:
         return None
     found = sides.alone[which].estimate(_of_side(which, _share), _least(side))
-    found = _sure(found, side.known)
+    found = _with_enough(found, side.known)
     if found is None or found.low is None or found.high is None:
         return found
     return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
@@ -99,18 +101,18 @@ def share_gained(sides: Sides) -> Estimate | None:
     both = sides.both
     if not all(side.prompt_tokens for side in both):
         return None
-    return _sure(sides.together.estimate(_gain(_share), _least(*both)), *both.known([0, 1]))
+    return _with_enough(sides.together.estimate(_gain(_share), _least(*both)), *both.known([0, 1]))
 
 
 def saved_seconds(sides: Sides, which: int) -> Estimate | None:
     """Returns the prefill seconds that cached tokens saved a request; None if unknown."""
     found = sides.alone[which].estimate(_of_side(which, _saved))
-    return _sure(found, sides.both[which].known)
+    return _with_enough(found, sides.both[which].known)
 
 
 def more_saved(sides: Sides) -> Estimate | None:
     """Returns the seconds saved per steered request minus those of the others."""
-    return _sure(sides.together.estimate(_gain(_saved)), *sides.both.known([0, 1]))
+    return _with_enough(sides.together.estimate(_gain(_saved)), *sides.both.known([0, 1]))
 
 
 def length_ratio(sides: Sides) -> Estimate | None:
@@ -141,7 +143,7 @@ def first_byte(sides: Sides, which: int, share: float) -> Estimate | None:
     """Returns a quantile of the times to the first byte, in seconds; None if there are none."""
     found = sides.alone[which].estimate(_of_side(which, _position(share)), HALF_BUCKET)
     count = sum(sides.both[which].first_bytes.values())
-    found = _sure(found, count, needed=needed_for(share))
+    found = _with_enough(found, count, needed=needed_for(share))
     if found is None or found.low is None or found.high is None:
         return found and Estimate(seconds_at(found.value))
     return Estimate(*map(seconds_at, (found.value, found.low, found.high)))
@@ -154,7 +156,7 @@ def first_byte_gained(sides: Sides, share: float) -> Estimate | None:
         return None
     longest = max(seconds_at(quantile(side.first_bytes, share)) for side in sides.both)
     found = sides.together.estimate(_gain(_seconds(share)), longest * (RESOLUTION - 1) / 2)
-    return _sure(found, *counts, needed=needed_for(share))
+    return _with_enough(found, *counts, needed=needed_for(share))
 
 
 def needed_for(share: float) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.observing.buckets import Buckets, Seen, histogram_family
+from extproc.observing.buckets import Buckets, TracedValue, histogram_family
 from extproc.routing.decision import Decision
 
 # In chronological order.
@@ -233,7 +233,7 @@ class DecisionCounts:
                 phase.observe_all([to - at for at, to in came])
                 last = [to or at for at, to in zip(last, end, strict=True)]
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: TracedValue) -> None:
         """Makes a decision's trace the exemplar of its time's bucket."""
         self.seconds.show(seen)
 

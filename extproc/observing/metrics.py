@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from extproc.observing.buckets import Seen
+from extproc.observing.buckets import TracedValue
 from extproc.observing.decisions import Course, DecisionCollector, DecisionCounts
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.outcomes import (
@@ -133,7 +133,7 @@ class Metrics(Collector):
         trace = course.trace
         if trace.is_sampled:
             seconds = course.picked_at - course.started_at
-            self._decisions.show(Seen(trace.trace_id, seconds, self._clock()))
+            self._decisions.show(TracedValue(trace.trace_id, seconds, self._clock()))
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts an ended request, if the proxy sent its response."""
@@ -192,7 +192,7 @@ class Metrics(Collector):
             fleet.append(one)
             if len(fleet) % AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return _Read(list(self.registry.collect()), fleet)
+        return _Snapshot(list(self.registry.collect()), fleet)
 
     async def exposed(self, accept: str) -> tuple[bytes, str]:
         """Returns all metrics in a format that a scraper accepts, and its content type.
@@ -207,7 +207,7 @@ class Metrics(Collector):
         return await asyncio.to_thread(generate_latest, read), self.content_type
 
 
-class _Read(Collector):
+class _Snapshot(Collector):
     """A snapshot of metrics; the families of the workers are built when it is collected."""
 
     def __init__(self, families: Sequence[Metric], fleet: Sequence[tuple[Shown, Load]]) -> None:

@@ -79,7 +79,7 @@ async def exporting_metrics(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        with _faults_told():
+        with _logging_faults():
             await _end(await sender(), exporter)
         await asyncio.to_thread(exporter.shutdown)
 
@@ -89,12 +89,12 @@ async def _keep_sending(
 ) -> None:
     while True:
         await asyncio.sleep(interval_seconds)
-        with _faults_told():  # the next metrics must still be sent
+        with _logging_faults():  # the next metrics must still be sent
             await asyncio.to_thread(await sender())
 
 
 @contextlib.contextmanager
-def _faults_told() -> Iterator[None]:
+def _logging_faults() -> Iterator[None]:
     try:
         yield
     except Exception:

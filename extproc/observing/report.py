@@ -199,7 +199,7 @@ class Report:
         at = self._minute * MINUTES.seconds
         for span, kept in enumerate(self._kept):
             if self._steered.requests or self._others.requests:
-                period = _at(kept, span, int(at // SPANS[span].seconds))
+                period = _period_at(kept, span, int(at // SPANS[span].seconds))
                 period.steered.add(self._steered)
                 period.others.add(self._others)
             self._see(span, now)
@@ -217,14 +217,14 @@ class Report:
         while begin < now:
             number = int(begin // seconds)
             end = min(now, float((number + 1) * seconds))
-            period = _at(self._kept[span], span, number)
+            period = _period_at(self._kept[span], span, number)
             period.seen_seconds = min(period.seen_seconds + end - begin, float(seconds))
             begin = end
 
     def merge(self, periods: Iterable[Period], now: float) -> None:
         """Adds the periods of another report; time that both routers ran counts once."""
         for other in periods:
-            period = _at(self._kept[other.span], other.span, other.number)
+            period = _period_at(self._kept[other.span], other.span, other.number)
             period.steered.add(other.steered)
             period.others.add(other.others)
             period.seen_seconds = max(period.seen_seconds, other.seen_seconds)
@@ -249,7 +249,7 @@ class Report:
         return Window(span.seconds, numbers[0] * span.seconds, found)
 
 
-def _at(kept: dict[int, Period], span: int, number: int) -> Period:
+def _period_at(kept: dict[int, Period], span: int, number: int) -> Period:
     found = kept.get(number)
     if found is None:
         found = kept[number] = Period(span, number)
@@ -273,12 +273,12 @@ MAX_BYTES = 8 * 1024 * 1024
 _MAX_PERIODS = sum(span.kept + 1 for span in SPANS)
 
 
-class _Written(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _StoredReport(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     version: int
     periods: Annotated[list[Period], Meta(max_length=_MAX_PERIODS)]
 
 
-def written(encoded: Iterable[bytes]) -> bytes:
+def encode_report(encoded: Iterable[bytes]) -> bytes:
     """Returns a report as JSON, from its encoded periods."""
     return b"[%d,[%b]]\n" % (VERSION, b",\n".join(encoded))
 
@@ -293,7 +293,7 @@ def read(text: bytes) -> list[Period]:
         raise ReportError(f"is larger than {MAX_BYTES} bytes")
     try:
         current = _without_groups(text) if text.startswith(_FIRST_VERSION) else text
-        found = msgspec.json.decode(current, type=_Written)
+        found = msgspec.json.decode(current, type=_StoredReport)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"cannot be read: {error}") from None
     if found.version != VERSION:

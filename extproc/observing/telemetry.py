@@ -23,7 +23,7 @@ MIN_INTERVAL_MS = 100
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")
 
 
-class Wanted(NamedTuple):
+class TelemetryOptions(NamedTuple):
     """What to send, and how.
 
     traces, metrics: the OTLP protocol for each (http/protobuf or grpc), "" if it is not sent.
@@ -35,17 +35,19 @@ class Wanted(NamedTuple):
     interval_ms: int = DEFAULT_INTERVAL_MS
 
 
-def wanted(environment: Mapping[str, str]) -> Wanted:
+def options_in(environment: Mapping[str, str]) -> TelemetryOptions:
     """Returns what an environment requests.
 
     Raises:
         StartError: it requests something that is not supported.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return Wanted()
+        return TelemetryOptions()
     traces = _protocol("traces", environment)
     metrics = _protocol("metrics", environment)
-    return Wanted(traces, metrics, _interval_ms(environment) if metrics else DEFAULT_INTERVAL_MS)
+    return TelemetryOptions(
+        traces, metrics, _interval_ms(environment) if metrics else DEFAULT_INTERVAL_MS
+    )
 
 
 def _protocol(signal: str, environment: Mapping[str, str]) -> str:
@@ -86,7 +88,7 @@ async def telemetry(
         StartError: it requests something that is not supported, or the extra `otel` is not
             installed.
     """
-    asked = wanted(environment)
+    asked = options_in(environment)
     if not (asked.traces or asked.metrics):
         yield None
         return

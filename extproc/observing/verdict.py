@@ -49,7 +49,7 @@ STEERED, OTHERS = "Steered requests", "the others"
 _MONTH = 31 * 86_400
 
 
-class Asked(NamedTuple):
+class ReportQuery(NamedTuple):
     """What a report should contain: windows by name, in seconds.
 
     notes: what readers must know about how the report was made.
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def told(report: Report, asked: Asked, now: float) -> dict[str, Any]:
+def report_as_json(report: Report, asked: ReportQuery, now: float) -> dict[str, Any]:
     """Returns the answer of GET /report as JSON; now: in seconds since 1970."""
     windows = [
         _window(name, Sides.of(report.window(seconds, now)))
@@ -116,7 +116,7 @@ def _window(name: str, sides: Sides) -> dict[str, Any]:
         "others": _figures(sides, 1, shares[1]),
         "difference": {
             "cached_share": gain and gain.shown(),
-            "first_byte_seconds": _shown(times),
+            "first_byte_seconds": _estimates_as_json(times),
             "saved_prefill_seconds_per_request": saved and saved.shown(),
             "seconds_until_narrow": gain and seconds_until_narrow(sides, gain),
         },
@@ -124,7 +124,7 @@ def _window(name: str, sides: Sides) -> dict[str, Any]:
     }
 
 
-def _shown(times: dict[str, Estimate | None]) -> dict[str, Any]:
+def _estimates_as_json(times: dict[str, Estimate | None]) -> dict[str, Any]:
     return {name: one and one.shown() for name, one in times.items()}
 
 
@@ -145,7 +145,7 @@ def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]
         "computed_tokens": side.prompt_tokens - side.cached_tokens,
         "mean_prompt_tokens": round(side.prompt_tokens / side.known, 1) if side.known else None,
         "cached_share": share and share.shown(),
-        "first_byte_seconds": _shown(times),
+        "first_byte_seconds": _estimates_as_json(times),
         "saved_prefill_seconds": round(side.saved_seconds, 3),
         "saved_prefill_seconds_per_request": saved and saved.shown(),
         "load_spread": None

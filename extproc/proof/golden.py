@@ -118,7 +118,7 @@ GOLDEN: Sequence[Golden] = (
 )
 
 
-class Told(NamedTuple):
+class GoldenTokens(NamedTuple):
     """A golden request's tokens, here and in the engine; the reason in words if there are none."""
 
     golden: Golden
@@ -158,7 +158,7 @@ class NoTokenizeError(Exception):
     """A worker does not tokenize; the message says why."""
 
 
-def tokens_here(encoder: Encoder) -> list[Tokens | str]:
+def own_tokens(encoder: Encoder) -> list[Tokens | str]:
     """Returns KVSteer's tokens of all golden requests; this takes some milliseconds."""
     return [_encoded(encoder, golden) for golden in GOLDEN]
 
@@ -205,7 +205,7 @@ def _answer(status: int, body: bytes) -> Tokens | str:
         raise SilentError(f"{PATH}: an answer that cannot be read") from None
 
 
-def comparison(told: Iterable[Told], text_of: TextOf) -> Comparison:
+def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """Returns what golden requests say about an engine's tokens.
 
     A form is the same if one of its requests was compared and none differs. A difference is blamed
@@ -257,7 +257,8 @@ def mismatch(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> 
         at,
         ours[at] if at < len(ours) else None,
         engines[at] if at < len(engines) else None,
-        _after(text_of(ours[max(0, at - _WINDOW) : at])) + cause(golden, ours, engines, text_of),
+        _place_in_text(text_of(ours[max(0, at - _WINDOW) : at]))
+        + cause(golden, ours, engines, text_of),
     )
 
 
@@ -282,7 +283,7 @@ _DATE = re.compile(
 )
 
 
-def _after(text: str) -> str:
+def _place_in_text(text: str) -> str:
     return f"after {text[-_SHOWN:]!r}, " if text else ""
 
 

@@ -35,7 +35,7 @@ MAX_UNPROVED_TOKENS = 65_536
 
 
 @dataclass(eq=False, slots=True)
-class Sent:
+class SentRequest:
     """A request in flight to a worker.
 
     held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
@@ -59,7 +59,7 @@ class Lookups:
     """The requests of one worker that wait until they are looked up, in the order of sending."""
 
     def __init__(self) -> None:
-        self._waiting: list[Sent] = []
+        self._waiting: list[SentRequest] = []
         self._next_at = self._next_unproved_at = 0.0
 
     def __len__(self) -> int:
@@ -74,13 +74,13 @@ class Lookups:
         next_at = self._next_at if is_proved else self._next_unproved_at
         return now >= next_at and len(self._waiting) < MAX_WAITING
 
-    def add(self, sent: Sent, *, is_proved: bool) -> None:
+    def add(self, sent: SentRequest, *, is_proved: bool) -> None:
         """Adds a request that was just sent. is_proved: whether all its forms are proved."""
         self._waiting.append(sent)
         self._next_at = sent.sent_at + (PAUSE_WHILE_PROVED_SECONDS if is_proved else PAUSE_SECONDS)
         self._next_unproved_at = sent.sent_at + PAUSE_SECONDS
 
-    def drop(self, sent: Sent) -> None:
+    def drop(self, sent: SentRequest) -> None:
         """Gives up a request; one that does not wait is left as it is."""
         if sent in self._waiting:
             self._waiting.remove(sent)
@@ -90,7 +90,7 @@ class Lookups:
         self._waiting.clear()
         self._next_at = self._next_unproved_at = 0.0
 
-    def take_due(self, now: float) -> Sent | None:
+    def take_due(self, now: float) -> SentRequest | None:
         """Removes and returns one request that is over and can be looked up; None if none is."""
         self._waiting = [one for one in self._waiting if now - one.sent_at < MAX_SECONDS]
         for sent in self._waiting:
@@ -114,7 +114,7 @@ def may_show(
 
 
 def is_stored(
-    sent: Sent, overlap: Overlap | None, batches: int, block_size: int | None
+    sent: SentRequest, overlap: Overlap | None, batches: int, block_size: int | None
 ) -> bool | None:
     """Returns whether a worker stored a prompt whole; None if that is not known.
 

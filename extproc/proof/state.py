@@ -87,7 +87,7 @@ class Mismatch(NamedTuple):
     cause: str
 
 
-class Known(NamedTuple):
+class FormState(NamedTuple):
     """The state of a form.
 
     why: in words, "" if nothing is to be said. at: since when; None while it is as it began.
@@ -165,7 +165,7 @@ class FormProof:
     """The state of one form of request at one worker. known: the state now."""
 
     def __init__(self) -> None:
-        self.known = Known(Proof.UNPROVED, NOT_SEEN, None)
+        self.known = FormState(Proof.UNPROVED, NOT_SEEN, None)
         self._golden = Verdict(None)
         self._is_stored = False
         self._unproved_why = NOT_SEEN
@@ -214,7 +214,7 @@ class FormProof:
     def _settle(self, now: float) -> None:
         proof, why, mismatch = self._concluded()
         at = self.known.at if proof is self.known.proof else now
-        self.known = Known(proof, why, at, mismatch)
+        self.known = FormState(proof, why, at, mismatch)
 
     def _concluded(self) -> tuple[Proof, str, Mismatch | None]:
         golden = self._golden
@@ -309,7 +309,7 @@ class TokenProof:
             self._forms[form] = FormProof()
         self._note()
 
-    def of(self, form: int) -> Known:
+    def of(self, form: int) -> FormState:
         """Returns the state of one form."""
         return self._forms[form].known
 
@@ -318,7 +318,7 @@ class TokenProof:
         return self.proved & forms == forms
 
     @property
-    def summary(self) -> Known:
+    def summary(self) -> FormState:
         """The state of all forms in one: a refuted form, else a doubted one, else conversations.
 
         If no conversation is keyed here, texts count instead of conversations.

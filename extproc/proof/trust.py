@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from extproc.proof.lookups import Lookups, Sent, held_tokens, is_stored, may_show
+from extproc.proof.lookups import Lookups, SentRequest, held_tokens, is_stored, may_show
 from extproc.proof.state import Comparison, Proof, TokenProof
 from extproc.requests.prompt import AGREED_FORMS, BY_RELEASE
 from kvstate.feeds.feed import FeedState
@@ -62,7 +62,9 @@ class Proofs:
         # weak: a proof ends with the record that it is part of
         self._distrusted: WeakSet[TokenProof] = WeakSet()  # refuted or doubted for some forms
 
-    def sent(self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None) -> Sent | None:
+    def sent(
+        self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None
+    ) -> SentRequest | None:
         """Notes a request sent to a worker; returns it if it will be looked up, else None.
 
         prompt: tokenized here. forms: of the request. overlap: what the worker holds of the prompt.
@@ -81,15 +83,15 @@ class Proofs:
         if not may_show(prompt, overlap, self._fleet.block_size(worker), is_proved=is_proved):
             return None
         batches = self._fleet.batches(worker)
-        sent = Sent(prompt, forms, held_tokens(overlap), batches, now)
+        sent = SentRequest(prompt, forms, held_tokens(overlap), batches, now)
         record.lookups.add(sent, is_proved=is_proved)
         return sent
 
-    def ended(self, sent: Sent) -> None:
+    def ended(self, sent: SentRequest) -> None:
         """Notes that a request is over."""
         sent.ended_at = self._monotonic()
 
-    def dropped(self, worker: str, sent: Sent) -> None:
+    def dropped(self, worker: str, sent: SentRequest) -> None:
         """Notes that a request was refused, or answered elsewhere: it shows nothing."""
         record = self._records.get(worker)
         if record is not None:
@@ -99,7 +101,7 @@ class Proofs:
         """Notes how many tokens the prompt of a request has, here and in the engine."""
         record = self._records.get(worker)
         if record is not None and forms:
-            before = _told_of(record.proof)
+            before = _logged_state(record.proof)
             record.proof.count(forms, ours, engines, self._monotonic())
             self._note(record.proof, before)
 
@@ -190,7 +192,7 @@ class Proofs:
         batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
         found = is_stored(sent, overlap, batches, size)
         if found is not None:
-            before = _told_of(record.proof)
+            before = _logged_state(record.proof)
             record.proof.look_up(sent.forms, now, is_stored=found)
             self._note(record.proof, before)
 
@@ -208,7 +210,7 @@ class Proofs:
         """Logs a change that live requests caused: what golden requests find is logged by model."""
         self._mark(proof)
         known = proof.summary
-        if _told_of(proof) == before:
+        if _logged_state(proof) == before:
             return
         if known.proof is Proof.REFUTED:
             log.warning(
@@ -233,7 +235,7 @@ def _uncertain(overlap: Overlap) -> Overlap:
     return Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
 
 
-def _told_of(proof: TokenProof) -> tuple[Proof, bool]:
+def _logged_state(proof: TokenProof) -> tuple[Proof, bool]:
     """Returns what is logged when it changes."""
     return proof.summary.proof, bool(proof.doubted)
 

@@ -34,8 +34,8 @@ from extproc.requests.prompt import (
     Chat,
     InferenceRequest,
     answers_in,
-    kept_tokens,
     refusal_of,
+    token_limit,
 )
 
 # Kinds of text parts, and the key of the text in each. Older engines refuse newer kinds
@@ -429,7 +429,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     body = _body.decode(content)
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they replace the prompt
-    keep = kept_tokens(body.truncate_prompt_tokens, body.truncation_side)
+    keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     dialect = speaks(body.model)
     options = Options(
         chat_template=body.chat_template,

@@ -29,10 +29,10 @@ from extproc.requests.prompt import (
     ids_of,
     is_filled,
     is_given,
-    kept_tokens,
     prompts_of,
     texts_of,
     token_ids,
+    token_limit,
 )
 
 EMBEDDINGS_PATH = "/v1/embeddings"
@@ -217,7 +217,7 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_suffix")
     if is_given(body.prompt_embeds):
         raise RequestError("unsupported_embeddings")
-    keep = kept_tokens(body.truncate_prompt_tokens, body.truncation_side)
+    keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     prompts = prompts_of(
         body.prompt,
         add_special_tokens=body.add_special_tokens,

@@ -171,7 +171,7 @@ _RANGES: Sequence[_Range] = (
 )
 
 
-class Spoken(NamedTuple):
+class ModelDialects(NamedTuple):
     """The dialects that a model's workers speak.
 
     first: the newest. others: the rest, each with the workers that speak it; empty unless engines
@@ -198,7 +198,9 @@ def dialect_of(engine: Engine | None) -> Dialect:
     return spoken[-1].dialect if spoken else NEWEST
 
 
-def spoken_by(engines: Mapping[str, Engine | None], own_template: Collection[str] = ()) -> Spoken:
+def spoken_by(
+    engines: Mapping[str, Engine | None], own_template: Collection[str] = ()
+) -> ModelDialects:
     """Returns the dialects of a model's workers.
 
     engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
@@ -211,9 +213,9 @@ def spoken_by(engines: Mapping[str, Engine | None], own_template: Collection[str
     order = [_SGLANG_OWN, *(one.dialect for one in _RANGES)]
     newest_first = sorted(speakers, key=order.index, reverse=True)
     if not newest_first:
-        return Spoken(NEWEST)
+        return ModelDialects(NEWEST)
     first, *others = newest_first
-    return Spoken(first, tuple((one, frozenset(speakers[one])) for one in others))
+    return ModelDialects(first, tuple((one, frozenset(speakers[one])) for one in others))
 
 
 def agreed(_: str | None) -> None:

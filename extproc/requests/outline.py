@@ -221,7 +221,7 @@ def _tool(tool: object) -> object:
 def _turn(turn: dict[str, Any]) -> Iterator[bytes]:
     """Yields a turn: its fields, and its parts; nothing if it says nothing that is rendered."""
     head = {
-        name: [_shown(call) for call in value]
+        name: [_rendered_fields(call) for call in value]
         if name == "tool_calls" and isinstance(value, list)
         else value
         for name, value in turn.items()
@@ -244,7 +244,7 @@ def _parts(content: object) -> Iterator[bytes]:
     for part in content if isinstance(content, list) else (content,):
         if isinstance(part, dict) and "content" in part:  # such as the result of a tool
             head = {name: part[name] for name in part if name != "content"}
-            yield _VALUE + _sorted.encode(_shown(head))
+            yield _VALUE + _sorted.encode(_rendered_fields(head))
             inner = part["content"]
             for one in inner if isinstance(inner, list) else (inner,):
                 yield _part(one)
@@ -255,11 +255,11 @@ def _parts(content: object) -> Iterator[bytes]:
 def _part(part: object) -> bytes:
     """Returns what is rendered of a part, b"" for nothing."""
     if not isinstance(part, dict):
-        return _said(part) if isinstance(part, str) else _VALUE + _sorted.encode(part)
+        return _stable_text(part) if isinstance(part, str) else _VALUE + _sorted.encode(part)
     kind, text = part.get("type"), part.get("text")
     if isinstance(text, str) and kind in _TEXT_KINDS:
-        return _said(text)
-    shown = _sorted.encode(_shown(part))
+        return _stable_text(text)
+    shown = _sorted.encode(_rendered_fields(part))
     if isinstance(kind, str) and _MEDIA.search(kind) is not None:
         # as long as its tokens, not as its bytes
         digest = xxhash.xxh3_128_digest(shown)
@@ -267,14 +267,14 @@ def _part(part: object) -> bytes:
     return _VALUE + shown
 
 
-def _shown(thing: object) -> object:
+def _rendered_fields(thing: object) -> object:
     """Returns an object's fields that are rendered and not empty."""
     if not isinstance(thing, dict):
         return thing
     return {name: value for name, value in thing.items() if value and name not in _UNRENDERED}
 
 
-def _said(text: str) -> bytes:
+def _stable_text(text: str) -> bytes:
     """Returns a text without the line that some clients change with every request."""
     if text.startswith(BILLING_LINE):
         text = text.partition("\n")[2]

@@ -281,7 +281,7 @@ def answers_in(n: object) -> int:
     return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
 
 
-def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
+def token_limit(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
     """Returns how many tokens of a prompt vLLM keeps, None for all.
 
     By default it truncates on the left, so the last ones are kept; only newer releases let a

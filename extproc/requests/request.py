@@ -347,7 +347,7 @@ def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         return grpc_request.parse(path, body)
     refuse_costly(body, MAX_ID_COMMAS if path in _ID_PATHS or not path else MAX_COMMAS)
     try:
-        path = path or _path_told_by(body)
+        path = path or _path_by_fields(body)
         if path in _BY_RELEASE:
             return _BY_RELEASE[path](body, speaks)
         return _PARSERS[path](body)
@@ -357,7 +357,7 @@ def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         raise RequestError("bad_json") from None
 
 
-def _path_told_by(body: bytes) -> str:
+def _path_by_fields(body: bytes) -> str:
     """Returns the path of the API that the fields of a body identify.
 
     A conversation without `system` means the same in chat completions and in Anthropic's messages.

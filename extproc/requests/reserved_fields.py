@@ -106,7 +106,7 @@ def _edits(text: bytes, fields: _Fields) -> "list[_Edit] | None":
             edits.append(_Edit(start, end, None))
         elif _OBJECT.match(text, at, end):
             value = text[at:end]
-            new = _within(value, inner)
+            new = _clean_object(value, inner)
             if new is None:
                 return None
             if new is not value:
@@ -114,7 +114,7 @@ def _edits(text: bytes, fields: _Fields) -> "list[_Edit] | None":
     return edits
 
 
-def _within(value: bytes, fields: _Fields) -> bytes | None:
+def _clean_object(value: bytes, fields: _Fields) -> bytes | None:
     """Returns an object in another one without these fields: the same object if it has none.
 
     Returns None if it may hide some: it is none, or too large to be scanned.

@@ -50,7 +50,7 @@ def without_reserved(path: str, body: bytes) -> bytes | None:
     if compressed or _PREFIX.size + length != len(body):
         return None
     try:
-        kept = _kept(body, fields)
+        kept = _remaining_parts(body, fields)
     except _UnclearError:
         return None
     if kept == [(_PREFIX.size, len(body))]:
@@ -63,7 +63,7 @@ class _UnclearError(Exception):
     """A message is not read with certainty."""
 
 
-def _kept(body: bytes, fields: frozenset[int]) -> list[tuple[int, int]]:
+def _remaining_parts(body: bytes, fields: frozenset[int]) -> list[tuple[int, int]]:
     """Returns the parts of a message between the fields that are cut out."""
     kept, begun, at = [], _PREFIX.size, _PREFIX.size
     for _ in range(MAX_FIELDS):

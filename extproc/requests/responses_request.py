@@ -231,7 +231,7 @@ class _Turns:
         self._differs()
         if item.get("encrypted_content"):
             raise RequestError("unsupported_items")  # vLLM refuses it, SGLang reads its own
-        self._join("reasoning", _thought(item))
+        self._join("reasoning", _reasoning_text(item))
 
     def _text(self, item: dict[str, Any]) -> None:
         content = item.get("content")
@@ -276,7 +276,7 @@ def _name_of(item: dict[str, Any]) -> object:
     return _in_namespace(namespace, item.get("name")) if namespace else item.get("name")
 
 
-def _thought(item: dict[str, Any]) -> str:
+def _reasoning_text(item: dict[str, Any]) -> str:
     """Returns the text of a reasoning item: of its content, else of its summary."""
     for part in (item.get("content"), item.get("summary")):
         match part:

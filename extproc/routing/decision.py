@@ -22,7 +22,7 @@ from extproc.routing.policies import (
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import rank_of
 from extproc.routing.sampling import SAMPLED, sample_of
-from extproc.routing.sent import Sent
+from extproc.routing.sent import ClaimTable
 from extproc.routing.survey import Survey, is_full, survey_of
 from kvstate.overlap import Overlap, of_any_rank
 
@@ -176,7 +176,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         candidates = _sole(candidates, survey, belonging.sole)
     order = _order(candidates, survey, saved, weighed, snapshot, rng)
     first = order[0].name if order else ""
-    held, rank = _held_by(first, order, eligible, snapshot, now)
+    held, rank = _overlaps_of(first, order, eligible, snapshot, now)
     certain, uncertain = _tokens_of(first, held)
     claimed = claims.get(first, NO_CLAIMS)
     count = len(snapshot.workers)
@@ -218,7 +218,7 @@ def _text_tokens(query: Query) -> float:
     return min(query.unread_bytes, MAX_UNREAD_BYTES) / BYTES_PER_TOKEN
 
 
-def _marks(query: Query, sent: Sent | None) -> Sequence[Marks]:
+def _marks(query: Query, sent: ClaimTable | None) -> Sequence[Marks]:
     if sent is None:
         return ()
     if query.outline is not None:
@@ -296,7 +296,7 @@ def _candidates(
             for at in candidates
             if survey.workers[at].endpoint in ejected
         }
-        candidates = _spared(candidates, failing, survey, excluded)
+        candidates = _without_bad(candidates, failing, survey, excluded)
     limit = rules.max_in_flight
     if limit is None:
         return Verdict.STEER, candidates
@@ -306,10 +306,10 @@ def _candidates(
         for at in full:
             excluded[survey.places[at]] = OVER_LIMIT
         return Verdict.SHED, ()
-    return Verdict.STEER, _spared(candidates, full, survey, excluded)
+    return Verdict.STEER, _without_bad(candidates, full, survey, excluded)
 
 
-def _spared(
+def _without_bad(
     candidates: Sequence[int], bad: Mapping[int, str], survey: Survey, excluded: list[str]
 ) -> Sequence[int]:
     """Returns the candidates that are not bad, or all of them if all are bad.
@@ -365,7 +365,7 @@ def _order(
     return [workers[at] for at in best(ranked, chance, endpoints_named(rules, is_duplex=False))]
 
 
-def _held_by(
+def _overlaps_of(
     first: str,
     order: Sequence[Candidate],
     eligible: Sequence[int],

@@ -59,7 +59,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "reason": decision.reason,
         "decided_by": decided_by(decision),
         "session": _session_worker(decision),
-        "why": why(decision),
+        "why": reason_sentence(decision),
         "prefill": _prefill(decision),
         "source": None if decision.source is None else decision.source._asdict(),
     }
@@ -154,13 +154,13 @@ def _prefill(decision: Decision) -> dict[str, Any] | None:
 NOT_STEERED = "not steered, so the proxy chooses; otherwise"
 
 
-def why(decision: Decision) -> str:
+def reason_sentence(decision: Decision) -> str:
     """Returns the reason of a decision as a sentence."""
-    words = _why(decision)
+    words = _reason(decision)
     return words if decision.is_steered or not decision.pick else f"{NOT_STEERED} {words}"
 
 
-def _why(decision: Decision) -> str:
+def _reason(decision: Decision) -> str:
     if decision.verdict is Verdict.SHED:
         return "every worker that may answer is over its limit of requests"
     for left in (FINDS_MODEL, CALLS_NO_MODEL):
@@ -175,7 +175,7 @@ def _why(decision: Decision) -> str:
     }
     first = decision.pick[0]
     others = decision.pick[1:] or sorted(costs.keys() - {first}, key=costs.__getitem__)
-    words = f"{basis.policy}: {first} is expected to hold {_held(decision)}"
+    words = f"{basis.policy}: {first} is expected to hold {_overlap_sentence(decision)}"
     if basis.policy == "cost":
         words += f", cost {costs[first]:.0f}"
         words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
@@ -217,7 +217,7 @@ def _who_computes(split: Split) -> str:
     return f"{who} computes the prompt: {split.why}{costs}"
 
 
-def _held(decision: Decision) -> str:
+def _overlap_sentence(decision: Decision) -> str:
     basis = decision.basis
     claimed = basis.claims_on(decision.worker)
     parts = [

@@ -18,7 +18,7 @@ from extproc.routing.policies import policy_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
 from extproc.routing.sampling import sample_size
-from extproc.routing.sent import Claim, Holdings, Lifetimes, Sent
+from extproc.routing.sent import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.upstreams import Upstreams, is_uncomputed
 from kvstate.overlap import Overlap, Prompt
 
@@ -107,7 +107,7 @@ class Placing:
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
-        self.sent = Sent(
+        self.sent = ClaimTable(
             secret if telling is None else telling.secret,
             policy.sent_bytes,
             Lifetimes(

@@ -11,7 +11,7 @@ from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load
 from extproc.routing.ranks import Ranks
-from extproc.routing.sent import Sent
+from extproc.routing.sent import ClaimTable
 from kvstate.overlap import Overlap, Prompt
 
 
@@ -113,7 +113,7 @@ class Snapshot(Frozen, frozen=True):
     policy: str
     turn: int
     rules: Policy = Policy()
-    sent: Sent | None = None
+    sent: ClaimTable | None = None
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
     ejected: Mapping[str, str] = {}

@@ -102,7 +102,7 @@ class Claim(LightRecord, eq=False, gc=False):
 _Claims = tuple[Claim, ...]
 
 
-class Sent:
+class ClaimTable:
     """The table of claims, of all workers.
 
     If a mark has too many claims, those of ended requests stay, since nothing can withdraw them.
@@ -170,7 +170,7 @@ class Sent:
                 continue
             if claims is not before:  # neighbouring marks usually have the same claims
                 before = claims
-                after = _with(claim, claims)
+                after = _with_claim(claim, claims)
                 if len(after) > MOST_CLAIMS:
                     after = _fewer(after, now - self._lifetimes.speculative)
                 more = mark_bytes
@@ -245,7 +245,7 @@ class Sent:
             self._young_bytes = 0
 
 
-def _with(claim: Claim, claims: _Claims) -> _Claims:
+def _with_claim(claim: Claim, claims: _Claims) -> _Claims:
     """Returns claims with a new one, without those that can no longer count because of it."""
     holdings = claim.holdings
     others = [one for one in claims if one.holdings is not holdings]

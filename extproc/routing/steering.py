@@ -101,12 +101,12 @@ def beginning_of(path: str, body: bytes) -> bytes:
         if path in grpc_request.PATHS:
             return grpc_request.ids_of(path, body)[:BEGINNING_IDS].tobytes()
         refuse_costly(body, MAX_ID_COMMAS)
-        return _of(_body.decode(body))
+        return _conversation_text(_body.decode(body))
     except (RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return b""
 
 
-def _of(body: _Body) -> bytes:
+def _conversation_text(body: _Body) -> bytes:
     if body.messages:
         return _of_messages((body.system,), body.messages)
     for prompt in (body.input, body.prompt, body.text, body.input_ids, body.token_ids):

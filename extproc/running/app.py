@@ -42,7 +42,7 @@ from extproc.serving.lean_server import LeanServer
 from extproc.serving.observers import Observers
 from extproc.serving.router import Router
 from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, note_of, telling_of
-from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left_alone
+from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.transport import FeedTransport
@@ -105,7 +105,7 @@ def remote_tokenizers(
             endpoints = functools.partial(workers.candidates.tokenizers, model.name)
             count = functools.partial(metrics.count_question, model.name)
             made[model.name] = RemoteTokenizer(model, options, endpoints, count)
-            metrics.show_tokenizers_away(model.name, functools.partial(_left_alone, endpoints))
+            metrics.show_tokenizers_away(model.name, functools.partial(_count_avoided, endpoints))
     return made
 
 
@@ -391,8 +391,8 @@ def _awaited(discovery: Discovery, workers: Workers) -> str:
     return "" if workers.states.replays_done() else "replays are still running"
 
 
-def _left_alone(endpoints: Callable[[], Endpoints]) -> int:
-    return left_alone(endpoints())
+def _count_avoided(endpoints: Callable[[], Endpoints]) -> int:
+    return count_avoided(endpoints())
 
 
 def _open(source: FeedSource) -> Sequence[FeedTransport]:

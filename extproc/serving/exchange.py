@@ -45,7 +45,7 @@ from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.cleaning import Cleaning
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
-from extproc.serving.stream import NamingHeaders, Spoken, Stream, traceparent_of
+from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, traceparent_of
 from extproc.serving.stream_answers import Answers, Placement
 
 log = logging.getLogger("kvsteer.extproc")
@@ -85,7 +85,7 @@ class Service:
         self.cleaning = Cleaning()
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         header = config.policy.header
-        self.spoken = Spoken(
+        self.spoken = StreamSettings(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=Budget(_BODIES_BYTES),
             names_model=len(config.models) > 1,

@@ -87,7 +87,7 @@ class GrpcServer:
             else:
                 self._server.add_insecure_port(options.listen)
         except RuntimeError as error:
-            raise _why(options, error) from None
+            raise _start_error(options, error) from None
         await self._server.start()
 
     async def stop(self) -> None:
@@ -176,7 +176,7 @@ class GrpcServer:
             await asyncio.sleep(WATCH_SECONDS)
 
 
-def _why(options: ExtProc, error: RuntimeError) -> StartError:
+def _start_error(options: ExtProc, error: RuntimeError) -> StartError:
     """Returns why the server cannot listen; grpc does not report it, so the address is tried."""
     try:
         try_address(options)

@@ -131,7 +131,7 @@ Kept = TypeVar("Kept", bytes, bytes | Parts)
 _NOTHING: deque[Any] = deque(maxlen=0)
 
 
-def _with(kept: deque[Kept], data: Kept) -> deque[Kept]:
+def _appended(kept: deque[Kept], data: Kept) -> deque[Kept]:
     """Returns the kept pieces or messages, with one more."""
     if kept is _NOTHING:
         return deque((data,))
@@ -207,7 +207,7 @@ class Call(ABC):
         if not data:
             self.go_on()
         elif self._messages or self._unread or self.is_busy:
-            self._unread = _with(self._unread, bytes(data))
+            self._unread = _appended(self._unread, bytes(data))
             self._kept_bytes += len(data) + _PIECE_BYTES
             self._charge()
         else:
@@ -291,7 +291,7 @@ class Call(ABC):
             self._owed_ticks = 0
             for later in messages[1:]:
                 kept = later if isinstance(later, Parts) else bytes(later)
-                self._messages = _with(self._messages, kept)
+                self._messages = _appended(self._messages, kept)
                 self._kept_bytes += len(later) + _PIECE_BYTES
             self.take(messages[0])
 

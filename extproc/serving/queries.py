@@ -11,7 +11,7 @@ from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
 from extproc.observing.decisions import Course
 from extproc.requests.costly_json import is_light
-from extproc.requests.dialect import NEWEST, Dialect, Speaks, Spoken
+from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
 from extproc.requests.outline import Outline, beginning_of, outline_of
 from extproc.requests.prompt import BY_RELEASE
 from extproc.requests.request import (
@@ -28,7 +28,7 @@ from extproc.requests.request import (
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
 from extproc.routing.eligibility import ANY, Demand
 from extproc.routing.query import Query, Variant
-from extproc.tokenizing.prompt_tokens import Held, Keyed, PromptTokens
+from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.decision")
@@ -41,8 +41,8 @@ _PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
 Read = tuple[InferenceRequest, Served]
 
 
-def _newest(_: str) -> Spoken:
-    return Spoken(NEWEST)
+def _newest(_: str) -> ModelDialects:
+    return ModelDialects(NEWEST)
 
 
 class Queries:
@@ -56,7 +56,7 @@ class Queries:
         self,
         models: Models,
         tokens: PromptTokens,
-        spoken: Callable[[str], Spoken] = _newest,
+        spoken: Callable[[str], ModelDialects] = _newest,
         *,
         names_sessions: bool = True,
     ) -> None:
@@ -117,7 +117,7 @@ class Queries:
 
     async def _said(self, dialect: Dialect, path: str, body: bytes) -> tuple[Sequence[Prompt], int]:
         """Returns a request's prompts in a dialect, and their forms; none if it is not keyed."""
-        held = Held()
+        held = ThreadUse()
 
         def read_and_tokenized() -> Query | None:
             read = self._read(path, body, lambda _: dialect)
@@ -171,7 +171,7 @@ class Queries:
 
     async def _large(self, path: str, body: bytes, course: Course) -> Query:
         """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
-        held = Held()
+        held = ThreadUse()
         try:
             read, course.parsed_at = await self._tokens.apart(
                 lambda: self._read_and_tokenized(path, body, course, held), len(body), held
@@ -185,7 +185,7 @@ class Queries:
         return query
 
     def _read_and_tokenized(
-        self, path: str, body: bytes, course: Course, held: Held
+        self, path: str, body: bytes, course: Course, held: ThreadUse
     ) -> tuple[Read | Query, float]:
         """Returns the query, or the request if workers tokenize it; and when it was parsed."""
         read = self._read(path, body, self._speaks)

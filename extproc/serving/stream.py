@@ -296,7 +296,7 @@ _GRPC = ProcessingMode.GRPC
 _NO_HEAD = Head("", "", None)
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class StreamSettings(msgspec.Struct, frozen=True):
     """Settings of all streams of a server.
 
     max_body_bytes: a longer body is collected only up to this, or not requested at all if its
@@ -336,7 +336,7 @@ class Stream:
     response_head: None until the response's headers arrive.
     """
 
-    def __init__(self, spoken: Spoken, *, wants_status: bool = False) -> None:
+    def __init__(self, spoken: StreamSettings, *, wants_status: bool = False) -> None:
         self.state = State.HEAD
         self.response_head: ResponseHead | None = None
         self.is_duplex = self._echoes_response = spoken.dialect == "epp"

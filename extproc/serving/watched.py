@@ -3,7 +3,7 @@
 import logging
 
 from extproc.base.logs import tell_fault
-from extproc.proof.lookups import Sent
+from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, proofs: Proofs, *, compares: bool) -> None:
         self._proofs = proofs
         self._compares = compares
-        self._sent: dict[Booking, tuple[str, Sent]] = {}
+        self._sent: dict[Booking, tuple[str, SentRequest]] = {}
         self._compared: dict[Booking, tuple[Prompt, int]] = {}
 
     def begin(self, decision: Decision, query: Query, booking: Booking) -> None:

@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from extproc.routing.load import Loads
-from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.messages import MAX_MARKS, AnyClaim, MessageError, News, decoded, sender_tag
 from extproc.sharing.telling import Telling
 
@@ -68,7 +68,7 @@ class Identity(NamedTuple):
 
 
 @dataclass(slots=True)
-class Other:
+class Peer:
     """Another router.
 
     key: its name in the workers' records. since, heard_at: when its first and its last message
@@ -128,7 +128,7 @@ class Picture:
         self,
         telling: Telling,
         loads: Loads,
-        sent: Sent,
+        sent: ClaimTable,
         places: Places,
         forget_seconds: float,
         draw: Callable[[], int],
@@ -143,7 +143,7 @@ class Picture:
         self._asked_at = -ASK_SECONDS
         self._strangers: OrderedDict[Identity, Stranger] = OrderedDict()
         self._gone: OrderedDict[Identity, int] = OrderedDict()
-        self.others: dict[Identity, Other] = {}
+        self.others: dict[Identity, Peer] = {}
         self.counts: Counter[str] = Counter()
         self.unknown_workers = 0
         self.excess_claims = 0
@@ -185,14 +185,14 @@ class Picture:
         """Returns how many messages of the routers known now did not arrive before later ones."""
         return sum(other.lost for other in self.others.values())
 
-    def forget(self, now: float) -> list[Other]:
+    def forget(self, now: float) -> list[Peer]:
         """Forgets the routers that have been silent for too long, and returns them."""
         silent = [other for other in self.others.values() if self._is_over(other, now)]
         for other in silent:
             self._drop(other, now)
         return silent
 
-    def _is_over(self, other: Other, now: float) -> bool:
+    def _is_over(self, other: Peer, now: float) -> bool:
         """Returns whether a router is silent for good, sooner if another run has its name."""
         silence = now - other.heard_at
         return silence > self._forget_seconds or (
@@ -214,7 +214,7 @@ class Picture:
             if one.tag == self._telling.tag:
                 self._telling.answer(one.number)
 
-    def _sender(self, news: News, now: float, wall_us: int) -> Other:
+    def _sender(self, news: News, now: float, wall_us: int) -> Peer:
         """Returns the record of a message's sender.
 
         Raises:
@@ -234,7 +234,7 @@ class Picture:
         other.lag = least
         return other
 
-    def _newcomer(self, identity: Identity, news: News, now: float, wall_us: int) -> Other:
+    def _newcomer(self, identity: Identity, news: News, now: float, wall_us: int) -> Peer:
         """Returns a record for a sender that has answered its challenge; else challenges it.
 
         Raises:
@@ -260,10 +260,10 @@ class Picture:
         del self._strangers[identity]
         if stranger.is_hello:
             self._telling.note_hello()
-        other = self.others[identity] = Other(identity, now, now, _lag(news, wall_us))
+        other = self.others[identity] = Peer(identity, now, now, _lag(news, wall_us))
         return other
 
-    def _merge(self, other: Other, news: News, now: float) -> None:
+    def _merge(self, other: Peer, news: News, now: float) -> None:
         if news.workers or news.claims or news.outlines:
             places = self._places()
             told, key, is_known = self._loads.record_report, other.key, other.is_known
@@ -280,7 +280,7 @@ class Picture:
             if (known := claims.pop(number, None)) is not None:
                 self._sent.withdraw(known)
 
-    def _claim(self, other: Other, news: News, places: Mapping[int, Place], now: float) -> None:
+    def _claim(self, other: Peer, news: News, places: Mapping[int, Place], now: float) -> None:
         left = MAX_MARKS
         claims: tuple[AnyClaim, ...] = (*news.claims, *news.outlines)
         for claim in claims:
@@ -293,13 +293,13 @@ class Picture:
                 other.marks_left -= claim.mark_count
                 self._record(other, claim, place, now)
 
-    def _record(self, other: Other, claim: AnyClaim, place: Place, now: float) -> None:
+    def _record(self, other: Peer, claim: AnyClaim, place: Place, now: float) -> None:
         claims = other.claims
         if len(claims) >= MAX_CLAIMS:
             del claims[next(iter(claims))]
         claims[claim.number] = self._sent.record(place.holdings, claim.marks, now)
 
-    def _drop(self, other: Other, now: float) -> None:
+    def _drop(self, other: Peer, now: float) -> None:
         """Forgets a router: its requests may still be under way, but nobody reports them."""
         del self.others[other.identity]
         self._gone[other.identity] = other.sequence

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from extproc.config.sections import Sharing as Options
 from extproc.routing.load import Loads
-from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
     CONNECTING,
@@ -137,7 +137,7 @@ class Sharing:
         options: Options,
         telling: PromptTelling,
         fleet: Fleet,
-        sent: Sent,
+        sent: ClaimTable,
         monotonic: Callable[[], float],
     ) -> None:
         self._options = options

@@ -480,14 +480,14 @@ def _is_constant(node: nodes.Node) -> bool:
     return not any(
         isinstance(one, nodes.Expr)
         and not isinstance(one, (nodes.Const, nodes.List, nodes.Dict, nodes.Tuple))
-        for one in _below(node)
+        for one in _descendants(node)
     )
 
 
-def _below(node: nodes.Node) -> Iterator[nodes.Node]:
+def _descendants(node: nodes.Node) -> Iterator[nodes.Node]:
     yield node
     for one in node.iter_child_nodes():
-        yield from _below(one)
+        yield from _descendants(one)
 
 
 def _is_unpacked(node: nodes.Node, parent: nodes.Node) -> bool:

@@ -373,7 +373,7 @@ _REASONING = frozenset(("reasoning", "reasoning_content"))
 _PROBED_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
-class _Told(NamedTuple):
+class _TemplateInput(NamedTuple):
     """What a template is given of a chat, and the forms that its dialect decided."""
 
     messages: Messages
@@ -442,7 +442,9 @@ class ChatTemplate:
             return self._of_parts(told, chat.dialect, tick)
         return self._chosen(texts, chat.dialect, told.forms)
 
-    def _of_parts(self, told: "_Told", dialect: Dialect | None, tick: Tick) -> tuple[str, int]:
+    def _of_parts(
+        self, told: "_TemplateInput", dialect: Dialect | None, tick: Tick
+    ) -> tuple[str, int]:
         """Returns the same as `render`, for contents of which some are no texts."""
         messages, forms = told.messages, told.forms
         flats = [flat(message) for message in messages]
@@ -471,13 +473,15 @@ class ChatTemplate:
             raise RequestError("unsupported_content_format")
         return texts[self._format_by_rule[dialect.format]], forms | PARTS
 
-    def _shaped_text(self, told: "_Told", messages: Messages, tick: Tick, *, parts: bool) -> str:
+    def _shaped_text(
+        self, told: "_TemplateInput", messages: Messages, tick: Tick, *, parts: bool
+    ) -> str:
         shaped = [in_parts(one) for one in messages] if parts else messages
         if told.forms & DEVELOPER:
             shaped = merged_developers(shaped)
         return self._text(shaped, told.variables, tick)
 
-    def _told(self, chat: Chat) -> "_Told":
+    def _told(self, chat: Chat) -> "_TemplateInput":
         """Returns what the template is given of a chat, by the rules of its dialect.
 
         Raises:
@@ -487,7 +491,7 @@ class ChatTemplate:
         messages: Messages = chat.messages
         variables: Mapping[str, Any] = chat.variables
         if not forms:
-            return _Told(messages, variables, 0)
+            return _TemplateInput(messages, variables, 0)
         if dialect is None:
             raise RequestError(refusal_of(forms))
         if forms & INLINE_SYSTEM:
@@ -500,7 +504,7 @@ class ChatTemplate:
             variables = self._with_effort(chat)
         if forms & DEVELOPER and not dialect.merges_developers:
             raise RequestError("unsupported_developer_role")
-        return _Told(messages, variables, forms)
+        return _TemplateInput(messages, variables, forms)
 
     def _forms_of(self, chat: Chat) -> int:
         """Returns the forms under which a chat comes with this template."""

@@ -10,7 +10,7 @@ _LOOK_SECONDS = 0.05
 Done = TypeVar("Done")
 
 
-def within(cpu_seconds: float, work: Callable[[], Done]) -> Done:
+def run_within(cpu_seconds: float, work: Callable[[], Done]) -> Done:
     """Returns the result of work that runs in a thread of its own.
 
     cpu_seconds: the most that this process may use meanwhile. The thread of work that is given up

@@ -26,7 +26,7 @@ from extproc.tokenizing.tokenizer_layout import (
     AddedToken,
     Cutter,
     Frame,
-    everywhere,
+    cut_everywhere,
     frame,
     read,
     tokenizes_piecewise,
@@ -336,7 +336,7 @@ def choose(
     encoder = _fast(source, proofs, model) or plain
     cutter = Cutter(layout.added_tokens) if tokenizes_piecewise(layout) else None
     if cutter is not None and not proofs.hold_for_parts(
-        encoder, Cutter(layout.added_tokens, everywhere)
+        encoder, Cutter(layout.added_tokens, cut_everywhere)
     ):
         cutter = None
     around = frame(layout)
@@ -367,13 +367,13 @@ class _Proofs:
         self._framed = functools.cache(_reference(tokenizer, add_special_tokens=True))
 
     def hold_for_library(self, encoder: Encoder) -> bool:
-        return self._holds(encoder.name, _one(encoder), self._bare)
+        return self._holds(encoder.name, _single(encoder), self._bare)
 
     def hold_for_parts(self, encoder: Encoder, cutter: Cutter) -> bool:
-        return self._holds("cut text", in_parts(_one(encoder), cutter), self._bare)
+        return self._holds("cut text", in_parts(_single(encoder), cutter), self._bare)
 
     def hold_for_frame(self, encoder: Encoder, around: Frame) -> bool:
-        encode = _one(encoder)
+        encode = _single(encoder)
 
         def framed(text: str) -> Tokens:
             return framed_ids(encode(text), around)
@@ -409,7 +409,7 @@ def _fast(source: str, proofs: _Proofs, model: str) -> Encoder | None:
     return encoder if proofs.hold_for_library(encoder) else None
 
 
-def _one(encoder: Encoder) -> Encode:
+def _single(encoder: Encoder) -> Encode:
     return lambda text: encoder.ids([text])[0]
 
 

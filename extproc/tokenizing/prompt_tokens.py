@@ -46,7 +46,7 @@ class Keyed(NamedTuple):
     forms: int
 
 
-class Held:
+class ThreadUse:
     """Which model's template and tokenizer a thread runs; None if it runs none, or none yet.
 
     The work in a thread may learn its model only when it has read a request: `PromptTokens.here`
@@ -112,9 +112,9 @@ class PromptTokens:
                 raise RequestError("tokenizer_hung")
             else:
                 whole, forms = await self._local(tokenizer, request.prompts, model, body_bytes)
-        return _kept(request, whole, forms)
+        return _keyed(request, whole, forms)
 
-    def here(self, request: InferenceRequest, model: str, held: Held) -> Keyed | None:
+    def here(self, request: InferenceRequest, model: str, held: ThreadUse) -> Keyed | None:
         """Returns the same as `of`, without waiting, however long it takes.
 
         Returns None if workers must be asked.
@@ -135,10 +135,10 @@ class PromptTokens:
                 raise RequestError("tokenizer_hung")
             held.model = model
             whole, forms = _finished([tokenizer.start(prompt) for prompt in request.prompts])
-        return _kept(request, whole, forms)
+        return _keyed(request, whole, forms)
 
     async def apart(
-        self, work: Callable[[], Result], body_bytes: int, held: Held | None = None
+        self, work: Callable[[], Result], body_bytes: int, held: ThreadUse | None = None
     ) -> Result:
         """Runs work that takes a millisecond or more in a thread, and returns its result.
 
@@ -169,7 +169,7 @@ class PromptTokens:
             self._waiting -= 1
             self._waiting_bytes -= body_bytes
 
-    def _give_up(self, done: asyncio.Future[Any], held: Held) -> None:
+    def _give_up(self, done: asyncio.Future[Any], held: ThreadUse) -> None:
         """Replaces the threads, one of which does not come back.
 
         One that runs no model's template or tokenizer does: it only reads a request.
@@ -205,11 +205,13 @@ class PromptTokens:
         if started is None:
             start = tokenizer.start
             return await self.apart(
-                lambda: _finished([start(prompt) for prompt in prompts]), body_bytes, Held(model)
+                lambda: _finished([start(prompt) for prompt in prompts]),
+                body_bytes,
+                ThreadUse(model),
             )
         if len(started) == 1 and started[0].is_cheap:
             return [started[0].finish()], started[0].forms
-        return await self.apart(lambda: _finished(started), body_bytes, Held(model))
+        return await self.apart(lambda: _finished(started), body_bytes, ThreadUse(model))
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -239,7 +241,7 @@ def _finished(started: Sequence[Started]) -> tuple[list[Tokens], int]:
     return [one.finish() for one in started], forms
 
 
-def _kept(request: InferenceRequest, whole: list[Tokens], forms: int) -> Keyed:
+def _keyed(request: InferenceRequest, whole: list[Tokens], forms: int) -> Keyed:
     """Returns what the engine computes of whole prompts. forms: those that dialects decided."""
     for prompt in request.prompts:
         forms |= forms_of(prompt)

@@ -74,7 +74,7 @@ def choose(workers: Endpoints, chance: Callable[[], float]) -> str | None:
     return best[int(chance() * len(best)) % len(best)]
 
 
-def left_alone(workers: Endpoints) -> int:
+def count_avoided(workers: Endpoints) -> int:
     """Returns how many workers are not asked because they keep failing."""
     return sum([one.is_open for one in workers.values()])
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from extproc.base.errors import RequestError
-from extproc.base.structs import Alone, Light
+from extproc.base.structs import Light, LightByIdentity
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 
@@ -65,7 +65,7 @@ class Cut(Light, frozen=True, gc=False):
     tokens: int
 
 
-class _Entry(Alone, frozen=True, gc=False, eq=False):
+class _Entry(LightByIdentity, frozen=True, gc=False, eq=False):
     """One text. keys: of its beginnings. Not tracked by the garbage collector, like its cuts."""
 
     text: str
@@ -99,7 +99,7 @@ class _Entry(Alone, frozen=True, gc=False, eq=False):
         return self.cuts[:shared]
 
 
-class Known(Light, frozen=True, gc=False):
+class TextRecord(Light, frozen=True, gc=False):
     """What is known about a text.
 
     ids: those of a text with the same beginning; valid up to the last cut, or all if `is_whole`.
@@ -140,18 +140,18 @@ class KnownTexts:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, text: str) -> Known:
+    def find(self, text: str) -> TextRecord:
         """Returns what is known about a text: no ids and no cuts if it is unknown."""
         keys = _keys(text)
         entry = self._alike(keys)
         if entry is None:
-            return Known(array("I"), (), is_whole=False, keys=keys, like=None)
+            return TextRecord(array("I"), (), is_whole=False, keys=keys, like=None)
         self._entries.move_to_end(entry)
         if entry.text == text:
-            return Known(entry.ids, entry.cuts, is_whole=True, keys=keys, like=entry)
-        return Known(entry.ids, entry.shared_cuts(text), is_whole=False, keys=keys, like=entry)
+            return TextRecord(entry.ids, entry.cuts, is_whole=True, keys=keys, like=entry)
+        return TextRecord(entry.ids, entry.shared_cuts(text), is_whole=False, keys=keys, like=entry)
 
-    def remember(self, text: str, known: Known, ids: Tokens, cuts: Sequence[Cut]) -> None:
+    def remember(self, text: str, known: TextRecord, ids: Tokens, cuts: Sequence[Cut]) -> None:
         """Keeps a text with all its ids and cuts, in order.
 
         It replaces the earlier text with the same beginning, if it has all of that text's cuts.
@@ -240,7 +240,7 @@ class Work(Light, frozen=True, gc=False):
     """
 
     text: str
-    known: Known
+    known: TextRecord
     new_from: int
     new_characters: int
 

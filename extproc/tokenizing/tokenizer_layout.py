@@ -223,7 +223,7 @@ def sparse(cut: int) -> int:
     return max(PART_CHARACTERS, cut // _PART_SHARE)
 
 
-def everywhere(_: int) -> int:
+def cut_everywhere(_: int) -> int:
     """Returns a least distance of one character: cuts at every possible position."""
     return 1
 

@@ -16,7 +16,7 @@ from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
 from extproc.requests.prompt import FRAME, IN_CODE, REBUILT, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
-from extproc.tokenizing.cpu_limit import within
+from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.declared import KINDS, added_by_settings, may_be_rebuilt, text_of
 from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
@@ -329,7 +329,7 @@ def _chosen(
         return library, choose(library, model, MAX_KNOWN_BYTES)
 
     try:
-        return within(MAX_LOAD_SECONDS, load_and_choose)
+        return run_within(MAX_LOAD_SECONDS, load_and_choose)
     except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
         raise ValueError(f"{file}: {error}") from None
 

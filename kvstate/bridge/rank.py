@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from kvstate.bridge.mirror import Copy, Mirror
 from kvstate.events import (
+    BatchResult,
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
@@ -32,7 +33,6 @@ from kvstate.events import (
     Event,
     EventBatch,
     OtherGroupStored,
-    Taken,
 )
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.turnover import Turnover
@@ -222,7 +222,7 @@ class BridgedRank:
         self._turnover = Turnover()
         self._may_hold = False  # whether a subscriber may hold a block of this rank
 
-    def applying(self, body: Body) -> Generator[None, None, Taken]:
+    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
         """Applies one batch of the engine, event by event; raises WireError if it is not one."""
         batch = (yield from decoding(body)) if isinstance(body, bytes) else body
         self._timestamp = batch.timestamp
@@ -237,7 +237,7 @@ class BridgedRank:
         if batch.removal_lost or len(self._doubtful) > doubtful:
             yield from self.demoting()
         self._changed()
-        return Taken(self._is_healed(batch, missed), missed, tuple(faults))
+        return BatchResult(self._is_healed(batch, missed), missed, tuple(faults))
 
     def _is_healed(self, batch: EventBatch, missed: str) -> bool:
         """Whether nothing matters any more of what was missed before this batch or in it."""

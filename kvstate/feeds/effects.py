@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from kvstate.errors import WireError
-from kvstate.events import Batch, Body, Taken
+from kvstate.events import Batch, BatchResult, Body
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
 from kvstate.feeds.feed_news import FeedNews
@@ -19,7 +19,7 @@ class Sink(Protocol):
     Long operations are iterators of short steps; if they are stopped early, the rest stays undone.
     """
 
-    def applying(self, body: Body) -> Generator[None, None, Taken]:
+    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
         """Applies one batch.
 
         Raises:
@@ -167,7 +167,7 @@ class Effects:
         self._healed = False
         self._feed.miss(f"a batch could not be decoded: {error}")
 
-    def _note(self, taken: Taken) -> None:
+    def _note(self, taken: BatchResult) -> None:
         self._news.tell_taken(taken)
         if taken.missed:
             self._healed = False

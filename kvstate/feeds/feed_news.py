@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvstate.errors import WireError
-from kvstate.events import Taken
+from kvstate.events import BatchResult
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.transport import RankName
 
@@ -85,7 +85,7 @@ class FeedNews:
         if count & (count - 1) == 0:
             log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
 
-    def tell_taken(self, taken: Taken) -> None:
+    def tell_taken(self, taken: BatchResult) -> None:
         """Counts the skipped events of a batch, and reports the loss of all blocks."""
         if taken.faults:
             self.counts.update(taken.faults)

@@ -217,10 +217,10 @@ def _removed(fields: Fields) -> BlocksRemoved:
     reject_foreign(fields.get("locality"), fields.get("ownership"))
     hashes = _hashes(fields.get("block_hashes"))
     left = fields.get("remaining_copy_counts")
-    return BlocksRemoved(hashes, *_place(fields), _left(left, len(hashes)))
+    return BlocksRemoved(hashes, *_place(fields), _copies_left(left, len(hashes)))
 
 
-def _left(raw: object, blocks: int) -> list[int] | None:
+def _copies_left(raw: object, blocks: int) -> list[int] | None:
     """Returns how many copies are left of each block (announced for vLLM, pull request 48933)."""
     if raw is None:
         return None

@@ -122,7 +122,7 @@ class Session:
             raise WireError("it does not speak ZMTP")
         if greeting[10] < _LEAST_VERSION:
             raise WireError(f"ZMTP {greeting[10]}, which is too old")
-        self.peer_mechanism = _shown(greeting[12:32].rstrip(b"\0"))
+        self.peer_mechanism = _printable(greeting[12:32].rstrip(b"\0"))
         if greeting[12:32] != _MECHANISM:
             raise WireError("it requires a security mechanism")
         self._is_greeted = True
@@ -140,7 +140,7 @@ class Session:
         if name != b"READY":
             raise WireError("another command than READY in the handshake")
         kind = _properties(data).get(b"socket-type", b"")
-        self.peer_kind = _shown(kind)
+        self.peer_kind = _printable(kind)
         if kind not in _PEERS[self._kind]:
             wanted = _PEERS[self._kind][0].decode()
             raise WireError(f"its socket is {self.peer_kind or 'none'}, not {wanted}")
@@ -222,9 +222,9 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
 
 
 def _refusal(data: bytes) -> str:
-    return f"it refuses: {_shown(data[1:])}"
+    return f"it refuses: {_printable(data[1:])}"
 
 
-def _shown(words: bytes) -> str:
+def _printable(words: bytes) -> str:
     """Returns the beginning of the peer's data, as text."""
     return words[:_MAX_WORDS].decode("ascii", "replace")

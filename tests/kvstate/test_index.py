@@ -4,13 +4,13 @@ from msgspec.structs import replace
 
 from kvstate.events import (
     AllCleared,
+    BatchResult,
     BlockHash,
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
     Event,
     EventBatch,
-    Taken,
 )
 from kvstate.index import Index
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
@@ -202,7 +202,7 @@ def test_message_is_applied_on_either_path(extra: object) -> None:
     event |= {"token_ids": [1], "block_size": 1, "lora_id": None, "medium": "GPU"}
     event |= {"lora_name": None, "extra_keys": extra}
     applied = index.apply_message(owner, msgspec.msgpack.encode([1.0, [event], 0]))
-    assert applied == Taken()
+    assert applied == BatchResult()
     assert tiers(index, prompt(1, 9, salt="a" if extra else None)) == (1, 0, 0, 0)
 
 
@@ -213,7 +213,7 @@ def test_message_continues_typed_at_an_unknown_parent() -> None:
         ["BlockStored", [3], 2, [3], 1, None],
         ["BlockStored", [2], 1, [2], 1, None],
     ]
-    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, chain])) == Taken()
+    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, chain])) == BatchResult()
     assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)
 
 
@@ -221,7 +221,7 @@ def test_message_with_a_lost_removal_makes_earlier_blocks_uncertain() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
     payload = msgspec.msgpack.encode([1.0, [["BlockRemoved", "all"]]])
-    assert index.apply_message(owner, payload) == Taken(missed=LOST, faults=("bad_hash",))
+    assert index.apply_message(owner, payload) == BatchResult(missed=LOST, faults=("bad_hash",))
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
 
 
@@ -233,7 +233,7 @@ def test_message_with_a_clear_is_marked() -> None:
 def test_decoded_batch_is_applied_like_its_message() -> None:
     index, owner = an_index()
     batch = EventBatch(1.0, [stored([1], [1])], faults=("bad_hash",), removal_lost=True)
-    assert index.apply_message(owner, batch) == Taken(missed=LOST, faults=("bad_hash",))
+    assert index.apply_message(owner, batch) == BatchResult(missed=LOST, faults=("bad_hash",))
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
     assert index.apply_message(owner, EventBatch(2.0, [AllCleared()])).clears
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from kvstate.events import Taken
+from kvstate.events import BatchResult
 from kvstate.index import Index
 from kvstate.overlap import Overlap
 from kvstate.owner import Owner
@@ -43,24 +43,24 @@ TYPED = of_group(None, 99) | {"extra_keys": [["salt"]]}
 
 
 @pytest.fixture(params=["fast", "typed"])
-def apply(request: pytest.FixtureRequest) -> Callable[..., Taken]:
+def apply(request: pytest.FixtureRequest) -> Callable[..., BatchResult]:
     """Applies events as one message, by the fast path and by the typed one."""
 
-    def apply(index: Index, owner: Owner, *events: object) -> Taken:
+    def apply(index: Index, owner: Owner, *events: object) -> BatchResult:
         all_events = [*events, TYPED] if request.param == "typed" else [*events]
         return index.apply_message(owner, msgspec.msgpack.encode([1.0, all_events, 0]))
 
     return apply
 
 
-def test_placeholder_is_a_copy(apply: Callable[..., Taken]) -> None:
+def test_placeholder_is_a_copy(apply: Callable[..., BatchResult]) -> None:
     index, owner = an_index()
     assert apply(index, owner, of_group(0, 1), placeholder(1, 7), removed(1, 0)).faults == ()
     assert tiers(index, prompt(1, 9)) == (0, 1, 0, 0)
     assert owner.counts == {"copied_unknown": 1}
 
 
-def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., Taken]) -> None:
+def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., BatchResult]) -> None:
     index, owner = an_index()
     applied = apply(
         index,
@@ -71,17 +71,17 @@ def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., Taken]) ->
         placeholder(1, group=1),
         removed(2, 1),
     )
-    assert applied == Taken(faults=("other_attention_group",) * 3)
+    assert applied == BatchResult(faults=("other_attention_group",) * 3)
     assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
     assert [index.overlaps(prompt(block, 9)) for block in (2, 3)] == [{}, {}]
     assert owner.counts == {}
 
 
-def test_groups_without_kinds_make_all_blocks_uncertain(apply: Callable[..., Taken]) -> None:
+def test_groups_without_kinds_make_all_blocks_uncertain(apply: Callable[..., BatchResult]) -> None:
     index, owner = an_index()
     assert apply(index, owner, of_group(0, 1), of_group(0, 2)).faults == ()
     applied = apply(index, owner, of_group(1, 3), removed(1, 0), removed(1, 1))
-    assert applied == Taken(faults=("group_without_kind",), missed=NOT_TOLD_APART)
+    assert applied == BatchResult(faults=("group_without_kind",), missed=NOT_TOLD_APART)
     assert index.overlaps(prompt(1, 9)) == index.overlaps(prompt(3, 9)) == {}
     assert index.overlaps(prompt(2, 9)) == {"w": Overlap(1, uncertain=1)}
     applied = apply(index, owner, of_group(0, 4), placeholder(2, group=0))
@@ -91,7 +91,7 @@ def test_groups_without_kinds_make_all_blocks_uncertain(apply: Callable[..., Tak
 
 
 def test_doubt_about_groups_outlasts_a_clear_and_ends_with_a_restart(
-    apply: Callable[..., Taken],
+    apply: Callable[..., BatchResult],
 ) -> None:
     index, owner = an_index()
     apply(index, owner, of_group(0, 1), of_group(1, 1), {"type": "AllBlocksCleared"})
@@ -101,7 +101,7 @@ def test_doubt_about_groups_outlasts_a_clear_and_ends_with_a_restart(
     assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
 
 
-def test_blocks_of_others_are_left_out(apply: Callable[..., Taken]) -> None:
+def test_blocks_of_others_are_left_out(apply: Callable[..., BatchResult]) -> None:
     index, owner = an_index()
     applied = apply(
         index,
@@ -113,13 +113,15 @@ def test_blocks_of_others_are_left_out(apply: Callable[..., Taken]) -> None:
         removed(7, None) | {"locality": "REMOTE"},
     )
     kept_out = ("other_locality", *("foreign_ownership",) * 2, "other_locality")
-    assert applied == Taken(faults=kept_out)
+    assert applied == BatchResult(faults=kept_out)
     assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
     assert index.overlaps(prompt(2, 9)) == {}
     assert owner.counts == {}
 
 
-def test_removal_of_a_group_that_was_never_stored_is_unknown(apply: Callable[..., Taken]) -> None:
+def test_removal_of_a_group_that_was_never_stored_is_unknown(
+    apply: Callable[..., BatchResult],
+) -> None:
     index, owner = an_index()
     apply(index, owner, of_group(0, 1), removed(1, 5))
     assert owner.counts == {"removed_unknown": 1}

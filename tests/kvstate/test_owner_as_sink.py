@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import Taken, finished
+from kvstate.events import BatchResult, finished
 from kvstate.index import Index
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from tests.kvstate.publishing import block, chain, payload
@@ -23,7 +23,7 @@ def certain(index: Index) -> int:
 
 def test_batches_fill_the_index_until_the_publisher_restarts() -> None:
     index, made = sink()
-    assert finished(made.applying(payload(0, block(1), block(2, 1)))) == Taken()
+    assert finished(made.applying(payload(0, block(1), block(2, 1)))) == BatchResult()
     assert certain(index) == 2
     finished(made.forgetting())
     assert made.blocks == 0
@@ -43,8 +43,8 @@ def test_clear_and_removal_of_the_last_uncertain_block_heal() -> None:
     _, made = sink()
     finished(made.applying(payload(0, block(1))))
     finished(made.demoting())
-    assert finished(made.applying(payload(1, ["BlockRemoved", [1]]))) == Taken(healed=True)
-    assert finished(made.applying(payload(2, ["AllBlocksCleared"]))) == Taken(
+    assert finished(made.applying(payload(1, ["BlockRemoved", [1]]))) == BatchResult(healed=True)
+    assert finished(made.applying(payload(2, ["AllBlocksCleared"]))) == BatchResult(
         healed=True, clears=True
     )
 

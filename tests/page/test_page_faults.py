@@ -10,7 +10,7 @@ from selenium.webdriver.support.select import Select
 
 from extproc.base.engine import Engine, Release
 from extproc.fleet.discovery.view import Report
-from extproc.fleet.identity import Told
+from extproc.fleet.identity import EngineAnswer
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.observing.usage import Usage
 from extproc.proof.state import Comparison, Verdict
@@ -79,14 +79,14 @@ def test_engine_is_shown_or_why_it_is_unknown(browser: Browser) -> None:
         record = served.it.workers.records[WORKER]
         browser.open(f"{served.it.url}/")
 
-        async def say(told: Told) -> None:
+        async def say(told: EngineAnswer) -> None:
             record.stop_asking("engine")
             record.identify(told)
 
-        served.do(say(Told(reason=f"it is vllm, but {EVIL}")))
+        served.do(say(EngineAnswer(reason=f"it is vllm, but {EVIL}")))
         said = f"its engine is unknown: it is vllm, but {EVIL}"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "it is unknown")
-        served.do(say(Told(Engine("vllm", Release(0, 32)), "")))
+        served.do(say(EngineAnswer(Engine("vllm", Release(0, 32)), "")))
         browser.until(lambda: "vllm 0.32.0" in browser.texts("#workers tr")[0], "it is known")
         assert "engine is unknown" not in browser.texts("#workers tr")[0]
 

@@ -23,7 +23,7 @@ from extproc.base.errors import ExtraError, RequestError, StartError
 from extproc.commands.doctor import feed_visit, token_visit, worker_visit
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import Telling, judge_swapped
-from extproc.commands.doctor.findings import About, Finding, as_json, as_text, exit_status
+from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
 from extproc.commands.doctor.worker_visit import Means, WebClient
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
@@ -31,7 +31,7 @@ from extproc.config.rules import doubts
 from extproc.config.schema import Config, Tls, Worker
 from extproc.config.sections import Sharing
 from extproc.fleet.discovery.configured import sources_of
-from extproc.fleet.discovery.view import STATIC, Found, Report, Source, View, listed, merged
+from extproc.fleet.discovery.view import STATIC, Report, Sighting, Source, View, listed, merged
 from extproc.serving.certificates import Certificates
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.messages import MessageError, decoded
@@ -136,14 +136,14 @@ async def examine(
         tellings: list[Telling] = []
         found = await asyncio.gather(
             _bounded(
-                About(f"envoy {at}"),
+                Subject(f"envoy {at}"),
                 visit_envoy(means, fleet, at),
                 seconds,
             ),
-            _bounded(About("sharing"), visit_sharing(config, seconds), seconds),
+            _bounded(Subject("sharing"), visit_sharing(config, seconds), seconds),
             *(_in_turn(means, one, turns, tellings) for one in fleet),
         )
-    about = About("configuration")
+    about = Subject("configuration")
     doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
     doubted += [
         about.wrong("extra-missing", str(ExtraError(one.key, one.name)))
@@ -155,13 +155,13 @@ async def examine(
 
 
 async def _in_turn(
-    means: Means, found: Found, turns: asyncio.Semaphore, tellings: list[Telling]
+    means: Means, found: Sighting, turns: asyncio.Semaphore, tellings: list[Telling]
 ) -> Sequence[Finding]:
     """Examines one worker, at most `MAX_WORKERS` at a time.
 
     tellings: what the worker reports about its feed is appended here.
     """
-    about = About(f"worker {found.worker.endpoint}")
+    about = Subject(f"worker {found.worker.endpoint}")
     if found.excluded:
         return [about.note("discovery", f"not checked: it takes no requests: {found.excluded}")]
     async with turns:
@@ -172,7 +172,7 @@ async def _in_turn(
 
 
 async def _worker(
-    means: Means, worker: Worker, about: About, tellings: list[Telling]
+    means: Means, worker: Worker, about: Subject, tellings: list[Telling]
 ) -> Sequence[Finding]:
     visited = await worker_visit.visit(means, worker, about)
     tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.told))
@@ -184,7 +184,7 @@ async def _worker(
 
 
 async def _bounded(
-    about: About, work: Awaitable[Sequence[Finding]], seconds: float
+    about: Subject, work: Awaitable[Sequence[Finding]], seconds: float
 ) -> Sequence[Finding]:
     """Returns the findings of a part, or one finding that says why the part did not finish."""
     limit = MAX_WAITS * seconds
@@ -204,7 +204,7 @@ def _code(error: StartError, otherwise: str) -> str:
     return "extra-missing" if isinstance(error, ExtraError) else otherwise
 
 
-def _failed(about: About, error: Exception) -> Finding:
+def _failed(about: Subject, error: Exception) -> Finding:
     return about.wrong("not-checked", f"the check itself failed: {error!r}")
 
 
@@ -212,7 +212,7 @@ def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
     loaded: dict[str, Tokenizer] = {}
     findings: list[Finding] = []
     for model in config.models:
-        about = About(f"model {model.name}")
+        about = Subject(f"model {model.name}")
         try:
             tokenizer = Tokenizer.load(model)
         except (StartError, RequestError) as error:
@@ -227,7 +227,7 @@ def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
     return loaded, findings
 
 
-async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], list[Finding]]:
+async def visit_sources(config: Config, seconds: float) -> tuple[list[Sighting], list[Finding]]:
     """Asks all sources for their workers.
 
     Returns the configured workers and those found, and the findings about the sources.
@@ -236,7 +236,7 @@ async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], li
         sources = sources_of(config)
     except StartError as error:
         code = _code(error, "discovery-fault")
-        return list(listed(config.workers)), [_about("").wrong(code, str(error))]
+        return list(listed(config.workers)), [_discovery_subject("").wrong(code, str(error))]
     answers = await asyncio.gather(*(_ask(one, seconds) for one in sources))
     views: dict[str, View] = {STATIC: listed(config.workers)}
     findings: list[Finding] = []
@@ -245,13 +245,15 @@ async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], li
         findings += finding
     fleet = [member.found for member in merged(views).values()]
     if not fleet and not any(one.code == "no-workers" for one in findings):
-        findings.append(_about("").wrong("no-workers", "no worker is configured or discovered"))
+        findings.append(
+            _discovery_subject("").wrong("no-workers", "no worker is configured or discovered")
+        )
     return fleet, findings
 
 
 async def _ask(source: Source, seconds: float) -> tuple[View, list[Finding]]:
     """Returns the first view of a source, and the findings about the source."""
-    about = _about(source.name)
+    about = _discovery_subject(source.name)
     seen: list[tuple[View, str]] = []
     faults: list[str] = []
     answered = asyncio.Event()
@@ -276,7 +278,7 @@ async def _ask(source: Source, seconds: float) -> tuple[View, list[Finding]]:
 
 
 def _judged(
-    about: About, seen: Sequence[tuple[View, str]], faults: Sequence[str]
+    about: Subject, seen: Sequence[tuple[View, str]], faults: Sequence[str]
 ) -> tuple[View, list[Finding]]:
     if not seen:
         return (), [about.wrong("discovery-fault", faults[0])]
@@ -289,17 +291,17 @@ def _judged(
     return view, [about.right("discovery", f"lists {names}")]
 
 
-def _about(name: str) -> About:
-    return About(f"discovery {name}".strip())
+def _discovery_subject(name: str) -> Subject:
+    return Subject(f"discovery {name}".strip())
 
 
 def visit_tls(config: Config) -> list[Finding]:
     """Reads the router's TLS files as the router itself does; returns the findings."""
     options = config.extproc.tls
-    return [] if options is None else list(_findings(About("router"), options))
+    return [] if options is None else list(_findings(Subject("router"), options))
 
 
-def _findings(about: About, options: Tls) -> Iterator[Finding]:
+def _findings(about: Subject, options: Tls) -> Iterator[Finding]:
     try:
         found = Certificates(dataclasses.replace(options, client_ca=None))
     except StartError as error:
@@ -319,7 +321,7 @@ def _findings(about: About, options: Tls) -> Iterator[Finding]:
         )
 
 
-def _expiry(about: About, expires_at: float, now: float) -> Finding:
+def _expiry(about: Subject, expires_at: float, now: float) -> Finding:
     day = datetime.fromtimestamp(expires_at, UTC).date()
     if expires_at <= now:
         return about.wrong("tls-expired", f"the certificate expired on {day}: nobody can connect")
@@ -378,7 +380,7 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
     options = config.sharing
     if options is None:
         return []
-    about = About(f"sharing {options.url}")
+    about = Subject(f"sharing {options.url}")
     try:
         silent_seconds = (ALIVE_TICKS + 1) * options.tick_ms / 1000
         heard = await overhear(options, max(min(seconds, HEAR_SECONDS), silent_seconds))
@@ -398,12 +400,12 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
     return found
 
 
-async def visit_envoy(means: Means, fleet: Sequence[Found], at: str) -> list[Finding]:
+async def visit_envoy(means: Means, fleet: Sequence[Sighting], at: str) -> list[Finding]:
     """Checks the running configuration of Envoy; returns the findings.
 
     fleet: the workers that its clusters should have. at: the address of its admin server.
     """
-    about = About(f"envoy {at}")
+    about = Subject(f"envoy {at}")
     answer = await means.web.get(f"http://{at}{DUMP}")
     if answer.status == 0:
         says = f"not checked: its admin server does not answer: {answer.reason}"
@@ -417,7 +419,7 @@ async def visit_envoy(means: Means, fleet: Sequence[Found], at: str) -> list[Fin
     return list(judge_envoy(about, means.config, answer.body, hosts, workers))
 
 
-async def _hosts_wanted(fleet: Sequence[Found]) -> dict[str, str]:
+async def _hosts_wanted(fleet: Sequence[Sighting]) -> dict[str, str]:
     """Returns the workers in the form that `judge_hosts` expects."""
     found = await asyncio.gather(*(_resolved(one.worker.endpoint) for one in fleet))
     names = ["" if one.excluded else one.worker.endpoint for one in fleet]

@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.base import address
 from extproc.base.headers import DESTINATION, DESTINATION_NAMESPACE
-from extproc.commands.doctor.findings import About, Finding, shown
+from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.config.schema import Config, Tls
 from extproc.requests.request import PATHS
 
@@ -56,7 +56,7 @@ class Around(NamedTuple):
 
 
 def judge_envoy(
-    about: About, config: Config, dump: bytes, hosts: Hosts, workers: Mapping[str, str]
+    about: Subject, config: Config, dump: bytes, hosts: Hosts, workers: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yields the findings about an Envoy.
 
@@ -82,7 +82,7 @@ def judge_envoy(
     yield from found or [about.right("envoy", says)]
 
 
-def _filters(about: About, config: Config, parts: object, hosts: Hosts) -> Iterator[Finding]:
+def _filters(about: Subject, config: Config, parts: object, hosts: Hosts) -> Iterator[Finding]:
     """Yields the faults of the ext_proc filters and their surroundings."""
     apart = [one for one in nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
     names = steered(parts).keys()
@@ -108,7 +108,7 @@ def _filters(about: About, config: Config, parts: object, hosts: Hosts) -> Itera
         yield about.wrong("envoy-no-override", says)
 
 
-def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]:
+def _ext_proc(about: Subject, config: Config, ext_proc: Node) -> Iterator[Finding]:
     timeout = seconds(ext_proc.get("message_timeout"), DEFAULT_TIMEOUT_SECONDS)
     if timeout * 1000 <= config.extproc.deadline_ms:
         says = f"message_timeout is {timeout * 1000:g} ms"
@@ -133,7 +133,7 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
     yield from _responses(about, config, mapping(ext_proc.get("processing_mode")))
 
 
-def _responses(about: About, config: Config, mode: Node) -> Iterator[Finding]:
+def _responses(about: Subject, config: Config, mode: Node) -> Iterator[Finding]:
     """Yields a finding if the router does not get the end or the headers of responses."""
     if mode.get("response_trailer_mode") != "SEND" and mode.get("response_body_mode") is None:
         says = "response_trailer_mode is not SEND: Envoy 1.40 still tells the router when a "
@@ -145,7 +145,7 @@ def _responses(about: About, config: Config, mode: Node) -> Iterator[Finding]:
         yield about.wrong("envoy-response-headers", f"{says} gets no responses")
 
 
-def _manager(about: About, manager: Node) -> Iterator[Finding]:
+def _manager(about: Subject, manager: Node) -> Iterator[Finding]:
     early = manager.get("early_header_mutation_extensions")
     removed = {str(one["remove"]).lower() for one in nodes(early) if "remove" in one}
     if DESTINATION not in removed:
@@ -234,7 +234,7 @@ def overrides(node: Node) -> bool:
 
 
 def judge_hosts(
-    about: About, parts: object, hosts: Hosts, workers: Mapping[str, str]
+    about: Subject, parts: object, hosts: Hosts, workers: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yields a finding for workers missing in the steered clusters, and for unknown hosts in them.
 
@@ -249,20 +249,20 @@ def judge_hosts(
     if not any(name in hosts for name in clusters):
         return
     there = set[str]().union(*listed.values())
-    names = shown(sorted(clusters))
+    names = name_list(sorted(clusters))
     known = {place: name for place, name in workers.items() if place}
     missing = sorted(name for place, name in known.items() if name and place not in there)
     if missing:
-        says = f"{shown(missing)}: not among the hosts of cluster {names}"
+        says = f"{name_list(missing)}: not among the hosts of cluster {names}"
         yield about.wrong("envoy-worker-missing", f"{says}; if picked, another worker answers")
     strangers = sorted(there - workers.keys())
     if strangers and len(known) == len(workers):
         says = f"cluster {names} has hosts that are not workers of this configuration"
-        yield about.wrong("envoy-host-unknown", f"{says}: {shown(strangers)}")
+        yield about.wrong("envoy-host-unknown", f"{says}: {name_list(strangers)}")
 
 
 def judge_router_cluster(
-    about: About, config: Config, ext_proc: Node, parts: object, hosts: Hosts
+    about: Subject, config: Config, ext_proc: Node, parts: object, hosts: Hosts
 ) -> Iterator[Finding]:
     """Yields the faults of the connection from a filter to the router, as far as the dump shows.
 
@@ -282,9 +282,8 @@ def judge_router_cluster(
         at = hosts.get(str(name), {})
         yield from _router_place(about, config, str(name), at)
         if at and all(at.values()):
-            says = (
-                f"cluster {name}: all {sum(at.values())} connections to {shown(sorted(at))} failed"
-            )
+            places = name_list(sorted(at))
+            says = f"cluster {name}: all {sum(at.values())} connections to {places} failed"
             yield about.wrong("envoy-router-unreachable", says)
 
 
@@ -301,7 +300,7 @@ def _speaks_http2(cluster: Node) -> bool:
 
 
 def _router_place(
-    about: About, config: Config, cluster: str, hosts: Collection[str]
+    about: Subject, config: Config, cluster: str, hosts: Collection[str]
 ) -> Iterator[Finding]:
     """Yields a finding if no host of the router's cluster can be the router.
 
@@ -311,7 +310,7 @@ def _router_place(
     wanted = config.router_addresses()
     if not hosts or any(text in hosts for text in wanted):
         return
-    sends = f"cluster {cluster} sends to {shown(sorted(hosts))}"
+    sends = f"cluster {cluster} sends to {name_list(sorted(hosts))}"
     if all(text.startswith(address.UNIX_PREFIX) for text in wanted):
         says = f"{sends}; the router listens on {' and '.join(wanted)}"
         yield about.wrong("envoy-router-place", says)
@@ -330,7 +329,7 @@ def _router_place(
 
 
 def _tls(
-    about: About, cluster: str, router: Tls | None, contexts: Sequence[Node]
+    about: Subject, cluster: str, router: Tls | None, contexts: Sequence[Node]
 ) -> Iterator[Finding]:
     if router is None and contexts:
         says = f"{cluster} speaks TLS, but the router plain text: Envoy cannot reach it"
@@ -362,7 +361,7 @@ _PER_ROUTE = ".ExtProcPerRoute"
 _RETRIES = frozenset(("connect-failure", "reset", "gateway-error", "5xx", "reset-before-request"))
 
 
-def judge_buffers(about: About, config: Config, around: Around) -> Iterator[Finding]:
+def judge_buffers(about: Subject, config: Config, around: Around) -> Iterator[Finding]:
     """Yields a finding if Envoy's buffer is smaller than the bodies that the router reads.
 
     Streamed bodies and routes that switch the filter off need no buffer.
@@ -393,9 +392,9 @@ class _Route(NamedTuple):
     path: str
 
 
-def judge_routes(about: About, around: Around) -> Iterator[Finding]:
+def judge_routes(about: Subject, around: Around) -> Iterator[Finding]:
     """Yields the faults of the routes that LLM API requests take to the workers."""
-    first = {one.where: one for one in reversed(list(_taken(around)))}
+    first = {one.where: one for one in reversed(list(_llm_routes(around)))}
     for one, taken in reversed(first.items()):
         if _is_disabled(around.name, (taken.route, taken.host, taken.config)):
             says = f"{one}: ext_proc is disabled, but it takes {taken.path} to the workers"
@@ -412,7 +411,7 @@ def judge_routes(about: About, around: Around) -> Iterator[Finding]:
             yield about.wrong("envoy-no-retries", says)
 
 
-def _taken(around: Around) -> Iterator[_Route]:
+def _llm_routes(around: Around) -> Iterator[_Route]:
     """Yields the routes that LLM API requests take to the workers."""
     for config, host in around.hosts:
         for path in PATHS:

@@ -13,17 +13,17 @@ from typing import NamedTuple
 from extproc.base import address
 from extproc.base.address import Address
 from extproc.commands.doctor import probe
-from extproc.commands.doctor.findings import About, Finding
+from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.probe import (
     BEYOND_ALL,
-    Heard,
     Listener,
+    MessageSummary,
     judge_heard,
     judge_probe,
     judge_sizes,
     replayed,
 )
-from extproc.commands.doctor.worker_visit import Means, Told, Visited
+from extproc.commands.doctor.worker_visit import Means, ReportedSources, WorkerReport
 from extproc.config.schema import AUTO, Worker, WorkerEvents
 from extproc.fleet.feed_sources import configured
 from kvstate.errors import WireError
@@ -46,7 +46,7 @@ _OFF = "`events.enabled` is false: requests are routed by load and by earlier re
 Provoked = tuple[Tokens, int]  # as in Heard
 
 
-class Greeted(NamedTuple):
+class Greeting(NamedTuple):
     """What answers at a host:port.
 
     reason: why nothing answers, "" if something does. mechanism: the ZMQ security mechanism of its
@@ -72,7 +72,7 @@ class Greeted(NamedTuple):
         return bool(self.mechanism)
 
 
-Looks = Mapping[str, Greeted]  # by ZMQ endpoint
+Looks = Mapping[str, Greeting]  # by ZMQ endpoint
 
 
 class Telling(NamedTuple):
@@ -80,10 +80,12 @@ class Telling(NamedTuple):
 
     worker: str
     sources: Sequence[ZmqSource]
-    told: Told | None
+    told: ReportedSources | None
 
 
-async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+async def visit(
+    means: Means, worker: Worker, visited: WorkerReport, about: Subject
+) -> list[Finding]:
     """Examines a worker's feed; returns the findings."""
     if not means.config.events.enabled:
         return [about.note("events", _OFF)]
@@ -111,7 +113,7 @@ def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
 
 
 async def _configured(
-    means: Means, worker: Worker, visited: Visited, about: About
+    means: Means, worker: Worker, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     assert isinstance(worker.events, WorkerEvents)
     source = configured(worker.events)
@@ -132,9 +134,9 @@ async def _configured(
 async def _connection(
     means: Means,
     worker: Worker,
-    visited: Visited,
+    visited: WorkerReport,
     source: GrpcSource | DrainSource,
-    about: About,
+    about: Subject,
 ) -> list[Finding]:
     """Examines a feed that has one connection for all ranks."""
     listeners = probe.connected(source)
@@ -146,25 +148,25 @@ async def _connection(
         is_drain = isinstance(source, DrainSource)
         if first.refused:
             code = "drain-refused" if is_drain else "grpc-unimplemented"
-            return [about.wrong(code, f"{_where(source)}: {first.refused}")]
+            return [about.wrong(code, f"{_place_of(source)}: {first.refused}")]
         if not first.is_connected:
             code = "drain-refused" if is_drain else "grpc-unreachable"
-            return [about.wrong(code, f"{_where(source)}: {first.lost or 'no answer in time'}")]
-        return await _heard(means, worker, visited, listeners, about, is_drain=is_drain)
+            return [about.wrong(code, f"{_place_of(source)}: {first.lost or 'no answer in time'}")]
+        return await _listen(means, worker, visited, listeners, about, is_drain=is_drain)
     finally:
         await asyncio.gather(*(one.close() for one in listeners))
 
 
-def _where(source: GrpcSource | DrainSource) -> str:
+def _place_of(source: GrpcSource | DrainSource) -> str:
     return source.target if isinstance(source, GrpcSource) else source.url
 
 
-async def _heard(
+async def _listen(
     means: Means,
     worker: Worker,
-    visited: Visited,
+    visited: WorkerReport,
     listeners: list[Listener],
-    about: About,
+    about: Subject,
     *,
     is_drain: bool,
 ) -> list[Finding]:
@@ -179,12 +181,12 @@ async def _heard(
     if not findings:
         findings.append(about.right("feed", "it answers the subscription"))
     if is_drain:
-        findings = list(_drained(about, findings, heard))
+        findings = list(_judge_drain(about, findings, heard))
     return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
 
 
-def _drained(
-    about: About, findings: Iterable[Finding], heard: Iterable[Heard]
+def _judge_drain(
+    about: Subject, findings: Iterable[Finding], heard: Iterable[MessageSummary]
 ) -> Iterator[Finding]:
     """Yields the findings about a queue that gives each event to one caller only."""
     for one in findings:
@@ -199,10 +201,14 @@ def _drained(
 
 
 async def visit_zmq(
-    means: Means, worker: Worker, visited: Visited, sources: Sequence[ZmqSource], about: About
+    means: Means,
+    worker: Worker,
+    visited: WorkerReport,
+    sources: Sequence[ZmqSource],
+    about: Subject,
 ) -> list[Finding]:
     """Examines every port of a ZMQ feed, listens, and then tests replays; returns the findings."""
-    findings = list(judge_told(about, sources, visited.told))
+    findings = list(judge_reported(about, sources, visited.told))
     if sources[0].binds:
         says = "not checked: the router binds this feed's ports; GET /workers shows its state"
         return [*findings, about.note("feed", says)]
@@ -211,7 +217,7 @@ async def visit_zmq(
     findings += judge_replays(about, sources, looks)
     findings += judge_loads(about, sources, looks)
     there = {rank: one for rank, one in enumerate(sources) if is_publisher(looks[one.events])}
-    heard: list[Heard] = []
+    heard: list[MessageSummary] = []
     if there:
         findings += await _listened(means, worker, visited, there, about, heard)
     provoked = {one.rank: one.provoked for one in heard if one.provoked is not None}
@@ -222,17 +228,17 @@ async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
     places = [
         each for one in sources for each in (one.events, one.replay, one.load) if each is not None
     ]
-    found = await asyncio.gather(*(greeted(address.parse_tcp(one), seconds) for one in places))
+    found = await asyncio.gather(*(greet(address.parse_tcp(one), seconds) for one in places))
     return dict(zip(places, found, strict=True))
 
 
 async def _listened(
     means: Means,
     worker: Worker,
-    visited: Visited,
+    visited: WorkerReport,
     sources: Mapping[int, ZmqSource],
-    about: About,
-    heard: list[Heard],
+    about: Subject,
+    heard: list[MessageSummary],
 ) -> list[Finding]:
     """Listens to the configured topic, and to every topic, to find events under another topic.
 
@@ -251,9 +257,9 @@ async def _listened(
 async def _zmq_heard(
     means: Means,
     worker: Worker,
-    visited: Visited,
+    visited: WorkerReport,
     both: tuple[list[Listener], list[Listener]],
-    about: About,
+    about: Subject,
 ) -> list[Finding]:
     ours, others = both
     every = [*ours, *others]
@@ -285,7 +291,7 @@ async def _replays(
     sources: Sequence[ZmqSource],
     looks: Looks,
     provoked: Mapping[int, Provoked],
-    about: About,
+    about: Subject,
 ) -> list[Finding]:
     asked = {
         rank: one
@@ -301,7 +307,7 @@ async def _replays(
 
 
 async def _replay(
-    means: Means, source: ZmqSource, provoked: Provoked | None, about: About
+    means: Means, source: ZmqSource, provoked: Provoked | None, about: Subject
 ) -> Finding | None:
     """Requests the end of a replay, or all of it if probes are allowed; returns the finding."""
     start = 0 if means.probes else BEYOND_ALL
@@ -323,12 +329,14 @@ async def _replay(
 async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
     """Tells whether a replay has the blocks that the feed announced."""
     tokens, since = provoked
-    heard = Heard(0, is_live=False)
+    heard = MessageSummary(0, is_live=False)
     await replayed(source, since, seconds, heard)
     return heard.holds(tokens)
 
 
-def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) -> Iterator[Finding]:
+def judge_reported(
+    about: Subject, sources: Sequence[ZmqSource], told: ReportedSources | None
+) -> Iterator[Finding]:
     """Yields the differences between the configured feed and what the worker reports."""
     if told is None:
         return
@@ -355,7 +363,7 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
     """
     feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
     for one in fleet:
-        about = About(f"worker {one.worker}")
+        about = Subject(f"worker {one.worker}")
         for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
             owner = feeds.get(ours.events, one.worker)
             if owner != one.worker:
@@ -385,7 +393,7 @@ def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
 
 
 def judge_places(
-    about: About, sources: Sequence[ZmqSource], looks: Looks, told: Told | None
+    about: Subject, sources: Sequence[ZmqSource], looks: Looks, told: ReportedSources | None
 ) -> Iterator[Finding]:
     """Yields a finding for each rank whose port is not an open ZMQ publisher."""
     some_answer = any(looks[one.events].is_zmq for one in sources)
@@ -406,7 +414,7 @@ def judge_places(
             yield about.wrong("feed-wrong-socket", says)
 
 
-def _hint(endpoint: str, told: Told | None, rank: int) -> str:
+def _hint(endpoint: str, told: ReportedSources | None, rank: int) -> str:
     """Returns words on the port that the worker reports for a rank, "" if it is the same."""
     if told is None or rank >= len(told.sources):
         return ""
@@ -420,7 +428,7 @@ def _port(endpoint: str) -> str:
     return endpoint.rpartition(":")[2]
 
 
-def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+def judge_replays(about: Subject, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
     """Yields a finding for each rank whose replay port is not a ZMQ replay socket."""
     for source in sources:
         if source.replay is None:
@@ -435,7 +443,7 @@ def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> I
             yield about.wrong("replay-wrong-socket", says)
 
 
-def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+def judge_loads(about: Subject, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
     """Yields a finding for each rank whose load port is configured."""
     for source in sources:
         if source.load is None:
@@ -453,17 +461,17 @@ def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Ite
             yield about.right("load", f"a publisher answers at {source.load}")
 
 
-def is_publisher(look: Greeted) -> bool:
+def is_publisher(look: Greeting) -> bool:
     """Tells whether a port is a publisher without security, or may be one."""
     return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
 
 
-def is_replayer(look: Greeted) -> bool:
+def is_replayer(look: Greeting) -> bool:
     """Tells whether a port is a replay socket without security, or may be one."""
     return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
 
 
-async def greeted(place: Address, seconds: float) -> Greeted:
+async def greet(place: Address, seconds: float) -> Greeting:
     """Connects to a host:port and returns what answers there.
 
     seconds: limit for the connection, and again for the greeting.
@@ -472,9 +480,9 @@ async def greeted(place: Address, seconds: float) -> Greeted:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(place.host, place.port)
     except TimeoutError:
-        return Greeted(reason=f"no connection within {seconds:g} s")
+        return Greeting(reason=f"no connection within {seconds:g} s")
     except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a host name
-        return Greeted(reason=_words(error))
+        return Greeting(reason=_words(error))
     session = Session(b"SUB", 0)
     try:
         writer.write(session.answers())  # only the greeting, which names no kind of socket
@@ -483,7 +491,7 @@ async def greeted(place: Address, seconds: float) -> Greeted:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-    return Greeted("", session.peer_mechanism, session.peer_kind, is_silent)
+    return Greeting("", session.peer_mechanism, session.peer_kind, is_silent)
 
 
 async def _is_silent(session: Session, reader: asyncio.StreamReader, seconds: float) -> bool:

@@ -250,7 +250,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-class About(NamedTuple):
+class Subject(NamedTuple):
     """Makes findings about one subject."""
 
     subject: str
@@ -272,7 +272,7 @@ class About(NamedTuple):
         return Finding(self.subject, check, Verdict.WRONG, printable(says, MAX_SAID), code, fix)
 
 
-def shown(names: Sequence[str]) -> str:
+def name_list(names: Sequence[str]) -> str:
     """Returns the first `MAX_SHOWN` names as text, and how many more there are."""
     more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
     return (", ".join(names[:MAX_SHOWN]) or "nothing") + more

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from extproc.base.errors import RequestError, importing_extra
-from extproc.commands.doctor.findings import About, Finding
+from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.token_visit import engine_tokens
-from extproc.commands.doctor.worker_visit import Means, Visited, judge_block_size, judge_clock
+from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_block_size, judge_clock
 from extproc.config.schema import Worker
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
@@ -53,7 +53,7 @@ ENOUGH_TOKENS = 8
 BEYOND_ALL = 1 << 62
 
 
-class Heard:
+class MessageSummary:
     """A summary of one rank's messages.
 
     is_live: messages carry the publisher's own time, and arrive as they are published. provoked:
@@ -137,12 +137,12 @@ class Listener:
     """Listens to one rank's feed until it is closed."""
 
     def __init__(self, rank: int, transport: FeedTransport, *, is_live: bool) -> None:
-        self.heard = Heard(rank, is_live=is_live)
+        self.heard = MessageSummary(rank, is_live=is_live)
         self._transport = transport
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._listen())
 
-    async def until(self, condition: Callable[[Heard], bool], seconds: float) -> bool:
+    async def until(self, condition: Callable[[MessageSummary], bool], seconds: float) -> bool:
         """Waits until the summary meets a condition; returns whether it did in time."""
         try:
             async with asyncio.timeout(seconds):
@@ -208,7 +208,7 @@ def _opened(source: GrpcSource | DrainSource) -> Sequence[FeedTransport]:
 
 
 async def replayed(
-    source: ZmqSource, start: int, seconds: float, heard: Heard | None = None
+    source: ZmqSource, start: int, seconds: float, heard: MessageSummary | None = None
 ) -> tuple[list[int], str]:
     """Requests a replay; returns the numbers of its batches, and why it did not end, "" if it did.
 
@@ -235,7 +235,7 @@ async def replayed(
     return numbers, ""
 
 
-def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
+def judge_heard(about: Subject, heard: Iterable[MessageSummary]) -> Iterator[Finding]:
     """Yields the findings about a worker's connected feeds."""
     all_heard = list(heard)
     batches = sum(one.batches for one in all_heard)
@@ -258,14 +258,14 @@ def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
 
 
 def judge_sizes(
-    means: Means, worker: Worker, heard: Sequence[Heard], about: About
+    means: Means, worker: Worker, heard: Sequence[MessageSummary], about: Subject
 ) -> Iterator[Finding]:
     """Yields whether the blocks in events have the configured size."""
     for size in sorted({size for one in heard for size in one.block_sizes}):
         yield judge_block_size(about, means.config, worker, size, "its events")
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """The outcome of a probe.
 
     refused: why the engine refused it, "" if it did not. heard: whether its blocks were announced,
@@ -280,7 +280,11 @@ class Probed(NamedTuple):
 
 
 async def judge_probe(
-    means: Means, worker: Worker, visited: Visited, listeners: Sequence[Listener], about: About
+    means: Means,
+    worker: Worker,
+    visited: WorkerReport,
+    listeners: Sequence[Listener],
+    about: Subject,
 ) -> list[Finding]:
     """Probes one rank after the other, up to the first fault; returns the findings."""
     if not visited.is_served:
@@ -303,15 +307,15 @@ async def judge_probe(
 async def probe(
     means: Means,
     worker: Worker,
-    visited: Visited,
+    visited: WorkerReport,
     listeners: Sequence[Listener],
     rank: int | None,
-) -> Probed:
+) -> ProbeResult:
     """Sends prompts to a worker until the feed announces one of them, up to `TRIES`.
 
     rank: the rank that should compute it; None if the worker has only one.
     """
-    probed = Probed()
+    probed = ProbeResult()
     for _ in range(TRIES):
         text = " ".join(f"{random.getrandbits(32):08x}" for _ in range(WORDS))
         tokens, by_engine = await _tokens(means, worker, visited, text)
@@ -319,10 +323,10 @@ async def probe(
         last = [one.heard.last_sequence for one in listeners]
         refused = await _send(means, worker, visited, text, rank)
         if refused:
-            return Probed(refused=refused)
+            return ProbeResult(refused=refused)
         heard = await _any_holds(listeners, tokens, before, means.seconds / TRIES)
         elsewhere = sum(one.heard.batches for one in listeners) > before
-        probed = Probed("", heard, by_engine, elsewhere)
+        probed = ProbeResult("", heard, by_engine, elsewhere)
         if heard:
             _note(listeners, tokens, last)
             break
@@ -341,7 +345,9 @@ def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[i
             heard.provoked = (tokens, since or 0)
 
 
-async def _send(means: Means, worker: Worker, visited: Visited, text: str, rank: int | None) -> str:
+async def _send(
+    means: Means, worker: Worker, visited: WorkerReport, text: str, rank: int | None
+) -> str:
     """Requests the completion; returns why it was refused, "" if it was not."""
     body = {"model": visited.model_name, "prompt": text, "max_tokens": 1, "temperature": 0}
     headers = {} if rank is None else {RANK_HEADER: str(rank)}
@@ -352,7 +358,7 @@ async def _send(means: Means, worker: Worker, visited: Visited, text: str, rank:
 
 
 async def _tokens(
-    means: Means, worker: Worker, visited: Visited, text: str
+    means: Means, worker: Worker, visited: WorkerReport, text: str
 ) -> tuple[Tokens | None, bool]:
     """Returns the prompt's token ids, None if unknown, and whether they are the engine's own."""
     theirs = await engine_tokens(means, worker, visited, Text(text))

@@ -4,19 +4,19 @@ import asyncio
 import time
 
 from extproc.base.errors import RequestError
-from extproc.commands.doctor.findings import About, Finding
-from extproc.commands.doctor.worker_visit import OK, Means, Visited
+from extproc.commands.doctor.findings import Finding, Subject
+from extproc.commands.doctor.worker_visit import OK, Means, WorkerReport
 from extproc.config.schema import RemoteTokenizer, Worker
 from extproc.proof.golden import (
     GOLDEN,
     TEXTS,
+    GoldenTokens,
     NoTokenizeError,
     SilentError,
     TextOf,
-    Told,
     comparison,
     in_words,
-    tokens_here,
+    own_tokens,
     tokens_there,
 )
 from extproc.requests.prompt import Chat, Text
@@ -24,7 +24,9 @@ from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from kvstate.overlap import Tokens
 
 
-async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+async def visit(
+    means: Means, worker: Worker, visited: WorkerReport, about: Subject
+) -> list[Finding]:
     """Compares a local tokenizer with the worker's, or tests the worker as a remote tokenizer."""
     model = visited.model
     if model is None or model.tokenizer is None:
@@ -41,9 +43,9 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
         )
     except (SilentError, NoTokenizeError) as error:
         return [about.note("tokens", f"not compared: {error}")]
-    ours = await asyncio.to_thread(tokens_here, tokenizer)
-    told = [Told(*one) for one in zip(GOLDEN, ours, theirs, strict=True)]
-    return [judge_tokens(about, told, tokenizer.text_of), *_left_out(about, told)]
+    ours = await asyncio.to_thread(own_tokens, tokenizer)
+    told = [GoldenTokens(*one) for one in zip(GOLDEN, ours, theirs, strict=True)]
+    return [judge_tokens(about, told, tokenizer.text_of), *_uncompared(about, told)]
 
 
 async def _post(means: Means, worker: Worker, asked: bytes) -> tuple[int, bytes]:
@@ -54,13 +56,13 @@ async def _post(means: Means, worker: Worker, asked: bytes) -> tuple[int, bytes]
 
 
 async def engine_tokens(
-    means: Means, worker: Worker, visited: Visited, prompt: Chat | Text
+    means: Means, worker: Worker, visited: WorkerReport, prompt: Chat | Text
 ) -> Tokens | str:
     """Returns the engine's token ids for a prompt, or the reason why there are none."""
-    return await _asked(means, worker, question(prompt, visited.model_name or None))
+    return await _tokenize_at(means, worker, question(prompt, visited.model_name or None))
 
 
-async def _asked(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
+async def _tokenize_at(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
     answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
     if not answer.is_ok:
         return f"{PATH}: {answer.reason or f'status {answer.status}'}"
@@ -71,7 +73,7 @@ async def _asked(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
 
 
 async def _remote(
-    means: Means, worker: Worker, visited: Visited, options: RemoteTokenizer, about: About
+    means: Means, worker: Worker, visited: WorkerReport, options: RemoteTokenizer, about: Subject
 ) -> list[Finding]:
     """Asks as the router does; returns findings on whether each answer would be in time."""
     findings: list[Finding] = []
@@ -91,7 +93,9 @@ async def _remote(
     return findings
 
 
-def judge_tokens(about: About, told: list[Told], text_of: TextOf, witness: str = PATH) -> Finding:
+def judge_tokens(
+    about: Subject, told: list[GoldenTokens], text_of: TextOf, witness: str = PATH
+) -> Finding:
     """Returns whether an engine's token ids match KVSteer's.
 
     text_of: returns the text of token ids. witness: the source of the engine's ids.
@@ -106,7 +110,7 @@ def judge_tokens(about: About, told: list[Told], text_of: TextOf, witness: str =
     )
 
 
-def _left_out(about: About, told: list[Told]) -> list[Finding]:
+def _uncompared(about: Subject, told: list[GoldenTokens]) -> list[Finding]:
     """Notes the golden requests that could not be compared, one note for each reason."""
     reasons: dict[str, list[str]] = {}
     for golden, ours, theirs in told:

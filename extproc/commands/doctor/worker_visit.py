@@ -14,7 +14,7 @@ import msgspec
 
 from extproc.base import address
 from extproc.base.engine import CONFIGURED
-from extproc.commands.doctor.findings import About, Finding, shown
+from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.config.schema import Config, Model, Worker
 from extproc.fleet import identifying, identity, learning
 from extproc.fleet.feed_sources import PATHS, discovered
@@ -42,7 +42,7 @@ class Served(NamedTuple):
     adapters: frozenset[str]
 
 
-class Told(NamedTuple):
+class ReportedSources(NamedTuple):
     """Where a worker reports that it publishes, empty if nowhere, and the path of that report."""
 
     sources: tuple[ZmqSource, ...]
@@ -161,14 +161,14 @@ class Means(NamedTuple):
     probes: bool
 
 
-class Visited(NamedTuple):
+class WorkerReport(NamedTuple):
     """What a worker reports about itself; model: the configured model that it serves."""
 
     findings: list[Finding]
     is_there: bool = False
     model: Model | None = None
     served: Served | None = None
-    told: Told | None = None
+    told: ReportedSources | None = None
 
     @property
     def is_served(self) -> bool:
@@ -185,12 +185,12 @@ class Visited(NamedTuple):
         return next((name for name in names if name in listed), self.model.name)
 
 
-async def visit(means: Means, worker: Worker, about: About) -> Visited:
+async def visit(means: Means, worker: Worker, about: Subject) -> WorkerReport:
     """Asks a worker about itself; returns the findings and its answers."""
     health = await means.web.get(f"http://{worker.endpoint}{HEALTH}")
     if health.status == 0:
         says = f"{worker.endpoint}{HEALTH}: {health.reason}"
-        return Visited([about.wrong("worker-unreachable", says)])
+        return WorkerReport([about.wrong("worker-unreachable", says)])
     findings = [_health(about, health)]
     if health.ahead_seconds is not None:
         witness = "the Date header of its answers"
@@ -210,12 +210,12 @@ async def visit(means: Means, worker: Worker, about: About) -> Visited:
     findings += _block_size(means, worker, about, listings)
     findings.append(judge_engine(about, worker, await _engine(worker.endpoint, means.seconds)))
     model = model_served(means.config, worker, served or Served((), frozenset()))
-    return Visited(
-        findings, is_there=True, model=model, served=served, told=_told(worker, listings)
+    return WorkerReport(
+        findings, is_there=True, model=model, served=served, told=_find_sources(worker, listings)
     )
 
 
-def _health(about: About, answer: Answer) -> Finding:
+def _health(about: Subject, answer: Answer) -> Finding:
     if answer.is_ok:
         return about.right("http", f"{HEALTH} answers 200")
     if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
@@ -223,19 +223,19 @@ def _health(about: About, answer: Answer) -> Finding:
     return about.wrong("worker-unhealthy", _unread(HEALTH, answer))
 
 
-async def _engine(endpoint: str, seconds: float) -> identity.Told:
+async def _engine(endpoint: str, seconds: float) -> identity.EngineAnswer:
     """Returns what a worker says about its engine, asked as the router asks it."""
     client = Client()
     try:
         async with asyncio.timeout(seconds):
-            return await identifying.told_by(client, endpoint)
+            return await identifying.ask_engine(client, endpoint)
     except identifying.FAILURES as error:
-        return identity.Told(reason=identifying.in_words(error))
+        return identity.EngineAnswer(reason=identifying.in_words(error))
     finally:
         await client.close()
 
 
-def judge_engine(about: About, worker: Worker, told: identity.Told) -> Finding:
+def judge_engine(about: Subject, worker: Worker, told: identity.EngineAnswer) -> Finding:
     """Returns whether a worker's engine is known, and the one that is configured.
 
     told: what the worker says.
@@ -253,7 +253,7 @@ def judge_engine(about: About, worker: Worker, told: identity.Told) -> Finding:
 
 
 def _block_size(
-    means: Means, worker: Worker, about: About, listings: list[Answer]
+    means: Means, worker: Worker, about: Subject, listings: list[Answer]
 ) -> list[Finding]:
     for path, answer in zip(PATHS, listings, strict=True):
         size = learning.block_size_in(answer.body) if answer.is_ok else None
@@ -262,10 +262,10 @@ def _block_size(
     return []
 
 
-def _told(worker: Worker, listings: list[Answer]) -> Told | None:
+def _find_sources(worker: Worker, listings: list[Answer]) -> ReportedSources | None:
     host = address.parse(worker.endpoint).host
     for path, answer in zip(PATHS, listings, strict=True):
-        told = told_sources(path, answer.body, host) if answer.is_ok else None
+        told = sources_in(path, answer.body, host) if answer.is_ok else None
         if told is not None:
             return told
     return None
@@ -297,10 +297,10 @@ def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
     return listed[0] if listed else None
 
 
-def judge_models(about: About, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
+def judge_models(about: Subject, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
     """Yields findings on whether a worker serves the model that its requests name, and adapters."""
     model = model_served(config, worker, told)
-    names = shown(told.models)
+    names = name_list(told.models)
     if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
         wanted = " or ".join(one.name for one in ((model,) if model else config.models))
         says = (
@@ -311,30 +311,30 @@ def judge_models(about: About, config: Config, worker: Worker, told: Served) -> 
     yield about.right("models", f"it serves {names}")
     unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
     if unlisted:
-        says = f"it does not list {shown(unlisted)}: requests with such a name may get 404"
+        says = f"it does not list {name_list(unlisted)}: requests with such a name may get 404"
         yield about.note("models", says)
     yield from _adapters(about, worker, model, told.adapters)
 
 
 def _adapters(
-    about: About, worker: Worker, model: Model, listed: frozenset[str]
+    about: Subject, worker: Worker, model: Model, listed: frozenset[str]
 ) -> Iterator[Finding]:
     wanted = model.lora if worker.lora is None else worker.lora
     strangers = sorted(listed - {*model.lora, *wanted})
     if strangers:
-        says = f"it serves {shown(strangers)}, which `lora` does not name: requests for such an"
+        says = f"it serves {name_list(strangers)}, which `lora` does not name: requests for such an"
         yield about.wrong("adapter-not-configured", f"{says} adapter are routed by load alone")
     missing = sorted(set(wanted) - listed)
     if not missing:
         return
     if worker.lora or (listed and not worker.learn):
-        says = f"it does not list the adapters {shown(missing)}"
+        says = f"it does not list the adapters {name_list(missing)}"
         yield about.wrong("adapter-not-served", says)
     elif not listed:
         yield about.note("models", "it lists no adapters; it may still serve them")
 
 
-def judge_clock(about: About, ahead_seconds: float, witness: str) -> Finding:
+def judge_clock(about: Subject, ahead_seconds: float, witness: str) -> Finding:
     """Returns whether a clock agrees with the local one.
 
     witness: the source of the time.
@@ -347,7 +347,7 @@ def judge_clock(about: About, ahead_seconds: float, witness: str) -> Finding:
 
 
 def judge_block_size(
-    about: About, config: Config, worker: Worker, size: int, witness: str
+    about: Subject, config: Config, worker: Worker, size: int, witness: str
 ) -> Finding:
     """Returns whether the engine's block size is the configured one.
 
@@ -370,7 +370,7 @@ class _ServerInfo(msgspec.Struct):
     disable_radix_cache: bool = False
 
 
-def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[Finding]:
+def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterator[Finding]:
     """Yields a fault if an engine reports that it caches no prefixes.
 
     metrics: vLLM's answer to /metrics. info: SGLang's answer to /server_info; b"" if missing.
@@ -388,14 +388,14 @@ def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[
         yield about.wrong("prefix-caching-off", says)
 
 
-def told_sources(path: str, answer: bytes, host: str) -> Told | None:
+def sources_in(path: str, answer: bytes, host: str) -> ReportedSources | None:
     """Returns where a worker publishes, by its answer at a path; None if that is not in the answer.
 
     path: one of `extproc.fleet.feed_sources.PATHS`.
     """
     sources = discovered(path, answer, host)
     if sources:
-        return Told(sources, path)
+        return ReportedSources(sources, path)
     try:
         raw = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -403,4 +403,4 @@ def told_sources(path: str, answer: bytes, host: str) -> Told | None:
     if not isinstance(raw, Mapping):
         return None
     is_off = not raw or ("kv_events" in raw and not raw["kv_events"])
-    return Told((), path) if is_off else None
+    return ReportedSources((), path) if is_off else None

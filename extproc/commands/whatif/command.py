@@ -21,7 +21,7 @@ from extproc.commands.whatif.engines import Result, Speed
 from extproc.commands.whatif.outlook import (
     Measured,
     Results,
-    Spared,
+    Saving,
     as_json,
     least_workers,
     mean,
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="recordings, JSON lines; - is standard input")
-    add("--workers", type=_whole(_MOST_WORKERS), default=8, metavar="N", help="default 8")
+    add("--workers", type=_whole_number(_MOST_WORKERS), default=8, metavar="N", help="default 8")
     add("--speed", type=_speed, default=Speed().prefill_rate, metavar="TOKENS/S",
         help="prompt tokens that a worker computes in a second, or `learned`: as a running router"
         " has learned it; default 12000")  # fmt: skip
@@ -73,25 +73,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that router's admin server")  # fmt: skip
     add("--decode", type=_positive, default=_DECODE_RATE, metavar="TOKENS/S",
         help="tokens a second of one answer; default 100")  # fmt: skip
-    add("--cache-blocks", type=_whole(10**8), metavar="N",
+    add("--cache-blocks", type=_whole_number(10**8), metavar="N",
         help="blocks of a worker's cache; by default room for 400,000 tokens")  # fmt: skip
-    add("--block-size", type=_whole(65_536), metavar="TOKENS",
+    add("--block-size", type=_whole_number(65_536), metavar="TOKENS",
         help="by default that of the trace, or a part of it")  # fmt: skip
     add("--policy", action="append", choices=POLICIES, metavar="NAME",
         help="play only this policy and Envoy's; may be repeated; default all")  # fmt: skip
-    add("--routers", type=_whole(_MOST_ROUTERS), default=1, metavar="N",
+    add("--routers", type=_whole_number(_MOST_ROUTERS), default=1, metavar="N",
         help="routers that share; default 1")  # fmt: skip
     add("--rate", type=_positive, default=1.0, metavar="X",
         help="play so many times as fast as recorded")  # fmt: skip
-    add("--seeds", type=_whole(_MOST_SEEDS), default=3, metavar="N",
+    add("--seeds", type=_whole_number(_MOST_SEEDS), default=3, metavar="N",
         help="runs of each policy, which differ in what is left to chance; default 3")  # fmt: skip
-    add("--first", type=_whole(10**9), metavar="N", help="play only the first N requests")
+    add("--first", type=_whole_number(10**9), metavar="N", help="play only the first N requests")
     add("--model", metavar="NAME", help="the model whose requests are played")
     add("--config", metavar="FILE", help="a router's: its policy and its models' tokenizers")
     add("--tokenizer", metavar="PATH", help="for requests with bodies, as models[].tokenizer")
     add("--arrivals", type=_positive, metavar="RATE",
         help="requests a second, evenly, where lines have no time")  # fmt: skip
-    add("--answer-tokens", type=_whole(10**6), default=128, metavar="N",
+    add("--answer-tokens", type=_whole_number(10**6), default=128, metavar="N",
         help="where a line does not tell how long its answer was; default 128")  # fmt: skip
     add("--new-answers", action="store_true",
         help="take no answer as part of the prompt that follows it")  # fmt: skip
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the results as JSON")
 
 
-def _whole(most: int) -> Callable[[str], int]:
+def _whole_number(most: int) -> Callable[[str], int]:
     def parsed(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"must be from 1 to {most}, is {text!r}")
@@ -135,16 +135,16 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
     plan = _plan(arguments, config, recorded)
     with Runs(plan.given, len(recorded) * arguments.seeds, sys.stderr) as runs:
         found = _played(plan, runs, arguments.workers)
-        spared = _spared(plan, runs, arguments.workers, found)
+        spared = _find_saving(plan, runs, arguments.workers, found)
         drawn = {arguments.workers: found}
         if arguments.svg is not None:
             for count in _fewer(arguments.workers, spared.least):
                 drawn[count] = _played(plan, runs, count)
     measured = measured_of(recorded)
     if arguments.json:
-        print(json.dumps(_told(plan, found, measured, spared), indent=1), file=out)
+        print(json.dumps(_result_as_json(plan, found, measured, spared), indent=1), file=out)
     else:
-        print(_said(plan, arguments, recorded, left_out), file=out)
+        print(_describe(plan, arguments, recorded, left_out), file=out)
         print(f"\n{table(found, measured)}\n\n{spared}", file=out)
     if arguments.svg is not None:
         _draw(arguments.svg, drawn)
@@ -388,7 +388,7 @@ def _played(plan: Plan, runs: Runs, workers: int) -> Results:
     return runs.play(plan.stage(workers), plan.contestants, plan.seeds)
 
 
-def _spared(plan: Plan, runs: Runs, workers: int, found: Results) -> Spared:
+def _find_saving(plan: Plan, runs: Runs, workers: int, found: Results) -> Saving:
     """Finds how few workers suffice for the first policy to match Envoy's better one with all."""
     ours = plan.contestants[0]
     best = min(ENVOY, key=lambda name: p90_of(found[name]))
@@ -401,7 +401,7 @@ def _spared(plan: Plan, runs: Runs, workers: int, found: Results) -> Spared:
         played = runs.play(plan.stage(count), [ours], plan.seeds)
         return p90_of(played[ours.name]) <= goal
 
-    return Spared(ours.name, best, workers, goal, least_workers(workers, suffices))
+    return Saving(ours.name, best, workers, goal, least_workers(workers, suffices))
 
 
 def _fewer(workers: int, least: int | None) -> list[int]:
@@ -410,7 +410,7 @@ def _fewer(workers: int, least: int | None) -> list[int]:
     return sorted(wanted - {0, workers}, reverse=True)
 
 
-def _said(
+def _describe(
     plan: Plan, arguments: argparse.Namespace, recorded: Sequence[Recorded], left_out: int
 ) -> str:
     """Returns in words what is played, and which parts of it are assumed."""
@@ -445,7 +445,9 @@ def _said(
     return "\n".join(lines)
 
 
-def _told(plan: Plan, found: Results, measured: Measured | None, spared: Spared) -> dict[str, Any]:
+def _result_as_json(
+    plan: Plan, found: Results, measured: Measured | None, spared: Saving
+) -> dict[str, Any]:
     return {
         "requests": len(plan.given.requests),
         "workers": spared.workers,

@@ -94,7 +94,7 @@ def as_json(results: Results) -> dict[str, dict[str, float]]:
     return {name: mean(each)._asdict() for name, each in results.items()}
 
 
-class Spared(NamedTuple):
+class Saving(NamedTuple):
     """How few workers reach the same TTFT p90.
 
     policy, workers, p90: the policy to compare with, its workers, and its TTFT p90 in seconds.

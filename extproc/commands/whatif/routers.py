@@ -20,7 +20,7 @@ from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoa
 from extproc.routing.marks import Marks, marks_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import sample_size
-from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
@@ -103,9 +103,9 @@ class Tokens:
         return self.count
 
 
-def tokens_sent() -> Sent:
+def tokens_sent() -> ClaimTable:
     """Returns a table of claims that uses the marks of `Tokens` as they are."""
-    return Sent(1, marks=_known_marks)
+    return ClaimTable(1, marks=_known_marks)
 
 
 def _known_marks(prompt: Prompt) -> Marks:
@@ -229,7 +229,7 @@ class Sharer:
         number: int,
         endpoints: Mapping[str, EndpointLoad],
         prefill_rate: float,
-        sent: Sent,
+        sent: ClaimTable,
         holdings: Mapping[str, Holdings],
         tick_seconds: float,
         *,
@@ -263,7 +263,7 @@ def _wall_us(now: float) -> int:
 
 
 @dataclass(order=True, slots=True)
-class _Due:
+class _Appointment:
     """A router's tick, or the arrival of its messages; ordered by time, then by number."""
 
     at: float
@@ -279,7 +279,7 @@ class Exchange:
         self._sharers = sharers
         self._tick_seconds = tick_seconds
         self._count = 0
-        self._due: list[_Due] = []
+        self._due: list[_Appointment] = []
         self._told_at = [-1.0] * len(sharers)
         for sender in range(len(sharers)):
             self._plan(tick_seconds * chance.random(), sender, None)
@@ -313,7 +313,7 @@ class Exchange:
 
     def _plan(self, at: float, sender: int, messages: Sequence[bytes] | None) -> None:
         self._count += 1
-        heapq.heappush(self._due, _Due(at, self._count, sender, messages))
+        heapq.heappush(self._due, _Appointment(at, self._count, sender, messages))
 
 
 class _Router:
@@ -522,7 +522,7 @@ class _Envoy:
         self._active[request.worker] -= 1
 
 
-def _nobody_told(_: int) -> None:
+def _notify_nobody(_: int) -> None:
     pass
 
 
@@ -531,7 +531,7 @@ def run(
     contestant: Contestant,
     given: Arrivals,
     seed: int,
-    told: Callable[[int], None] = _nobody_told,
+    told: Callable[[int], None] = _notify_nobody,
 ) -> Result:
     """Serves the arrivals, and returns the results for our own requests.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from extproc.base.errors import ConfigError
 from extproc.config.reader import MAX_FILE_BYTES, parse_workers
 from extproc.config.schema import Config
-from extproc.fleet.discovery.view import Found, Report, Source, listed
+from extproc.fleet.discovery.view import Report, Sighting, Source, listed
 
 log = logging.getLogger("kvsteer.discovery")
 
@@ -77,10 +77,10 @@ class WorkerFile:
                 taken, before = _ABSENT, None
                 report.fault(f"{self._path}: cannot be read: {error.strerror}")
             except ConfigError as error:
-                report.fault(_shown(error))
+                report.fault(_fault_text(error))
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _read(self) -> tuple[Found, ...]:
+    def _read(self) -> tuple[Sighting, ...]:
         with Path(self._path).open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
@@ -93,7 +93,7 @@ def _stamp(path: str) -> _Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _shown(error: ConfigError) -> str:
+def _fault_text(error: ConfigError) -> str:
     first, *rest = error.faults
     faults = "fault" if len(rest) == 1 else "faults"
     return f"{first} (and {len(rest)} more {faults})" if rest else first

@@ -31,7 +31,7 @@ Apply = Callable[[Fleet], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastReport:
     """The last report of a source."""
 
     view: View | None = None
@@ -56,7 +56,7 @@ class Discovery:
     ) -> None:
         self._static = static
         self._sources = {source.name: source for source in sources}
-        self._seen = {name: _Seen() for name in self._sources}
+        self._seen = {name: _LastReport() for name in self._sources}
         self._monotonic = monotonic
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,7 +92,7 @@ class Discovery:
         static = {"source": STATIC, "workers": len(self._static), "age_seconds": 0.0}
         return [
             {**static, "fault": "", "note": "", "faults": 0},
-            *({"source": name, **_shown(seen, now)} for name, seen in self._seen.items()),
+            *({"source": name, **_report_as_json(seen, now)} for name, seen in self._seen.items()),
         ]
 
     async def _keep_running(self, source: Source) -> None:
@@ -109,7 +109,7 @@ class Discovery:
                 self._note(source.name, seen, f"ended with {type(error).__name__}", error)
             await asyncio.sleep(BEGIN_AGAIN_SECONDS)
 
-    def _take(self, name: str, seen: _Seen, view: View, note: str, fault: str = "") -> None:
+    def _take(self, name: str, seen: _LastReport, view: View, note: str, fault: str = "") -> None:
         if len(view) > MAX_FOUND:
             self._note(name, seen, f"lists {len(view)} workers; the limit is {MAX_FOUND}")
             return
@@ -127,13 +127,15 @@ class Discovery:
             seen.view = view
             self._changed.set()
 
-    def _confirm(self, name: str, seen: _Seen) -> None:
+    def _confirm(self, name: str, seen: _LastReport) -> None:
         seen.confirmed_at = self._monotonic()
         if seen.fault:
             log.info("discovery: %s works again", name)
             seen.fault = ""
 
-    def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:
+    def _note(
+        self, name: str, seen: _LastReport, fault: str, ours: Exception | None = None
+    ) -> None:
         if fault != seen.fault:  # reported once, however often it is retried
             seen.faults += 1
             stays = (
@@ -164,7 +166,7 @@ class Discovery:
                 log.exception("discovery: a view could not be applied")
 
 
-def _shown(seen: _Seen, now: float) -> dict[str, Any]:
+def _report_as_json(seen: _LastReport, now: float) -> dict[str, Any]:
     return {
         "workers": None if seen.view is None else len(seen.view),
         "age_seconds": None if seen.view is None else round(now - seen.confirmed_at, 3),

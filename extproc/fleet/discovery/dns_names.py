@@ -12,7 +12,7 @@ import dns.resolver
 from extproc.base import address
 from extproc.base.address import Address
 from extproc.config.schema import DnsName, FoundWorker
-from extproc.fleet.discovery.view import Found, Report, worker_at
+from extproc.fleet.discovery.view import Report, Sighting, worker_at
 
 # The time limit of one lookup, over all servers and tries.
 LOOKUP_SECONDS = 5.0
@@ -65,7 +65,7 @@ class DnsNames:
                 if not usable:
                     raise _NoAddressError(self._options.name)
                 note = f"{self._options.name}: {LEFT_OUT}" if len(usable) < len(places) else ""
-                report.view(_found(usable, self._options.worker), note)
+                report.view(_workers_at(usable, self._options.worker), note)
                 pause = min(interval, max(LEAST_SECONDS, lifetime))
             except _NoAddressError as error:
                 report.fault(f"{error} has no address now")
@@ -147,10 +147,10 @@ def _may_be_a_worker(host: str) -> bool:
     return not (one.is_link_local or one.is_multicast or one.is_unspecified or is_reserved)
 
 
-def _found(places: Iterable[tuple[str, int]], worker: FoundWorker) -> tuple[Found, ...]:
+def _workers_at(places: Iterable[tuple[str, int]], worker: FoundWorker) -> tuple[Sighting, ...]:
     canonical = sorted({str(address.parse(str(Address(host, port)))) for host, port in places})
     parsed = [address.parse(one) for one in canonical]
-    return tuple(Found(worker_at(place.host, place.port, worker)) for place in parsed)
+    return tuple(Sighting(worker_at(place.host, place.port, worker)) for place in parsed)
 
 
 def _words(error: Exception) -> str:

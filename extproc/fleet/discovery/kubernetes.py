@@ -39,9 +39,9 @@ from extproc.config.schema import Config, Kubernetes
 from extproc.fleet.discovery.pods import (
     MAX_PORTS,
     PAGE,
-    Asked,
     Engines,
     Pod,
+    PodSettings,
     Pool,
     PoolSpec,
     Thing,
@@ -133,7 +133,7 @@ class KubernetesPods:
     async def _follow(
         self, pods: Ask, selector: str, ports: tuple[int, ...], report: Report
     ) -> None:
-        engines = Engines(Asked(self._options.worker, self._config.models, ports))
+        engines = Engines(PodSettings(self._options.worker, self._config.models, ports))
 
         def changed(now: Mapping[str, Pod]) -> None:
             view, notes = engines.of(now.values())

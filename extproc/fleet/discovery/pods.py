@@ -29,7 +29,7 @@ from extproc.config.schema import (
     WorkerEngine,
 )
 from extproc.config.sections import BOTH, DECODE, PREFILL, ROLES
-from extproc.fleet.discovery.view import Found, worker_at
+from extproc.fleet.discovery.view import Sighting, worker_at
 
 Part = TypeVar("Part", bound="Thing")
 
@@ -361,7 +361,7 @@ AIBRIX_EVENTS = EventPorts(zmq_port=5557, replay_port=5558)
 _OVER = ("Succeeded", "Failed")
 
 
-class Asked(NamedTuple):
+class PodSettings(NamedTuple):
     """Settings of all pods.
 
     of_all: the configured ones. models: the configured models. ports: the pool's; () for the
@@ -373,23 +373,23 @@ class Asked(NamedTuple):
     ports: tuple[int, ...] = ()
 
 
-class _Read(NamedTuple):
+class _PodReading(NamedTuple):
     """What was read from one pod; of pods with one address, the one of greatest worth counts."""
 
     pod: Pod
     worth: tuple[bool, bool, str, str]
-    engines: tuple[Found, ...]
+    engines: tuple[Sighting, ...]
     notes: tuple[str, ...]
 
 
 class Engines:
     """Turns pods into workers; a pod that has not changed is not read again."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PodSettings) -> None:
         self._asked = asked
-        self._read: dict[str, _Read] = {}  # by uid
+        self._read: dict[str, _PodReading] = {}  # by uid
 
-    def of(self, pods: Iterable[Pod]) -> tuple[tuple[Found, ...], list[str]]:
+    def of(self, pods: Iterable[Pod]) -> tuple[tuple[Sighting, ...], list[str]]:
         """Returns the workers of these pods, sorted by endpoint, and notes on faults of the pods.
 
         Of two pods with one address, the one that is not terminating counts, else the ready one,
@@ -397,7 +397,7 @@ class Engines:
         """
         self._read = {pod.metadata.uid: self._of(pod) for pod in pods}
         notes: list[str] = []
-        found: dict[str, tuple[Pod, Found]] = {}
+        found: dict[str, tuple[Pod, Sighting]] = {}
         for one in sorted(self._read.values(), key=lambda read: read.worth, reverse=True):
             notes += one.notes
             name = one.pod.metadata.name
@@ -408,15 +408,15 @@ class Engines:
                     notes.append(f"pods {other.name} and {name} both have {endpoint}")
         return tuple(found[endpoint][1] for endpoint in sorted(found)), sorted(notes)
 
-    def _of(self, pod: Pod) -> _Read:
+    def _of(self, pod: Pod) -> _PodReading:
         known = self._read.get(pod.metadata.uid)
         return known if known is not None and known.pod is pod else _read(pod, self._asked)
 
 
-def _read(pod: Pod, asked: Asked) -> _Read:
+def _read(pod: Pod, asked: PodSettings) -> _PodReading:
     said = PodWords(pod)
     engines = tuple(_engines(pod, said, asked))
-    return _Read(pod, _worth(pod), engines, said.notes)
+    return _PodReading(pod, _worth(pod), engines, said.notes)
 
 
 def _worth(pod: Pod) -> tuple[bool, bool, str, str]:
@@ -434,7 +434,7 @@ def _is_ready(pod: Pod) -> bool:
     return any(one.type == "Ready" and one.status == "True" for one in conditions)
 
 
-def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
+def _engines(pod: Pod, said: PodWords, asked: PodSettings) -> Iterator[Sighting]:
     """Yields the engines of one pod, one for each port."""
     if not pod.status.pod_ip or pod.status.phase in _OVER:
         return
@@ -464,7 +464,7 @@ def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
             said.note(f"its transfer port is above {MAX_PORT}")
             handover = None
         worker = worker_at(host.host, port, of_all, draining=draining, offset=offset)
-        yield Found(
+        yield Sighting(
             replace(worker, transfer_port=handover),
             excluded=_excluded(pod, encodes=encodes),
             identity=pod.metadata.uid,
@@ -495,7 +495,7 @@ def _ports(said: PodWords, of_pool: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(place, port) for place, port in enumerate(of_pool) if port in active]
 
 
-def _described(said: PodWords, asked: Asked) -> FoundWorker:
+def _described(said: PodWords, asked: PodSettings) -> FoundWorker:
     of_all = asked.of_all
     model = said.annotation("model", text_in) or said.label("name", text_in) or of_all.model
     if model is not None and model not in [one.name for one in asked.models]:

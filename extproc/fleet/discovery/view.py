@@ -19,7 +19,7 @@ STATIC = "workers"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Sighting:
     """One worker as a source sees it.
 
     excluded: why it gets no requests now, "" if it may. identity: distinguishes an engine from a
@@ -37,17 +37,17 @@ class Found:
 class Member(NamedTuple):
     """A worker of the fleet, and the name of the source that it is taken from."""
 
-    found: Found
+    found: Sighting
     source: str
 
 
-View = Sequence[Found]
+View = Sequence[Sighting]
 Fleet = Mapping[str, Member]  # by endpoint as it was configured or found
 
 
-def listed(workers: Sequence[Worker]) -> tuple[Found, ...]:
+def listed(workers: Sequence[Worker]) -> tuple[Sighting, ...]:
     """Returns the view of a list in the form of the configuration's `workers`."""
-    return tuple(Found(worker) for worker in workers)
+    return tuple(Sighting(worker) for worker in workers)
 
 
 def merged(views: Mapping[str, View]) -> dict[str, Member]:

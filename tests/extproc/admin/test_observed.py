@@ -4,7 +4,7 @@ from extproc.admin.observed import (
     KEPT_AT_ONCE,
     KEPT_PER_SECOND,
     Observed,
-    held_on_average,
+    mean_held_tokens,
 )
 from kvstate.overlap import Overlap
 from tests.extproc.admin.decisions import decided, prompt
@@ -66,9 +66,9 @@ def test_sample_counts_the_tokens_that_round_robin_would_have_held() -> None:
 
 
 def test_held_on_average_leaves_out_excluded_workers() -> None:
-    assert held_on_average(decided(HELD).basis) == 8
-    assert held_on_average(replace(decided(HELD).basis, excluded=("", "draining"))) == 16
-    assert held_on_average(decided(names=()).basis) == 0
+    assert mean_held_tokens(decided(HELD).basis) == 8
+    assert mean_held_tokens(replace(decided(HELD).basis, excluded=("", "draining"))) == 16
+    assert mean_held_tokens(decided(names=()).basis) == 0
 
 
 def test_sample_counts_unplaced_requests_for_no_worker() -> None:

@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from extproc.admin.recent import Kept, Recent, summary
+from extproc.admin.recent import Recent, RecentDecision, summary
 from extproc.routing.decision import Split
 from kvstate.overlap import Overlap
 from tests.extproc.admin.decisions import decided
@@ -73,7 +73,7 @@ def test_find_is_none_for_an_unknown_number() -> None:
 
 
 def test_summary_names_worker_and_reason_and_no_token() -> None:
-    told = summary(Kept(3, 1.23456, decided({"b:1": OVERLAP})))
+    told = summary(RecentDecision(3, 1.23456, decided({"b:1": OVERLAP})))
     assert (told["id"], told["at"], told["worker"], told["reason"]) == (3, 1.235, "b:1", "overlap")
     assert (told["predicted_tokens"], told["prompt_tokens"], told["candidates"]) == (16, 32, 2)
     assert told["pick"] == ["b:1", "a:1"]
@@ -82,9 +82,12 @@ def test_summary_names_worker_and_reason_and_no_token() -> None:
 def test_summary_names_the_prefill_worker() -> None:
     prefill = decided(names=("p:1",))
     made = replace(decided(), split=Split(prefill, "it costs less"))
-    assert [summary(Kept(1, 0.0, one))["prefill"] for one in (made, decided())] == ["p:1", None]
+    assert [summary(RecentDecision(1, 0.0, one))["prefill"] for one in (made, decided())] == [
+        "p:1",
+        None,
+    ]
 
 
 def test_summary_covers_a_decision_without_a_pick() -> None:
-    told = summary(Kept(1, 0.0, decided(names=())))
+    told = summary(RecentDecision(1, 0.0, decided(names=())))
     assert (told["pick"], told["worker"], told["verdict"]) == ([], "", "no_override")

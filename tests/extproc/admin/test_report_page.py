@@ -7,12 +7,12 @@ from typing import Any
 
 from extproc.admin.report_page import CONTENT_SECURITY_POLICY, STYLE, as_html, as_text
 from extproc.observing.report import Report
-from extproc.observing.verdict import WINDOWS, Asked, told
+from extproc.observing.verdict import WINDOWS, ReportQuery, report_as_json
 from tests.extproc.observing.simulated import BEGIN, Traffic, over
 
 
 def found(report: Report, now: float, *notes: str) -> dict[str, Any]:
-    return told(report, Asked(WINDOWS, notes), now)
+    return report_as_json(report, ReportQuery(WINDOWS, notes), now)
 
 
 def an_hour() -> dict[str, Any]:

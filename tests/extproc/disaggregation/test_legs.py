@@ -17,7 +17,7 @@ from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs,
 from extproc.requests.reserved_fields import MAX_EDITED_BYTES
 from extproc.routing.decision import Decision, Source, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate, Demand
-from extproc.routing.explain import explanation, why
+from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
@@ -217,10 +217,10 @@ def test_explanation_shows_both_legs_and_the_cause() -> None:
     assert shown["pick"] in {"p:1", "q:1"}
     assert shown["cost"]["here"] > shown["cost"]["apart"] > 0
     assert [one["endpoint"] for one in shown["candidates"]] == ["p:1", "q:1"]
-    assert "computes the prompt: computing the prompt elsewhere costs less" in why(made)
+    assert "computes the prompt: computing the prompt elsewhere costs less" in reason_sentence(made)
     whole = explanation(decided(), lambda _: "live")["prefill"]
     assert (whole["pick"], "candidates" in whole) == (None, False)
-    assert "it computes the prompt" in why(decided())
+    assert "it computes the prompt" in reason_sentence(decided())
 
 
 def pulling(
@@ -250,7 +250,7 @@ def test_source_names_the_worker_that_holds_much_more_than_the_pick() -> None:
     assert made.pick == ("a:1", "b:1")
     assert made.uncached_tokens == 4000 - 200 * 16
     assert explanation(made, lambda _: "live")["source"]["endpoint"] == "c:1"
-    assert "it pulls 3040 tokens from c:1" in why(made)
+    assert "it pulls 3040 tokens from c:1" in reason_sentence(made)
 
 
 def test_source_is_none_where_pulling_saves_little_or_is_impossible() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from extproc.config import schema
-from extproc.fleet.discovery.view import Found
+from extproc.fleet.discovery.view import Sighting
 from kvstate.feeds.transport import MemoryTransport
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.fleets import EVENTS, members, workers
@@ -61,10 +61,10 @@ async def test_learned_model_is_dropped_for_the_next_engine() -> None:
         one = workers('{endpoint: "127.0.0.1:9", model: a}')
         await one.start()
         asked = schema.Worker(endpoint, learn=True)
-        await one.replace(members(Found(asked, identity="old")))
+        await one.replace(members(Sighting(asked, identity="old")))
         await until(lambda: one.candidates.model_of(one.records[endpoint]) == "b")
         answers["v1/models"]["data"] = [{"id": "a"}]
-        await one.replace(members(Found(asked, identity="new")))
+        await one.replace(members(Sighting(asked, identity="new")))
         assert one.candidates.model_of(one.records[endpoint]) is None
         await until(lambda: one.candidates.model_of(one.records[endpoint]) == "a")
         assert [each.loras for each in one.candidates.of("a")] == [None]

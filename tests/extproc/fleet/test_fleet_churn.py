@@ -21,7 +21,7 @@ from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
-from extproc.fleet.discovery.view import Found, Report
+from extproc.fleet.discovery.view import Report, Sighting
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Worker
 from extproc.fleet.workers import Workers
@@ -72,7 +72,7 @@ class Source:
         self.report = report
         await asyncio.Event().wait()
 
-    def see(self, found: Iterable[Found]) -> None:
+    def see(self, found: Iterable[Sighting]) -> None:
         """Reports these as all workers."""
         assert self.report is not None
         self.report.view(tuple(found), "")
@@ -148,7 +148,7 @@ class System:
         names = [f"127.1.{n % 250}.{1 + n // 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
         feeds = [FEED if n % WITH_FEED == 0 else None for n in range(AT_ONCE)]
         self.source.see(
-            Found(schema.Worker(name, learn=True, events=feed))
+            Sighting(schema.Worker(name, learn=True, events=feed))
             for name, feed in zip(names, feeds, strict=True)
         )
         await until(lambda: set(self.workers.records) == set(names))

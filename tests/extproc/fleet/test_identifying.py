@@ -11,7 +11,7 @@ from extproc.base.engine import Engine, Release
 from extproc.config.reader import parse
 from extproc.config.schema import Worker, WorkerEngine
 from extproc.fleet import identifying
-from extproc.fleet.discovery.view import Found, merged
+from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.record import Worker as Record
 from extproc.fleet.workers import Workers
 from extproc.routing.upstreams import Judge
@@ -214,7 +214,7 @@ async def test_changed_engine_is_told_to_those_who_watch() -> None:
         workers.identifying.watch(lambda name: told.append((name, workers.records[name].engine)))
         await until_runs(one, "vllm", 0, 32)
         named = Worker(one.name, engine=WorkerEngine("sglang", "0.5.9"))
-        await workers.replace(merged({"file": (Found(named),)}))
-        await workers.replace(merged({"file": (Found(named),)}))
+        await workers.replace(merged({"file": (Sighting(named),)}))
+        await workers.replace(merged({"file": (Sighting(named),)}))
     engines = [Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 9))]
     assert told == [(one.name, each) for each in engines]

@@ -20,8 +20,8 @@ from extproc.config.schema import WorkerEngine
 from extproc.fleet.identity import (
     MAX_ARGUMENT,
     UNASKED,
-    Known,
-    Told,
+    EngineAnswer,
+    EngineRecord,
     arguments_in,
     engine_of_metrics,
     identity_of,
@@ -138,32 +138,39 @@ def test_any_answer_is_read_or_refused(answer: bytes) -> None:
 
 def test_configured_engine_counts_more_than_what_the_worker_says() -> None:
     given = WorkerEngine("vllm", "0.32.0")
-    assert identity_of(given, CONFIGURED, Told()) == Known(VLLM, CONFIGURED, "", None)
-    differs = identity_of(given, ANNOTATED, Told(Engine("vllm", Release(0, 24)), ""))
-    assert differs == Known(VLLM, ANNOTATED, "the worker says that it is vllm 0.24.0", None)
+    assert identity_of(given, CONFIGURED, EngineAnswer()) == EngineRecord(
+        VLLM, CONFIGURED, "", None
+    )
+    differs = identity_of(given, ANNOTATED, EngineAnswer(Engine("vllm", Release(0, 24)), ""))
+    assert differs == EngineRecord(VLLM, ANNOTATED, "the worker says that it is vllm 0.24.0", None)
 
 
 def test_what_the_worker_says_counts_if_nothing_is_configured() -> None:
     arguments = PromptArguments("chatml")
-    learned = identity_of(None, CONFIGURED, Told(SGLANG, "", arguments))
-    assert learned == Known(SGLANG, LEARNED, "", arguments)
-    assert identity_of(None, CONFIGURED, Told()) == Known(None, "", UNASKED, None)
+    learned = identity_of(None, CONFIGURED, EngineAnswer(SGLANG, "", arguments))
+    assert learned == EngineRecord(SGLANG, LEARNED, "", arguments)
+    assert identity_of(None, CONFIGURED, EngineAnswer()) == EngineRecord(None, "", UNASKED, None)
 
 
 def test_arguments_of_sglang_are_learned_although_it_is_configured() -> None:
     given, arguments = WorkerEngine("sglang", "0.5.23"), PromptArguments("chatml")
-    assert identity_of(given, CONFIGURED, Told(SGLANG, "", arguments)).arguments == arguments
-    unknown = identity_of(given, CONFIGURED, Told(reason="why"))
+    assert (
+        identity_of(given, CONFIGURED, EngineAnswer(SGLANG, "", arguments)).arguments == arguments
+    )
+    unknown = identity_of(given, CONFIGURED, EngineAnswer(reason="why"))
     assert (unknown.engine, unknown.reason) == (SGLANG, "its arguments are unknown: why")
 
 
 def test_arguments_of_another_engine_do_not_count() -> None:
-    given, told = WorkerEngine("vllm", "0.32.0"), Told(SGLANG, "", PromptArguments("chatml"))
+    given, told = (
+        WorkerEngine("vllm", "0.32.0"),
+        EngineAnswer(SGLANG, "", PromptArguments("chatml")),
+    )
     assert identity_of(given, CONFIGURED, told).arguments is None
 
 
 def test_known_engine_is_shown_with_its_source() -> None:
-    assert Known(SGLANG, LEARNED, "", PromptArguments("chatml")).shown() == {
+    assert EngineRecord(SGLANG, LEARNED, "", PromptArguments("chatml")).shown() == {
         "engine": {"name": "sglang", "version": "0.5.23", "source": "learned"},
         "engine_reason": "",
         "engine_arguments": {
@@ -174,7 +181,7 @@ def test_known_engine_is_shown_with_its_source() -> None:
             "default_chat_template_kwargs": None,
         },
     }
-    assert Known(None, "", "why", None).shown() == {
+    assert EngineRecord(None, "", "why", None).shown() == {
         "engine": None,
         "engine_reason": "why",
         "engine_arguments": None,

@@ -13,7 +13,7 @@ import pytest
 from extproc.config.reader import parse
 from extproc.config.schema import Worker
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.discovery.view import Fleet, Found, merged
+from extproc.fleet.discovery.view import Fleet, Sighting, merged
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Worker as Record
 from extproc.fleet.workers import Workers
@@ -66,7 +66,7 @@ async def engine(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[
 
 
 def member(name: str, **more: Any) -> Fleet:
-    return merged({"file": (Found(Worker(name, learn=True), **more),)})
+    return merged({"file": (Sighting(Worker(name, learn=True), **more),)})
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from extproc.fleet.asking import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.load import Loads
-from extproc.routing.sent import Sent
+from extproc.routing.sent import ClaimTable
 from extproc.routing.upstreams import FAILURES_UNTIL_DEAD, Judge
 from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (
@@ -62,7 +62,7 @@ async def test_probe_failures_count_only_in_a_row(engine: Engine, http: Client) 
 
 
 async def test_probe_failure_clears_the_expectations_of_an_unreachable_worker(http: Client) -> None:
-    table, sent = table_of("127.0.0.1:1"), Sent(1)
+    table, sent = table_of("127.0.0.1:1"), ClaimTable(1)
     marks = sent.marks(PROMPT)
     sent.record(only(table).holdings, marks, time.monotonic())
     for _ in range(FAILURES_UNTIL_UNHEALTHY):
@@ -199,7 +199,7 @@ async def test_doubts_probe_a_worker_without_events_and_keep_it(engine: Engine) 
 
 
 async def test_doubts_eject_a_worker_that_refuses_connections_until_it_returns() -> None:
-    endpoint, life, sent = f"127.0.0.1:{free_port()}", Life(), Sent(1)
+    endpoint, life, sent = f"127.0.0.1:{free_port()}", Life(), ClaimTable(1)
     table = table_of(endpoint)
     life.is_cut = True
     marks = sent.marks(PROMPT)

@@ -7,7 +7,7 @@ from extproc.fleet.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
 from extproc.routing.load import REPORT_SECONDS, Loads
-from extproc.routing.sent import Sent
+from extproc.routing.sent import ClaimTable
 from extproc.routing.upstreams import Judge
 from kvstate.events import EngineLoad
 from kvstate.overlap import Prompt
@@ -60,7 +60,7 @@ async def test_scrape_without_load_keeps_a_worker_fit(
 async def test_scrape_failure_ejects_a_worker_until_it_answers(
     engine: Engine, http: Client
 ) -> None:
-    table, sent = table_of(engine.endpoint), Sent(1)
+    table, sent = table_of(engine.endpoint), ClaimTable(1)
     marks = sent.marks(Prompt("m", array("I", range(100))))
     sent.record(only(table).holdings, marks, time.monotonic())
     hasty = reports(table, at=pace(1e-6))

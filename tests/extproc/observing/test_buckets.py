@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observing.buckets import Buckets, Seen
+from extproc.observing.buckets import Buckets, TracedValue
 
 
 def test_bucket_includes_its_bound() -> None:
@@ -17,9 +17,9 @@ def test_bucket_includes_its_bound() -> None:
 
 def test_bucket_shows_its_last_traced_observation() -> None:
     buckets = Buckets([1])
-    seen = Seen("4bf9", 5.0, 12.0)
+    seen = TracedValue("4bf9", 5.0, 12.0)
     buckets.observe(5.0)
-    buckets.show(Seen("before", 2.0, 11.0))
+    buckets.show(TracedValue("before", 2.0, 11.0))
     buckets.show(seen)
     assert buckets.cumulative() == [("1.0", 0, None), ("+Inf", 1, seen)]
 

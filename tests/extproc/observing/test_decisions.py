@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.observing.buckets import Seen
+from extproc.observing.buckets import TracedValue
 from extproc.observing.decisions import (
     BATCH,
     NO_TRACE,
@@ -145,7 +145,7 @@ def test_phase_counts_cover_the_requests_that_had_the_phase() -> None:
 
 
 def test_phase_bucket_names_a_trace() -> None:
-    counts, seen = counted(decision()), Seen("4bf9", 0.001, 12.0)
+    counts, seen = counted(decision()), TracedValue("4bf9", 0.001, 12.0)
     counts.show(seen)
     assert [one for _, _, one in counts.seconds.cumulative() if one] == [seen]
 

@@ -25,9 +25,9 @@ from extproc.observing.report import (
     Report,
     Side,
     bucket_of,
+    encode_report,
     read,
     seconds_at,
-    written,
 )
 from kvstate.overlap import Prompt
 from tests.extproc.observing.simulated import BEGIN, over
@@ -48,7 +48,7 @@ timed = st.lists(st.tuples(st.floats(0.0, 200_000.0), outcomes), max_size=40)
 
 
 def encoded(report: Report, now: float) -> bytes:
-    return written([msgspec.json.encode(period) for period in report.periods(now)])
+    return encode_report([msgspec.json.encode(period) for period in report.periods(now)])
 
 
 def fed(requests: Iterable[tuple[float, Outcome]]) -> Report:

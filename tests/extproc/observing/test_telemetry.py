@@ -23,7 +23,7 @@ from prometheus_client import Gauge
 from extproc.base.errors import StartError
 from extproc.observing.decisions import Course
 from extproc.observing.metrics import Metrics
-from extproc.observing.telemetry import Wanted, telemetry, wanted
+from extproc.observing.telemetry import TelemetryOptions, options_in, telemetry
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
@@ -211,31 +211,31 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
     ],
 )
 def test_wanted_is_empty_unless_configured(environment: dict[str, str]) -> None:
-    assert wanted(environment) == Wanted()
+    assert options_in(environment) == TelemetryOptions()
 
 
 def test_wanted_endpoint_asks_for_metrics_and_traces() -> None:
-    assert wanted(ENDPOINT) == Wanted("http/protobuf", "http/protobuf")
+    assert options_in(ENDPOINT) == TelemetryOptions("http/protobuf", "http/protobuf")
 
 
 def test_wanted_endpoint_of_one_signal_asks_for_that_signal() -> None:
-    assert wanted({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c/v1/metrics"}).traces == ""
-    assert wanted({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/v1/traces"}).metrics == ""
+    assert options_in({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c/v1/metrics"}).traces == ""
+    assert options_in({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/v1/traces"}).metrics == ""
 
 
 def test_wanted_exporter_may_be_named_without_an_endpoint() -> None:
-    assert wanted({"OTEL_TRACES_EXPORTER": "otlp"}) == Wanted(traces="http/protobuf")
+    assert options_in({"OTEL_TRACES_EXPORTER": "otlp"}) == TelemetryOptions(traces="http/protobuf")
 
 
 def test_wanted_protocol_may_differ_by_signal() -> None:
     own = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    assert wanted(ENDPOINT | own) == Wanted("grpc", "grpc")
+    assert options_in(ENDPOINT | own) == TelemetryOptions("grpc", "grpc")
     own["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
-    assert wanted(ENDPOINT | own) == Wanted("http/protobuf", "grpc")
+    assert options_in(ENDPOINT | own) == TelemetryOptions("http/protobuf", "grpc")
 
 
 def test_wanted_interval_of_the_metrics_is_read() -> None:
-    assert wanted(ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "500"}).interval_ms == 500
+    assert options_in(ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "500"}).interval_ms == 500
 
 
 @pytest.mark.parametrize(
@@ -251,4 +251,4 @@ def test_wanted_interval_of_the_metrics_is_read() -> None:
 )
 def test_wanted_refuses_unsupported_values_by_name(name: str, value: str) -> None:
     with pytest.raises(StartError, match=name):
-        wanted(ENDPOINT | {name: value})
+        options_in(ENDPOINT | {name: value})

@@ -9,7 +9,7 @@ import pytest
 
 from extproc.observing.outcomes import Outcome
 from extproc.observing.report import Report
-from extproc.observing.verdict import WINDOWS, Asked, percent, told
+from extproc.observing.verdict import WINDOWS, ReportQuery, percent, report_as_json
 from tests.extproc.observing.simulated import BEGIN, Traffic, over
 
 
@@ -25,7 +25,9 @@ def window_of(*kinds: list[Outcome], minutes: int = 10) -> dict[str, Any]:
         for outcomes in kinds:
             for outcome in outcomes[minute::minutes]:
                 report.feed(outcome, 1_000.0, BEGIN + 60 * minute)
-    found = told(report, Asked({"the last 10 minutes": 600}), BEGIN + 60 * minutes - 1)
+    found = report_as_json(
+        report, ReportQuery({"the last 10 minutes": 600}), BEGIN + 60 * minutes - 1
+    )
     window: dict[str, Any] = found["windows"][0]
     assert found["headline"] == f"The last 10 minutes: {window['headline']}"
     return window
@@ -44,7 +46,7 @@ def test_headline_compares_both_sides() -> None:
 
 def test_headline_names_no_difference_and_the_time_until_it_narrows() -> None:
     report, now = Traffic(60, 200, shares=(0.5, 0.5)).report(Random(5))
-    found = told(report, Asked({"the last hour": 3_600}), now)
+    found = report_as_json(report, ReportQuery({"the last hour": 3_600}), now)
     assert found["headline"].startswith("The last hour: No difference seen: steered requests found")
     assert re.search(r" It takes about [\d.]+ hours more of such traffic ", found["headline"])
     assert found["windows"][0]["difference"]["seconds_until_narrow"] > 3_600
@@ -55,7 +57,7 @@ def until_narrow(minutes: int) -> float:
     found: list[float] = []
     for seed in range(15):
         report, now = Traffic(minutes, 33 * minutes, pause_seconds=2.0).report(Random(seed))
-        (window,) = told(report, Asked({"": 60 * minutes}), now)["windows"]
+        (window,) = report_as_json(report, ReportQuery({"": 60 * minutes}), now)["windows"]
         found.append(window["difference"]["seconds_until_narrow"] / 60)
     return median(found)
 
@@ -130,7 +132,7 @@ def test_headline_names_requests_of_a_single_minute() -> None:
     for at in range(10):
         for outcome in outcomes if at == 4 else outcomes[:2]:
             report.feed(outcome, 1.0, BEGIN + 60 * at)
-    headline = told(report, Asked({"": 600}), BEGIN + 599)["headline"]
+    headline = report_as_json(report, ReportQuery({"": 600}), BEGIN + 599)["headline"]
     assert "no interval yet: most came at one time" in headline
 
 
@@ -173,16 +175,20 @@ def test_load_spread_is_shown_for_each_side_with_enough_requests() -> None:
 
 def test_headline_is_of_the_surest_window() -> None:
     report, now = Traffic(60, 300).report(Random(5))
-    assert told(report, Asked(WINDOWS), now)["headline"].startswith("The last hour: Steered")
-    later = told(report, Asked(WINDOWS), now + 3 * 3_600)
+    assert report_as_json(report, ReportQuery(WINDOWS), now)["headline"].startswith(
+        "The last hour: Steered"
+    )
+    later = report_as_json(report, ReportQuery(WINDOWS), now + 3 * 3_600)
     assert later["headline"].startswith("The last day: Steered")
 
 
 def test_headline_without_a_result_is_of_the_shortest_window_with_requests() -> None:
     report = Report(BEGIN)
-    assert told(report, Asked(WINDOWS), BEGIN)["headline"].startswith("The last 7 days: No request")
+    assert report_as_json(report, ReportQuery(WINDOWS), BEGIN)["headline"].startswith(
+        "The last 7 days: No request"
+    )
     report.feed(over(), 1.0, BEGIN)
-    found = told(report, Asked(WINDOWS), BEGIN + 1_800)["headline"]
+    found = report_as_json(report, ReportQuery(WINDOWS), BEGIN + 1_800)["headline"]
     assert found.startswith("The last hour: Steered requests found 0 % of their prompt tokens")
 
 

@@ -8,13 +8,13 @@ from extproc.base.errors import RequestError
 from extproc.proof.golden import (
     GOLDEN,
     MAX_ANSWER_BYTES,
+    GoldenTokens,
     NoTokenizeError,
     SilentError,
-    Told,
     comparison,
     in_words,
     mismatch,
-    tokens_here,
+    own_tokens,
     tokens_there,
 )
 from extproc.proof.state import Comparison, Mismatch, Proof, TokenProof
@@ -44,10 +44,12 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
-def told(*differing: str, refused: Sequence[str] = (), unkeyed: Sequence[str] = ()) -> list[Told]:
+def told(
+    *differing: str, refused: Sequence[str] = (), unkeyed: Sequence[str] = ()
+) -> list[GoldenTokens]:
     """The results of all golden requests: some differ; for some, one side has no tokens."""
     return [
-        Told(
+        GoldenTokens(
             one,
             "no_chat_template" if one.name in unkeyed else ids("abc"),
             "status 400" if one.name in refused else ids("abd" if one.name in differing else "abc"),
@@ -241,7 +243,7 @@ class TextEncoder:
 
 
 def test_prompts_that_are_not_keyed_here_have_a_reason_instead_of_tokens() -> None:
-    here = dict(zip(BY_NAME, tokens_here(TextEncoder()), strict=True))
+    here = dict(zip(BY_NAME, own_tokens(TextEncoder()), strict=True))
     assert here[CHAT_NAME] == "no_chat_template"
     assert here[TEXT_NAME] == ids("The quick brown fox jumps over the lazy dog.")
 

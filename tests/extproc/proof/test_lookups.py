@@ -12,7 +12,7 @@ from extproc.proof.lookups import (
     MAX_WAITING,
     PAUSE_SECONDS,
     Lookups,
-    Sent,
+    SentRequest,
     is_stored,
     may_show,
 )
@@ -26,8 +26,8 @@ def prompt(tokens: int) -> Prompt:
     return Prompt("m", Tokens("I", range(tokens)))
 
 
-def sent(tokens: int = 65, held: int = 0, at: float = 0.0) -> Sent:
-    return Sent(prompt(tokens), TEXT, held, batches=5, sent_at=at)
+def sent(tokens: int = 65, held: int = 0, at: float = 0.0) -> SentRequest:
+    return SentRequest(prompt(tokens), TEXT, held, batches=5, sent_at=at)
 
 
 def overlap(blocks: int, uncertain: int = 0) -> Overlap:
@@ -96,7 +96,7 @@ STEPS = st.lists(
 def test_requests_that_wait_and_are_looked_up_are_few(
     steps: list[tuple[str, float, bool]],
 ) -> None:
-    lookups, going, now, looked, added = Lookups(), list[Sent](), 0.0, 0, list[float]()
+    lookups, going, now, looked, added = Lookups(), list[SentRequest](), 0.0, 0, list[float]()
     for kind, seconds, is_proved in steps:
         now += seconds
         if kind == "send" and lookups.is_open(now, is_proved=is_proved):

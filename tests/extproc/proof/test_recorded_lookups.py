@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extproc.proof.lookups import Sent, is_stored, may_show
+from extproc.proof.lookups import SentRequest, is_stored, may_show
 from extproc.requests.prompt import TEXT
 from kvstate.events import finished
 from kvstate.index import Index
@@ -38,7 +38,7 @@ def looked_up(name: str, tokenized: Callable[[list[int]], list[int]]) -> list[bo
         prompt = Prompt("m", ours, salt=entry["body"].get("cache_salt"))
         held = index.overlaps(prompt).get("w")
         tokens = 0 if held is None else held.certain_tokens + held.uncertain_tokens
-        sent = Sent(prompt, TEXT, tokens, number, 0.0)
+        sent = SentRequest(prompt, TEXT, tokens, number, 0.0)
         is_shown = may_show(prompt, held, owner.block_size)
         for frame in entry["frames"]:
             finished(owner.applying(base64.b64decode(frame["payload_b64"])))

@@ -35,7 +35,7 @@ from extproc.requests.request import Ask, Head
 from extproc.routing.load import Booking
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.events import Body, Taken
+from kvstate.events import BatchResult, Body
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import FeedTransport
@@ -147,7 +147,7 @@ class Checked:
         """Counts the applied batches, to know when all of them are applied."""
         applying = Owner.applying
 
-        def counting(owner: Owner, body: Body) -> Generator[None, None, Taken]:
+        def counting(owner: Owner, body: Body) -> Generator[None, None, BatchResult]:
             taken = yield from applying(owner, body)
             self.applied += 1
             return taken

@@ -17,8 +17,8 @@ from extproc.requests.dialect import (
     Effort,
     Format,
     InlineSystem,
+    ModelDialects,
     Reasoning,
-    Spoken,
     dialect_of,
     spoken_by,
 )
@@ -70,15 +70,15 @@ def test_unknown_and_newer_engines_speak_the_newest_dialect() -> None:
 
 
 def test_workers_of_one_dialect_have_no_others() -> None:
-    assert spoken_by({}) == Spoken(NEWEST)
-    assert spoken_by({"a": vllm(27), "b": vllm(29)}) == Spoken(spoken(27))
+    assert spoken_by({}) == ModelDialects(NEWEST)
+    assert spoken_by({"a": vllm(27), "b": vllm(29)}) == ModelDialects(spoken(27))
 
 
 def test_newest_dialect_of_a_models_workers_is_first() -> None:
     foreign = dialect_of(Engine(SGLANG, Release(0, 5, 9)))
     engines = {"old": vllm(19), "s": Engine(SGLANG, Release(0, 5, 23)), "other": vllm(20)}
     both = frozenset(("old", "other"))
-    assert spoken_by({**engines, "unknown": None}) == Spoken(
+    assert spoken_by({**engines, "unknown": None}) == ModelDialects(
         NEWEST, ((spoken(19), both), (foreign, frozenset(("s",))))
     )
 

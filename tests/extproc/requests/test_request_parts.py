@@ -13,9 +13,9 @@ from extproc.requests.prompt import (
     ids_of,
     is_filled,
     is_given,
-    kept_tokens,
     prompts_of,
     token_ids,
+    token_limit,
 )
 
 
@@ -105,13 +105,13 @@ def test_is_given_and_is_filled_differ_for_empty_values(
     [(None, None, None), (None, "right", None), (5, "left", 5), (1, None, 1)],
 )
 def test_kept_tokens_are_the_last_ones(count: int | None, side: object, kept: int | None) -> None:
-    assert kept_tokens(count, side) == kept
+    assert token_limit(count, side) == kept
 
 
 @pytest.mark.parametrize(("count", "side"), [(-1, None), (0, None), (5, "right"), (5, "middle")])
 def test_kept_tokens_refuses_other_cuts(count: int, side: object) -> None:
     with pytest.raises(RequestError, match="unsupported_truncation"):
-        kept_tokens(count, side)
+        token_limit(count, side)
 
 
 @pytest.mark.parametrize(

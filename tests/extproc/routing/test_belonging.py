@@ -13,11 +13,11 @@ from extproc.requests.outline import Outline, outline_of
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
-from extproc.routing.explain import explanation, why
+from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.homes import HOME_TOKENS, Homes
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
-from extproc.routing.sent import Holdings, Sent
+from extproc.routing.sent import ClaimTable, Holdings
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
 IDLE: Mapping[str, Load] = {}
@@ -37,7 +37,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.homes = Homes(1)
-        self.sent = Sent(1)
+        self.sent = ClaimTable(1)
         self.holdings = {name: Holdings(name) for name in "abc"}
 
     def decide(self, asked: Query, loads: Mapping[str, Load] = IDLE, **known: object) -> Decision:
@@ -178,7 +178,7 @@ def test_explanation_tells_that_a_worker_has_fewer_conversations(fleet: Fleet) -
     told = explanation(made, lambda _: "live")
     assert made.worker != "b"
     assert told["decided_by"] == "spread"
-    assert why(made).endswith("so a worker with fewer conversations was preferred")
+    assert reason_sentence(made).endswith("so a worker with fewer conversations was preferred")
     terms = {one["name"]: one["cost_terms"]["conversations"] for one in told["candidates"]}
     saved = made.basis.claims_on("b").saved
     assert terms.pop("b") == pytest.approx(3 * (1_024 + saved / 2) * made.basis.affinity, abs=0.01)

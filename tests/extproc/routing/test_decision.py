@@ -13,7 +13,7 @@ from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
-from extproc.routing.sent import Holdings, Sent
+from extproc.routing.sent import ClaimTable, Holdings
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -233,9 +233,11 @@ def test_decide_sheds_a_request_over_all_limits_if_shedding_is_configured() -> N
     assert (made.pick, made.verdict, made.reason) == ((), Verdict.SHED, "shed")
 
 
-def sent_to(worker: str, query: Query, now: float = 0.0, sent: Sent | None = None) -> Sent:
+def sent_to(
+    worker: str, query: Query, now: float = 0.0, sent: ClaimTable | None = None
+) -> ClaimTable:
     """A table that records that this query was sent to the worker."""
-    sent = sent or Sent(1)
+    sent = sent or ClaimTable(1)
     for marks in decision(query, sent=sent).marks:
         sent.record(Holdings(worker), marks, now)
     return sent
@@ -296,7 +298,7 @@ def test_feed_that_recovers_is_credited_again() -> None:
 
 def burst(count: int, workers: str, utilization: float = 0.0) -> list[str]:
     """Where siblings go that share 6,000 tokens and arrive at once, before any event of theirs."""
-    sent, loads = Sent(1), {worker: Load(utilization=utilization) for worker in workers}
+    sent, loads = ClaimTable(1), {worker: Load(utilization=utilization) for worker in workers}
     picked = []
     for number in range(count):
         prompt = Prompt("m", array("I", [*range(6000), *[number] * 1200]))

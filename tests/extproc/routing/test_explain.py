@@ -10,11 +10,11 @@ from extproc.requests.outline import beginning_of
 from extproc.routing.belonging import RESPONSE
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate
-from extproc.routing.explain import decided_by, explanation, why
+from extproc.routing.explain import decided_by, explanation, reason_sentence
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load, Report
 from extproc.routing.query import Query, Snapshot
-from extproc.routing.sent import Holdings, Sent
+from extproc.routing.sent import ClaimTable, Holdings
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -97,7 +97,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
 
 def test_why_omits_costs_of_a_split_that_was_not_compared() -> None:
     made = structs.replace(decision(), split=Split(None, "it is short"))
-    assert why(made).endswith("; it computes the prompt: it is short")
+    assert reason_sentence(made).endswith("; it computes the prompt: it is short")
 
 
 def test_explanation_gives_no_cost_to_workers_outside_the_sample() -> None:
@@ -108,7 +108,7 @@ def test_explanation_gives_no_cost_to_workers_outside_the_sample() -> None:
     assert len(chosen) <= 4
     for one in shown:
         assert (one["cost"] is None) is (one["endpoint"] not in chosen)
-    assert why(made).endswith(f"; {len(chosen) - 1} of 9 workers were compared")
+    assert reason_sentence(made).endswith(f"; {len(chosen) - 1} of 9 workers were compared")
 
 
 def test_explanation_computes_the_cost_of_workers_outside_the_sample_from_their_load() -> None:
@@ -125,7 +125,7 @@ def test_explanation_names_the_cause_that_excludes_a_candidate() -> None:
 
 
 def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their_own() -> None:
-    sent = Sent(1)
+    sent = ClaimTable(1)
     sent.record(Holdings("a"), sent.marks(PROMPT), 0.0)
     for state, field in (("live", "speculative"), ("stale", "approximate")):
         made = decision(held={}, sent=sent, state=lambda _, s=state: s)
@@ -133,18 +133,18 @@ def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their
             one for one in explanation(made, lambda _: "")["candidates"] if one["cost"] < 150
         ]
         assert (shown["endpoint"], shown[f"{field}_tokens"]) == ("a:1", 64)
-        assert why(made).startswith(f"cost: a:1 is expected to hold 64 {field} of 100")
+        assert reason_sentence(made).startswith(f"cost: a:1 is expected to hold 64 {field} of 100")
 
 
 def test_why_names_the_next_best_worker() -> None:
-    assert why(decision()).endswith("cost 71; next is b:1 with 150")
+    assert reason_sentence(decision()).endswith("cost 71; next is b:1 with 150")
     alone = decision(rules=Policy(cost=Cost(150, 0, 64), endpoints=1))
     assert alone.pick == ("a:1",)
-    assert why(alone).endswith("cost 71; next is b:1 with 150")
+    assert reason_sentence(alone).endswith("cost 71; next is b:1 with 150")
 
 
 def test_why_omits_the_cost_for_other_policies() -> None:
-    assert why(decision(policy="round_robin", held={})) == (
+    assert reason_sentence(decision(policy="round_robin", held={})) == (
         "round_robin: a:1 is expected to hold none of 100 prompt tokens"
     )
 
@@ -152,21 +152,26 @@ def test_why_omits_the_cost_for_other_policies() -> None:
 def test_why_names_the_choice_of_the_proxy() -> None:
     query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
     words = "the model is not known here, so the proxy chooses: body_too_large"
-    assert why(decision(query)) == words
+    assert reason_sentence(decision(query)) == words
     query = Query(None, reason="not_inference", left_to_proxy=CALLS_NO_MODEL)
-    assert why(decision(query)) == "it calls no model, so the proxy chooses: not_inference"
+    assert (
+        reason_sentence(decision(query)) == "it calls no model, so the proxy chooses: not_inference"
+    )
 
 
 def test_why_names_the_pick_of_an_unsteered_request() -> None:
     left = structs.replace(decision(), is_steered=False)
-    assert why(left) == f"not steered, so the proxy chooses; otherwise {why(decision())}"
+    assert (
+        reason_sentence(left)
+        == f"not steered, so the proxy chooses; otherwise {reason_sentence(decision())}"
+    )
     refused = decision(Query("m", left_to_proxy=CALLS_NO_MODEL, reason="not_inference"))
-    assert why(structs.replace(refused, is_steered=False)) == why(refused)
+    assert reason_sentence(structs.replace(refused, is_steered=False)) == reason_sentence(refused)
 
 
 def test_why_names_the_reason_for_missing_tokens() -> None:
     made = decision(Query("m", reason="no_body"), workers="a")
-    assert why(made) == (
+    assert reason_sentence(made) == (
         "cost: a:1 is expected to hold none of 0 prompt tokens, cost 0; without tokens (no_body),"
         " so load alone decided"
     )
@@ -174,7 +179,7 @@ def test_why_names_the_reason_for_missing_tokens() -> None:
 
 def test_why_states_that_no_worker_is_eligible() -> None:
     made = decision(workers="x")
-    assert (made.verdict, why(made)) == (
+    assert (made.verdict, reason_sentence(made)) == (
         Verdict.NO_OVERRIDE,
         "no worker may answer this request",
     )
@@ -182,7 +187,7 @@ def test_why_states_that_no_worker_is_eligible() -> None:
 
 def test_why_states_that_every_worker_is_over_its_limit() -> None:
     made = decision(load=Load(9), rules=Policy(max_in_flight=9, shed=True))
-    assert why(made) == "every worker that may answer is over its limit of requests"
+    assert reason_sentence(made) == "every worker that may answer is over its limit of requests"
     shown = explanation(made, lambda _: "live")
     assert (shown["verdict"], shown["candidates"][0]["excluded"]) == (
         "shed",
@@ -199,7 +204,7 @@ def test_explanation_shows_the_worker_of_a_session_and_its_credit() -> None:
     assert shown["session"] == shown["pick"][0]
     assert sorted(terms.values()) == [1.5 * 512, 1.5 * 1024]
     assert costs == {name: pytest.approx(1.5 * 1_000 - term) for name, term in terms.items()}
-    assert f"; its session belongs to {made.pick[0]};" in f"{why(made)};"
+    assert f"; its session belongs to {made.pick[0]};" in f"{reason_sentence(made)};"
 
 
 def test_why_names_the_worker_of_a_session_that_is_too_busy() -> None:
@@ -208,22 +213,28 @@ def test_why_names_the_worker_of_a_session_that_is_too_busy() -> None:
     busy = {owner: Load(0, 50_000.0)}
     made = decision(query, held={}, load_of=lambda endpoint, _: busy.get(endpoint, Load()))
     assert made.pick[0] != owner
-    assert f"its session belongs to {owner}, which is too busy" in why(made)
+    assert f"its session belongs to {owner}, which is too busy" in reason_sentence(made)
 
 
 def test_explanation_says_what_decided_without_known_tokens() -> None:
-    sent, said = Sent(1), beginning_of(b"word " * 800)
+    sent, said = ClaimTable(1), beginning_of(b"word " * 800)
     asked = Query("m", reason="no_tokenizer", outline=said)
     sent.record(Holdings("b"), sent.text_marks("m", beginning_of(b"word " * 400)), 0.0)
     by_texts = decision(asked, held={}, sent=sent)
     assert (by_texts.pick[0], decided_by(by_texts)) == ("b:1", "texts")
-    assert why(by_texts).endswith(
+    assert reason_sentence(by_texts).endswith(
         "; without tokens (no_tokenizer), so the record of texts decided: 26% of it was sent there"
     )
     by_session = decision(structs.replace(asked, session="s"), held={})
-    assert (decided_by(by_session), why(by_session)[-19:]) == ("session", "its session decided")
+    assert (decided_by(by_session), reason_sentence(by_session)[-19:]) == (
+        "session",
+        "its session decided",
+    )
     by_policy = decision(asked, held={}, policy="random")
-    assert (decided_by(by_policy), why(by_policy)[-18:]) == ("policy", "the policy decided")
+    assert (decided_by(by_policy), reason_sentence(by_policy)[-18:]) == (
+        "policy",
+        "the policy decided",
+    )
     assert decided_by(decision(asked, held={}, unfit={"a:1": "x", "b:1": "x"})) == ""
 
 
@@ -232,5 +243,5 @@ def test_explanation_says_that_only_one_worker_can_continue_a_response() -> None
     homes.note((homes.key(RESPONSE, None, None, "resp_1"),), Holdings("b"), 0.0)
     made = decision(Query("m", reason="x", previous="resp_1"), held={}, homes=homes)
     assert (made.pick, decided_by(made)) == (("b:1",), "response")
-    assert "; its previous response is at b:1; " in why(made)
-    assert why(made).endswith("so only the worker that keeps the response can go on")
+    assert "; its previous response is at b:1; " in reason_sentence(made)
+    assert reason_sentence(made).endswith("so only the worker that keeps the response can go on")

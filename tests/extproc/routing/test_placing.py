@@ -11,7 +11,7 @@ from extproc.config.schema import Config, Cost, Model
 from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.query import Query
-from extproc.routing.sent import Claim, Expected, Holdings, Sent
+from extproc.routing.sent import Claim, ClaimTable, Expected, Holdings
 from extproc.routing.upstreams import (
     EJECTED_SECONDS,
     FAILURES_UNTIL_EJECTED,
@@ -255,7 +255,7 @@ def book_to(one: Placing, worker: str, tokens: int, now: float) -> Booking:
 def reported(told: Told, now: float) -> dict[str, Expected]:
     """What another router expects of the longest prompt, by what it was told."""
     sent, holdings = (
-        Sent(Told.secret),
+        ClaimTable(Told.secret),
         {worker.endpoint: Holdings(worker.name) for worker in WORKERS},
     )
     claims: dict[object, Claim] = {}
@@ -347,7 +347,7 @@ def shared() -> tuple[Placing, Told]:
 
 def test_marks_are_equal_in_routers_of_one_secret() -> None:
     one, told = shared()
-    assert one.sent.marks(QUERY.prompts[0]) == Sent(told.secret).marks(QUERY.prompts[0])
+    assert one.sent.marks(QUERY.prompts[0]) == ClaimTable(told.secret).marks(QUERY.prompts[0])
 
 
 def test_peers_hear_of_a_request_from_book_to_release() -> None:

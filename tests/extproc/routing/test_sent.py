@@ -19,9 +19,9 @@ from extproc.routing.sent import (
     ENDED_CLAIMS,
     MOST_CLAIMS,
     Claim,
+    ClaimTable,
     Holdings,
     Lifetimes,
-    Sent,
 )
 from extproc.running.request_path import CHOICE
 from kvstate.overlap import Prompt
@@ -32,8 +32,8 @@ LONGER = Prompt("m", array("I", range(500)))
 OTHER = Prompt("m", array("I", range(7, 307)))
 
 
-def table(limit_bytes: int = 1 << 20) -> Sent:
-    return Sent(1, limit_bytes, LIFETIMES)
+def table(limit_bytes: int = 1 << 20) -> ClaimTable:
+    return ClaimTable(1, limit_bytes, LIFETIMES)
 
 
 def test_expected_is_empty_where_nothing_was_sent() -> None:
@@ -304,7 +304,7 @@ def steps_of(work: Callable[[], object]) -> int:
     return count
 
 
-def crowded(workers: int, *, is_over: bool) -> tuple[Sent, Marks]:
+def crowded(workers: int, *, is_over: bool) -> tuple[ClaimTable, Marks]:
     """A table in which each of many workers claims 20 beginnings of one prompt."""
     sent = table(1 << 30)
     everything = sent.marks(Prompt("m", array("I", range(20_000))))

@@ -10,7 +10,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.serving.stream import Spoken, Stream
+from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
 from tests.extproc.messages import head, response_head
 
@@ -21,7 +21,9 @@ def side(*, is_duplex: bool = False, reads_usage: bool = False) -> Stream:
     """A stream that has its request headers, but nothing of its response."""
     bodies = Budget(1000)
     one = Stream(
-        Spoken(max_body_bytes=1000, bodies=bodies, names_model=False, reads_usage=reads_usage)
+        StreamSettings(
+            max_body_bytes=1000, bodies=bodies, names_model=False, reads_usage=reads_usage
+        )
     )
     one.receive(head(response_mode=ProcessingMode.FULL_DUPLEX_STREAMED if is_duplex else 0))
     return one

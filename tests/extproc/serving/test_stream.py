@@ -15,7 +15,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.requests.request import Ask, Head
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream import NamingHeaders, Spoken, State, Stream
+from extproc.serving.stream import NamingHeaders, State, Stream, StreamSettings
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
 from tests.extproc.messages import body, head, trailers
 
@@ -27,17 +27,21 @@ DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 def stream(*, names_model: bool = False, dialect: str = "auto") -> Stream:
     return Stream(
-        Spoken(max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, dialect=dialect)
+        StreamSettings(
+            max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, dialect=dialect
+        )
     )
 
 
 def looking() -> Stream:
-    spoken = Spoken(max_body_bytes=1000, bodies=Budget(2000), names_model=False)
+    spoken = StreamSettings(max_body_bytes=1000, bodies=Budget(2000), names_model=False)
     return Stream(spoken, wants_status=True)
 
 
 def test_conversation_header_is_read() -> None:
-    spoken = Spoken(1000, Budget(2000), names_model=False, naming=NamingHeaders.of((), ("x-user",)))
+    spoken = StreamSettings(
+        1000, Budget(2000), names_model=False, naming=NamingHeaders.of((), ("x-user",))
+    )
     one = Stream(spoken)
     one.receive(head(headers={"x-user": "u7"}))
     assert ask(one.receive(body(b"{}"))).head.conversation == "u7"
@@ -265,7 +269,7 @@ def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
 
 
 def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
-    one = Stream(Spoken(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False))
+    one = Stream(StreamSettings(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False))
     one.receive(duplex_head())
     one.receive(body(b"a" * 82_000, end_of_stream=False))
     one.receive(body(b"b" * 82_000))
@@ -451,7 +455,8 @@ def test_unsupported_mode_is_refused_by_name(modes: dict[str, int]) -> None:
 def test_body_beyond_the_budget_is_echoed_unread() -> None:
     bodies = Budget(100)
     first, second = (
-        Stream(Spoken(max_body_bytes=1000, bodies=bodies, names_model=False)) for _ in range(2)
+        Stream(StreamSettings(max_body_bytes=1000, bodies=bodies, names_model=False))
+        for _ in range(2)
     )
     for one in (first, second):
         one.receive(duplex_head())

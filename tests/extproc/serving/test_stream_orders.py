@@ -17,7 +17,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.requests.request import Ask
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream import Spoken, Stream
+from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement
 from tests.extproc.messages import body, head, response_head, trailers
 from tests.extproc.serving.routers import in_flight, released, service
@@ -47,7 +47,9 @@ def response_body(piece: bytes, *, last: bool) -> ProcessingRequest:
 
 def stream() -> Stream:
     bodies = Budget(10**9)
-    return Stream(Spoken(max_body_bytes=LIMIT, bodies=bodies, names_model=False, reads_usage=True))
+    return Stream(
+        StreamSettings(max_body_bytes=LIMIT, bodies=bodies, names_model=False, reads_usage=True)
+    )
 
 
 def talk(

@@ -10,7 +10,7 @@ import pytest
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.config.schema import Model
 from extproc.observing.decisions import Course
-from extproc.requests.dialect import NEWEST, Spoken, dialect_of
+from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
 from extproc.requests.prompt import BILLING, CONVERSATION
 from extproc.requests.request import CHAT_PATH, Ask, Head, Models
 from extproc.routing.query import Query, Variant
@@ -28,7 +28,7 @@ USER = {"role": "user", "content": "hello"}
 OWN, OTHERS = Prompt("m", Tokens("I", [1])), Prompt("m", Tokens("I", [2, 3]))
 
 
-async def query(spoken: Spoken, **fields: Any) -> Query:
+async def query(spoken: ModelDialects, **fields: Any) -> Query:
     tokenizer = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
     assert tokenizer is not None
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
@@ -41,7 +41,7 @@ async def query(spoken: Spoken, **fields: Any) -> Query:
 
 
 async def test_request_is_read_once_for_each_dialect_that_reads_it_otherwise() -> None:
-    both = Spoken(NEWEST, ((OLD, frozenset(("w",))), (NEWEST, frozenset(("x",)))))
+    both = ModelDialects(NEWEST, ((OLD, frozenset(("w",))), (NEWEST, frozenset(("x",)))))
     found = await query(both)
     (variant,) = found.variants
     assert (variant.workers, variant.forms) == (frozenset(("w",)), CONVERSATION | BILLING)
@@ -54,12 +54,12 @@ async def test_request_is_read_once_for_each_dialect_that_reads_it_otherwise() -
 async def test_worker_of_an_engine_of_unknown_rules_is_told_no_tokens(
     fields: dict[str, Any],
 ) -> None:
-    found = await query(Spoken(NEWEST, ((FOREIGN, frozenset(("w",))),)), **fields)
+    found = await query(ModelDialects(NEWEST, ((FOREIGN, frozenset(("w",))),)), **fields)
     assert [one.prompts for one in found.variants] == ([] if fields else [()])
 
 
 async def test_plain_request_has_no_variants() -> None:
-    both = Spoken(NEWEST, ((OLD, frozenset(("w",))),))
+    both = ModelDialects(NEWEST, ((OLD, frozenset(("w",))),))
     assert (await query(both, messages=[USER])).variants == ()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from extproc.http2.limits import Budget
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
-from extproc.serving.stream import Spoken, Stream
+from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement
 from tests.extproc.messages import body, head
 
@@ -39,7 +39,7 @@ def test_complete_request_is_read_the_same_by_the_subset() -> None:
 
 
 def test_subset_answer_is_read_the_same_by_the_complete_classes() -> None:
-    stream = Stream(Spoken(max_body_bytes=10, bodies=Budget(10), names_model=True))
+    stream = Stream(StreamSettings(max_body_bytes=10, bodies=Budget(10), names_model=True))
     stream.receive(head("/metrics"))
     (answer,) = stream.place(Placement("10.0.0.1:8000", "tiny"))
     read = theirs.ProcessingResponse.parse(answer.SerializeToString())

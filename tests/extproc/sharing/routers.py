@@ -7,9 +7,9 @@ import msgspec
 
 from extproc.routing.load import EndpointLoad, Load, Loads
 from extproc.routing.marks import Marks
-from extproc.routing.sent import Claim, Holdings, Sent
+from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.messages import Keys, News, decoded, encoded, keys_of, sender_tag, worker_id
-from extproc.sharing.picture import Other, Picture, Place
+from extproc.sharing.picture import Peer, Picture, Place
 from extproc.sharing.telling import Telling
 
 KEYS = keys_of(b"a secret")
@@ -34,7 +34,7 @@ class Router:
         self.telling = Telling(keys, name, incarnation)
         self.endpoints = {worker: EndpointLoad() for worker in workers}
         self.loads = Loads(self.endpoints, 1_000, self.telling.touched)
-        self.sent = Sent(keys.marks)
+        self.sent = ClaimTable(keys.marks)
         self.holdings = {worker: Holdings(f"name of {worker}") for worker in workers}
         self._places = {
             worker_id(keys, worker): Place(worker, self.holdings[worker]) for worker in workers
@@ -59,7 +59,7 @@ class Router:
         for message in messages:
             self.picture.hear(message, now, wall_us(now))
 
-    def knows(self, name: str) -> Other:
+    def knows(self, name: str) -> Peer:
         """The router with this name, whose requests count here."""
         (found,) = (other for other in self.picture.others.values() if other.origin == name)
         return found

@@ -21,7 +21,7 @@ import trustme
 from extproc.base.errors import StartError
 from extproc.config.sections import Sharing as Options
 from extproc.routing.load import EndpointLoad, Loads
-from extproc.routing.sent import Holdings, Sent
+from extproc.routing.sent import ClaimTable, Holdings
 from extproc.sharing import sharing as sharing_module
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
 from extproc.sharing.messages import News, decoded, encoded
@@ -111,7 +111,7 @@ async def part(**options: Any) -> AsyncIterator[Part]:
     chosen = Options(**options)
     telling = telling_of(chosen)
     fleet, clock = Fleet(telling.touched), Clock()
-    sharing = Sharing(chosen, telling, fleet, Sent(telling.secret), clock)
+    sharing = Sharing(chosen, telling, fleet, ClaimTable(telling.secret), clock)
     sharing.start()
     try:
         yield Part(sharing, fleet, telling, clock)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from extproc.tokenizing.cpu_limit import within
+from extproc.tokenizing.cpu_limit import run_within
 
 
 class PanicError(BaseException):
@@ -15,7 +15,7 @@ def fail(error: BaseException) -> None:
 
 
 def test_within_returns_what_the_work_returns() -> None:
-    assert within(60, lambda: "done") == "done"
+    assert run_within(60, lambda: "done") == "done"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_within_raises_what_the_work_raises(
     raised: BaseException, expected: type[Exception]
 ) -> None:
     with pytest.raises(expected, match="a"):
-        within(60, lambda: fail(raised))
+        run_within(60, lambda: fail(raised))
 
 
 def test_within_gives_up_work_that_uses_too_much_cpu_time() -> None:
@@ -36,5 +36,5 @@ def test_within_gives_up_work_that_uses_too_much_cpu_time() -> None:
             time.monotonic()
 
     with pytest.raises(TimeoutError, match=r"more than 0\.2 s of CPU"):
-        within(0.2, spin)
+        run_within(0.2, spin)
     is_over.set()

@@ -6,7 +6,7 @@ from extproc.tokenizing.tokenizer_layout import (
     PART_CHARACTERS,
     AddedToken,
     Cutter,
-    everywhere,
+    cut_everywhere,
     sparse,
 )
 
@@ -21,15 +21,15 @@ def starts(cutter: Cutter, text: str, after: int = 0) -> list[int]:
 
 
 def test_find_cuts_at_every_token_but_the_first() -> None:
-    cutter = Cutter(added("<s>", "[x]"), everywhere)
+    cutter = Cutter(added("<s>", "[x]"), cut_everywhere)
     assert cutter.find("<s>ab[x]<s>c", 0) == [(5, 8), (8, 11)]
 
 
 def test_find_cuts_nowhere_if_overlaps_would_take_too_long_to_find() -> None:
     tokens = [f"<{number:0998}>" for number in range(3)]
     text = "".join(tokens)
-    assert Cutter(added("<s>", *tokens[:1]), everywhere).contents
-    assert Cutter(added("<s>", *tokens), everywhere).find(text + "<s>", 0) == []
+    assert Cutter(added("<s>", *tokens[:1]), cut_everywhere).contents
+    assert Cutter(added("<s>", *tokens), cut_everywhere).find(text + "<s>", 0) == []
 
 
 def test_cuts_are_a_part_apart_but_for_the_last() -> None:
@@ -52,7 +52,7 @@ def test_find_takes_the_nearer_of_two_kinds_of_tokens() -> None:
 
 
 def test_find_continues_behind_a_known_cut() -> None:
-    assert starts(Cutter(added("<s>"), everywhere), "a<s>b<s>c", after=1) == [5]
+    assert starts(Cutter(added("<s>"), cut_everywhere), "a<s>b<s>c", after=1) == [5]
     assert starts(Cutter(added("<s>")), "a<s>b<s>c<s>", after=1) == [9]
 
 

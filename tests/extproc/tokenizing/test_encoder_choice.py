@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids, in_parts, probes
-from extproc.tokenizing.tokenizer_layout import Cutter, everywhere, read
+from extproc.tokenizing.tokenizer_layout import Cutter, cut_everywhere, read
 from kvstate.overlap import Tokens
 from tests.extproc.tokenizer_kinds import CHAT, KINDS, PIECES, tokenizer_of
 
@@ -62,7 +62,7 @@ def test_in_parts_gives_the_ids_of_the_whole(kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
     encode = in_parts(
         lambda part: whole(tokenizer, part),
-        Cutter(read(tokenizer.to_str()).added_tokens, everywhere),
+        Cutter(read(tokenizer.to_str()).added_tokens, cut_everywhere),
     )
     assert encode(text) == whole(tokenizer, text)
 

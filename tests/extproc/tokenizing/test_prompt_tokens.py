@@ -32,8 +32,8 @@ from extproc.tokenizing.prompt_tokens import (
     MAX_WAITING,
     MAX_WAITING_BYTES,
     TOKENIZER_THREADS,
-    Held,
     PromptTokens,
+    ThreadUse,
 )
 from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.fleet import FollowedWorkers
@@ -247,7 +247,7 @@ async def test_hanging_model_loses_its_tokens_and_spares_the_others(
         await until(lambda said=f"model {model}: its template": said in caplog.text)  # type: ignore[misc]
         with pytest.raises(RequestError, match="tokenizer_hung"):
             await tokens.of(asked, model, 1)
-    assert await tokens.apart(lambda: "done", 1, Held("tiny")) == "done"
+    assert await tokens.apart(lambda: "done", 1, ThreadUse("tiny")) == "done"
     assert await tokens.of(asked, "tiny", 1)
     endless.may_end.set()
     tokens.close()

@@ -6,7 +6,7 @@ from extproc.tokenizing.remote_tokenizer import (
     PROBE_SECONDS,
     Failures,
     choose,
-    left_alone,
+    count_avoided,
     to_probe,
 )
 
@@ -82,5 +82,5 @@ def test_to_probe_ignores_healthy_workers() -> None:
 def test_left_alone_counts_avoided_workers() -> None:
     workers = opened()
     workers["b"].add(0.0, chance)
-    assert left_alone(workers) == 1
-    assert left_alone({"b": workers["b"]}) == 0
+    assert count_avoided(workers) == 1
+    assert count_avoided({"b": workers["b"]}) == 0

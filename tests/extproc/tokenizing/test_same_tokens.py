@@ -2,7 +2,7 @@ from array import array
 
 from extproc.base.errors import RequestError
 from extproc.tokenizing.encoder_choice import difference, in_parts
-from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter, everywhere
+from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter, cut_everywhere
 from kvstate.overlap import Tokens
 
 
@@ -45,6 +45,6 @@ def test_in_parts_joins_the_ids_of_parts() -> None:
         seen.append(text)
         return letters(text)
 
-    cutter = Cutter([AddedToken(0, "<s>", normalized=False)], everywhere)
+    cutter = Cutter([AddedToken(0, "<s>", normalized=False)], cut_everywhere)
     assert in_parts(encode, cutter)("é<s>b<s>") == letters("é<s>b<s>")
     assert seen == ["é", "<s>b", "<s>"]

@@ -9,13 +9,13 @@ from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BatchHistory,
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
+    BatchResult,
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
     Event,
     EventBatch,
     OtherGroupStored,
-    Taken,
     finished,
 )
 from kvstate.feeds.feed import Feed, FeedState
@@ -46,7 +46,7 @@ class Ringing:
     def ring(self) -> None:
         self.rings += 1
 
-    def apply(self, *events: Event, **fields: Any) -> Taken:
+    def apply(self, *events: Event, **fields: Any) -> BatchResult:
         return finished(self.rank.applying(EventBatch(5.0, list(events), **fields)))
 
     def state(self, state: FeedState) -> None:
@@ -99,7 +99,7 @@ def test_long_events_form_several_batches() -> None:
 
 def test_batch_without_events_takes_no_number() -> None:
     ringing = Ringing()
-    assert ringing.apply(faults=("bad_hash",)) == Taken(faults=("bad_hash",))
+    assert ringing.apply(faults=("bad_hash",)) == BatchResult(faults=("bad_hash",))
     assert ringing.batches() == []
 
 

@@ -4,7 +4,7 @@ from collections.abc import Generator
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import Batch, Body, Taken
+from kvstate.events import Batch, BatchResult, Body
 from kvstate.feeds import turns
 from kvstate.feeds.effects import Effects
 from kvstate.feeds.feed import Demote, Feed, FeedState, Forget, RequestReplay
@@ -23,9 +23,9 @@ class Written:
 
     def __init__(self) -> None:
         self.done: list[object] = []
-        self.taken = Taken()
+        self.taken = BatchResult()
 
-    def applying(self, body: Body) -> Generator[None, None, Taken]:
+    def applying(self, body: Body) -> Generator[None, None, BatchResult]:
         yield
         if body == b"broken":
             raise WireError("payload is not msgpack")
@@ -110,7 +110,7 @@ async def test_dropped_effects_are_not_carried_out(carrying: Carrying) -> None:
 
 async def test_body_that_heals_heals_the_feed(carrying: Carrying) -> None:
     carrying.feed.miss("something")
-    carrying.sink.taken = Taken(healed=True)
+    carrying.sink.taken = BatchResult(healed=True)
     await carrying.effects.carry_out([batch(b"1")])
     assert carrying.feed.state is FeedState.LIVE
 
@@ -120,13 +120,13 @@ async def test_loss_after_a_healing_leaves_the_feed_degraded(
     carrying: Carrying, later: Demote | Forget | Batch
 ) -> None:
     carrying.feed.miss("something")
-    carrying.sink.taken = Taken(healed=True)
+    carrying.sink.taken = BatchResult(healed=True)
     await carrying.effects.carry_out([batch(b"1"), later])
     assert carrying.feed.state is FeedState.DEGRADED
 
 
 async def test_body_with_losses_sets_the_reason_and_counts_its_faults(carrying: Carrying) -> None:
-    carrying.sink.taken = Taken(missed="no room", faults=("bad_hash", "bad_hash"))
+    carrying.sink.taken = BatchResult(missed="no room", faults=("bad_hash", "bad_hash"))
     await carrying.effects.carry_out([batch(b"1")])
     assert (carrying.feed.reason, carrying.news.counts["bad_hash"]) == ("no room", 2)
 

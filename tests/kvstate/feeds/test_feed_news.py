@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import Batch, Taken
+from kvstate.events import Batch, BatchResult
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_news import FeedNews
 from kvstate.feeds.feed_sources import Recovery
@@ -84,9 +84,9 @@ def test_restart_and_cleared_cache_are_reported_once_each(feed: Feed) -> None:
         news.tell_restart()
         news.tell_restart()
         feed.end_replay()
-    news.tell_taken(Taken())
+    news.tell_taken(BatchResult())
     assert told == [1, 2]
-    news.tell_taken(Taken(clears=True))
+    news.tell_taken(BatchResult(clears=True))
     assert told == [1, 2, 2]
 
 

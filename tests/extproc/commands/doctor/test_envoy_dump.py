@@ -22,7 +22,7 @@ from extproc.commands.doctor.envoy_dump import (
     type_of,
     typed,
 )
-from extproc.commands.doctor.findings import About, Verdict
+from extproc.commands.doctor.findings import Subject, Verdict
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Tls
 
 CONFIG = Config(extproc=ExtProc(deadline_ms=250, max_body_bytes=1024 * 1024))
@@ -79,7 +79,7 @@ def codes_of(one: Any, cluster: Any = OVERRIDE, routes: Any = None, **listener: 
         {"static_route_configs": [{"route_config": routes}]},
     ]
     dump = json.dumps({"configs": configs}).encode()
-    return [found.code for found in judge_envoy(About("envoy"), CONFIG, dump, {}, {})]
+    return [found.code for found in judge_envoy(Subject("envoy"), CONFIG, dump, {}, {})]
 
 
 def test_valid_envoy_is_right() -> None:
@@ -88,7 +88,7 @@ def test_valid_envoy_is_right() -> None:
 
 @pytest.mark.parametrize("dump", [b"", b"[]", b'{"configs": 1}', b"[" * 100_000, b"\xff"])
 def test_malformed_dump_is_unreadable(dump: bytes) -> None:
-    (found,) = judge_envoy(About("envoy"), CONFIG, dump, {}, {})
+    (found,) = judge_envoy(Subject("envoy"), CONFIG, dump, {}, {})
     assert found.code == "envoy-unreadable"
 
 
@@ -122,7 +122,7 @@ def test_wrong_filter_setting_is_found(change: dict[str, Any], code: str) -> Non
 def test_response_without_trailers_is_noted() -> None:
     quiet = manager(ext_proc(processing_mode={"request_body_mode": "BUFFERED"}))
     dump = json.dumps({"configs": [{"filter_chains": [quiet]}, OVERRIDE]}).encode()
-    (found,) = judge_envoy(About("envoy"), CONFIG, dump, {}, {})
+    (found,) = judge_envoy(Subject("envoy"), CONFIG, dump, {}, {})
     assert found.verdict is Verdict.NOTE
     assert found.says.startswith("response_trailer_mode is not SEND")
 
@@ -136,7 +136,7 @@ def test_path_normalization_that_differs_from_engines_is_found() -> None:
     assert codes_of(manager(ext_proc(), normalize_path=False)) == ["envoy-path"]
     kept = manager(ext_proc(), path_with_escaped_slashes_action="KEEP_UNCHANGED")
     dump = json.dumps({"configs": [{"filter_chains": [kept]}, OVERRIDE]}).encode()
-    assert any("%2F" in one.says for one in judge_envoy(About("envoy"), CONFIG, dump, {}, {}))
+    assert any("%2F" in one.says for one in judge_envoy(Subject("envoy"), CONFIG, dump, {}, {}))
 
 
 @pytest.mark.parametrize("limit", ["1024", 1024])
@@ -161,7 +161,7 @@ def test_named_route_configurations_are_found() -> None:
 def test_message_timeout_below_the_deadline_is_found() -> None:
     slow = replace(CONFIG, extproc=replace(CONFIG.extproc, deadline_ms=500))
     dump = {"configs": [{"filter_chains": [manager(ext_proc())]}, OVERRIDE]}
-    (found,) = judge_envoy(About("envoy"), slow, json.dumps(dump).encode(), {}, {})
+    (found,) = judge_envoy(Subject("envoy"), slow, json.dumps(dump).encode(), {}, {})
     assert found.code == "envoy-message-timeout"
 
 
@@ -172,7 +172,7 @@ def test_response_headers_must_be_sent_for_accounting() -> None:
     assert codes_of(one) == [""]
     accounting = replace(CONFIG, accounting=Accounting(responses="usage"))
     dump = {"configs": [{"filter_chains": [one]}, OVERRIDE]}
-    found = judge_envoy(About("envoy"), accounting, json.dumps(dump).encode(), {}, {})
+    found = judge_envoy(Subject("envoy"), accounting, json.dumps(dump).encode(), {}, {})
     assert [one.code for one in found] == ["envoy-response-headers"]
 
 
@@ -198,7 +198,7 @@ def router_codes(
     other = {"@type": CLUSTER, "name": "workers"}
     parts = [{"static_clusters": [{"cluster": one}, {"cluster": other}]}]
     reached = hosts if isinstance(hosts, dict) else dict.fromkeys(hosts or (), 0)
-    found = judge_router_cluster(About("envoy"), config, ext_proc, parts, {"router": reached})
+    found = judge_router_cluster(Subject("envoy"), config, ext_proc, parts, {"router": reached})
     return [one.code for one in found]
 
 
@@ -294,7 +294,7 @@ WORKERS = {"10.0.0.1:8000": "a:8000", "10.0.0.2:8000": "b:8000"}
 
 
 def host_codes(hosts: Any, cluster: Any = STEERED, workers: Any = WORKERS) -> list[str]:
-    return [one.code for one in judge_hosts(About("envoy"), [cluster], hosts, workers)]
+    return [one.code for one in judge_hosts(Subject("envoy"), [cluster], hosts, workers)]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def route(
 def route_codes(*routes: Any, host: Any = None, **config: Any) -> list[str]:
     tree = {"virtual_hosts": [{"name": "v", "routes": list(routes), **(host or {})}], **config}
     around = Around(FILTER, {}, {"route_config": tree}, [], {"workers"})
-    return [one.code for one in judge_routes(About("envoy"), around)]
+    return [one.code for one in judge_routes(Subject("envoy"), around)]
 
 
 def test_valid_route_is_right() -> None:
@@ -470,10 +470,10 @@ def test_buffer_limits_must_hold_the_bodies_that_the_router_reads(
     for one in hosts:
         tree = {"route_config": {"virtual_hosts": [one]}}
         around = Around(FILTER, {}, tree, [], {"workers"})
-        assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes
+        assert [found.code for found in judge_buffers(Subject("envoy"), config, around)] == codes
     apart = {"rds": {"route_config_name": "r"}}
     around = Around(FILTER, {}, apart, [{"name": "r", "virtual_hosts": hosts[:1]}], {"workers"})
-    assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes
+    assert [found.code for found in judge_buffers(Subject("envoy"), config, around)] == codes
 
 
 def test_buffer_limit_of_a_disabled_route_may_be_small() -> None:
@@ -482,7 +482,7 @@ def test_buffer_limit_of_a_disabled_route_may_be_small() -> None:
     for routes in ([elsewhere, large], [elsewhere]):
         tree = {"route_config": {"virtual_hosts": [{"routes": routes}]}}
         around = Around(FILTER, {}, tree, [], {"workers"})
-        assert list(judge_buffers(About("envoy"), Config(), around)) == []
+        assert list(judge_buffers(Subject("envoy"), Config(), around)) == []
 
 
 TREE = {"a": [{"@type": "x.Y", "b": 1}, 2, [{"@type": "x.Z"}]], "c": {"@type": "w.Y"}}

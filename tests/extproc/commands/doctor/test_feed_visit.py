@@ -3,39 +3,42 @@ import zmq
 from extproc.commands.doctor.feed_visit import (
     PUBLISHERS,
     REPLAYERS,
-    Greeted,
+    Greeting,
     Telling,
     is_publisher,
     is_replayer,
     judge_loads,
     judge_places,
     judge_replays,
+    judge_reported,
     judge_swapped,
-    judge_told,
 )
-from extproc.commands.doctor.findings import About
-from extproc.commands.doctor.worker_visit import Told
+from extproc.commands.doctor.findings import Subject
+from extproc.commands.doctor.worker_visit import ReportedSources
 from kvstate.feeds.feed_sources import ZmqSource
 
-ABOUT = About("worker")
-PUB = Greeted(mechanism="NULL", socket="PUB")
-ROUTER = Greeted(mechanism="NULL", socket="ROUTER")
-CLOSED = Greeted(reason="connection refused")
+ABOUT = Subject("worker")
+PUB = Greeting(mechanism="NULL", socket="PUB")
+ROUTER = Greeting(mechanism="NULL", socket="ROUTER")
+CLOSED = Greeting(reason="connection refused")
 EVENTS, REPLAY, NEXT = "tcp://h:1", "tcp://h:9", "tcp://h:2"
 ONE = (ZmqSource(EVENTS, REPLAY, ""),)
 TWO = (*ONE, ZmqSource(NEXT, None, ""))
 
 
 def told_codes(*theirs: ZmqSource, ours: tuple[ZmqSource, ...] = ONE) -> list[str]:
-    return [one.code for one in judge_told(ABOUT, ours, Told(theirs, "/kv_event_sources"))]
+    return [
+        one.code
+        for one in judge_reported(ABOUT, ours, ReportedSources(theirs, "/kv_event_sources"))
+    ]
 
 
-def place_code(look: Greeted) -> list[str]:
+def place_code(look: Greeting) -> list[str]:
     return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: look}, None)]
 
 
 def test_judge_told_accepts_a_worker_without_an_announcement() -> None:
-    assert not list(judge_told(ABOUT, ONE, None))
+    assert not list(judge_reported(ABOUT, ONE, None))
     assert told_codes(*ONE) == []
 
 
@@ -49,8 +52,8 @@ def test_judge_told_believes_the_announcement_of_a_worker() -> None:
 def test_judge_places_names_the_server_at_the_feed_port() -> None:
     assert place_code(PUB) == []
     assert place_code(CLOSED) == ["feed-nobody-listens"]
-    assert place_code(Greeted()) == ["feed-not-zmq"]
-    assert place_code(Greeted(mechanism="CURVE")) == ["feed-secured"]
+    assert place_code(Greeting()) == ["feed-not-zmq"]
+    assert place_code(Greeting(mechanism="CURVE")) == ["feed-secured"]
     assert place_code(ROUTER) == ["feed-wrong-socket"]
 
 
@@ -65,43 +68,43 @@ def test_missing_rank_beside_another_is_miscounted() -> None:
 
 
 def test_judge_places_names_the_port_that_the_worker_announces() -> None:
-    elsewhere = Told((ZmqSource("tcp://h:7", None, ""),), "/kv_event_sources")
+    elsewhere = ReportedSources((ZmqSource("tcp://h:7", None, ""),), "/kv_event_sources")
     (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, elsewhere)
     assert one.says.endswith("the worker reports that it publishes at tcp://h:7")
-    same = Told((ZmqSource("tcp://other:1", None, ""),), "/kv_event_sources")
+    same = ReportedSources((ZmqSource("tcp://other:1", None, ""),), "/kv_event_sources")
     (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, same)
     assert one.says.endswith("refused")
 
 
 def test_judge_replays_names_the_server_at_the_replay_port() -> None:
-    def codes(look: Greeted) -> list[str]:
+    def codes(look: Greeting) -> list[str]:
         return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: look})]
 
     assert codes(ROUTER) == []
     assert codes(CLOSED) == ["replay-nobody-listens"]
-    assert codes(Greeted()) == ["replay-not-zmq"]
+    assert codes(Greeting()) == ["replay-not-zmq"]
     assert codes(PUB) == ["replay-wrong-socket"]
 
 
 def test_judge_loads_names_the_server_at_the_load_port() -> None:
     sources = (ZmqSource(EVENTS, None, "", load=NEXT), ZmqSource(EVENTS, None, ""))
 
-    def codes(look: Greeted) -> list[str]:
+    def codes(look: Greeting) -> list[str]:
         return [one.code for one in judge_loads(ABOUT, sources, {NEXT: look})]
 
     assert codes(PUB) == [""]
     assert codes(CLOSED) == ["load-nobody-listens"]
-    assert codes(Greeted()) == ["load-not-zmq"]
-    assert codes(ROUTER) == codes(Greeted(mechanism="CURVE")) == ["load-wrong-socket"]
+    assert codes(Greeting()) == ["load-not-zmq"]
+    assert codes(ROUTER) == codes(Greeting(mechanism="CURVE")) == ["load-wrong-socket"]
 
 
 def test_silent_server_may_hang() -> None:
-    assert "hangs" in Greeted(is_silent=True).fault
-    assert "not speak ZMQ" in Greeted().fault
+    assert "hangs" in Greeting(is_silent=True).fault
+    assert "not speak ZMQ" in Greeting().fault
 
 
 def test_socket_of_an_unnamed_kind_may_be_either() -> None:
-    silent = Greeted(mechanism="NULL")
+    silent = Greeting(mechanism="NULL")
     assert is_publisher(silent)
     assert is_replayer(silent)
     assert not is_publisher(ROUTER)
@@ -112,7 +115,7 @@ A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:
 
 
 def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> Telling:
-    told = None if theirs is None else Told((theirs,), "/kv_event_sources")
+    told = None if theirs is None else ReportedSources((theirs,), "/kv_event_sources")
     return Telling(worker, (ours,), told)
 
 

@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 
 from extproc.commands.doctor.findings import (
     MAX_SAID,
-    About,
+    Subject,
     Verdict,
     as_json,
     as_text,
     exit_status,
-    shown,
+    name_list,
 )
 
-FIRST = About("worker 10.0.0.1:8000")
-SECOND = About("worker 10.0.0.2:8000")
+FIRST = Subject("worker 10.0.0.1:8000")
+SECOND = Subject("worker 10.0.0.2:8000")
 FINDINGS = [
     FIRST.right("http", "/health answers 200"),
     SECOND.note("feed", "nothing was published"),
@@ -49,19 +49,19 @@ def test_exit_status_is_1_only_for_wrong_findings() -> None:
 
 
 def test_finding_of_a_peer_has_no_controls_and_a_bounded_length() -> None:
-    assert About("w").note("feed", "a\x1b[2J\nb").says == "a?[2J b"
-    assert len(About("w").note("feed", "x" * 10_000).says) == MAX_SAID
+    assert Subject("w").note("feed", "a\x1b[2J\nb").says == "a?[2J b"
+    assert len(Subject("w").note("feed", "x" * 10_000).says) == MAX_SAID
 
 
 def test_shown_lists_the_first_of_many_names() -> None:
-    assert shown([]) == "nothing"
-    assert shown(["a", "b"]) == "a, b"
-    assert shown([str(one) for one in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert name_list([]) == "nothing"
+    assert name_list(["a", "b"]) == "a, b"
+    assert name_list([str(one) for one in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
 
 
 @given(st.text(max_size=2 * MAX_SAID))
 def test_finding_is_short_and_printable_for_any_peer(said: str) -> None:
-    about = About("w")
+    about = Subject("w")
     for one in (
         about.right("feed", said),
         about.note("feed", said),

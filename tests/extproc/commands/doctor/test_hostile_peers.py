@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from extproc.base.address import Address
 from extproc.commands.doctor import probe, worker_visit
-from extproc.commands.doctor.feed_visit import greeted
+from extproc.commands.doctor.feed_visit import greet
 from extproc.commands.doctor.findings import MAX_SAID, as_text
 from extproc.config.schema import Envoy, Worker, WorkerEvents
 from kvstate.wire.zmtp import GREETING
@@ -182,5 +182,5 @@ async def test_admin_server_that_is_not_envoy_ends_in_time(
 
 @pytest.mark.slow
 async def test_unresolvable_name_is_refused() -> None:
-    assert (await greeted(Address("no.such.name.invalid", 1), 10.0)).reason
-    assert (await greeted(Address("a" * 300, 1), 10.0)).reason
+    assert (await greet(Address("no.such.name.invalid", 1), 10.0)).reason
+    assert (await greet(Address("a" * 300, 1), 10.0)).reason

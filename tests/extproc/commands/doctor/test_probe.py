@@ -2,8 +2,8 @@ import msgspec
 import pytest
 
 from extproc.commands.doctor import probe
-from extproc.commands.doctor.findings import About
-from extproc.commands.doctor.probe import Heard, judge_heard
+from extproc.commands.doctor.findings import Subject
+from extproc.commands.doctor.probe import MessageSummary, judge_heard
 from kvstate.events import AllCleared, BlocksStored, EventBatch
 from kvstate.overlap import Tokens
 
@@ -18,16 +18,16 @@ def stored(*tokens: int, rank: int | None = 0, stamp: float = NOW) -> EventBatch
     return EventBatch(stamp, [event, AllCleared()], rank)
 
 
-def hearing(*batches: Numbered, rank: int = 0, is_live: bool = True) -> Heard:
-    heard = Heard(rank, is_live=is_live)
+def hearing(*batches: Numbered, rank: int = 0, is_live: bool = True) -> MessageSummary:
+    heard = MessageSummary(rank, is_live=is_live)
     for sequence, body in batches:
         heard.count_message()
         heard.take(sequence, body, NOW)
     return heard
 
 
-def codes_in(heard: Heard) -> list[str]:
-    return [one.code for one in judge_heard(About("worker"), [heard])]
+def codes_in(heard: MessageSummary) -> list[str]:
+    return [one.code for one in judge_heard(Subject("worker"), [heard])]
 
 
 def test_judge_heard_is_empty_without_batches() -> None:

@@ -1,16 +1,16 @@
-from extproc.commands.doctor.findings import About, Finding
+from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.token_visit import judge_tokens
-from extproc.proof.golden import GOLDEN, Told
+from extproc.proof.golden import GOLDEN, GoldenTokens
 from kvstate.overlap import Tokens
 
-ABOUT = About("worker")
+ABOUT = Subject("worker")
 
 
 def finding(theirs: list[int], ours: list[int]) -> Finding:
     same = Tokens("I", [1])
     told = [
-        Told(GOLDEN[0], same, same),
-        Told(GOLDEN[1], Tokens("I", ours), Tokens("I", theirs)),
+        GoldenTokens(GOLDEN[0], same, same),
+        GoldenTokens(GOLDEN[1], Tokens("I", ours), Tokens("I", theirs)),
     ]
     return judge_tokens(ABOUT, told, str)
 

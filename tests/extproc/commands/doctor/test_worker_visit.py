@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.engine import Engine, Release
-from extproc.commands.doctor.findings import About, Finding, Verdict
+from extproc.commands.doctor.findings import Finding, Subject, Verdict
 from extproc.commands.doctor.worker_visit import (
     Answer,
     Served,
@@ -19,12 +19,12 @@ from extproc.commands.doctor.worker_visit import (
     judge_prefix_caching,
     model_served,
     models_of,
-    told_sources,
+    sources_in,
 )
 from extproc.config.schema import Config, Model, Worker, WorkerEngine
-from extproc.fleet.identity import Told as ToldEngine
+from extproc.fleet.identity import EngineAnswer as ToldEngine
 
-ABOUT = About("worker")
+ABOUT = Subject("worker")
 VLLM, SGLANG = Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 9))
 ONE = Config(models=(Model("a", aliases=("org/a",), lora=("x",)),))
 TWO = Config(models=(Model("a"), Model("b")))
@@ -51,7 +51,7 @@ def test_models_of_separates_models_and_adapters() -> None:
 @pytest.mark.parametrize("answer", NONSENSE)
 def test_models_of_ignores_malformed_answers(answer: bytes) -> None:
     assert models_of(answer) is None
-    assert told_sources("/kv_event_sources", answer, "h") is None
+    assert sources_in("/kv_event_sources", answer, "h") is None
 
 
 def test_model_served_is_the_configured_the_only_or_the_listed_one() -> None:
@@ -123,13 +123,13 @@ def test_judge_block_size_needs_the_block_size_of_the_worker() -> None:
 
 def test_told_sources_distinguishes_disabled_from_unknown_feeds() -> None:
     listed = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": None}}
-    told = told_sources("/kv_event_sources", json.dumps(listed).encode(), "10.0.0.1")
+    told = sources_in("/kv_event_sources", json.dumps(listed).encode(), "10.0.0.1")
     assert told is not None
     assert told.sources[0].events == "tcp://10.0.0.1:5557"
-    off = told_sources("/server_info", b'{"kv_events": null}', "h")
+    off = sources_in("/server_info", b'{"kv_events": null}', "h")
     assert off is not None
     assert off.sources == ()
-    assert told_sources("/server_info", b'{"page_size": 1}', "h") is None
+    assert sources_in("/server_info", b'{"page_size": 1}', "h") is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_told_sources_distinguishes_disabled_from_unknown_feeds() -> None:
 def test_judge_prefix_caching_finds_a_disabled_cache(
     metrics: bytes, info: bytes, codes: list[str]
 ) -> None:
-    found = judge_prefix_caching(About("worker"), metrics, info)
+    found = judge_prefix_caching(Subject("worker"), metrics, info)
     assert [one.code for one in found] == codes
 
 

@@ -5,7 +5,7 @@ import pytest
 from extproc.commands.whatif.engines import Request, Result, Speed, result_of
 from extproc.commands.whatif.outlook import (
     Measured,
-    Spared,
+    Saving,
     as_json,
     least_workers,
     p90_of,
@@ -61,7 +61,7 @@ def test_least_workers_are_found_by_few_runs(needed: int) -> None:
     ],
 )
 def test_last_sentence_names_the_workers_saved(least: int | None, words: str) -> None:
-    assert words in str(Spared("cost", "Envoy least_request", 8, 1.5, least))
+    assert words in str(Saving("cost", "Envoy least_request", 8, 1.5, least))
 
 
 def test_svg_has_a_dot_for_each_policy_and_line() -> None:

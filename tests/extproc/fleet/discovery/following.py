@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from extproc.fleet.discovery.view import Found, Report, Source, View
+from extproc.fleet.discovery.view import Report, Sighting, Source, View
 
 WAIT_SECONDS = 20.0
 
@@ -39,7 +39,7 @@ class Seen:
     def endpoints(self) -> list[str] | None:
         return None if self.view is None else [one.worker.endpoint for one in self.view]
 
-    def found(self, endpoint: str) -> Found:
+    def found(self, endpoint: str) -> Sighting:
         return next(one for one in self.view or () if one.worker.endpoint == endpoint)
 
 

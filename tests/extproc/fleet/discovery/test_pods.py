@@ -12,10 +12,10 @@ from extproc.config.schema import EventPorts, FoundWorker, Model, WorkerEngine, 
 from extproc.fleet.discovery import pods
 from extproc.fleet.discovery.pods import (
     PAGE,
-    Asked,
     Engines,
     Metadata,
     Pod,
+    PodSettings,
     PodWords,
     Pool,
     Refusal,
@@ -25,7 +25,7 @@ from extproc.fleet.discovery.pods import (
     read_thing,
     read_version,
 )
-from extproc.fleet.discovery.view import Found
+from extproc.fleet.discovery.view import Sighting
 from tests.extproc.fleet.discovery import api_server
 
 MODELS = (Model("a", lora=("x", "y")), Model("b", lora=("z",)))
@@ -44,18 +44,18 @@ def pod(name: str = "p", ip: str = "10.0.0.1", **more: Any) -> Pod:
 
 def found(
     *pods: Pod, of_all: FoundWorker | None = None, **asked: Any
-) -> tuple[list[Found], list[str]]:
-    view, notes = Engines(Asked(of_all or FoundWorker(model="a"), MODELS, **asked)).of(pods)
+) -> tuple[list[Sighting], list[str]]:
+    view, notes = Engines(PodSettings(of_all or FoundWorker(model="a"), MODELS, **asked)).of(pods)
     return list(view), notes
 
 
-def only(*pods: Pod, **more: Any) -> Found:
+def only(*pods: Pod, **more: Any) -> Sighting:
     (one,), notes = found(*pods, **more)
     assert notes == []
     return one
 
 
-def noted(*pods: Pod, **more: Any) -> tuple[Found, str]:
+def noted(*pods: Pod, **more: Any) -> tuple[Sighting, str]:
     (one,), (note,) = found(*pods, **more)
     return one, note
 
@@ -175,7 +175,7 @@ def test_adapter_number_without_its_name_is_noted() -> None:
 
 def test_pod_of_the_only_model_needs_no_model_annotation() -> None:
     labels = {"model.aibrix.ai/lora-id": "1"}
-    asked = Asked(FoundWorker(), (Model("a", lora=("x",)),))
+    asked = PodSettings(FoundWorker(), (Model("a", lora=("x",)),))
     view, notes = Engines(asked).of([pod(labels=labels)])
     assert (view[0].adapters, notes) == (((1, "x"),), [])
 
@@ -282,7 +282,7 @@ def test_unconfigured_model_is_noted_once() -> None:
 
 def test_unchanged_pod_is_not_read_again() -> None:
     same, other = pod("same"), pod("other", "10.0.0.2")
-    engines = Engines(Asked(FoundWorker(model="a"), MODELS))
+    engines = Engines(PodSettings(FoundWorker(model="a"), MODELS))
     (before, _), _ = engines.of([same, other])
     (after, changed), _ = engines.of([same, pod("other", "10.0.0.3")])
     assert after is before

@@ -1,8 +1,8 @@
 from extproc.config.schema import EventPorts, FoundWorker, Worker, WorkerEvents
 from extproc.fleet.discovery.view import (
-    Found,
     PartReports,
     Report,
+    Sighting,
     View,
     doubles,
     listed,
@@ -22,8 +22,8 @@ def test_merged_holds_all_views_in_the_order_of_sources() -> None:
 
 
 def test_merged_takes_a_worker_from_its_first_source() -> None:
-    views = {"workers": listed([A]), "file": [Found(A, excluded="not ready"), Found(B)]}
-    assert merged(views)["10.0.0.1:1"].found == Found(A)
+    views = {"workers": listed([A]), "file": [Sighting(A, excluded="not ready"), Sighting(B)]}
+    assert merged(views)["10.0.0.1:1"].found == Sighting(A)
     assert list(doubles(views)) == [
         ("file", "10.0.0.1:1 is taken from workers, which names it too")
     ]
