@@ -2,6 +2,7 @@
 
 If a prediction was wrong, the likeliest cause is the first of these that fits:
 
+- `unknown_media`: more was reported, and the prompt has media whose tokens are not known.
 - `token_mismatch`: the engine counted the prompt tokens differently, or its tokens are refuted
   (`extproc.proof.state`), so it looked for other blocks.
 - `feed_not_live`: its feed is not live, so the index may be out of date.
@@ -32,6 +33,7 @@ from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.elsewhere import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
 from extproc.routing.decision import Decision
+from extproc.routing.query import Media
 from extproc.routing.upstreams import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
 
@@ -50,7 +52,8 @@ class Outcome(NamedTuple):
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
     `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
-    worker certainly held at the pick, whoever answered. forms: the forms of the request.
+    worker certainly held at the pick, whoever answered. forms: the forms of the request. media:
+    that of the request, None without any.
     """
 
     model: str
@@ -69,15 +72,17 @@ class Outcome(NamedTuple):
     delivery: str = UNTOLD
     picked_tokens: int = 0
     forms: int = 0
+    media: Media | None = None
 
     @property
     def counted_tokens(self) -> int | None:
         """Prompt tokens that the engine counted; None if they are not comparable to ours.
 
-        /v1/messages reports parts, and releases disagree on whether they overlap.
+        /v1/messages reports parts, and releases disagree on whether they overlap. Tokens of media
+        are compared apart (`extproc.media`).
         """
         reported = self.reported
-        if not self.is_comparable or reported.form == "messages":
+        if not self.is_comparable or reported.form == "messages" or self.media is not None:
             return None
         return reported.prompt_tokens
 
@@ -85,7 +90,9 @@ class Outcome(NamedTuple):
     def error_tokens(self) -> int | None:
         """Predicted minus reported tokens; None if either is unknown or implausible."""
         cached = self.reported.cached_tokens
-        if not self.is_comparable or cached is None or cached > self.prompt_tokens:
+        if not self.is_comparable or cached is None:
+            return None
+        if cached > self.prompt_tokens and (self.media is None or self.media.is_whole):
             return None
         return self.predicted_tokens - cached
 
@@ -114,6 +121,8 @@ def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
     if not error or cached is None:
         return ""
     counted = outcome.reported.prompt_tokens
+    if outcome.media is not None and not outcome.media.is_whole and error < 0:
+        return "unknown_media"
     if circumstances.tokens_differ or counted not in (None, outcome.prompt_tokens):
         return "token_mismatch"
     if circumstances.state != LIVE:
@@ -525,6 +534,7 @@ class Account:
             delivery=self._delivery,
             picked_tokens=basis.certain_tokens,
             forms=self._forms,
+            media=basis.media,
         )
 
     def _held_by(self, worker: str) -> int:

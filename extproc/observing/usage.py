@@ -13,6 +13,7 @@ Where engines put usage:
     usage.input_tokens, usage.input_tokens_details.cached_tokens     /v1/responses
     usage.input_tokens, usage.cache_read_input_tokens,               /v1/messages (Anthropic)
         usage.cache_creation_input_tokens
+    usage.prompt_tokens_details.multimodal_tokens, by kind           chat completions (vLLM 0.32)
     meta_info.prompt_tokens, meta_info.cached_tokens                 /generate (SGLang)
 
 For /v1/messages the prompt is the sum of all three: `input_tokens` excludes tokens read from the
@@ -24,7 +25,7 @@ So may be the `id` of a response, which a later request may continue: in the fir
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -34,13 +35,14 @@ class Usage(NamedTuple):
 
     prompt_tokens: as it counted them, including cached ones. cached_tokens: how many of them were
     in its cache. form: the key of its prompt count, which identifies the API; "" if there is none.
-    output_tokens: the answer's.
+    output_tokens: the answer's. media_tokens: those of the prompt's media in all.
     """
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     form: str = ""
     output_tokens: int | None = None
+    media_tokens: int | None = None
 
 
 UNKNOWN = Usage()
@@ -67,6 +69,7 @@ _PROMPT, _INPUT, _CACHED = "prompt_tokens", "input_tokens", "cached_tokens"
 _READ, _CREATED = "cache_read_input_tokens", "cache_creation_input_tokens"
 _COMPLETION, _OUTPUT = "completion_tokens", "output_tokens"
 _FIGURES = (_PROMPT, _INPUT, _CACHED, _READ, _CREATED, _COMPLETION, _OUTPUT)
+_MULTIMODAL = "multimodal_tokens"
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 
 
@@ -214,15 +217,23 @@ def _counts_in(raw: msgspec.Raw) -> Iterator[tuple[str, int]]:
         if isinstance(one, Mapping):
             for name in _FIGURES if one is told else (_CACHED,):
                 value = one.get(name)
-                if type(value) is int and 0 <= value <= _MAX_TOKENS:
+                if _is_count(value):
                     yield name, value
+            kinds = one.get(_MULTIMODAL)
+            if isinstance(kinds, Mapping) and kinds and all(map(_is_count, kinds.values())):
+                yield _MULTIMODAL, sum(kinds.values())
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_TOKENS
 
 
 def _usage_of(found: Mapping[str, int]) -> Usage:
     output = found.get(_COMPLETION, found.get(_OUTPUT))
     if _PROMPT in found or _INPUT not in found:
         form = "prompt" if _PROMPT in found else ""
-        return _sane(Usage(found.get(_PROMPT), found.get(_CACHED), form, output))
+        media = found.get(_MULTIMODAL)
+        return _sane(Usage(found.get(_PROMPT), found.get(_CACHED), form, output, media))
     if _CACHED in found:
         return _sane(Usage(found[_INPUT], found[_CACHED], "responses", output))
     cached = found.get(_READ)

@@ -19,7 +19,7 @@ Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Tools with other fiel
 releases write these differently.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,12 +27,14 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.media import MEDIA_PARTS
 from extproc.requests.prompt import (
     BILLING,
     MAX_MESSAGES,
     NO_TOOLS,
     Chat,
     InferenceRequest,
+    MediaPart,
     answers_in,
     refusal_of,
     token_limit,
@@ -41,14 +43,6 @@ from extproc.requests.prompt import (
 # Kinds of text parts, and the key of the text in each. Older engines refuse newer kinds
 # ("output_text"), so no prompt differs.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-
-_MEDIA_PARTS = {
-    "image_url": "image",
-    "input_image": "image",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "video_url": "video",
-}
 
 # A line that some clients change with every request; engines before 0.32 keep it.
 BILLING_LINE = "x-anthropic-billing-header"
@@ -96,6 +90,13 @@ def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
             match call:
                 case {"function": {"arguments": str(arguments)}}:
                     yield arguments.encode("utf-8", "surrogatepass")
+
+
+def media_parts_of(messages: Sequence[Any]) -> tuple[MediaPart, ...]:
+    """Returns the media parts of messages as the client wrote them, each with its kind."""
+    contents = [one.get("content") for one in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return tuple([(MEDIA_PARTS[one["type"]], one) for one in parts if one["type"] in MEDIA_PARTS])
 
 
 def _is_plain(message: dict[str, Any]) -> bool:
@@ -155,11 +156,11 @@ def _part(part: object) -> dict[str, Any]:
     kind = part.get("type")
     if not isinstance(kind, str):
         raise RequestError("unsupported_content")
-    if kind in _MEDIA_PARTS:
-        return {"type": _MEDIA_PARTS[kind]}
+    if kind in MEDIA_PARTS:
+        return {"type": MEDIA_PARTS[kind]}
     key = _TEXT_PARTS.get(kind)
     text = part.get(key) if key else None
-    if key is None or not isinstance(text, str) or not _MEDIA_PARTS.keys().isdisjoint(part):
+    if key is None or not isinstance(text, str) or not MEDIA_PARTS.keys().isdisjoint(part):
         raise RequestError("unsupported_content")
     others = {name: value for name, value in part.items() if name not in ("type", key)}
     return {"type": "text", "text": text, **others}
@@ -375,7 +376,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
-    `messages_of`. effort, effort_rule, dialect, forms: as in `Chat`.
+    `messages_of`. effort, effort_rule, dialect, forms, processor_arguments: as in `Chat`.
     """
 
     chat_template: str | None = None
@@ -391,6 +392,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     effort_rule: Effort | None = None
     dialect: Dialect | None = None
     forms: int = 0
+    processor_arguments: Mapping[str, Any] = {}
 
 
 class _Body(msgspec.Struct):
@@ -412,6 +414,8 @@ class _Body(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
     cache_salt: str | None = None
     n: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -443,6 +447,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         effort=effort_in(body.reasoning_effort),
         effort_rule=None if dialect is None else dialect.effort,
         dialect=dialect,
+        processor_arguments=arguments_of(body.mm_processor_kwargs, body.media_io_kwargs),
     )
     chat = conversation(body.messages, options)
     if keep is not None and chat.has_media:
@@ -486,6 +491,8 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
         has_media,
         dialect=dialect,
         forms=forms,
+        media=media_parts_of(messages) if has_media else (),
+        processor_arguments=options.processor_arguments if has_media else {},
     )
 
 
@@ -499,6 +506,15 @@ def _refuse_foreign(messages: list[dict[str, Any]], options: Options) -> None:
     is_alike = options.tools is None and not options.effort and all(map(_is_plain, messages))
     if not is_alike or messages[-1:] == [] or messages[-1]["role"] != "user":
         raise RequestError("unsupported_by_engine")
+
+
+def arguments_of(processor: object, loading: object) -> Mapping[str, Any]:
+    """Returns the arguments by which an engine reads a request's media, empty if there are none.
+
+    Source: mm_processor_kwargs and media_io_kwargs of vLLM 0.32.0.
+    """
+    given = {"mm_processor_kwargs": processor, "media_io_kwargs": loading}
+    return {name: value for name, value in given.items() if value}
 
 
 def effort_in(effort: object) -> str:

@@ -160,7 +160,7 @@ def _parts(block: dict[str, Any]) -> list[dict[str, Any]]:
         case {"type": "text", "text": str(text)}:
             return [{"type": "text", "text": text}] if text else []
         case {"type": "image", "source": dict(source)} if source:
-            return [{"type": "image_url"}]
+            return [{"type": "image_url", "source": source}]
     raise RequestError("unsupported_content")
 
 
@@ -186,7 +186,7 @@ def _tool_result(block: dict[str, Any]) -> list[dict[str, Any]]:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": "image", "source": dict(source)} if source:
-                images.append({"type": "image_url"})
+                images.append({"type": "image_url", "source": source})
             case _:
                 raise RequestError("unsupported_content")
     call_id = block.get("tool_use_id") or ""

@@ -8,7 +8,8 @@ digest for each of them, so megabytes become a few KiB; long ones are cut.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from extproc.base.errors import RequestError
 from extproc.base.structs import Light
 from extproc.requests.costly_json import refuse_costly
+from extproc.requests.media import DIGEST_BYTES, MediaDigests
 from extproc.requests.messages_request import BILLING_LINE
 
 # Estimated bytes of one token.
@@ -32,9 +34,10 @@ BEGINNING_BYTES = 128 * 1024
 # Longer names of sessions and responses are ignored.
 MAX_NAME_LETTERS = 512
 
-# An image or the like counts as this many bytes, whatever its size: a thousand tokens. It is a
-# whole number of digests.
+# An image or the like has this many bytes in the canonical form, whatever its size: a whole number
+# of digests. How many tokens it counts as is decided apart (`Outline.measured`).
 MEDIA_BYTES = 4_096
+assert MEDIA_BYTES % DIGEST_BYTES == 0
 
 # A digest covers at least this many bytes, fewer than any turn has: a short first question is all
 # that tells a conversation from others with the same system. A piece of more than LONG_BYTES, and
@@ -69,6 +72,7 @@ _UNRENDERED = frozenset(
 # Fields that hold a text, or a list of parts.
 _CONTENTS = ("content", "output")
 _MEDIA = re.compile("image|audio|video|file|document|screenshot")
+_KINDS = frozenset(("image", "audio", "video"))
 _TEXT_KINDS = frozenset(("text", "input_text", "output_text"))
 
 # Between two parts; JSON has no such bytes, and its texts have none unescaped.
@@ -81,7 +85,8 @@ class Outline(Light, frozen=True, gc=False):
     lengths: the bytes of its canonical form up to the end of each digest, ascending. digests: of
     what is between two of these ends, 16 bytes each. size: the bytes of the whole form. session:
     the client's name for its session, "" without one. previous: the id of the response that the
-    request continues, "" without one.
+    request continues, "" without one. media: where each media item begins in the form, and its
+    kind.
     """
 
     lengths: tuple[int, ...] = ()
@@ -89,11 +94,52 @@ class Outline(Light, frozen=True, gc=False):
     size: int = 0
     session: str = ""
     previous: str = ""
+    media: tuple[tuple[int, str], ...] = ()
 
     @property
     def tokens(self) -> float:
         """Returns the estimated tokens of the whole form."""
         return self.size / BYTES_PER_TOKEN
+
+    def tokens_from(self, item: int, tokens_of: Callable[[str], float]) -> float:
+        """Returns the estimated tokens of the form from one of its media items on.
+
+        tokens_of: as in `measured`.
+        """
+        rest = self.media[item:]
+        if not rest:
+            return 0.0
+        texts = self.size - rest[0][0] - len(rest) * MEDIA_BYTES
+        return texts / BYTES_PER_TOKEN + sum([tokens_of(kind) for _, kind in rest])
+
+    def measured(self, tokens_of: Callable[[str], float]) -> "Outline":
+        """Returns the outline with lengths and a size in which each media item has its own tokens.
+
+        tokens_of: returns how many tokens an item of a kind has. Digests stay the same, lengths
+        ascend by a token at least, and what is beyond MOST_BYTES has none.
+        """
+        if not self.media:
+            return self
+        bytes_of = {kind: BYTES_PER_TOKEN * tokens_of(kind) for _, kind in self.media}
+        lengths: list[int] = []
+        last, begun, before = 0, 0, 0.0
+        for length in (*self.lengths, self.size):
+            while begun < len(self.media) and self.media[begun][0] + MEDIA_BYTES <= length:
+                before += bytes_of[self.media[begun][1]] - MEDIA_BYTES
+                begun += 1
+            within = 0.0
+            if begun < len(self.media) and self.media[begun][0] < length:
+                start, kind = self.media[begun]
+                within = (bytes_of[kind] / MEDIA_BYTES - 1) * (length - start)
+            last = max(last + BYTES_PER_TOKEN, int(length + before + within))
+            lengths.append(last)
+        size = lengths.pop()
+        if self.lengths[-1:] == (self.size,):
+            size = lengths[-1]
+        count = bisect_right(lengths, MOST_BYTES)
+        return replace(
+            self, lengths=tuple(lengths[:count]), digests=self.digests[:count], size=size
+        )
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -120,18 +166,23 @@ _body = msgspec.json.Decoder(_Body)
 _sorted = msgspec.json.Encoder(order="sorted")
 
 
-def outline_of(body: bytes) -> Outline:
+_unkeyed = MediaDigests(b"")
+
+
+def outline_of(body: bytes, digests: MediaDigests = _unkeyed) -> Outline:
     """Returns the outline of a request's body, of any API; it takes a microsecond for each 0.3 KB.
 
     A longer conversation's outline begins with that of the shorter one, except for the shorter
     one's last few bytes.
+
+    digests: of its media items, which are digests in the form; the body may be elided by it.
     """
     if len(body) > MAX_BYTES:
         return beginning_of(body)
     try:
         refuse_costly(body)
         said = _body.decode(body)
-        made = _outline(_pieces(said))
+        made = _outline(_pieces(said, digests))
         return replace(made, session=_session(said), previous=_named(said.previous_response_id))
     except (RequestError, msgspec.MsgspecError, UnicodeError, RecursionError):
         return beginning_of(body)
@@ -146,10 +197,13 @@ def _outline(pieces: Iterable[bytes]) -> Outline:
     """Returns the outline of a canonical form, which is cut at the ends of long enough pieces."""
     lengths: list[int] = []
     digests: list[bytes] = []
+    media: list[tuple[int, str]] = []
     size = last = 0
     digest = xxhash.xxh3_128()
     for piece in pieces:
         start, end = size, min(size + len(piece), MOST_BYTES)
+        if isinstance(piece, _Media) and end < MOST_BYTES:
+            media.append((end - MEDIA_BYTES, piece.kind))
         while size < end:
             to = min(end, last + max(LONG_BYTES, last // LONG_SHARE))
             digest.update(memoryview(piece)[size - start : to - start])
@@ -161,7 +215,7 @@ def _outline(pieces: Iterable[bytes]) -> Outline:
                 last = size
         if size == MOST_BYTES:
             break
-    return Outline(tuple(lengths), tuple(digests), size)
+    return Outline(tuple(lengths), tuple(digests), size, media=tuple(media))
 
 
 def _least(last: int, count: int) -> int:
@@ -190,17 +244,24 @@ def _named(name: object) -> str:
     return name if isinstance(name, str) and len(name) <= MAX_NAME_LETTERS else ""
 
 
-def _pieces(body: _Body) -> Iterator[bytes]:
+class _Media(bytes):
+    """The digest of a media item, repeated to MEDIA_BYTES; its kind is image, audio or video."""
+
+    kind = ""
+
+
+def _pieces(body: _Body, digests: MediaDigests) -> Iterator[bytes]:
     """Yields the canonical form, which has no more objects at a time than the body."""
     for tools in (body.tools, body.functions):
         for tool in tools if isinstance(tools, list) else ():
             yield _VALUE + _sorted.encode(_tool(tool))
     for said in (body.system, body.instructions):
         for part in said if isinstance(said, list) else (said,):
-            yield from _turn({"role": "system", "content": part})
+            yield from _turn({"role": "system", "content": part}, digests)
     for turns in (body.messages, body.input):
         for turn in turns if isinstance(turns, list) else (turns,):
-            yield from _turn(turn if isinstance(turn, dict) else {"role": "user", "content": turn})
+            said_by = turn if isinstance(turn, dict) else {"role": "user", "content": turn}
+            yield from _turn(said_by, digests)
     for prompt in (body.prompt, body.text):
         for text in prompt if isinstance(prompt, list) else (prompt,):
             if isinstance(text, str):
@@ -218,7 +279,7 @@ def _tool(tool: object) -> object:
     return shown
 
 
-def _turn(turn: dict[str, Any]) -> Iterator[bytes]:
+def _turn(turn: dict[str, Any], digests: MediaDigests) -> Iterator[bytes]:
     """Yields a turn: its fields, and its parts; nothing if it says nothing that is rendered."""
     head = {
         name: [_rendered_fields(call) for call in value]
@@ -232,14 +293,18 @@ def _turn(turn: dict[str, Any]) -> Iterator[bytes]:
     before = _VALUE + _sorted.encode(head)
     is_said = bool(head.keys() - {"role"})
     for name in _CONTENTS:
-        for part in _parts(turn.get(name)):
-            yield before + part
+        for part in _parts(turn.get(name), digests):
+            if not isinstance(part, _Media):
+                yield before + part
+            else:
+                yield before
+                yield part
             before, is_said = b"", False
     if is_said:
         yield before
 
 
-def _parts(content: object) -> Iterator[bytes]:
+def _parts(content: object, digests: MediaDigests) -> Iterator[bytes]:
     """Yields the parts of a content; a text is the same as a list with that text."""
     for part in content if isinstance(content, list) else (content,):
         if isinstance(part, dict) and "content" in part:  # such as the result of a tool
@@ -247,24 +312,25 @@ def _parts(content: object) -> Iterator[bytes]:
             yield _VALUE + _sorted.encode(_rendered_fields(head))
             inner = part["content"]
             for one in inner if isinstance(inner, list) else (inner,):
-                yield _part(one)
+                yield _part(one, digests)
         elif part:
-            yield _part(part)
+            yield _part(part, digests)
 
 
-def _part(part: object) -> bytes:
+def _part(part: object, digests: MediaDigests) -> bytes:
     """Returns what is rendered of a part, b"" for nothing."""
     if not isinstance(part, dict):
         return _stable_text(part) if isinstance(part, str) else _VALUE + _sorted.encode(part)
     kind, text = part.get("type"), part.get("text")
     if isinstance(text, str) and kind in _TEXT_KINDS:
         return _stable_text(text)
-    shown = _sorted.encode(_rendered_fields(part))
-    if isinstance(kind, str) and _MEDIA.search(kind) is not None:
-        # as long as its tokens, not as its bytes
-        digest = xxhash.xxh3_128_digest(shown)
-        return digest * (MEDIA_BYTES // len(digest))
-    return _VALUE + shown
+    found = _MEDIA.search(kind) if isinstance(kind, str) else None
+    if found is None:
+        return _VALUE + _sorted.encode(_rendered_fields(part))
+    digest = digests.of(digests.canonical(_rendered_fields(part)))
+    piece = _Media(digest * (MEDIA_BYTES // DIGEST_BYTES))
+    piece.kind = found[0] if found[0] in _KINDS else "image"
+    return piece
 
 
 def _rendered_fields(thing: object) -> object:

@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +17,10 @@ MAX_MESSAGES = 8192
 MAX_PROMPTS = 64
 
 
+# A media part of a request: its kind, and the part as the client wrote it.
+MediaPart = tuple[str, dict[str, Any]]
+
+
 class Chat(msgspec.Struct, frozen=True, gc=False):
     """A conversation, as the chat template gets it.
 
@@ -24,12 +28,13 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
         client's other fields, and for media {"type": "image"}, "audio" or "video".
     effort: the reasoning effort that the request sets, "" if none, DISABLED if it switches thinking
         off. effort_rule: what templates get of it, None if that is not known.
-    has_media: a part is not text. Only the engine's processor knows its number of tokens, so only
-        the text before it can be keyed.
+    has_media: a part is not text. Only the engine's processor knows its number of tokens.
     special_tokens_vary: releases of the engine disagree on add_special_tokens here; without a
         dialect, the ids are certain only if the tokenizer adds no special tokens by itself.
     dialect: the rules for what releases do differently; None if there are none, so that such a
         conversation is not keyed. forms: those under which reading the request has put it.
+    media: the media parts in order, as the client wrote them. processor_arguments: how the engine
+        is to read them, {} for nothing.
     """
 
     messages: list[dict[str, Any]]
@@ -41,6 +46,8 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     special_tokens_vary: bool = False
     dialect: Dialect | None = None
     forms: int = 0
+    media: tuple[MediaPart, ...] = ()
+    processor_arguments: Mapping[str, Any] = {}
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

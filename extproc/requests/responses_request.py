@@ -11,7 +11,13 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.requests.chat_request import Options, conversation, effort_in, function_of
+from extproc.requests.chat_request import (
+    Options,
+    arguments_of,
+    conversation,
+    effort_in,
+    function_of,
+)
 from extproc.requests.dialect import Dialect, Printed, Speaks, agreed
 from extproc.requests.prompt import ITEMS, NO_TOOLS, Chat, InferenceRequest
 
@@ -45,6 +51,8 @@ class _Body(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     cache_salt: str | None = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -78,6 +86,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         effort_rule=None if dialect is None else dialect.responses_effort,
         dialect=dialect,
         forms=turns.forms,
+        processor_arguments=arguments_of(body.mm_processor_kwargs, body.media_io_kwargs),
     )
     chat = _with_tools(conversation(turns.messages, options), body, dialect)
     # from 0.19 the tokenizer adds its special tokens to the rendered text

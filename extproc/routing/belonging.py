@@ -56,7 +56,8 @@ def belonging_of(
     Ejected workers are left out unless all are ejected. saved: the tokens that workers are expected
     to save, by name. weighed: those of the whole prompt.
     """
-    if query.prompts or not query.reads_cache:
+    is_keyed = query.prompts and (query.media is None or query.media.is_whole)
+    if is_keyed or not query.reads_cache:
         return NOWHERE
     homes = snapshot.homes
     # by address, since routers with different sources may name workers differently

@@ -1,6 +1,6 @@
 """Decides where a request goes: a pure function, used to route requests and to explain them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from extproc.routing.policies import (
     best,
     endpoints_named,
 )
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.query import Media, Query, Snapshot
 from extproc.routing.ranks import rank_of
 from extproc.routing.sampling import SAMPLED, sample_of
 from extproc.routing.sent import ClaimTable
@@ -105,6 +105,7 @@ class Basis(Frozen, frozen=True):
     crowding: Sequence[float | None]
     affinity: float
     running: float
+    media: Media | None = None
 
     def worker_at(self, endpoint: str) -> str:
         """Returns the name of the worker at an endpoint, "" for an unknown endpoint."""
@@ -158,8 +159,13 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     """
     prompt_tokens = sum([len(prompt.tokens) for prompt in query.prompts])
     weighed = float(prompt_tokens) if query.prompts else _text_tokens(query)
+    state = snapshot.state
+    if query.media is not None:
+        weighed = query.media.weighed_tokens
+        if not query.media.is_whole:  # feeds show nothing of what is behind
+            state = _unknown
     marks = _marks(query, snapshot.sent)
-    claims = _claims(snapshot.held, marks, snapshot, now) if query.reads_cache else {}
+    claims = _claims(snapshot.held, marks, snapshot, state, now) if query.reads_cache else {}
     roster = snapshot.roster or Roster(snapshot.workers)
     excluded, eligible = _eligible(query, snapshot, roster)
     saved = {name: one.saved for name, one in claims.items()}
@@ -197,6 +203,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         crowding=survey.spread(survey.crowding, count) if survey.crowding else (),
         affinity=survey.affinity,
         running=snapshot.rules.cost.running_tokens,
+        media=query.media,
     )
     return Decision(
         verdict=verdict,
@@ -209,6 +216,11 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         basis=basis,
         rank=rank,
     )
+
+
+def _unknown(_: str) -> str:
+    """Returns a state in which what was sent to a worker counts."""
+    return ""
 
 
 def _text_tokens(query: Query) -> float:
@@ -229,11 +241,15 @@ def _marks(query: Query, sent: ClaimTable | None) -> Sequence[Marks]:
 
 
 def _claims(
-    held: Sequence[Mapping[str, Overlap]], marks: Sequence[Marks], snapshot: Snapshot, now: float
+    held: Sequence[Mapping[str, Overlap]],
+    marks: Sequence[Marks],
+    snapshot: Snapshot,
+    state: Callable[[str], str],
+    now: float,
 ) -> Mapping[str, Claims]:
     sent = snapshot.sent
     expected = [sent.expected(one, now) for one in marks] if sent is not None else []
-    return claims_of(held, expected, snapshot.state, snapshot.rules.cost, snapshot.block_size)
+    return claims_of(held, expected, state, snapshot.rules.cost, snapshot.block_size)
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:

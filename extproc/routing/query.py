@@ -26,13 +26,42 @@ class Variant(Frozen, frozen=True):
     forms: int
 
 
+class MediaItem(Frozen, frozen=True):
+    """A media item of a request.
+
+    kind: image, audio or video. is_known: whether its tokens are known. is_exact: whether it stays
+    what it is; what lies behind a URL may change. tokens: how many it has, an average if it is not
+    known.
+    """
+
+    kind: str
+    is_known: bool
+    is_exact: bool
+    tokens: float
+
+
+class Media(Frozen, frozen=True):
+    """The media of a request whose prompt is keyed as far as its items are known.
+
+    items: in order. weighed_tokens: of the whole prompt, estimated behind the first unknown item.
+    is_whole: whether the prompt is keyed to its end. text_tokens: those of the prompt before its
+    first item.
+    """
+
+    items: Sequence[MediaItem]
+    weighed_tokens: float
+    is_whole: bool
+    text_tokens: int
+
+
 class Query(Frozen, frozen=True):
     """A request to place.
 
     model: the configured model; None if the request names no known one. prompts: the keyed prompts.
-    reason: why there are no prompts, "" if there are. outline: of a prompt without tokens; it
-    is compared with earlier ones of the same adapter and salt (lora, salt; a salt of "" is unknown
-    and matches none). unread_bytes: size of a body that was not read. reads_cache: False if the
+    reason: why there are no prompts, "" if there are. outline: of a prompt without tokens, or with
+    media; it is compared with earlier ones of the same adapter and salt (lora, salt; a salt of ""
+    is unknown and matches none). media: that of the only prompt, None without any. unread_bytes:
+    size of a body that was not read. reads_cache: False if the
     worker will compute the whole prompt, whatever it holds. left_to_proxy: why the proxy chooses,
     "" if it does not. demand: which workers are allowed. policy: the policy named in its header, if
     that is configured. answers: how many answers it wants for each prompt. forms: the forms of the
@@ -47,6 +76,7 @@ class Query(Frozen, frozen=True):
     prompts: Sequence[Prompt] = ()
     reason: str = ""
     outline: Outline | None = None
+    media: Media | None = None
     lora: str | None = None
     salt: str | None = None
     unread_bytes: int = 0

@@ -251,6 +251,7 @@ class Exchange:
         if passage.account is not None and (self._always_shown or self._stream.response_head):
             outcome = passage.account.outcome()
             service.metrics.observe_outcome(outcome)
+            service.router.note_usage(outcome)
         if service.recorder is not None:
             if is_placed:
                 service.recorder.end(decision, outcome)

@@ -9,11 +9,13 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
+from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Course
 from extproc.requests.costly_json import is_light
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
+from extproc.requests.media import stand_ins_of
 from extproc.requests.outline import Outline, beginning_of, outline_of
-from extproc.requests.prompt import BY_RELEASE
+from extproc.requests.prompt import BY_RELEASE, Chat
 from extproc.requests.request import (
     ENGINES_REFUSE,
     NOT_INFERENCE,
@@ -27,7 +29,7 @@ from extproc.requests.request import (
 )
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
 from extproc.routing.eligibility import ANY, Demand
-from extproc.routing.query import Query, Variant
+from extproc.routing.query import Media, MediaItem, Query, Variant
 from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt
 
@@ -48,8 +50,8 @@ def _newest(_: str) -> ModelDialects:
 class Queries:
     """Turns any request into a query: parses its body and tokenizes its prompt.
 
-    spoken: returns the dialects that the workers of a model speak. names_sessions: whether a field
-    of a body may name the client's session.
+    spoken: returns the dialects that the workers of a model speak. media: what is known of media
+    items. names_sessions: whether a field of a body may name the client's session.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Queries:
         models: Models,
         tokens: PromptTokens,
         spoken: Callable[[str], ModelDialects] = _newest,
+        media: MediaKnowledge | None = None,
         *,
         names_sessions: bool = True,
     ) -> None:
@@ -64,6 +67,7 @@ class Queries:
         self._tokens = tokens
         self._spoken = spoken
         self._names_sessions = names_sessions
+        self._media = media or MediaKnowledge(b"")
 
     async def of(self, ask: Ask, course: Course) -> Query:
         """Returns the query for a request; waits only for work that takes a millisecond or more.
@@ -147,7 +151,12 @@ class Queries:
 
     def _unparsed(self, body: bytes, reason: str) -> Query:
         """Returns the query for a request that could not be read."""
-        return self._of_unparsed(body, reason, _outline_of(body, reason))
+        outline = None if reason in ENGINES_REFUSE else self._outline_of(body)
+        return self._of_unparsed(body, reason, outline)
+
+    def _outline_of(self, body: bytes) -> Outline:
+        """Returns the outline by which a prompt is compared and weighed."""
+        return outline_of(body, self._media.digests)
 
     def _of_unparsed(self, body: bytes, reason: str, outline: Outline | None) -> Query:
         served = self._models.find(model_of(body))
@@ -164,17 +173,22 @@ class Queries:
             model, lora = served
             demand = ANY if lora is None else Demand(lora)
             query = msgspec.structs.replace(query, model=model, lora=lora, salt=salt, demand=demand)
-        if outline is None:
-            return query
+        return query if outline is None else self._with_outline(query, outline)
+
+    def _with_outline(self, query: Query, outline: Outline) -> Query:
+        """Returns a query with an outline, in which media has its average tokens."""
         session = outline.session if self._names_sessions else ""
-        return msgspec.structs.replace(query, session=session, previous=outline.previous)
+        measured = outline.measured(partial(self._media.averages.tokens_of, query.model))
+        return msgspec.structs.replace(
+            query, outline=measured, session=session, previous=outline.previous
+        )
 
     async def _large(self, path: str, body: bytes, course: Course) -> Query:
         """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
         held = ThreadUse()
         try:
-            read, course.parsed_at = await self._tokens.apart(
-                lambda: self._read_and_tokenized(path, body, course, held), len(body), held
+            read, body, course.parsed_at = await self._tokens.apart(
+                partial(self._read_and_tokenized, path, body, course, held), len(body), held
             )
         except TimeoutError:
             return self._of_unparsed(body, "deadline", beginning_of(body))
@@ -186,24 +200,37 @@ class Queries:
 
     def _read_and_tokenized(
         self, path: str, body: bytes, course: Course, held: ThreadUse
-    ) -> tuple[Read | Query, float]:
-        """Returns the query, or the request if workers tokenize it; and when it was parsed."""
-        read = self._read(path, body, self._speaks)
+    ) -> tuple[Read | Query, bytes, float]:
+        """Returns the query, or the request if workers tokenize it; its body, which has digests for
+        the data of media; and when it was parsed.
+        """
+        read, body = self._read_elided(path, body)
         parsed_at = course.now()
         if isinstance(read, Query):
-            return read, parsed_at
+            return read, body, parsed_at
         request, served = read
         try:
             tokens = self._tokens.here(request, served.model, held)
+            if tokens is not None:
+                return self._keyed(request, served, tokens, body), body, parsed_at
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            outlined = partial(outline_of, body)
-            return self._untokenized(request, served, error, outlined), parsed_at
-        return (read if tokens is None else _keyed(request, served, tokens)), parsed_at
+            outlined = partial(self._outline_of, body)
+            return self._untokenized(request, served, error, outlined), body, parsed_at
+        return read, body, parsed_at
+
+    def _read_elided(self, path: str, body: bytes) -> tuple[Read | Query, bytes]:
+        """Returns what `_read` does of a body, and the body, both with digests for media's data."""
+        short, digests = self._media.digests.elided(body)
+        read = self._read(path, short, self._speaks)
+        if not digests or isinstance(read, Query) or stand_ins_in(read[0]) == digests:
+            return read, short
+        # some were not of media parts
+        return self._read(path, body, self._speaks), body
 
     async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Query:
         try:
             tokens = await self._tokens.of(request, served.model, len(body))
-            return _keyed(request, served, tokens)
+            return self._keyed(request, served, tokens, body)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             outline = await self._outlined(body, error)
             return self._untokenized(request, served, error, lambda: outline)
@@ -211,11 +238,31 @@ class Queries:
     async def _outlined(self, body: bytes, error: Exception) -> Outline:
         """Returns a body's outline; of its beginning alone if the request is late already."""
         if is_light(body):
-            return outline_of(body)
+            return self._outline_of(body)
         if isinstance(error, RequestError) and error.reason != "too_many_waiting":
             with suppress(TimeoutError, RequestError):
-                return await self._tokens.apart(partial(outline_of, body), len(body))
+                return await self._tokens.apart(partial(self._outline_of, body), len(body))
         return beginning_of(body)
+
+    def _keyed(self, request: InferenceRequest, served: Served, keyed: Keyed, body: bytes) -> Query:
+        """Returns the query for a request whose tokens are known, those before its media at least.
+
+        body: as it was read, maybe elided.
+        """
+        query = _keyed(request, served, keyed)
+        chat = request.prompts[0]
+        if not isinstance(chat, Chat) or not chat.has_media:
+            return query
+        outline = self._outline_of(body)
+        tokens_of = partial(self._media.averages.tokens_of, served.model)
+        before = len(keyed.tokens[0])
+        items = [MediaItem(kind, False, True, tokens_of(kind)) for kind, _ in chat.media]
+        behind = outline.tokens_from(0, tokens_of)
+        media = Media(items, before + behind, is_whole=False, text_tokens=before)
+        query = msgspec.structs.replace(
+            query, media=media, salt=request.cache_salt, lora=served.lora
+        )
+        return self._with_outline(query, outline)
 
     def _untokenized(
         self,
@@ -246,9 +293,10 @@ def _may_have_salt(body: bytes) -> bool:
     return any(body.find(_SALT, at, at + _PIECE_BYTES + len(_SALT)) >= 0 for at in pieces)
 
 
-def _outline_of(body: bytes, reason: str) -> Outline | None:
-    """Returns the outline by which a prompt that cannot be keyed is compared and weighed."""
-    return None if reason in ENGINES_REFUSE else outline_of(body)
+def stand_ins_in(request: InferenceRequest) -> int:
+    """Returns how many texts of a request's media parts stand for their data."""
+    chats = [one for one in request.prompts if isinstance(one, Chat)]
+    return sum([stand_ins_of([part for _, part in chat.media]) for chat in chats])
 
 
 def _unread(ask: Ask) -> Query:

@@ -17,9 +17,11 @@ from extproc.config.sections import KNOWN
 from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.disaggregation.handover import may_split
 from extproc.fleet.workers import Workers
+from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Course, Traces
 from extproc.observing.elsewhere import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Outcome
 from extproc.requests.costly_json import is_light
 from extproc.requests.request import (
     NOT_INFERENCE,
@@ -49,6 +51,8 @@ from kvstate.overlap import Prompt, usable_tokens
 
 log = logging.getLogger("kvsteer.decision")
 
+
+HTTP_OK = 200
 
 # How many bytes of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
@@ -86,8 +90,14 @@ class Router:
         self._workers = workers
         self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
+        secret = rng.getrandbits(64) if workers.telling is None else workers.telling.secret
+        self.media = MediaKnowledge(secret.to_bytes(8, "little"))
         self._queries = Queries(
-            self._models, self._tokens, workers.candidates.spoken, names_sessions=names_sessions
+            self._models,
+            self._tokens,
+            workers.candidates.spoken,
+            self.media,
+            names_sessions=names_sessions,
         )
         self._metrics = metrics
         self._rng = rng
@@ -280,6 +290,17 @@ class Router:
     def in_flight(self, endpoint: str) -> int:
         """Returns how many requests are in flight on an endpoint."""
         return self.placing.loads.in_flight(endpoint)
+
+    def note_usage(self, outcome: Outcome) -> None:
+        """Notes what an engine reports of a request's media, if it has any."""
+        media, reported = outcome.media, outcome.reported
+        if media is None or not outcome.is_whole or outcome.status not in (None, HTTP_OK):
+            return
+        whole, items = reported.prompt_tokens, media.items
+        texts = media.weighed_tokens - sum([one.tokens for one in items])
+        others = None if whole is None else whole - texts
+        kinds = [one.kind for one in items]
+        self.media.note_usage(outcome.model, kinds, reported.media_tokens, others)
 
     def close(self) -> None:
         """Stops the tokenizer threads."""

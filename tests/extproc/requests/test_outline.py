@@ -320,3 +320,55 @@ def test_body_names_its_session(body: Body, session: str) -> None:
 def test_body_names_the_response_that_it_continues() -> None:
     assert outlined({"previous_response_id": "resp_1", "input": "go on"}).previous == "resp_1"
     assert outlined({"previous_response_id": 7}).previous == ""
+
+
+def image(seed: int) -> Body:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{seed:0200}"}}
+
+
+def shots(count: int) -> Body:
+    """A conversation with a screenshot in each turn."""
+    return {
+        "messages": [
+            {"role": "user", "content": [part(f"look {n}"), image(n)]} for n in range(count)
+        ]
+    }
+
+
+@pytest.mark.parametrize("tokens", [16.0, 300.0, 1_024.0, 9_000.0])
+def test_measured_outline_counts_media_by_their_tokens(tokens: float) -> None:
+    outline, longer = outlined(shots(40)), outlined(shots(41))
+    measured = outline.measured(lambda _: tokens)
+    texts = outline.size - 40 * MEDIA_BYTES
+    assert measured.tokens == pytest.approx(texts / 4 + 40 * tokens, abs=1)
+    assert all(one < other for one, other in pairwise(measured.lengths))
+    assert [kind for _, kind in outline.media] == ["image"] * 40
+    assert measured.digests == longer.measured(lambda _: tokens).digests[: len(measured.digests)]
+
+
+def test_measured_outline_has_no_marks_beyond_the_last_length() -> None:
+    measured = outlined(shots(40)).measured(lambda _: 1e6)
+    assert measured.lengths[-1] <= MOST_BYTES < measured.size
+    assert len(measured.lengths) == len(measured.digests)
+
+
+def test_measured_outline_of_texts_is_the_same() -> None:
+    outline = outlined({"messages": turn("user", "hello there, again")})
+    assert outline.measured(lambda _: 1.0) is outline
+    assert outline.tokens_from(0, lambda _: 1.0) == 0
+
+
+def test_tokens_from_an_item_are_those_of_it_and_all_behind() -> None:
+    outline = outlined(shots(3))
+    behind = [outline.tokens_from(n, lambda _: 500.0) for n in range(4)]
+    assert behind[3] == 0
+    assert behind[2] == 500
+    assert 1_000 < behind[1] < behind[0] - 500
+
+
+def test_outline_has_a_digest_of_an_item_that_depends_on_all_of_it() -> None:
+    def of(seed: int) -> Outline:
+        return outlined({"messages": [{"role": "user", "content": [image(seed)]}]})
+
+    assert of(1) == of(1)
+    assert of(1).digests != of(2).digests
