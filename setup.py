@@ -21,8 +21,18 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c", "scan.c"]
-HEADERS = ["groups.h", "reader.h", "wire.h", "rows.h", "index.h", "sets.h", "table.h", "scan.h"]
+SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c", "scan.c", "persist.c"]
+HEADERS = [
+    "groups.h",
+    "reader.h",
+    "wire.h",
+    "rows.h",
+    "index.h",
+    "sets.h",
+    "table.h",
+    "scan.h",
+    "persist.h",
+]
 FOLDER = "kvstate/native"
 
 

@@ -1,6 +1,8 @@
 from kvstate.core import Core
 from kvstate.overlap import Overlap
 
+LAYOUT: int
+
 def CompiledCore(secret: int, limit_blocks: int, overlap: type[Overlap], /) -> Core: ...  # noqa: N802
 def marks(body: bytes, /) -> tuple[int, int, int]: ...
 def marks_outside(body: bytes, max_quotes: int, /) -> tuple[int, int, int]: ...

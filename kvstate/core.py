@@ -251,6 +251,31 @@ class Core(Protocol):
         begins.
         """
 
+    def saved_learned(self, owner: int) -> bytes:
+        """Returns what was learned of an owner's groups, layouts, media and copies."""
+
+    def put_learned(self, owner: int, saved: bytes) -> bool:
+        """Puts that into an empty owner, whose core has the same layout and secret.
+
+        Returns False, with nothing changed, if the bytes are no such thing.
+        """
+
+    def saved_rows(self, owner: int, at: int, work: int) -> tuple[bytes, int | None]:
+        """Returns rows of an owner's blocks, and where to continue; None if these are the last.
+
+        at: where to begin, 0 at first; the blocks must not change until all are saved. work: the
+        most table slots to look at. Rows have hashes and keys of blocks, no tokens.
+        """
+
+    def put_rows(self, owner: int, rows: bytes, at: int, work: int) -> int:
+        """Puts saved rows into an owner that has none of them; returns where to continue.
+
+        That is the length of the rows once all are in.
+
+        Raises:
+            ValueError: they are no rows, or too many; some may be in the owner by now.
+        """
+
     def memory(self) -> int:
         """Returns the memory of all tables, in bytes."""
 

@@ -3,14 +3,14 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from kvstate.events import EngineLoad
 from kvstate.feeds.allowance import Allowance
-from kvstate.feeds.feed import Feed, FeedState
+from kvstate.feeds.feed import Feed, FeedState, Restoration
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
@@ -19,6 +19,7 @@ from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
 from kvstate.owner import Owner
+from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -38,6 +39,9 @@ _STATES_WORST_FIRST = (
     FeedState.DEGRADED,
     FeedState.LIVE,
 )
+
+
+_WORST_FIRST = (Restoration.LOST, Restoration.UNPROVEN, Restoration.NONE, Restoration.PROVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,15 @@ class _Followed:
     task: asyncio.Task[None]
 
 
+# Returns what was saved of all ranks of a worker, in order, once; None if nothing was. Its
+# arguments: the worker's name, its model, and how many ranks it has.
+TakeSaved = Callable[[str, str, int], list[SavedRows] | None]
+
+
+def _nothing_saved(_worker: str, _model: str, _ranks: int) -> None:
+    return None
+
+
 class FollowedWorkers:
     """The workers' caches, as known from their events.
 
@@ -84,6 +97,7 @@ class FollowedWorkers:
     all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
     feed loses its connection. times: of all feeds. names_ranks: whether requests can name the rank
     of a worker that computes them; if not, only blocks that all its ranks hold are certain.
+    take_saved: workers added from then on begin with what it returns.
     """
 
     def __init__(
@@ -96,6 +110,7 @@ class FollowedWorkers:
         times: FeedTimes = USUAL,
     ) -> None:
         self.names_ranks = False
+        self.take_saved: TakeSaved = _nothing_saved
         self._index = Index(secret)
         self._emptied = emptied
         self._cut = cut
@@ -104,6 +119,7 @@ class FollowedWorkers:
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._releasing: set[asyncio.Task[None]] = set()
+        self._unchanged = asyncio.Lock()  # a rank is saved, or blocks of it expire
         self._expiring: asyncio.Task[None] | None = None
 
     def add(
@@ -128,26 +144,78 @@ class FollowedWorkers:
             self._expiring = asyncio.create_task(self._keep_expiring())
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
         shared = self._shared._replace(allowance=Allowance(asyncio.get_running_loop().time()))
+        saved = self.take_saved(worker, model, len(transports))
         self._followed[worker] = [
-            self._follow(self._index.add(worker, rank, model, len(transports)), transport, shared)
+            self._follow(
+                self._index.add(worker, rank, model, len(transports)),
+                transport,
+                shared,
+                None if saved is None else saved[rank],
+            )
             for rank, transport in enumerate(transports)
         ]
 
-    def _follow(self, owner: Owner, transport: FeedTransport, shared: SharedByFeeds) -> _Followed:
+    def _follow(
+        self,
+        owner: Owner,
+        transport: FeedTransport,
+        shared: SharedByFeeds,
+        saved: SavedRows | None,
+    ) -> _Followed:
         place = RankName(owner.worker, owner.rank)
         emptied, cut = (
             functools.partial(tell, place.worker) for tell in (self._emptied, self._cut)
         )
         feed = Feed(transport.recovery)
-        subscriber = Subscriber(place, feed, owner, transport, shared, emptied, cut)
+        restoring = None if saved is None else functools.partial(_restoring, owner, saved)
+        subscriber = Subscriber(place, feed, owner, transport, shared, emptied, cut, restoring)
         return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()))
+
+    async def saved(self, identity: Callable[[str], str]) -> AsyncIterator[SavedRows]:
+        """Yields what is to be saved of every rank that can be proven later, one after the other.
+
+        identity: returns that of a worker's engine. It pauses between short steps; meanwhile only
+        the rank that is being saved waits with its events.
+        """
+        for worker in list(self._followed):
+            for each in self._followed.get(worker, ()):
+                async with self._unchanged:
+                    saved = await self._saved(each, identity(worker))
+                if saved is not None:
+                    yield saved
+
+    async def _saved(self, followed: _Followed, identity: str) -> SavedRows | None:
+        owner, feed = followed.owner, followed.subscriber.feed
+        rows: list[bytes] = []
+        made: list[SavedOwner] = []
+
+        def steps() -> Generator[None, None, None]:
+            made.append((yield from owner.saving(rows)))
+
+        at = feed.saved()
+        if at is None:
+            return None
+        await followed.subscriber.visit(steps)
+        if not made:  # its feed failed, or it was removed
+            return None
+        # what a batch that was still to be applied then lacks, is missing too
+        at = replace(at, incomplete=at.incomplete or feed.incomplete)
+        ranks = len(self._followed.get(owner.worker, ()))
+        rank = SavedRank(owner.worker, identity, owner.model, owner.rank, ranks, at, made[0])
+        return SavedRows(rank, rows) if rank.is_sound else None
+
+    def restoration(self, worker: str) -> Restoration:
+        """Returns whether what was restored of a worker is proven; of its ranks, the worst."""
+        found = {each.subscriber.restoration for each in self._followed.get(worker, ())}
+        return next((one for one in _WORST_FIRST if one in found), Restoration.NONE)
 
     async def _keep_expiring(self) -> None:
         """Forgets blocks whose removal may never be announced."""
         while True:
             await asyncio.sleep(DOUBTED_SECONDS)
             for worker in list(self._followed):
-                await self._expire(worker)
+                async with self._unchanged:
+                    await self._expire(worker)
 
     async def _expire(self, worker: str) -> None:
         followed = self._followed.get(worker, [])
@@ -289,6 +357,12 @@ class FollowedWorkers:
             load=self._load(followed.subscriber),
             counts={**followed.subscriber.counts, **owner.counts, **_dropped(feed)},
         )
+
+
+def _restoring(owner: Owner, saved: SavedRows) -> Generator[None, None, SavedFeed | None]:
+    """Puts what was saved into a rank, in steps; returns where its feed was, None if it failed."""
+    is_whole = yield from owner.restoring(saved.rank.owner, saved.rows)
+    return saved.rank.feed if is_whole else None
 
 
 def _dropped(feed: Feed) -> dict[str, int]:

@@ -5,6 +5,7 @@ themselves are in a core (`kvstate.core`), compiled or plain.
 """
 
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -15,8 +16,10 @@ from kvstate.events import BatchResult, Body, Event, finished
 from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.plain_core import PlainCore
+from kvstate.plain_rows import LAYOUT as PLAIN_LAYOUT
 
 try:
+    from kvstate._core import LAYOUT as COMPILED_LAYOUT
     from kvstate._core import CompiledCore
 except ImportError:  # there was no C compiler at installation
     IS_COMPILED = False
@@ -35,6 +38,15 @@ def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -
     if compiled or (compiled is None and IS_COMPILED):
         return CompiledCore(secret, limit_blocks, Overlap)
     return PlainCore(secret, limit_blocks, Overlap)
+
+
+def default_layout() -> str:
+    """Returns whose saved rows the default core can use: its name, layout and machine.
+
+    Keys depend on the order of a machine's bytes.
+    """
+    layout = f"compiled {COMPILED_LAYOUT}" if IS_COMPILED else f"plain {PLAIN_LAYOUT}"
+    return f"{layout} {sys.byteorder}"
 
 
 def plain_core_warning() -> str:

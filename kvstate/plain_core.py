@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import islice, repeat
 
 from kvstate.core import (
     BYTES_PER_TOKEN,
@@ -25,6 +25,7 @@ from kvstate.core import (
 )
 from kvstate.events import BlockHash
 from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
+from kvstate.plain_rows import Learned, Row, encoded, learned_in, rows_in
 from kvstate.wire.extras import Admission, Groups
 
 # Block key -> the bits of all segments that hold it.
@@ -191,6 +192,43 @@ class Segment:
         for (pool, block), stored in list(self._ages.items()):
             if pool.medium in media and stored < age:
                 self.forget(pool, block)
+
+    def rows(self, at: int, most: int, *, is_uncertain: bool) -> list[Row]:
+        """Returns at most this many of its hashes, from the `at`th on."""
+        rows: list[Row] = []
+        for pool, blocks in self._pools.items():
+            some = islice(blocks.items(), at, at + most - len(rows))
+            rows += (self._row(pool, block, key, is_uncertain=is_uncertain) for block, key in some)
+            at = max(0, at - len(blocks))
+        return rows
+
+    def put(self, row: Row) -> None:
+        """Adds a hash as it was saved.
+
+        Raises:
+            ValueError: it is damaged, or this segment has it.
+        """
+        pool = row.pool
+        if row.copies < 1 or row.mark < 0 or row.age < 0 or row.block in self._pools.get(pool, ()):
+            raise ValueError("this is no row of an owner")
+        self.store(pool, row.block, row.key, row.age)
+        self.count(pool, row.block, row.copies, row.mark)
+        if row.may_be_fewer:
+            self.note_repeat(pool, row.block)
+
+    def _row(self, pool: BlockPool, block: BlockHash, key: int, *, is_uncertain: bool) -> Row:
+        return Row(
+            pool.medium,
+            pool.group,
+            pool.block_size,
+            is_uncertain,
+            block,
+            key,
+            self.copies(pool, block),
+            self.mark(pool, block),
+            self.may_be_fewer(pool, block),
+            self._ages.get((pool, block), 0),
+        )
 
     def bits_by_key(self) -> Table:
         """The table bits that this segment should have set, computed from the hashes alone."""
@@ -488,6 +526,48 @@ class PlainCore:
             held.uncertain.restore_to(held.certain, held.mark)
         held.age += 1
         return True
+
+    def saved_learned(self, owner: int) -> bytes:
+        held = self._owners[owner]
+        return encoded(
+            Learned(
+                held.block_size,
+                held.removing,
+                held.aging,
+                held.age,
+                held.copies_announced,
+                held.mark,
+                held.counts["removed_certain"],
+                held.groups.saved(),
+            )
+        )
+
+    def put_learned(self, owner: int, saved: bytes) -> bool:
+        held, learned = self._owners[owner], learned_in(saved)
+        if learned is None or not held.groups.put(learned.groups):
+            return False
+        held.block_size, held.age, held.mark = learned.block_size, learned.age, learned.mark
+        held.removing, held.aging = learned.removing, learned.aging
+        held.copies_announced = learned.copies_announced
+        held.counts["removed_certain"] = learned.removed_certain
+        return True
+
+    def saved_rows(self, owner: int, at: int, work: int) -> tuple[bytes, int | None]:
+        held, most = self._owners[owner], 1 + work // _WORK_PER_BLOCK
+        certain = len(held.certain)
+        rows = held.certain.rows(at, most, is_uncertain=False)
+        begin = max(0, at - certain)
+        rows += held.uncertain.rows(begin, most - len(rows), is_uncertain=True)
+        at += len(rows)
+        return encoded(rows), None if at == held.blocks else at
+
+    def put_rows(self, owner: int, rows: bytes, at: int, work: int) -> int:  # in one go here
+        held = self._owners[owner]
+        for row in rows_in(rows):
+            if held.blocks >= held.limit_blocks or row.age > held.age:
+                raise ValueError("these are more rows than an owner may have, or newer ones")
+            (held.uncertain if row.is_uncertain else held.certain).put(row)
+        return len(rows)
 
     def memory(self) -> int:
         return _BYTES_PER_BLOCK * sum(owner.blocks for owner in self._owners.values())

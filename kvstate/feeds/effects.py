@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstate.errors import WireError
 from kvstate.events import Batch, BatchResult, Body
@@ -36,6 +36,15 @@ class Sink(Protocol):
         """Sets whether certain blocks count as certain now."""
 
 
+class Visit(NamedTuple):
+    """Work on the sink between two batches, in steps: saving it, or restoring it.
+
+    begin: begins the work.
+    """
+
+    begin: Callable[[], Generator[None, None, None]]
+
+
 # Effects that lower the credit.
 _LOWERING = frozenset({Demote, Forget})
 
@@ -61,7 +70,7 @@ class Effects:
         self._news = news
         self._start_replay = start_replay
         self._allowance = allowance
-        self._pending: deque[Effect] = deque()
+        self._pending: deque[Effect | Visit] = deque()
         self._work: Generator[None, None, None] | None = None  # the effect that is under way
         self._healed = False
 
@@ -89,7 +98,9 @@ class Effects:
         while (seconds := self._allowance.wait_seconds(now())) > 0:  # noqa: ASYNC110 - no event
             await asyncio.sleep(seconds)
 
-    async def carry_out(self, effects: Sequence[Effect], began_at: float | None = None) -> None:
+    async def carry_out(
+        self, effects: Sequence[Effect | Visit], began_at: float | None = None
+    ) -> None:
         """Carries out effects, then updates the sink's trust.
 
         began_at: the loop's time when work on their cause began, in seconds; None for now.
@@ -140,7 +151,7 @@ class Effects:
             self._work = None
             raise
 
-    def _carrying_out(self, effect: Effect) -> Generator[None, None, None]:
+    def _carrying_out(self, effect: Effect | Visit) -> Generator[None, None, None]:
         match effect:
             case Batch(body=body):
                 try:
@@ -158,6 +169,8 @@ class Effects:
                 self._healed = False
             case RequestReplay(start=start):
                 self._start_replay(start)
+            case Visit(begin=begin):
+                yield from begin()
 
     def _missing(self, error: WireError) -> Generator[None, None, None]:
         """Handles a batch that could not be decoded: a hole."""

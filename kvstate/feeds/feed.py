@@ -55,6 +55,11 @@ be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or 
     missed within a batch        degraded until healed           degraded until healed
     healed                       nothing earlier matters         nothing earlier matters
 
+A feed that begins where a saved one was (`restore`) holds blocks that nothing proves yet. So its
+first replay begins at n - 1 as well. If that batch comes, the feed is where it would be after a
+lost connection. If not, it forgets what was restored, and continues as one that was never
+connected. Without replays it forgets at once.
+
 The possible next states, by their first letters (S for stale; a dot: always the same state):
 
     event           C     R     L     D     S     U
@@ -84,6 +89,7 @@ two publishers: the replay endpoint is another worker's. Its replays are then ig
 """
 
 from enum import StrEnum
+from math import isfinite
 
 import msgspec
 
@@ -92,6 +98,7 @@ from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.held import HeldBatches
 from kvstate.feeds.replay_trust import ReplayTrust
 from kvstate.feeds.stamps import Doubt, Stamps
+from kvstate.saved import MAX_REASON, SavedFeed
 
 
 class FeedState(StrEnum):
@@ -103,6 +110,19 @@ class FeedState(StrEnum):
     DEGRADED = "degraded"
     STALE = "stale"
     UNSUPPORTED = "unsupported"
+
+
+class Restoration(StrEnum):
+    """What became of the blocks with which a feed began.
+
+    NONE: it began with none. UNPROVEN: nothing has proven yet that its publisher is the one that
+    stored them; they are uncertain. PROVEN: it is. LOST: it could not be proven.
+    """
+
+    NONE = "none"
+    UNPROVEN = "unproven"
+    PROVEN = "proven"
+    LOST = "lost"
 
 
 class Forget(msgspec.Struct, frozen=True):
@@ -121,6 +141,9 @@ class RequestReplay(msgspec.Struct, frozen=True):
 
 # A batch to apply.
 Effect = Batch | Forget | Demote | RequestReplay
+
+# How many stamps of the last batches are saved: the last one is the proof.
+SAVED_STAMPS = 8
 
 # Why the first batch received was not the publisher's first.
 NOTHING_YET = "nothing was received yet: blocks stored before this connection are unknown"
@@ -145,8 +168,9 @@ class Feed:
     """One rank's feed, not connected yet.
 
     recovery: how missed batches are recovered. held: for live batches during a replay.
-    wants_everything: a replay failed, and a complete one may repair this. dropped: counts the live
-    batches that were dropped because of their number.
+    wants_everything: a replay failed, and a complete one may repair this. restoration: what became
+    of the blocks with which it began. dropped: counts the live batches that were dropped because of
+    their number.
     """
 
     def __init__(self, recovery: Recovery, held: HeldBatches | None = None) -> None:
@@ -157,6 +181,7 @@ class Feed:
         self.replays = 0
         self.dropped = 0
         self.wants_everything = False
+        self.restoration = Restoration.NONE
         self._recovery = recovery
         self._asks = recovery is Recovery.REPLAY
         self._next: int | None = None
@@ -188,6 +213,11 @@ class Feed:
         return self.state is FeedState.LIVE or self.state is FeedState.DEGRADED
 
     @property
+    def incomplete(self) -> str:
+        """Why something is missing, "" if nothing is."""
+        return self._incomplete[:MAX_REASON]
+
+    @property
     def is_in_snapshot(self) -> bool:
         """Whether batches of a snapshot are still to come."""
         return self._snapshot_last is not None
@@ -196,6 +226,40 @@ class Feed:
     def _has_replays(self) -> bool:
         """Whether the publisher has replays that can be trusted."""
         return self._asks and not self._replay_trust.is_lost
+
+    def saved(self) -> SavedFeed | None:
+        """Returns where it is, for `restore`; None if the publisher could not be proven then.
+
+        It describes the blocks held once all effects returned so far are carried out.
+        """
+        if not self._asks or not self._next or self._asks_everything:
+            return None
+        last = self._stamps.last(SAVED_STAMPS)  # an undecodable batch has no stamp
+        stamps = tuple((number, stamp) for number, stamp in last if isfinite(stamp))
+        saved = SavedFeed(
+            self._next,
+            stamps,
+            self._stamps.newest,
+            self.incomplete,
+            self.wants_everything,
+        )
+        return saved if saved.is_sound else None
+
+    def restore(self, saved: SavedFeed) -> None:
+        """Begins where a saved feed was, whose blocks are in the sink by now, before it connects.
+
+        They are uncertain until the publisher repeats the last batch.
+
+        Raises:
+            ValueError: the publisher repeats none.
+        """
+        if not self._asks:
+            raise ValueError("without replays, nothing restored can be proven")
+        self._next = saved.next
+        self._stamps.restore(saved.stamps, saved.newest)
+        self._incomplete = saved.incomplete
+        self.wants_everything = saved.wants_everything
+        self.restoration = Restoration.UNPROVEN
 
     def connect(self) -> list[Effect]:
         """Notes that the subscription is in place, for the first time or again."""
@@ -239,6 +303,7 @@ class Feed:
         self.state, self.reason = FeedState.UNSUPPORTED, reason
         self._drop_pending()
         self._next = None
+        self._lose_restored()
         self._stamps.clear()
         return [Forget()]
 
@@ -264,6 +329,8 @@ class Feed:
         effects: list[Effect] = []
         if self._asks_everything:
             effects += self._start_over()
+        if self._is_unproven and self._next is not None and batch.sequence >= self._next:
+            effects += self._forget_restored()
         expected = self._next
         if expected is not None and batch.sequence < expected:
             return self._overlap(batch)
@@ -300,6 +367,7 @@ class Feed:
             return []  # nothing is repaired or proven by it
         self.wants_everything = True
         self._doubt.is_unanswered = self._doubt.is_asked
+        self._lose_restored()  # a hole; a complete replay will replace what is held
         failed = f"replay failed: {reason}"
         if self._next is not None:
             return [*self._hole(failed), *self._catch_up(failed)]
@@ -486,7 +554,25 @@ class Feed:
             return self._restart(f"batch {batch.sequence} was replayed with different content")
         if known is not None:
             self._unproven = None
+            if self._is_unproven:
+                self.restoration = Restoration.PROVEN
         return []
+
+    @property
+    def _is_unproven(self) -> bool:
+        return self.restoration is Restoration.UNPROVEN
+
+    def _lose_restored(self) -> None:
+        if self._is_unproven:
+            self.restoration = Restoration.LOST
+
+    def _forget_restored(self) -> list[Effect]:
+        """Forgets what was restored: the batch that proves it is not to be had any more."""
+        self._lose_restored()
+        self._next = self._unproven = None
+        self._incomplete = ""
+        self._stamps.clear()
+        return [Forget()]
 
     def _start_over(self) -> list[Effect]:
         """Handles the first batch of a complete replay, which replaces the blocks held so far."""
@@ -533,6 +619,7 @@ class Feed:
         """Forgets a publisher that restarted: nothing that it stored is held any more."""
         self.restarts += 1
         self._next = None
+        self._lose_restored()
         self._stamps.clear()
         self._drop_pending()
 

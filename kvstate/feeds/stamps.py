@@ -10,6 +10,8 @@ is told from another one that counts through the same numbers, however long ago 
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
 
 # Stamps kept of the last batches: duplicates come from a replay that overtakes the live stream, so
 # they are at most as old as the replay.
@@ -73,6 +75,25 @@ class Stamps:
             return True
         is_kept = number % self._stride == 0 or number >= next(iter(self._last))
         return is_kept and self.get(number) is None
+
+    def last(self, most: int) -> tuple[tuple[int, float], ...]:
+        """Returns at most so many of the last batches, in order of their numbers."""
+        return tuple(islice(reversed(self._last.items()), most))[::-1]
+
+    @property
+    def newest(self) -> float:
+        """The newest stamp of all batches taken."""
+        return self._newest
+
+    def restore(self, last: Iterable[tuple[int, float]], newest: float) -> None:
+        """Replaces what is remembered by what `last` and `newest` returned.
+
+        Earlier batches count as never taken: if some come again, the publisher is asked for proof.
+        """
+        self.clear()
+        self._last.update(last)
+        self._first = next(iter(self._last), None)
+        self._newest = newest
 
     def _sample(self, number: int, stamp: float) -> None:
         if number % self._stride:

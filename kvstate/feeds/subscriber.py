@@ -5,16 +5,17 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.backoff import Backoff, FailureWaits
-from kvstate.feeds.effects import Effects, Sink
-from kvstate.feeds.feed import Effect, Feed, FeedState
+from kvstate.feeds.effects import Effects, Sink, Visit
+from kvstate.feeds.feed import Effect, Feed, FeedState, Restoration
 from kvstate.feeds.feed_news import Call, FeedNews
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.transport import (
@@ -29,6 +30,7 @@ from kvstate.feeds.transport import (
     SnapshotBegun,
 )
 from kvstate.feeds.turns import Turns
+from kvstate.saved import SavedFeed
 from kvstate.wire.zmq_wire import stamp_of
 
 log = logging.getLogger("kvsteer.feed")
@@ -52,7 +54,9 @@ class SharedByFeeds(NamedTuple):
 class Subscriber:
     """Runs one rank's feed until it is cancelled.
 
-    feed: created with the transport's recovery. emptied, cut: see `FeedNews`.
+    feed: created with the transport's recovery. emptied, cut: see `FeedNews`. restoring: puts what
+    was saved of the rank into the sink, in steps, and returns where its feed was; None if it could
+    not.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Subscriber:
         shared: SharedByFeeds,
         emptied: Call = lambda: None,
         cut: Call = lambda: None,
+        restoring: Callable[[], Generator[None, None, SavedFeed | None]] | None = None,
     ) -> None:
         self.place = place
         self.feed = feed
@@ -75,6 +80,7 @@ class Subscriber:
         self._sink = sink
         self._transport = transport
         self._shared = shared
+        self._restoring = restoring if transport.recovery is Recovery.REPLAY else None
         self._replays = Replays(
             place,
             transport,
@@ -102,6 +108,7 @@ class Subscriber:
         After an unexpected error nothing is certain; the subscriber continues after a while.
         """
         try:
+            await self._restore()
             while True:
                 try:
                     await self._step()
@@ -112,11 +119,42 @@ class Subscriber:
         finally:
             self._sink.trust(trusted=False)
 
+    async def visit(self, steps: Callable[[], Generator[None, None, None]]) -> None:
+        """Does some work on the sink after all batches that came so far, and before the next.
+
+        If the feed fails or is closed meanwhile, the steps end early or never begin.
+        """
+        await self._effects.carry_out([Visit(steps)])
+
     async def close(self) -> None:
         """Closes the connection, after `run` was cancelled or even before it began."""
         self._effects.drop()  # a replaced replay may still wait for its turn
         await self._replays.close()
         await self._transport.close()
+
+    @property
+    def restoration(self) -> Restoration:
+        """Whether what was restored is proven; UNPROVEN also before it is restored."""
+        return self.feed.restoration if self._restoring is None else Restoration.UNPROVEN
+
+    async def _restore(self) -> None:
+        """Begins with what was saved, if anything was, before the first signal."""
+        restoring = self._restoring
+        if restoring is None:
+            return
+        at: list[SavedFeed | None] = []
+
+        def steps() -> Generator[None, None, None]:
+            at.append((yield from restoring()))
+
+        try:
+            await self.visit(steps)
+        except Exception:  # it begins with nothing, then
+            log.exception("%s rank %d: what was saved cannot be restored", *self.place)
+            await self.visit(self._sink.forgetting)
+        for saved in filter(None, at):
+            self.feed.restore(saved)
+        self._restoring = None
 
     async def _step(self) -> None:
         await self._effects.rest()

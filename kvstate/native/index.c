@@ -547,3 +547,19 @@ uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t lengt
     }
     return hash | 1; /* 0 stands for nothing */
 }
+
+IndexResult index_put(Index *index, uint32_t number, const PoolName *name, uint32_t uncertain,
+                      uint64_t hash, uint64_t key, uint32_t tag) {
+    Owner *owner = &index->owners[number];
+    uint32_t segment = owner->certain ^ uncertain;
+    if (!tag) return INDEX_DAMAGED;
+    if (owner->blocks >= owner->limit_blocks) return INDEX_OVER_LIMIT;
+    if (!index_widen(index, name->block_size)) return INDEX_NO_MEMORY;
+    Pool *pool = pool_find(owner, name);
+    IndexResult made = pool ? INDEX_OK : pool_make(index, owner, name, &pool);
+    if (made != INDEX_OK) return made;
+    bool is_aging = has_medium(owner->aging, name->medium);
+    if (is_aging ? tag > owner->age : !(tag & MAX_COPIES)) return INDEX_DAMAGED;
+    if (table_find(&pool->blocks[segment], hash).shard) return INDEX_DAMAGED;
+    return hold(index, number, pool, segment, hash, key, tag, 0) ? INDEX_OK : INDEX_NO_MEMORY;
+}

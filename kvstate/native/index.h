@@ -47,6 +47,7 @@ typedef enum {
     INDEX_OVER_LIMIT,
     INDEX_NO_MEMORY,
     INDEX_MORE,
+    INDEX_DAMAGED, /* only of what was saved */
 } IndexResult;
 
 typedef struct {
@@ -162,6 +163,9 @@ bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, 
 bool index_expire(Index *index, uint32_t owner, size_t slots);
 /* Forgets what was learned of an owner's media and copies: it may be another engine. */
 void index_forget_media(Index *index, uint32_t owner);
+/* Adds a block as it was saved, which the owner must not have yet; see persist.h. */
+IndexResult index_put(Index *index, uint32_t owner, const PoolName *pool, uint32_t uncertain,
+                      uint64_t hash, uint64_t key, uint32_t tag);
 size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
 uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);
 /* Returns the violated invariant, or NULL; slow. */

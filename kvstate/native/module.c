@@ -6,6 +6,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "persist.h"
 #include "scan.h"
 #include "wire.h"
 
@@ -706,6 +707,70 @@ static PyObject *core_expire(Core *self, PyObject *const *given, Py_ssize_t coun
     return PyBool_FromLong(index_expire(&self->index, number_of(self, owner), slots));
 }
 
+/* Returns a buffer's bytes, and frees it. */
+static PyObject *bytes_in(Buffer *buffer) {
+    PyObject *made =
+        PyBytes_FromStringAndSize((const char *)buffer->bytes, (Py_ssize_t)buffer->length);
+    free(buffer->bytes);
+    return made;
+}
+
+static PyObject *core_saved_learned(Core *self, PyObject *number) {
+    const Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    Buffer buffer = {0};
+    if (!persist_learned(owner, &buffer)) return PyErr_NoMemory();
+    return bytes_in(&buffer);
+}
+
+static PyObject *core_put_learned(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    char *bytes;
+    Py_ssize_t length;
+    if (!owner || PyBytes_AsStringAndSize(given[1], &bytes, &length)) return NULL;
+    return PyBool_FromLong(
+        persist_put_learned(owner, (const unsigned char *)bytes, (size_t)length));
+}
+
+static PyObject *core_saved_rows(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work, at = 0;
+    if (!arguments_are(count, 3) || !work_of(given[2], &work) || !work_of(given[1], &at))
+        return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    if (!owner) return NULL;
+    index_begin(&self->index, work);
+    Buffer buffer = {0};
+    if (!persist_rows(&self->index, number_of(self, owner), &at, &buffer)) {
+        free(buffer.bytes);
+        return PyErr_NoMemory();
+    }
+    PyObject *rows = bytes_in(&buffer);
+    if (!rows) return NULL;
+    return at == SAVED_ALL ? Py_BuildValue("(NO)", rows, Py_None)
+                           : Py_BuildValue("(NK)", rows, (unsigned long long)at);
+}
+
+static PyObject *core_put_rows(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work;
+    if (!arguments_are(count, 4) || !work_of(given[3], &work)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    char *bytes;
+    Py_ssize_t length;
+    if (!owner || PyBytes_AsStringAndSize(given[1], &bytes, &length)) return NULL;
+    size_t at = PyLong_AsSize_t(given[2]);
+    if (PyErr_Occurred()) return NULL;
+    index_begin(&self->index, work);
+    IndexResult result =
+        persist_put_rows(&self->index, number_of(self, owner), (const unsigned char *)bytes,
+                         (size_t)length, &at);
+    if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
+    if (result == INDEX_OK) return PyLong_FromSsize_t(length);
+    if (result == INDEX_MORE) return PyLong_FromSize_t(at);
+    PyErr_SetString(PyExc_ValueError, "these are no rows of an owner");
+    return NULL;
+}
+
 static PyObject *core_memory(Core *self, PyObject *Py_UNUSED(none)) {
     return PyLong_FromSize_t(index_bytes(&self->index));
 }
@@ -728,6 +793,7 @@ static PyMethodDef core_methods[] = {
     FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
     FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
     FAST(expire),   FAST(limit),
+    ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     {NULL, NULL, 0, NULL},
 };
 
@@ -811,7 +877,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_core", "The compile
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *made = PyModule_Create(&module);
     PyObject *type = made ? PyType_FromSpec(&core_spec) : NULL;
-    if (!type || PyModule_AddObject(made, "CompiledCore", type)) {
+    if (!type || PyModule_AddIntConstant(made, "LAYOUT", PERSIST_LAYOUT) ||
+        PyModule_AddObject(made, "CompiledCore", type)) {
         Py_XDECREF(type);
         Py_XDECREF(made);
         return NULL;

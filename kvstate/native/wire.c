@@ -58,6 +58,12 @@ bool wire_medium(const unsigned char *name, size_t length, uint32_t *medium, uin
     return false;
 }
 
+bool wire_tier_of(uint32_t medium, uint32_t *tier) {
+    if (medium >= sizeof media / sizeof *media) return false;
+    *tier = media[medium].tier;
+    return true;
+}
+
 /* An event's fields while it is read; fields not sent keep their defaults. */
 typedef struct {
     WireEvent event;

@@ -60,6 +60,8 @@ void wire_free(WireBatch *batch);
 
 /* Finds the number and tier of a medium by its name in upper case; false if it is unknown. */
 bool wire_medium(const unsigned char *name, size_t length, uint32_t *medium, uint32_t *tier);
+/* Finds the tier of a medium by its number; false if there is no such medium. */
+bool wire_tier_of(uint32_t medium, uint32_t *tier);
 /* Returns the number that stands for an engine hash given as bytes. */
 uint64_t wire_fold_hash(Index *index, const unsigned char *bytes, size_t length);
 /* Returns the number that stands for an adapter known by this name. */

@@ -90,6 +90,18 @@ class Groups:
         """Forgets everything: the publisher may be another one."""
         self._states.clear()
 
+    def saved(self) -> dict[int, int]:
+        """Returns what is known of each group, as a number."""
+        return {group: state.value for group, state in self._states.items()}
+
+    def put(self, saved: dict[int, int]) -> bool:
+        """Replaces what is known by what was saved; returns False if that is damaged."""
+        try:
+            self._states = {group: _State(number) for group, number in saved.items()}
+        except ValueError:
+            return False
+        return True
+
 
 def _next(state: _State | None, *, holds_prefix: bool | None) -> _State:
     if holds_prefix is None:

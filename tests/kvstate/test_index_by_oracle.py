@@ -8,7 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstate.events import AllCleared, BlockHash, BlocksCopied, BlocksRemoved, BlocksStored
+from kvstate.events import (
+    AllCleared,
+    BlockHash,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    finished,
+)
 from kvstate.index import Index
 from kvstate.overlap import Extra, Prompt, Tokens
 from kvstate.owner import Owner
@@ -195,6 +202,17 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.remove(self.owners[rank])
         self.owners[rank] = self.index.add(worker, number, "m")
         self.ranks[rank] = Rank(worker, number)
+
+    @rule(rank=ranks)
+    def save_and_restore(self, rank: int) -> None:
+        worker, number = RANKS[rank]
+        before, rows = self.owners[rank], list[bytes]()
+        saved = finished(before.saving(rows))
+        self.index.remove(before)
+        owner = self.owners[rank] = self.index.add(worker, number, "m")
+        assert finished(owner.restoring(saved, rows))
+        owner.trusted = self.ranks[rank].trusted
+        self.ranks[rank].orphans.clear()  # their tokens are not saved
 
     @invariant()
     def index_is_consistent(self) -> None:

@@ -1,0 +1,106 @@
+"""What the plain core saves of an owner, as msgpack: `kvstate.core.Core` describes the methods.
+
+Another release may change the layout of these bytes, or how keys are computed; then it changes
+`LAYOUT`, since what was saved with another one is of no use.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from kvstate.core import BlockPool
+from kvstate.events import BlockHash
+from kvstate.overlap import ORDER_OF_MEDIUM
+from kvstate.wire.extras import MAX_GROUP, MAX_GROUPS
+
+LAYOUT = 1
+
+MAX_BLOCK_SIZE = 65_536
+
+
+class Learned(msgspec.Struct, frozen=True, array_like=True):
+    """What was learned of an owner's events, besides its blocks."""
+
+    block_size: int
+    removing: set[str]
+    aging: set[str]
+    age: int
+    copies_announced: bool
+    mark: int
+    removed_certain: int
+    groups: dict[int, int]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a core can have learned this."""
+        media = self.removing | self.aging
+        return (
+            0 <= self.block_size <= MAX_BLOCK_SIZE
+            and media <= ORDER_OF_MEDIUM.keys()
+            and self.age > 0
+            and self.mark > 0
+            and self.removed_certain >= 0
+            and len(self.groups) <= MAX_GROUPS
+            and all(0 <= group <= MAX_GROUP for group in self.groups)
+        )
+
+
+class Row(NamedTuple):
+    """One hash of an owner, in a pool and segment. age: 0 where copies are counted."""
+
+    medium: str
+    group: int | None
+    block_size: int
+    is_uncertain: bool
+    block: BlockHash
+    key: int
+    copies: int
+    mark: int
+    may_be_fewer: bool
+    age: int
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of the hash.
+
+        Raises:
+            ValueError: there is no such pool.
+        """
+        if not 0 < self.block_size <= MAX_BLOCK_SIZE:
+            raise ValueError("no block has this size")
+        if self.group is not None and not 0 <= self.group <= MAX_GROUP:
+            raise ValueError("no group has this number")
+        return BlockPool.of(self.medium, self.group, self.block_size)
+
+
+_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_encoder = msgspec.msgpack.Encoder()
+_rows = msgspec.msgpack.Decoder(list[Row])
+_learned = msgspec.msgpack.Decoder(Learned)
+
+
+def encoded(saved: list[Row] | Learned) -> bytes:
+    """Returns what is saved, as bytes."""
+    return _encoder.encode(saved)
+
+
+def rows_in(saved: bytes) -> list[Row]:
+    """Returns saved rows.
+
+    Raises:
+        ValueError: they are no rows.
+    """
+    try:
+        return _rows.decode(saved)
+    except _DAMAGED as error:
+        raise ValueError(f"these are no rows of an owner: {error}") from None
+
+
+def learned_in(saved: bytes) -> Learned | None:
+    """Returns what was learned; None if the bytes are damaged."""
+    try:
+        learned = _learned.decode(saved)
+    except _DAMAGED:
+        return None
+    return learned if learned.is_sound else None

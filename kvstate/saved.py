@@ -1,0 +1,87 @@
+"""What is saved of one rank, to be certain of it again after a restart of the router.
+
+No tokens are saved, so no text of a prompt: of each block its engine hash, its key and its copies
+(`kvstate.core.Core.saved_rows`). Orphans, which would need their tokens, are left out.
+"""
+
+from math import isfinite
+
+import msgspec
+
+# The longest reason of a degraded feed that is kept.
+MAX_REASON = 500
+
+
+class SavedFeed(msgspec.Struct, frozen=True, array_like=True):
+    """Where a feed was: what proves its publisher, and what it missed before.
+
+    next: the number expected next. stamps: those of its last batches by number, in order; the last
+    one is that of batch next - 1, which proves the publisher when it comes again. newest: the
+    newest stamp of all batches. incomplete: why something is missing, "" if nothing is.
+    wants_everything: whether a complete replay may repair that.
+    """
+
+    next: int
+    stamps: tuple[tuple[int, float], ...]
+    newest: float
+    incomplete: str
+    wants_everything: bool
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a feed can have been there."""
+        numbers = [number for number, _ in self.stamps]
+        return (
+            bool(numbers)
+            and numbers == sorted(set(numbers))
+            and numbers[0] >= 0
+            and numbers[-1] == self.next - 1
+            and all(isfinite(stamp) and stamp <= self.newest for _, stamp in self.stamps)
+            and isfinite(self.newest)
+            and len(self.incomplete) <= MAX_REASON
+            and self.incomplete.isprintable()
+        )
+
+
+class SavedOwner(msgspec.Struct, frozen=True, array_like=True):
+    """What an owner knew besides its blocks.
+
+    learned: see `kvstate.core.Core.saved_learned`. blocks: how many hashes its rows have. numbered:
+    adapters that its events name by number only. has_bigrams: whether its model stores bigrams.
+    """
+
+    learned: bytes
+    blocks: int
+    names_salts: bool | None
+    names_loras: bool | None
+    numbered: tuple[int, ...]
+    has_bigrams: bool
+
+
+class SavedRank(msgspec.Struct, frozen=True, array_like=True):
+    """One rank of a worker, without its rows.
+
+    identity: the engine's, as discovery tells it; "" for a configured worker. ranks: how many the
+    worker had.
+    """
+
+    worker: str
+    identity: str
+    model: str
+    rank: int
+    ranks: int
+    feed: SavedFeed
+    owner: SavedOwner
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there can be such a rank."""
+        is_sound = 0 <= self.rank < self.ranks and self.owner.blocks >= 0
+        return is_sound and self.feed.is_sound
+
+
+class SavedRows(msgspec.Struct, frozen=True):
+    """A rank with its rows, in pieces of bytes."""
+
+    rank: SavedRank
+    rows: list[bytes]

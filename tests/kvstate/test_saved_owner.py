@@ -1,0 +1,136 @@
+"""What an owner saves, put back whole or damaged.
+
+`test_index_by_oracle` saves and restores after any history.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kvstate.events import BlocksCopied, BlocksRemoved, finished
+from kvstate.index import Index
+from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
+from kvstate.saved import SavedOwner
+from tests.kvstate.cores import needs_compiled_core
+from tests.kvstate.small_index import prompt, stored
+
+SECRET = 12345678
+LONG = 9_000  # blocks: several steps of both cores
+LIMITS = IndexLimits(bytes=64 * 2 * LONG)
+
+each_core = pytest.mark.usefixtures("each_core")
+
+
+def filled(index: Index) -> Owner:
+    """A rank with all that is saved: media of every kind, copies, marks, groups and adapters."""
+    owner = index.add("w", 0, "m")
+    index.apply(
+        owner,
+        [
+            stored([1, b"two"], [1, 1, 2, 2]),
+            stored([1], [1, 1]),
+            stored([3], [1, 1], medium="CPU_TIER1"),
+            stored([4], [9, 9], lora=7),
+            BlocksCopied([1], "CPU"),
+            BlocksRemoved([1]),
+        ],
+    )
+    return owner
+
+
+def saved(owner: Owner) -> tuple[SavedOwner, list[bytes]]:
+    rows: list[bytes] = []
+    return finished(owner.saving(rows)), rows
+
+
+@each_core
+def test_restored_owner_knows_layout_and_adapters_again() -> None:
+    owner = filled(Index(SECRET))
+    known, rows = saved(owner)
+    index = Index(SECRET)
+    again = index.add("w", 0, "m")
+    assert finished(again.restoring(known, rows))
+    assert saved(again) == (known, rows)
+    assert (again.block_size, known.numbered) == (2, (7,))
+    assert index.overlaps_by_number(prompt(9, 9, 9, lora="any")).keys() == {"w"}
+    assert not again.trusted
+
+
+@each_core
+def test_restored_owner_knows_bigrams_again() -> None:
+    known, rows = saved(filled(Index(SECRET)))
+    again = Index(SECRET).add("w", 0, "m")
+    assert finished(again.restoring(replaced(known, has_bigrams=True), rows))
+    assert saved(again)[0].has_bigrams
+
+
+def replaced(known: SavedOwner, **fields: object) -> SavedOwner:
+    return replace(known, **fields)
+
+
+@each_core
+def test_many_blocks_are_saved_in_pieces() -> None:
+    index = Index(SECRET, LIMITS)
+    owner = index.add("w", 0, "m")
+    index.apply(owner, [stored(list(range(1, LONG + 1)), list(range(LONG)))])
+    known, rows = saved(owner)
+    assert len(rows) > 1
+    other = Index(SECRET, LIMITS)
+    again = other.add("w", 0, "m")
+    assert finished(again.restoring(known, rows))
+    other.check()
+    again.trusted = owner.trusted = True
+    asked = prompt(*range(LONG), 0)
+    assert other.overlaps(asked) == index.overlaps(asked)
+
+
+@each_core
+def test_no_more_rows_are_restored_than_the_limit_allows() -> None:
+    known, rows = saved(filled(Index(SECRET)))
+    index = Index(SECRET, IndexLimits(bytes=64 * 2))
+    again = index.add("w", 0, "m")
+    assert not finished(again.restoring(known, rows))
+    index.check()
+    assert again.blocks == 0
+
+
+@each_core
+@pytest.mark.parametrize("blocks", [-1, 0, 1_000])
+def test_rows_of_another_number_are_not_restored(blocks: int) -> None:
+    known, rows = saved(filled(Index(SECRET)))
+    again = Index(SECRET).add("w", 0, "m")
+    assert not finished(again.restoring(replaced(known, blocks=blocks), rows))
+    assert again.blocks == 0
+
+
+@each_core
+def test_too_many_adapters_are_cut() -> None:
+    known, rows = saved(filled(Index(SECRET)))
+    again = Index(SECRET).add("w", 0, "m")
+    many = tuple(range(2 * MAX_NUMBERED_ADAPTERS))
+    assert finished(again.restoring(replaced(known, numbered=many), rows))
+    assert len(saved(again)[0].numbered) == MAX_NUMBERED_ADAPTERS
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiled_core)])
+def test_damaged_bytes_leave_a_sound_index(compiled: bool, data: st.DataObject) -> None:
+    known, rows = saved(filled(Index(SECRET, compiled=compiled)))
+    pieces = [known.learned, *rows]
+    at = data.draw(st.integers(0, len(pieces) - 1))
+    piece = bytearray(pieces[at])
+    place = data.draw(st.integers(0, len(piece) - 1))
+    piece[place : place + data.draw(st.integers(1, 9))] = data.draw(st.binary(max_size=9))
+    pieces[at] = bytes(piece)
+    index = Index(SECRET, compiled=compiled)
+    again = index.add("w", 0, "m")
+    damaged = replaced(known, learned=pieces[0])
+    if not finished(again.restoring(damaged, pieces[1:])):
+        assert again.blocks == 0
+    again.trusted = True
+    index.overlaps(prompt(1, 1, 2, 2, 3))
+    index.check()
+    index.apply(again, [BlocksRemoved([1, b"two", 3, 4]), stored([5], [5, 5])])
+    index.remove(again)
+    index.check()
