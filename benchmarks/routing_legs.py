@@ -185,7 +185,7 @@ class _Router:
         self._candidates = [Candidate(str(n), str(n), role=role) for n, role in enumerate(roles)]
         config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
         self._placing = Placing(config, 1, self._workers)
-        self._placing.sent = tokens_sent()
+        self._placing.claims = tokens_sent()
         self._legs = Disaggregator(config, self._placing, self._workers.upstreams)
         self._rng = Random(seed + 77)
         self._looked_at = 0.0

@@ -168,7 +168,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
             found["bytes"] = (sharing.sent_bytes - before[1]) / passed
             found["ages"] = sorted(fleet.loads.ages)
             found["lost"] = sharing.picture.lost()
-            found["others"] = len(sharing.picture.others)
+            found["others"] = len(sharing.picture.peers)
         return found
 
 

@@ -87,13 +87,13 @@ class OtherGroupStored(msgspec.Struct, frozen=True):
 class BlocksRemoved(msgspec.Struct, frozen=True):
     """One copy of each of these blocks is gone from a medium.
 
-    left: how many copies of each are left there; None if it is not told.
+    remaining_copies: how many copies of each are left there; None if it is not told.
     """
 
     hashes: list[BlockHash]
     medium: str = "GPU"
     group: int | None = None
-    left: list[int] | None = None
+    remaining_copies: list[int] | None = None
 
 
 class AllCleared(msgspec.Struct, frozen=True):

@@ -284,11 +284,11 @@ class FollowedWorkers:
                 found |= {name: by_number[name] for name in workers & by_number.keys()}
             unsure = self._index.overlaps_by_number(prompt)
             if unsure:
-                told = self._with_told_adapters()
+                told = self._with_known_adapters()
                 found = {name: unsure[name] for name in unsure.keys() - told} | found
         return found
 
-    def _with_told_adapters(self) -> set[str]:
+    def _with_known_adapters(self) -> set[str]:
         """Returns the workers for which an adapter's number is known."""
         return set().union(*(set().union(*each.values()) for each in self._adapters.values()))
 

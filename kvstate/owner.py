@@ -491,7 +491,7 @@ class Owner:
         )
 
     def _removing(self, event: BlocksRemoved) -> Generator[None, None, None]:
-        lefts = event.left or repeat(None, len(event.hashes))
+        lefts = event.remaining_copies or repeat(None, len(event.hashes))
         for block, left in zip(event.hashes, lefts, strict=True):
             yield
             held = self._core.remove(self.number, block, event.medium, event.group, left)

@@ -224,7 +224,7 @@ class PrefixCache:
         return BlockStored(
             block_hashes=tuple(map(self._hashing.wire, holding.digests[start:end])),
             parent_block_hash=self._hashing.wire(holding.digests[start - 1]) if start else None,
-            token_ids=self._hashing.shown(tokens),
+            token_ids=self._hashing.event_tokens(tokens),
             block_size=size,
             lora_id=adapter.number if adapter else None,
             medium=DEVICE,

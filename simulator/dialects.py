@@ -43,7 +43,7 @@ class Layout:
     merges_removals: bool = False
     """Whether consecutive removals become one event."""
 
-    def written(self, events: Iterable[Event]) -> list[WireEvent]:
+    def encode(self, events: Iterable[Event]) -> list[WireEvent]:
         """Returns one step's events as they are sent."""
         shown = [event for event in events if self.tiers or _on_device(event)]
         if self.merges_removals:

@@ -174,7 +174,7 @@ class Generator:
     ) -> web.StreamResponse:
         if body.stream:
             return await self._stream(request, body, run, form)
-        return await self._whole(run, form)
+        return await self._answer_whole(run, form)
 
     def _engine_for(self, request: web.Request) -> Engine:
         try:
@@ -182,7 +182,7 @@ class Generator:
         except ValueError as error:
             raise bad_request(str(error)) from error
 
-    async def _whole(self, run: _Run, form: Form) -> web.Response:
+    async def _answer_whole(self, run: _Run, form: Form) -> web.Response:
         answers: list[list[int]] = [[] for _ in run.jobs]
         reasons: list[str | None] = [None for _ in run.jobs]
 
@@ -192,7 +192,7 @@ class Generator:
 
         await run.to_end(collect)
         texts = map(self._tokens.text_of, answers)
-        body = form.whole(list(zip(texts, reasons, strict=True)), run.usage)
+        body = form.answer(list(zip(texts, reasons, strict=True)), run.usage)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _stream(

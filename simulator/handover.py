@@ -42,7 +42,7 @@ class Half(NamedTuple):
 class _Room:
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    pulled: asyncio.Event = field(default_factory=asyncio.Event)
     is_begun: bool = False
     is_lost: bool = False
 
@@ -50,7 +50,7 @@ class _Room:
 class Handover:
     """One worker's half of the transfers.
 
-    ranks: those whose blocks other workers may fetch. finished: parts completed. left_alone: parts
+    ranks: those whose blocks other workers may fetch. finished: parts completed. timeouts: parts
     whose partner did not come, or failed. pulled_tokens: tokens fetched from other workers.
     """
 
@@ -61,7 +61,7 @@ class Handover:
         self._rooms: dict[str, _Room] = {}
         self._client: aiohttp.ClientSession | None = None
         self.finished = 0
-        self.left_alone = 0
+        self.timeouts = 0
 
     @property
     def waiting(self) -> int:
@@ -72,7 +72,7 @@ class Handover:
         """Returns the application that decode workers call."""
         application = web.Application()
         application.add_routes(
-            [web.get(f"{_PATH}{{room}}", self._hand_over), web.post(_HELD, self._tell_held)]
+            [web.get(f"{_PATH}{{room}}", self._hand_over), web.post(_HELD, self._report_cached)]
         )
         return application
 
@@ -136,7 +136,7 @@ class Handover:
         self.pulled_tokens += more
         return held + more
 
-    async def _tell_held(self, request: web.Request) -> web.Response:
+    async def _report_cached(self, request: web.Request) -> web.Response:
         asked = await request.json()
         namespace = Namespace(salt=asked["salt"])
         held = [rank.engine.cache.held_tokens(asked["tokens"], namespace) for rank in self._ranks]
@@ -158,23 +158,23 @@ class Handover:
             yield
             self.finished += 1
             return
-        rooms = [self._begun(name) for name in half.rooms]
+        rooms = [self._begin_room(name) for name in half.rooms]
         try:
             for room in rooms:
                 if half.is_patient:
-                    await self._until(room.joined, "KVPoll.Bootstrapping")
+                    await self._wait_for(room.joined, "KVPoll.Bootstrapping")
             yield
             for room in rooms:
                 room.ready.set()
-                await self._until(room.taken, "KVPoll.WaitingForInput")
+                await self._wait_for(room.pulled, "KVPoll.WaitingForInput")
             self.finished += 1
         finally:
             for name, room in zip(half.rooms, rooms, strict=True):
-                room.is_lost = not room.taken.is_set()
+                room.is_lost = not room.pulled.is_set()
                 room.ready.set()
                 self._rooms.pop(name, None)
 
-    def _begun(self, name: str) -> _Room:
+    def _begin_room(self, name: str) -> _Room:
         room = self._room(name)
         if room.is_begun:
             raise ApiError(500, "InternalServerError", "this room is taken")
@@ -186,12 +186,12 @@ class Handover:
             raise ApiError(503, "ServiceUnavailableError", "too many rooms")
         return self._rooms.setdefault(name, _Room())
 
-    async def _until(self, event: asyncio.Event, where: str) -> None:
+    async def _wait_for(self, event: asyncio.Event, where: str) -> None:
         try:
             async with asyncio.timeout(self._settings.transfer_timeout_seconds):
                 await event.wait()
         except TimeoutError:
-            self.left_alone += 1
+            self.timeouts += 1
             raise ApiError(500, "InternalServerError", f"Request timed out in {where}") from None
 
     async def _hand_over(self, request: web.Request) -> web.Response:
@@ -206,7 +206,7 @@ class Handover:
                 self._rooms.pop(name, None)
         if room.is_lost:
             raise web.HTTPGone
-        room.taken.set()
+        room.pulled.set()
         return web.Response()
 
     def _session(self) -> aiohttp.ClientSession:
@@ -220,7 +220,7 @@ class Handover:
             async with self._session().get(f"http://{place}{_PATH}{room}", timeout=limit) as answer:
                 answer.raise_for_status()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            self.left_alone += 1
+            self.timeouts += 1
             what = f"KVTransferError: {type(error).__name__}"
             raise ApiError(500, "InternalServerError", what) from None
 

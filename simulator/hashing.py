@@ -78,7 +78,7 @@ class Hashing(Protocol):
     def wire(self, digest: bytes) -> int:
         """Returns a digest in the form of events."""
 
-    def shown(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
+    def event_tokens(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
         """Returns the tokens of some blocks, and `lookahead` more, in the form of events."""
 
 
@@ -126,7 +126,7 @@ class SglangHashing:
         """Returns a signed number of 64 bits."""
         return int.from_bytes(digest[:_WIRE_BYTES], "big", signed=True)
 
-    def shown(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
+    def event_tokens(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
         """Returns the tokens one after the other, or pair after pair with bigrams."""
         return tuple(pairwise(tokens)) if self.bigrams else tuple(tokens)
 
@@ -164,6 +164,6 @@ class VllmHashing:
         """Returns an unsigned number of 64 bits."""
         return int.from_bytes(digest[-_WIRE_BYTES:], "big")
 
-    def shown(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def event_tokens(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Returns the tokens one after the other."""
         return tuple(tokens)

@@ -44,7 +44,7 @@ class Interference:
     """The fault of the replay socket, until changed."""
     is_silent: bool = False
     """Whether the events socket is closed, until changed."""
-    _held_back: list[Message] = field(default_factory=list)
+    _delayed: list[Message] = field(default_factory=list)
 
     def fate(self) -> Fate:
         """Returns the fate of the next batch: lost before dropped, dropped before duplicated."""
@@ -83,13 +83,13 @@ class Interference:
         """Returns the messages to send now; holds some back while they are to be reordered."""
         if not (self.reorder and messages):
             return messages
-        if not self._held_back:
-            self._held_back = messages
+        if not self._delayed:
+            self._delayed = messages
             return []
         self.reorder = False
         return messages + self.forget()
 
     def forget(self) -> list[Message]:
         """Returns and forgets the messages that were held back."""
-        held_back, self._held_back = self._held_back, []
+        held_back, self._delayed = self._delayed, []
         return held_back

@@ -73,7 +73,7 @@ class Publisher:
 
     def publish(self, events: Sequence[Event]) -> None:
         """Sends one step's events, if the dialect publishes any of them."""
-        written: Sequence[WireEvent] = self._options.dialect.layout.written(events)
+        written: Sequence[WireEvent] = self._options.dialect.layout.encode(events)
         if written:
             written = self._interference.spoiled(written)
             payload = batch(time.time(), written, self._options.rank)
@@ -116,7 +116,7 @@ class Publisher:
 
     def _open(self) -> None:
         self.next_sequence = 0
-        self._kept: Kept = deque(maxlen=self._options.buffer_batches)
+        self._history: Kept = deque(maxlen=self._options.buffer_batches)
         self._pub: zmq.Socket[bytes] | None = None
         self._replay: ReplaySocket | None = None
         try:
@@ -147,7 +147,7 @@ class Publisher:
             return
         self._replay = ReplaySocket(
             self.replay_endpoint,
-            self._kept,
+            self._history,
             topic=self._topic,
             send_limit_messages=self._options.replay_limit_messages,
             dialect=self._options.dialect,
@@ -164,7 +164,7 @@ class Publisher:
         sequence, fate = self.next_sequence, self._interference.fate()
         self.next_sequence += 1
         if fate.kept:
-            self._kept.append((sequence, payload))
+            self._history.append((sequence, payload))
         message = published(self._topic, sequence, payload)
         for ready in self._interference.ordered([message] * fate.sent):
             if self._pub is not None:
@@ -245,7 +245,7 @@ class ReplaySocket:
         dialect: Dialect,
         interference: Interference,
     ) -> None:
-        self._kept = kept
+        self._history = kept
         self._topic = topic
         self._with_topic = dialect.replay_topic
         self._interference = interference
@@ -279,7 +279,7 @@ class ReplaySocket:
             await asyncio.sleep(0)
 
     async def _answer(self, client: bytes, start: int) -> None:
-        wanted = [entry for entry in self._kept if entry[0] >= start]
+        wanted = [entry for entry in self._history if entry[0] >= start]
         truncated = self._interference.replay == "truncated"
         for sequence, payload in wanted[: len(wanted) // 2] if truncated else wanted:
             batch = replayed(self._topic, sequence, payload, with_topic=self._with_topic)

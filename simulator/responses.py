@@ -84,7 +84,7 @@ class Form:
     message: bool = False
     """Whether it answers POST /v1/messages."""
 
-    def whole(self, choices: Sequence[tuple[str, str | None]], usage: Usage) -> Body:
+    def answer(self, choices: Sequence[tuple[str, str | None]], usage: Usage) -> Body:
         """Returns the answer to a request without `stream`: text and reason of each choice."""
         if self.message:
             return self._message_of(*choices[0], usage)
@@ -194,8 +194,8 @@ class Writer:
         self._tokens = tokens
         words = _words(tokens)
         self._first_on_line = [token for token, text in words if not text.startswith(" ")]
-        self._others = [token for token, text in words if text.startswith(" ")]
-        if not (self._first_on_line and self._others):
+        self._continuations = [token for token, text in words if text.startswith(" ")]
+        if not (self._first_on_line and self._continuations):
             raise ValueError("the tokenizer has no whole words to say")
 
     def seed(self, prompt: Sequence[int], choice: int) -> bytes:
@@ -211,7 +211,7 @@ class Writer:
         # A word joined to the prompt's last word would be tokenized differently when sent back;
         # after a line break, the space would be.
         starts_line = self._tokens.text_of([previous]).endswith("\n")
-        words = self._first_on_line if starts_line else self._others
+        words = self._first_on_line if starts_line else self._continuations
         return words[_pick(seed, position, len(words))]
 
 

@@ -26,22 +26,22 @@ class Faults:
 
     def drop(self, batches: int, *, rank: int | None = None) -> None:
         """Numbers the next batches and keeps them for replay, but does not send them."""
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             one.interference.drop = batches
 
     def lose(self, batches: int, *, rank: int | None = None) -> None:
         """Numbers the next batches, and neither sends nor keeps them."""
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             one.interference.lose = batches
 
     def duplicate(self, batches: int, *, rank: int | None = None) -> None:
         """Sends the next batches twice."""
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             one.interference.duplicate = batches
 
     def reorder(self, *, rank: int | None = None) -> None:
         """Sends the next two batches in the opposite order: the first waits for the second."""
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             one.interference.reorder = True
 
     def corrupt(self, what: Corruption, *, rank: int | None = None) -> None:
@@ -49,12 +49,12 @@ class Faults:
 
         The events of the batch did happen. A replay returns the same bytes, as an engine would.
         """
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             one.interference.corrupt = what
 
     def garbage(self, messages: int, *, rank: int | None = None) -> None:
         """Sends random bytes at once, numbered and kept as batches are."""
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             if one.publisher is not None:
                 one.publisher.publish_garbage(messages)
 
@@ -64,7 +64,7 @@ class Faults:
         silent: requests are swallowed. absent: the socket is closed. truncated: answers stop
         half-way, without the end marker.
         """
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             if one.publisher is not None:
                 one.publisher.show_replay_fault(fault)
 
@@ -73,7 +73,7 @@ class Faults:
 
         Batches that it would have published are numbered and kept for replays.
         """
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             if one.publisher is not None:
                 one.publisher.show_events(hidden=hidden)
 
@@ -83,10 +83,10 @@ class Faults:
         The sockets are closed and bound again on the same ports. No event is published, except for
         the clear with which SGLang begins.
         """
-        for one in self._of(rank):
+        for one in self._ranks_of(rank):
             one.restart()
 
-    def _of(self, rank: int | None) -> Sequence[Rank]:
+    def _ranks_of(self, rank: int | None) -> Sequence[Rank]:
         return self._ranks if rank is None else [self._ranks[rank]]
 
 
@@ -103,15 +103,15 @@ class Balance:
 
     def __init__(self) -> None:
         self._scores: list[int] = []
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     def pick(self, in_flight: Sequence[int], now: float) -> int:
         """Returns the number of the rank for the next request.
 
         in_flight: the requests of every rank. now: seconds of a monotonic clock.
         """
-        if not self._scores or now - self._told_at >= BALANCE_SECONDS:
-            self._scores, self._told_at = list(in_flight), now
+        if not self._scores or now - self._reported_at >= BALANCE_SECONDS:
+            self._scores, self._reported_at = list(in_flight), now
         rank = min(range(len(self._scores)), key=self._scores.__getitem__)
         self._scores[rank] += 4
         return rank

@@ -122,7 +122,7 @@ def mean_held_tokens(basis: Basis) -> float:
     }
     held = (
         overlap.certain_tokens
-        for each in basis.held
+        for each in basis.overlaps
         for name, overlap in each.items()
         if name in possible
     )

@@ -32,7 +32,7 @@ class Prompts:
     """The beginnings of the last prompts; they are compared and looked up, but never shown."""
 
     def __init__(self, prompts: int = MAX_PROMPTS, tokens: int = MAX_TOKENS) -> None:
-        self._kept: deque[Prompt] = deque()
+        self._prompts: deque[Prompt] = deque()
         self._limits = prompts, tokens
         self._tokens = 0
 
@@ -41,14 +41,14 @@ class Prompts:
         if len(prompt.tokens) > LEADING_TOKENS:
             prompt = replace(prompt, tokens=prompt.tokens[:LEADING_TOKENS])
         prompts, tokens = self._limits
-        self._kept.append(prompt)
+        self._prompts.append(prompt)
         self._tokens += len(prompt.tokens)
-        while len(self._kept) > prompts or self._tokens > tokens:
-            self._tokens -= len(self._kept.popleft().tokens)
+        while len(self._prompts) > prompts or self._tokens > tokens:
+            self._tokens -= len(self._prompts.popleft().tokens)
 
     def all(self) -> list[Prompt]:
         """Returns the prompts that are kept, the oldest first."""
-        return list(self._kept)
+        return list(self._prompts)
 
 
 class Prefix(NamedTuple):

@@ -30,7 +30,7 @@ class Recent:
     """A ring of decisions, bounded by their number and by the candidates that they hold."""
 
     def __init__(self, decisions: int = MAX_DECISIONS, candidates: int = MAX_CANDIDATES) -> None:
-        self._kept: deque[RecentDecision] = deque()
+        self._decisions: deque[RecentDecision] = deque()
         self._by_decision: dict[int, RecentDecision] = {}  # by identity, while it is kept
         self._limits = decisions, candidates
         self._candidates = 0
@@ -41,13 +41,13 @@ class Recent:
         decisions, candidates = self._limits
         self.last += 1
         kept = RecentDecision(self.last, at, decision)
-        self._kept.append(kept)
+        self._decisions.append(kept)
         self._by_decision[id(decision)] = kept
         self._candidates += len(decision.basis.workers)
-        while len(self._kept) > decisions or (
-            self._candidates > candidates and len(self._kept) > 1
+        while len(self._decisions) > decisions or (
+            self._candidates > candidates and len(self._decisions) > 1
         ):
-            oldest = self._kept.popleft()
+            oldest = self._decisions.popleft()
             self._candidates -= len(oldest.decision.basis.workers)
             self._by_decision.pop(id(oldest.decision), None)
 
@@ -57,20 +57,20 @@ class Recent:
         if kept is not None:
             kept.served = endpoint
 
-    def since(self, number: int, limit: int = MAX_DECISIONS) -> list[RecentDecision]:
+    def newest_after(self, number: int, limit: int = MAX_DECISIONS) -> list[RecentDecision]:
         """Returns the newest decisions after a number, the oldest first, at most `limit` of them.
 
         A number above the newest one comes from an earlier run of the router: then it returns all.
         """
         behind = self.last - number if 0 <= number <= self.last else self.last
-        count = min(behind, limit, len(self._kept))
-        return list(self._kept)[len(self._kept) - count :]
+        count = min(behind, limit, len(self._decisions))
+        return list(self._decisions)[len(self._decisions) - count :]
 
     def find(self, number: int) -> RecentDecision | None:
         """Returns a decision by its number; None if it is no longer kept, or was never made."""
-        if not self._kept or not self._kept[0].number <= number <= self.last:
+        if not self._decisions or not self._decisions[0].number <= number <= self.last:
             return None
-        return self._kept[number - self._kept[0].number]
+        return self._decisions[number - self._decisions[0].number]
 
 
 def summary(kept: RecentDecision) -> dict[str, Any]:

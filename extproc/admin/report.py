@@ -65,7 +65,7 @@ class ReportFile:
         self._report = report
         self._clock = clock
         self._write_seconds = write_seconds
-        self._written = report.settled
+        self._written_until = report.settled
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.fault = ""
@@ -108,12 +108,12 @@ class ReportFile:
         now = self._clock()
         self._report.settle(now)
         settled = self._report.settled
-        if settled == self._written:
+        if settled == self._written_until:
             return
         fault = ""
         try:
             await asyncio.to_thread(_replace, self._path, await encoded(self._report, now))
-            self._written = settled
+            self._written_until = settled
         except OSError as error:
             fault = f"{self._path} cannot be written: {error.strerror}"
         except Exception as error:
@@ -228,8 +228,8 @@ def windows_of(since: str | None) -> dict[str, int]:
         raise bad_request("since must be a number of minutes, hours or days: 90m, 12h, 7d")
     seconds, unit = _UNITS[found[2]]
     count = int(found[1])
-    if count * seconds > DAYS.seconds * DAYS.kept:
-        raise bad_request(f"since must be at most {DAYS.kept}d: no more is kept")
+    if count * seconds > DAYS.seconds * DAYS.max_periods:
+        raise bad_request(f"since must be at most {DAYS.max_periods}d: no more is kept")
     name = f"the last {unit[:-1]}" if count == 1 else f"the last {count} {unit}"
     return {name: count * seconds}
 

@@ -142,7 +142,7 @@ def fleet_routes(
         return answered(await listed(workers.states.statuses()))
 
     async def get_models(_: web.Request) -> web.Response:
-        shown = workers.verifying.shown()
+        shown = workers.verifying.models_as_json()
         return web.json_response([{**one, "hung": router.is_hung(one["model"])} for one in shown])
 
     async def post_explain(request: web.Request) -> web.Response:
@@ -238,7 +238,7 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         number = number_of(since, "since")
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await readers.serve(request, number)
-        return answered(await _listed(observed, observed.recent.since(number)))
+        return answered(await _listed(observed, observed.recent.newest_after(number)))
 
     async def get_decision(request: web.Request) -> web.Response:
         kept = observed.recent.find(number_of(request.match_info["number"], "the decision"))
@@ -287,7 +287,7 @@ class _Readers:
         await self._write(response, "retry: 2000\n\n")
         while not self._observed.is_closed and request.transport is not None:
             if recent.last != last:
-                news = recent.since(last, MAX_NEWS)
+                news = recent.newest_after(last, MAX_NEWS)
                 last, sent_at = recent.last, loop.time()
                 told = msgspec.json.encode(await _listed(self._observed, news)).decode()
                 await self._write(response, f"id: {last}\ndata: {told}\n\n")

@@ -101,12 +101,12 @@ class Part:
         if self._process.returncode is not None:
             raise StartError(f"demo: {self._end()}")
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         """Returns its last lines of output, each on its own line."""
         return "".join(f"\n  {line}" for line in self._lines)
 
     def _end(self) -> str:
-        return f"{self.name} ended with {self._process.returncode}{self.said()}"
+        return f"{self.name} ended with {self._process.returncode}{self.last_output()}"
 
     async def _follow(self, process: Process) -> None:
         """Reads the output of the process until it ends."""
@@ -341,7 +341,9 @@ def _raise_if_dead(parts: Sequence[Part]) -> None:
 
 
 def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
-    said = "".join(f"\nlast output of {part.name}:{part.said()}" for part in parts if part.said())
+    said = "".join(
+        f"\nlast output of {part.name}:{part.last_output()}" for part in parts if part.last_output()
+    )
     return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
 
 
@@ -371,7 +373,7 @@ class Ports:
         name = Path(tempfile.gettempdir()) / f"kvsteer-ports-{os.getuid()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._locks = os.open(name, flags, 0o600)
-        self._taken: set[int] = set()  # a process does not find its own locks
+        self._used: set[int] = set()  # a process does not find its own locks
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -406,7 +408,7 @@ class Ports:
 
     def _fault(self, port: int) -> str:
         """Tries to take a port; returns why it is not available, "" if it was taken."""
-        if port in self._taken:
+        if port in self._used:
             return "this demo has it"
         with socket.socket() as probe:
             probe.setsockopt(
@@ -419,7 +421,7 @@ class Ports:
                 return "another demo has it"
             except OSError as error:
                 return error.strerror or str(error)
-        self._taken.add(port)
+        self._used.add(port)
         return ""
 
 

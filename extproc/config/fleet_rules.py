@@ -70,7 +70,7 @@ def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
 
 
 def _engine(key: str, engine: WorkerEngine | None) -> Iterator[str]:
-    if engine is not None and engine.known is None:
+    if engine is not None and engine.engine is None:
         yield f"{key}.engine.version: must be a release such as 0.32.0, is {engine.version!r}"
 
 

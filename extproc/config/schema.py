@@ -97,7 +97,7 @@ class WorkerEngine:
     version: str = key('its release, in quotes, such as "0.32.0"')
 
     @property
-    def known(self) -> Engine | None:
+    def engine(self) -> Engine | None:
         """The engine; None if its version names no release, which is a fault of the file."""
         release = release_of(self.version)
         return None if release is None else Engine(self.name, release)

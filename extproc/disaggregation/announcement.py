@@ -37,7 +37,7 @@ class Announcer:
         self._clusters = {model: prefill_cluster(name) for model, name in clusters.items()}
         self._bits = bits
 
-    def of(self, decision: Decision, path: str, body: bytes | None) -> Said | None:
+    def announce(self, decision: Decision, path: str, body: bytes | None) -> Said | None:
         """Returns the headers and the body to send; None if the request must be refused.
 
         body: without a client's own such fields; None if it must not be changed.

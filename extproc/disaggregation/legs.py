@@ -192,7 +192,7 @@ def with_source(query: Query, decision: Decision, least: int, ejected: Collectio
     is_whole = decision.prefill is None and query.may_split and query.reads_cache
     if not (decision.pick and is_whole and query.sole is not None):
         return decision
-    held = decision.basis.held[0]
+    held = decision.basis.overlaps[0]
     own = _certain(held, decision.worker)
     ports = {worker.name: worker.transfer_port for worker in decision.basis.workers}
     able = [

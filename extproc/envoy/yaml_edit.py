@@ -85,7 +85,7 @@ class YamlText:
             root = composer.get_single_node()
             self._shared = composer.shared
             self._sizes: dict[int, int] = {}
-            self._known: dict[int, Any] = {}
+            self._value_by_node: dict[int, Any] = {}
             if root is None:
                 self.refuse("", "empty")
             self._size(root)
@@ -107,7 +107,7 @@ class YamlText:
 
         comment: written above a key that is added in block style.
         """
-        node = self._at(path)
+        node = self._node_at(path)
         if any(found.value == key for found, _ in node.value):
             self.replace(path, key, key, value)
             return
@@ -120,7 +120,7 @@ class YamlText:
 
     def replace(self, path: KeyPath, old: str, key: str, value: object) -> None:
         """Replaces an entry of a mapping with another one."""
-        node = self._at(path)
+        node = self._node_at(path)
         (found, there) = next(pair for pair in node.value if pair[0].value == old)
         start = found.start_mark.index
         if node.flow_style:
@@ -139,7 +139,7 @@ class YamlText:
 
         comment: written above it in block style.
         """
-        node = self._at(path)
+        node = self._node_at(path)
         is_last = place == len(node.value)
         if node.flow_style and is_last:
             self._add_to_flow(node, "", value)
@@ -193,7 +193,7 @@ class YamlText:
             there[change.key] = change.value
         return value
 
-    def _at(self, path: KeyPath) -> Any:
+    def _node_at(self, path: KeyPath) -> Any:
         """Returns the node at a path.
 
         Raises:
@@ -294,8 +294,8 @@ class YamlText:
             return self._scalar(node, where)
         if node.tag not in _COLLECTIONS:
             self.refuse(where, f"has the tag {node.tag}")
-        if id(node.value) in self._known:
-            return self._known[id(node.value)]
+        if id(node.value) in self._value_by_node:
+            return self._value_by_node[id(node.value)]
         value: Any
         if isinstance(node, yaml.MappingNode):
             value = {}
@@ -309,7 +309,7 @@ class YamlText:
                 value[key.value] = self._value(one)
         else:
             value = [self._value(one) for one in _children(node)]
-        self._known[id(node.value)] = value
+        self._value_by_node[id(node.value)] = value
         return value
 
     def _scalar(self, node: yaml.ScalarNode, where: str) -> object:

@@ -253,12 +253,12 @@ class LoadReports:
         """
         asked_at, upstream = self._monotonic(), worker.upstream
         if upstream is not None and (
-            Judge.SCRAPES in upstream.against or not self._is_told(worker)
+            Judge.SCRAPES in upstream.against or not self._has_feed_load(worker)
         ):
             await self._scrape(client, worker, upstream, asked_at)
         return self.pace.next_seconds(asked_at)
 
-    def _is_told(self, worker: Worker) -> bool:
+    def _has_feed_load(self, worker: Worker) -> bool:
         """Returns whether the worker's feeds reported its load lately."""
         ages = [age + load.age_ms / 1000 for load, age in self._feed_loads(worker.name)]
         return bool(ages) and max(ages) < REPORT_SECONDS
@@ -277,7 +277,7 @@ class LoadReports:
         was_unfit = self._table.upstreams.restore(upstream, Judge.SCRAPES)
         if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe logs it
             log.info("worker %s answers again", worker.name)
-        if status != _OK or worker.upstream is not upstream or self._is_told(worker):
+        if status != _OK or worker.upstream is not upstream or self._has_feed_load(worker):
             return
         report = report_of_metrics(text, asked_at)
         if report is not None:
@@ -332,8 +332,8 @@ class Computed:
         self._monotonic = monotonic
         self._looks = 0
         self._failures = 0
-        self._left_tokens = 0
-        self._after = ""  # the worker at which the previous look ended early
+        self._remaining_tokens = 0
+        self._resume_after = ""  # the worker at which the previous look ended early
 
     async def keep_looking(self) -> None:
         """Looks until it is cancelled."""
@@ -347,7 +347,7 @@ class Computed:
     def look(self) -> None:
         """Looks once at the workers that are due, up to a limit of tokens."""
         self._looks += 1
-        self._left_tokens = MAX_TOKENS_A_LOOK
+        self._remaining_tokens = MAX_TOKENS_A_LOOK
         now, resting = self._monotonic(), self._looks % LOOKS_WHILE_IDLE == 0
         due = [
             (worker, upstream)
@@ -355,11 +355,11 @@ class Computed:
             if (upstream := worker.upstream) and (resting or upstream.load.speed.waiting)
         ]
         names = [worker.name for worker, _ in due]
-        first = names.index(self._after) if self._after in names else 0
-        self._after = ""
+        first = names.index(self._resume_after) if self._resume_after in names else 0
+        self._resume_after = ""
         for worker, upstream in due[first:]:
-            if self._left_tokens <= 0:
-                self._after = worker.name
+            if self._remaining_tokens <= 0:
+                self._resume_after = worker.name
                 return
             try:
                 self._look_at(worker, upstream, now)
@@ -400,7 +400,7 @@ class Computed:
         if not usable_tokens(prompt.tokens, self._block_size(name)):
             self._loads.unseen(booking)  # its blocks are larger than was known at the pick
             return
-        self._left_tokens -= len(prompt.tokens)
+        self._remaining_tokens -= len(prompt.tokens)
         overlap = self._overlaps(prompt).get(name)
         held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
         if overlap is not None and held >= usable_tokens(prompt.tokens, overlap.block_size):

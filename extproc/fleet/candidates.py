@@ -30,11 +30,11 @@ class Candidates:
         self.loads = loads
         self._changed = asyncio.Event()
         self._by_model: dict[str, list[Candidate]] = {}  # until anything changes
-        self._spoken: dict[str, ModelDialects] = {}  # by model, until anything changes
+        self._dialects: dict[str, ModelDialects] = {}  # by model, until anything changes
         self._draining: set[str] | None = None  # until anything changes
         self._has_roles: bool | None = None  # until anything changes
 
-    def of(self, model: str) -> list[Candidate]:
+    def list_for(self, model: str) -> list[Candidate]:
         """Returns every worker as a candidate for requests to a model."""
         known = self._by_model.get(model)
         if known is None:
@@ -46,9 +46,9 @@ class Candidates:
             ]
         return known
 
-    def spoken(self, model: str) -> ModelDialects:
+    def dialects_of(self, model: str) -> ModelDialects:
         """Returns the dialects that the engines of a model's workers speak."""
-        known = self._spoken.get(model)
+        known = self._dialects.get(model)
         if known is None:
             workers = [one for one in self._table if self.model_of(one) == model]
             is_given = any(one.chat_template for one in self._config.models if one.name == model)
@@ -57,25 +57,27 @@ class Candidates:
                 for one in workers
                 if changes_prompts(one.identity.arguments, is_given=is_given)
             }
-            known = self._spoken[model] = spoken_by({one.name: one.engine for one in workers}, own)
+            known = self._dialects[model] = spoken_by(
+                {one.name: one.engine for one in workers}, own
+            )
         return known
 
     def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:
-        excluded = worker.found.excluded
+        excluded = worker.sighting.excluded
         serves = self.model_of(worker)
         if serves != model:
             excluded = f"serves {serves}" if serves else "its model is not known yet"
         elif worker.upstream is None:
             excluded = "its host name could not be resolved"
         adapters = adapters_of(worker, is_listed=is_listed)
-        given = worker.found.worker
+        given = worker.sighting.worker
         return Candidate(
             worker.name, worker.endpoint, excluded, adapters, given.role, given.transfer_port
         )
 
     def model_of(self, worker: Worker) -> str | None:
         """Returns the model that a worker serves; None while it is unknown."""
-        model = worker.found.worker.model or worker.learned.model
+        model = worker.sighting.worker.model or worker.learned.model
         only = self._config.models[0].name if len(self._config.models) == 1 else None
         return model or only
 
@@ -83,7 +85,7 @@ class Candidates:
     def has_roles(self) -> bool:
         """Returns whether any worker takes only a part of requests."""
         if self._has_roles is None:
-            self._has_roles = any(one.found.worker.role != BOTH for one in self._table)
+            self._has_roles = any(one.sighting.worker.role != BOTH for one in self._table)
         return self._has_roles
 
     def draining(self) -> set[str]:
@@ -94,13 +96,15 @@ class Candidates:
 
     def endpoints(self, model: str) -> list[str]:
         """Returns ip:port of the workers that serve a model now."""
-        return [one.endpoint for one in self.of(model) if not one.excluded]
+        return [one.endpoint for one in self.list_for(model) if not one.excluded]
 
     def tokenizers(self, model: str) -> dict[str, Failures]:
         """Returns the failures to tokenize of the workers that serve a model now, by ip:port."""
         records = self._table.by_name
         return {
-            one.endpoint: records[one.name].tokenizer for one in self.of(model) if not one.excluded
+            one.endpoint: records[one.name].tokenizer
+            for one in self.list_for(model)
+            if not one.excluded
         }
 
     def places(self) -> list[tuple[str, str]]:
@@ -137,7 +141,7 @@ class Candidates:
         worker = self._table.get(name)
         if worker is None:
             return 1
-        given = worker.found.worker.block_size or worker.learned.block_size
+        given = worker.sighting.worker.block_size or worker.learned.block_size
         return given or self._config.policy.block_size
 
     def next_change(self) -> asyncio.Event:
@@ -147,7 +151,7 @@ class Candidates:
     def note_change(self) -> None:
         """Notes that a worker came, went, moved, drains, or told what it serves or runs."""
         self._by_model.clear()
-        self._spoken.clear()
+        self._dialects.clear()
         self._draining = self._has_roles = None
         self._changed.set()
         self._changed = asyncio.Event()
@@ -159,7 +163,7 @@ def adapters_of(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
     is_listed: whether any worker of the model lists adapters. If none does, a list without adapters
     means nothing: some engines list only models.
     """
-    given = worker.found.worker.lora
+    given = worker.sighting.worker.lora
     if given is not None:
         return frozenset(given)
     reported = worker.learned.adapters

@@ -51,10 +51,10 @@ class Feeds:
         self._fleet = fleet
         self._table = table
         self._polling = polling
-        self._wanted = wanted
+        self._plan_of = wanted
         self._open_transports = open_transports
         self._question = Question("feed", asyncio.Semaphore(MAX_QUESTIONS), times.feed_soon_seconds)
-        self._gone: list[Worker] = []  # their feeds are still to be ended
+        self._removed_workers: list[Worker] = []  # their feeds are still to be ended
         self._switching = asyncio.Lock()
         self.enabled = False
         self._rank_header = config.policy.rank_header
@@ -75,7 +75,7 @@ class Feeds:
 
         gone: workers removed since the last call.
         """
-        self._gone += gone
+        self._removed_workers += gone
         async with self._switching:
             await self._follow_wanted()
 
@@ -92,36 +92,36 @@ class Feeds:
             return worker.following.reason
         if not self.enabled:
             return "events are switched off"
-        if self._wanted(worker) is None:
+        if self._plan_of(worker) is None:
             return "no events are configured for it"
         return (
             "" if self._fleet.ranks(worker.name) else "it has not been asked yet where it publishes"
         )
 
     def _target(self, worker: Worker) -> FeedPlan | None:
-        return self._wanted(worker) if self.enabled else None
+        return self._plan_of(worker) if self.enabled else None
 
     async def _follow_wanted(self) -> None:
         # a copy: a worker added meanwhile may have the name of one whose feed is still to be ended
         workers = list(self._table)
         changed = [
-            *self._gone,
-            *(one for one in workers if one.following.wanted != self._target(one)),
+            *self._removed_workers,
+            *(one for one in workers if one.following.plan != self._target(one)),
         ]
-        self._gone.clear()
+        self._removed_workers.clear()
         for at in range(0, len(changed), AT_ONCE):
             await asyncio.gather(*(self._unfollow(one) for one in changed[at : at + AT_ONCE]))
         begun = 0
         for worker in workers:
             target = self._target(worker)
-            if target is None or worker.following.wanted is not None:
+            if target is None or worker.following.plan is not None:
                 continue
             begun += 1
             if begun % AT_ONCE == 0:
                 await asyncio.sleep(0)
             if not self._table.has(worker):
                 continue  # it was removed meanwhile
-            worker.following.wanted = target
+            worker.following.plan = target
             try:
                 self._begin(worker, target)
             except StartError as error:  # the router is already running, and continues
@@ -139,7 +139,7 @@ class Feeds:
         that do so obey X-data-parallel-rank.
         """
         several = [one for one in self._table if self._fleet.ranks(one.name) > 1]
-        is_told = bool(several) and all(one.following.found for one in several)
+        is_told = bool(several) and all(one.following.sources for one in several)
         header = self._rank_header
         self._fleet.names_ranks = is_told if header == AUTO else header is not None
 
@@ -159,7 +159,7 @@ class Feeds:
 
     async def _unfollow(self, worker: Worker) -> None:
         worker.stop_asking(self._question.name)
-        if worker.following.wanted is not None:
+        if worker.following.plan is not None:
             worker.following = Following()
             await self._fleet.remove(worker.name)
 
@@ -182,22 +182,22 @@ class Feeds:
     async def _take(self, worker: Worker, one: FeedPlan, answer: SourcePlaces | str) -> None:
         """Follows the feed that a worker reported; keeps the old one while it does not answer."""
         name, following = worker.name, worker.following
-        if isinstance(answer, SourcePlaces) and answer.sources != following.found:
+        if isinstance(answer, SourcePlaces) and answer.sources != following.sources:
             owner = self._owner_of(answer.places, worker)
             answer = f"its feed is that of worker {owner}" if owner else answer
         if isinstance(answer, str):
             answer = printable(answer)
-            if following.found is None and following.reason != answer:
+            if following.sources is None and following.reason != answer:
                 following.reason = answer
                 log.warning("worker %s: events: auto: %s", name, answer)
             return
-        if answer.sources == following.found:
+        if answer.sources == following.sources:
             return
-        following.found = None  # nothing is followed if the new one cannot be opened
+        following.sources = None  # nothing is followed if the new one cannot be opened
         following.places = answer.places
         await self._fleet.remove(name)
         self._open(name, one, answer.sources)
-        following.found = answer.sources
+        following.sources = answer.sources
         following.reason = ""
         self._note_ranks()
 

@@ -128,7 +128,7 @@ class Identifying:
         return AGAIN_SECONDS * (0.9 + 0.2 * self._chance())
 
     def _take_silence(self, worker: Worker, why: str) -> None:
-        if worker.told.engine is None and self._table.has(worker):
+        if worker.engine_answer.engine is None and self._table.has(worker):
             worker.identify(EngineAnswer(reason=why))
             self._note(worker)
 

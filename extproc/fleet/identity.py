@@ -135,7 +135,7 @@ class EngineRecord:
     reason: str
     arguments: PromptArguments | None
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Returns the part of GET /workers about a worker's engine."""
         engine, arguments = self.engine, self.arguments
         told = {"source": self.source}
@@ -152,7 +152,7 @@ def identity_of(given: WorkerEngine | None, source: str, told: EngineAnswer) -> 
     given: as it was configured or annotated, which counts more than what the worker said. source:
     who gave that.
     """
-    engine = told.engine if given is None else given.known
+    engine = told.engine if given is None else given.engine
     is_sglang = engine is not None and engine.name == SGLANG
     arguments = told.arguments if is_sglang else None
     if given is None:

@@ -30,18 +30,18 @@ class Lanes:
 
         A worker that cannot answer without a prefill worker takes none.
         """
-        return self._of(lambda role: role != PREFILL, self._disaggregation.answers_alone)
+        return self._select(lambda role: role != PREFILL, self._disaggregation.answers_alone)
 
     def prefill(self) -> ByModel:
         """Returns the same for each worker that computes prompts for others."""
-        return self._of(lambda role: role == PREFILL, lambda _: True)
+        return self._select(lambda role: role == PREFILL, lambda _: True)
 
-    def _of(self, has: Callable[[str], bool], may_take: Callable[[str], bool]) -> ByModel:
+    def _select(self, has: Callable[[str], bool], may_take: Callable[[str], bool]) -> ByModel:
         lanes: ByModel = {}
         for worker in self._table:
-            role = worker.found.worker.role
+            role = worker.sighting.worker.role
             if worker.upstream is not None and has(role):
-                is_closed = worker.is_draining or worker.found.excluded
+                is_closed = worker.is_draining or worker.sighting.excluded
                 lane = (worker.endpoint, not is_closed and may_take(role))
                 lanes.setdefault(self._model_of(worker) or "", []).append(lane)
         return lanes

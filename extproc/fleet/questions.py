@@ -100,7 +100,7 @@ class Questions:
         verifying.expect(worker)
         if verifying.is_needed:
             self._poll(worker, verifying.question, verifying.ask, verifying.first_seconds())
-        if worker.found.worker.learn:
+        if worker.sighting.worker.learn:
             self._poll(worker, learning.question, learning.ask)
         else:
             worker.stop_asking(learning.question.name)

@@ -57,12 +57,12 @@ Place = tuple[str, str, int, str]
 class Following:
     """How one worker's feed is followed.
 
-    wanted: as it is followed now, None if it is not. found: the sources that the worker reported.
+    plan: as it is followed now, None if it is not. sources: the sources that the worker reported.
     places: of its publishers. reason: why it has no feed, "" if no reason is known.
     """
 
-    wanted: FeedPlan | None = None
-    found: tuple[ZmqSource, ...] | None = None
+    plan: FeedPlan | None = None
+    sources: tuple[ZmqSource, ...] | None = None
     places: frozenset[Place] = frozenset()
     reason: str = ""
 
@@ -99,15 +99,16 @@ class Worker:
     what it reported about itself. retries: pauses before it is asked for that again; did_answer:
     whether it answered the last time. following: its feed. proof: the state of its tokens. lookups:
     its requests that will be looked up for that. outcomes: its requests' outcomes. tokenizer: its
-    failures to tokenize. questioned: when it was asked for golden requests' tokens. told: what it
-    said about its engine. identity: what is known of that. questioned_engine: how it is asked for
-    it. polls: its regular questions, by name. batches_seen: its feed's batches at the last look for
-    computed prompts. looks_due: how many more looks these batches need.
+    failures to tokenize. questioned: when it was asked for golden requests' tokens. engine_answer:
+    what it said about its engine. identity: what is known of that. questioned_engine: how it is
+    asked for it. polls: its regular questions, by name. batches_seen: its feed's batches at the
+    last look for computed prompts. looks_due: how many more looks these batches need.
     """
 
     __slots__ = (
         "batches_seen",
         "did_answer",
+        "engine_answer",
         "following",
         "holdings",
         "identity",
@@ -125,7 +126,6 @@ class Worker:
         "questioned_engine",
         "retries",
         "tokenizer",
-        "told",
         "upstream",
     )
 
@@ -145,7 +145,7 @@ class Worker:
         self.outcomes = WorkerOutcomes()
         self.tokenizer = Failures()
         self.questioned = Questioned()
-        self.told = EngineAnswer()
+        self.engine_answer = EngineAnswer()
         self.identity: EngineRecord
         self.identify()
         self.questioned_engine = QuestionedEngine()
@@ -153,16 +153,16 @@ class Worker:
         self.batches_seen = self.looks_due = 0
 
     @property
-    def found(self) -> Sighting:
+    def sighting(self) -> Sighting:
         """The worker as it was configured or found."""
-        return self.member.found
+        return self.member.sighting
 
     def identify(self, told: EngineAnswer | None = None) -> None:
         """Works out anew what is known of its engine. told: what it said, if that is new."""
         if told is not None:
-            self.told = told
-        found = self.found
-        self.identity = identity_of(found.worker.engine, found.engine_source, self.told)
+            self.engine_answer = told
+        found = self.sighting
+        self.identity = identity_of(found.worker.engine, found.engine_source, self.engine_answer)
 
     @property
     def engine(self) -> Engine | None:
@@ -177,7 +177,7 @@ class Worker:
     @property
     def is_draining(self) -> bool:
         """Whether it gets no new requests: the operator drained it, or it was found draining."""
-        return self.is_drained or self.found.worker.draining
+        return self.is_drained or self.sighting.worker.draining
 
     def stop_asking(self, question: str) -> None:
         """Stops asking a question."""
@@ -230,7 +230,7 @@ class Table:
         self.by_name.clear()
         for name, member in members.items():
             known = before.get(name)
-            if known is not None and known.found.identity == member.found.identity:
+            if known is not None and known.sighting.identity == member.sighting.identity:
                 known.member = member
                 known.identify()
                 self.by_name[name] = before.pop(name)

@@ -71,17 +71,17 @@ class States:
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
             "in_flight": self._loads.in_flight(endpoint),
-            "speed": self._loads.speed_shown(endpoint),
-            **worker.identity.shown(),
+            "speed": self._loads.speed_as_json(endpoint),
+            **worker.identity.as_json(),
             "tokens": self._proofs.status(name),
-            "predictions": worker.outcomes.drift.shown(),
+            "predictions": worker.outcomes.drift.as_json(),
             "lora": None if adapters is None else sorted(adapters),
-            "role": worker.found.worker.role,
+            "role": worker.sighting.worker.role,
             "failed_halves": worker.upstream.failed_halves if worker.upstream else 0,
             "draining": worker.is_draining,
             "down": self.down(endpoint),
             "astray": self._strays.cause(name),
-            "excluded": worker.found.excluded,
+            "excluded": worker.sighting.excluded,
             "source": worker.member.source,
             "source_fault": self._source_fault(worker.member.source),
         }
@@ -128,7 +128,7 @@ class States:
             tokens_differ=self._proofs.differs(name),
             block_size=self._candidates.block_size(name),
             ranks=self._fleet.ranks(name),
-            held={} if prompt is None else self._fleet.overlaps(prompt),
+            overlaps={} if prompt is None else self._fleet.overlaps(prompt),
         )
 
     def note_usage(self, outcome: Outcome) -> None:

@@ -97,8 +97,8 @@ class Verifying:
         self._proofs = proofs
         self._chance = chance
         self._monotonic = monotonic
-        self._ours: dict[str, tuple[float, list[Tokens | str]]] = {}
-        self._said: dict[str, set[tuple[object, ...]]] = {}
+        self._own_tokens: dict[str, tuple[float, list[Tokens | str]]] = {}
+        self._logged: dict[str, set[tuple[object, ...]]] = {}
         self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), AGAIN_SECONDS)
 
     @property
@@ -169,15 +169,15 @@ class Verifying:
             found = comparison(told, encoder.text_of)
             if worker.proof.agrees(found):
                 break
-            self._ours.pop(model, None)  # the date that a template wrote may be outdated
+            self._own_tokens.pop(model, None)  # the date that a template wrote may be outdated
         return found
 
     async def _ours_of(self, model: str, encoder: Encoder) -> list[Tokens | str]:
         now = self._monotonic()
-        at, known = self._ours.get(model, (now - OURS_SECONDS, []))
+        at, known = self._own_tokens.get(model, (now - OURS_SECONDS, []))
         if now - at >= OURS_SECONDS:
             known = await asyncio.to_thread(own_tokens, encoder)
-            self._ours[model] = now, known
+            self._own_tokens[model] = now, known
         return known
 
     def _take(self, worker: Worker, model: str, found: Comparison | str) -> None:
@@ -192,7 +192,7 @@ class Verifying:
 
     def _say(self, worker: Worker, model: str) -> None:
         """Logs each new result of a model once."""
-        said, proof = self._said.setdefault(model, set()), worker.proof
+        said, proof = self._logged.setdefault(model, set()), worker.proof
         known = proof.summary
         if known.proof is Proof.PROVED:
             if self.of_models()[model].state == Proof.PROVED:
@@ -203,9 +203,9 @@ class Verifying:
                         worker.name,
                         proof.compared,
                     )
-                self._said[model] = {(Proof.PROVED,)}
+                self._logged[model] = {(Proof.PROVED,)}
             return
-        key = (known.proof, known.mismatch or known.why)
+        key = (known.proof, known.mismatch or known.reason)
         if key in said or len(said) >= MAX_SAID:
             return
         said.add(key)
@@ -215,7 +215,7 @@ class Verifying:
                 " until they match: %s",
                 model,
                 worker.name,
-                known.why,
+                known.reason,
                 ", ".join(names_of(proof.refuted)),
             )
         else:
@@ -224,7 +224,7 @@ class Verifying:
                 " requests are still served",
                 model,
                 worker.name,
-                known.why,
+                known.reason,
             )
 
     def of_models(self) -> dict[str, "OfModel"]:
@@ -233,18 +233,18 @@ class Verifying:
         for worker in self._table:
             model = found.get(self._model_of(worker) or "")
             if model is not None:
-                state = worker.proof.shown_state
+                state = worker.proof.state_text
                 model.counts[state] += 1
                 model.first.setdefault(state, worker.proof)
         return found
 
-    def shown(self) -> list[dict[str, Any]]:
+    def models_as_json(self) -> list[dict[str, Any]]:
         """Returns the answer of GET /models."""
         now = self._monotonic()
         return [
             {
                 "model": name,
-                **one.proof.shown(now),
+                **one.proof.as_json(now),
                 "worker": one.proof.worker,
                 "workers": {state: one.counts[state] for state in STATES_SHOWN},
             }
@@ -256,7 +256,7 @@ class Verifying:
         lines = []
         for name, one in self.of_models().items():
             proof = one.proof
-            by = f" by worker {proof.worker}: {proof.summary.why}" if proof.worker else ""
+            by = f" by worker {proof.worker}: {proof.summary.reason}" if proof.worker else ""
             if one.state == Proof.REFUTED:
                 lines.append(f"model {name}: its tokens are found to differ{by}")
             elif one.state == Proof.UNPROVED:
@@ -287,7 +287,7 @@ class OfModel:
     @property
     def state(self) -> str:
         """The state that counts."""
-        return self.proof.shown_state
+        return self.proof.state_text
 
 
 async def _post(client: Client, endpoint: str, asked: bytes) -> tuple[int, bytes]:

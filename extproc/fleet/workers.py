@@ -99,7 +99,7 @@ class Workers:
         )
         self._resolving = Resolving(table, self._note_moved, times)
         self._feeds = Feeds(
-            config, fleet, table, self.questions.polling, self._wanted, open_transports, times
+            config, fleet, table, self.questions.polling, self._feed_plan, open_transports, times
         )
         self.strays = Strays(table, monotonic)
         self.states = States(
@@ -135,11 +135,11 @@ class Workers:
 
     async def replace(self, members: Members) -> None:
         """Replaces the list of workers; unchanged ones are not touched."""
-        before = {worker.name: worker.found for worker in self._table}
+        before = {worker.name: worker.sighting for worker in self._table}
         changes = self._table.replace(members)
         for worker in self._table:
             self.questions.ask(worker)
-            if before.get(worker.name) not in (None, worker.found):
+            if before.get(worker.name) not in (None, worker.sighting):
                 self._learning.ask_now(worker)
         self._resolving.run_if_needed()
         self.candidates.note_change()
@@ -173,9 +173,9 @@ class Workers:
             self.proofs.respoken(worker)
         self.candidates.note_change()
 
-    def _wanted(self, worker: Worker) -> FeedPlan | None:
+    def _feed_plan(self, worker: Worker) -> FeedPlan | None:
         """Returns a worker's feed as it should be followed; None also if its model is unknown."""
-        model, found = self.candidates.model_of(worker), worker.found
+        model, found = self.candidates.model_of(worker), worker.sighting
         events = found.worker.events
         if model and (events == AUTO or isinstance(events, WorkerEvents)):
             return FeedPlan(model, events, found.identity, found.adapters)

@@ -32,7 +32,7 @@ _GOAWAY_LEAST_BYTES = 8
 class Control:
     """Handles the frames that concern the whole connection: SETTINGS, PING and GOAWAY.
 
-    is_greeted: the client's first SETTINGS arrived. has_left: its GOAWAY arrived.
+    is_greeted: the client's first SETTINGS arrived. has_said_goodbye: its GOAWAY arrived.
 
     set_initial_window: takes the initial window of streams; raises Http2Error.
     """
@@ -45,7 +45,7 @@ class Control:
         set_initial_window: Callable[[int], None],
     ) -> None:
         self.is_greeted = False
-        self.has_left = False
+        self.has_said_goodbye = False
         self._outbox = outbox
         self._floods = floods
         self._blocks = blocks
@@ -73,7 +73,7 @@ class Control:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY too short")
         else:
             self._floods.idle_frame()
-            self.has_left = True
+            self.has_said_goodbye = True
 
     def _receive_settings(self, flags: int, payload: bytes) -> None:
         self._floods.settings()
@@ -166,7 +166,9 @@ class Connection:
     @property
     def is_over(self) -> bool:
         """Whether no stream is open, and no new one can come."""
-        return not self._streams.open and (self._streams.is_draining or self._control.has_left)
+        return not self._streams.open and (
+            self._streams.is_draining or self._control.has_said_goodbye
+        )
 
     def receive(self, data: bytes) -> list[Event]:
         """Takes bytes and returns the events in them; sets `fault` if the connection must end."""
@@ -197,7 +199,7 @@ class Connection:
         """Returns the bytes to write now, empty if there are none."""
         outbox = self._outbox
         data = outbox.take()
-        if outbox.done:
+        if outbox.finished_streams:
             for stream in outbox.finished():
                 self._streams.finish(stream)
         return data

@@ -145,38 +145,38 @@ class FrameReader:
     """Splits a client's bytes into frames, after the preface."""
 
     def __init__(self) -> None:
-        self._preface_left = PREFACE
-        self._rest = b""
-        self._data_left = 0
+        self._remaining_preface = PREFACE
+        self._incomplete = b""
+        self._remaining_data = 0
         self._data_flags = 0
         self._data_stream = 0
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """The number of bytes kept because their frame is incomplete."""
-        return len(self._rest)
+        return len(self._incomplete)
 
     def read(self, data: bytes) -> tuple[list[Frame], Http2Error | None]:
         """Returns the frames that these bytes complete, and any error in the bytes after them.
 
         The reader must not be used after an error.
         """
-        if self._preface_left:
-            expected = self._preface_left[: len(data)]
+        if self._remaining_preface:
+            expected = self._remaining_preface[: len(data)]
             if not data.startswith(expected):
                 return [], Http2Error(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
-            self._preface_left = self._preface_left[len(expected) :]
+            self._remaining_preface = self._remaining_preface[len(expected) :]
             data = data[len(expected) :]
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
+        if self._incomplete:
+            data = self._incomplete + data
+            self._incomplete = b""
         return self._frames(data)
 
     def _frames(self, data: bytes) -> tuple[list[Frame], Http2Error | None]:
         frames: list[Frame] = []
         view = memoryview(data)
         at, end = 0, len(data)
-        if self._data_left:
+        if self._remaining_data:
             at = self._more_of_data(view, frames)
         while end - at >= HEADER_BYTES:
             head, flags, stream_id = HEADER.unpack_from(data, at)
@@ -188,7 +188,7 @@ class FrameReader:
             stop = start + length
             if kind == _DATA:
                 if stop > end and not flags & _PADDED:
-                    self._data_left = length
+                    self._remaining_data = length
                     self._data_flags, self._data_stream = flags, stream_id
                     at = start + self._more_of_data(view[start:], frames)
                     break
@@ -200,15 +200,15 @@ class FrameReader:
             else:
                 frames.append((kind, flags, stream_id, data[start:stop]))
             at = stop
-        self._rest = data[at:]
+        self._incomplete = data[at:]
         return frames, None
 
     def _more_of_data(self, view: memoryview, frames: list[Frame]) -> int:
         """Adds the next part of a DATA frame; returns how many bytes it took."""
-        part = view[: self._data_left]
+        part = view[: self._remaining_data]
         if not part:
             return 0
-        self._data_left -= len(part)
-        flags = self._data_flags & _ANY_END if self._data_left else self._data_flags
+        self._remaining_data -= len(part)
+        flags = self._data_flags & _ANY_END if self._remaining_data else self._data_flags
         frames.append((_DATA, flags, self._data_stream, part))
         return len(part)

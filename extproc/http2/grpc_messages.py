@@ -66,14 +66,14 @@ class MessageReader:
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
-        self._kept = bytearray()
+        self._incomplete = bytearray()
         self._parts: list[bytes] = []
         self._missing = 0
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """The number of kept bytes of an incomplete message."""
-        return len(self._kept) + _PART_BYTES * len(self._parts)
+        return len(self._incomplete) + _PART_BYTES * len(self._parts)
 
     def read(self, data: Piece) -> list[Message]:
         """Returns the messages that this piece completes, and keeps the rest.
@@ -83,7 +83,7 @@ class MessageReader:
         Raises:
             CallError: a message is too long or compressed; do not use the reader again.
         """
-        if not self._kept and not self._parts and len(data) >= PREFIX_BYTES:
+        if not self._incomplete and not self._parts and len(data) >= PREFIX_BYTES:
             length = self._length(data)
             if length == len(data) - PREFIX_BYTES:
                 return [data[PREFIX_BYTES:]]
@@ -92,44 +92,44 @@ class MessageReader:
     def _read_parts(self, view: memoryview) -> list[Message]:
         messages: list[Message] = []
         while view:
-            if len(self._kept) < PREFIX_BYTES and not self._parts:
-                view = self._keep(view, PREFIX_BYTES - len(self._kept))
-                if len(self._kept) < PREFIX_BYTES:
+            if len(self._incomplete) < PREFIX_BYTES and not self._parts:
+                view = self._keep(view, PREFIX_BYTES - len(self._incomplete))
+                if len(self._incomplete) < PREFIX_BYTES:
                     break
-                self._missing = self._length(self._kept)
+                self._missing = self._length(self._incomplete)
             size = len(view)
             view = self._keep(view, self._missing)
             self._missing -= size - len(view)
             if not self._missing:
-                messages.append(self._whole())
-                self._kept = bytearray()
-            elif len(self._kept) >= _PART_BYTES and self._is_long:
+                messages.append(self._join())
+                self._incomplete = bytearray()
+            elif len(self._incomplete) >= _PART_BYTES and self._is_long:
                 self._part()
         return messages
 
     @property
     def _is_long(self) -> bool:
-        return bool(self._parts) or self._length(self._kept) >= LONG_BYTES
+        return bool(self._parts) or self._length(self._incomplete) >= LONG_BYTES
 
     def _part(self) -> None:
         """Puts the first bytes of a long message, or its next ones, into parts."""
-        whole = len(self._kept) // _PART_BYTES * _PART_BYTES
-        with memoryview(self._kept) as view:
+        whole = len(self._incomplete) // _PART_BYTES * _PART_BYTES
+        with memoryview(self._incomplete) as view:
             self._parts += [
                 bytes(view[at : at + _PART_BYTES]) for at in range(0, whole, _PART_BYTES)
             ]
-        del self._kept[:whole]
+        del self._incomplete[:whole]
 
-    def _whole(self) -> Message:
+    def _join(self) -> Message:
         if not self._parts:
-            return memoryview(self._kept)[PREFIX_BYTES:]
+            return memoryview(self._incomplete)[PREFIX_BYTES:]
         parts, self._parts = self._parts, []
         parts[0] = parts[0][PREFIX_BYTES:]
-        return Parts([*parts, bytes(self._kept)])
+        return Parts([*parts, bytes(self._incomplete)])
 
     def _keep(self, view: memoryview, size: int) -> memoryview:
         """Keeps up to this many bytes; returns the rest."""
-        self._kept += view[:size]
+        self._incomplete += view[:size]
         return view[size:]
 
     def _length(self, data: Piece | bytearray) -> int:

@@ -50,15 +50,15 @@ class Budget:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.held = 0
+        self.used_bytes = 0
 
     def take(self, size: int) -> bool:
         """Reserves bytes; returns False, and reserves none, if there is no room for them."""
-        if self.held + size > self.max_bytes:
+        if self.used_bytes + size > self.max_bytes:
             return False
-        self.held += size
+        self.used_bytes += size
         return True
 
     def give_back(self, size: int) -> None:
         """Frees bytes that were reserved."""
-        self.held -= size
+        self.used_bytes -= size

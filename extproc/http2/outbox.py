@@ -76,8 +76,8 @@ _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
 class Outbox:
     """The data that one connection has to send. Streams with waiting DATA are served oldest first.
 
-    done: streams whose trailers were sent after waiting, until `finished` returns them. is_due:
-    whether the peer waits for any data: it does for all but the ends of successful streams.
+    finished_streams: streams whose trailers were sent after waiting, until `finished` returns them.
+    is_due: whether the peer waits for any data: it does for all but the ends of successful streams.
     chunks, ready: the data to send, and the streams whose DATA may be sent.
     """
 
@@ -90,7 +90,7 @@ class Outbox:
         self._waiting: dict[int, Stream] = {}
         # the streams that wait only for the connection's window
         self.ready: dict[int, Stream] = {}
-        self.done: list[Stream] = []
+        self.finished_streams: list[Stream] = []
         self._pumped = 0
         self._is_paused = False
 
@@ -183,9 +183,9 @@ class Outbox:
 
     def finished(self) -> list[Stream]:
         """Returns the streams whose trailers, after a wait, were sent since the last call."""
-        done = self.done
+        done = self.finished_streams
         if done:
-            self.done = []
+            self.finished_streams = []
         return done
 
     def stalled(self, ticks: int) -> list[Stream]:
@@ -206,7 +206,7 @@ class Outbox:
             if not stream.queued:
                 del self.ready[stream.id], self._waiting[stream.id]
                 if self._ended(stream):
-                    self.done.append(stream)
+                    self.finished_streams.append(stream)
             elif self._initial_window + stream.credit <= 0:
                 del self.ready[stream.id]
 

@@ -23,16 +23,16 @@ class Buckets:
 
     bounds: upper bounds, ascending and inclusive as in Prometheus; larger values are counted too.
     counts: for each bound, and for larger values, not cumulative. total: the sum of the values.
-    seen: the last observation with a trace in each bucket.
+    exemplars: the last observation with a trace in each bucket.
     """
 
-    __slots__ = ("bounds", "counts", "seen", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
-        self.seen: dict[int, TracedValue] = {}
+        self.exemplars: dict[int, TracedValue] = {}
 
     def observe(self, value: float) -> None:
         """Counts a value."""
@@ -52,7 +52,7 @@ class Buckets:
 
     def show(self, seen: TracedValue) -> None:
         """Makes an observation the exemplar of its bucket."""
-        self.seen[bisect_left(self.bounds, seen.value)] = seen
+        self.exemplars[bisect_left(self.bounds, seen.value)] = seen
 
     def cumulative(self) -> list[tuple[str, int, TracedValue | None]]:
         """Returns each bound as text, the count up to it, and its exemplar."""
@@ -61,7 +61,7 @@ class Buckets:
         names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
         for at, (name, own) in enumerate(zip(names, self.counts, strict=True)):
             count += own
-            shown.append((name, count, self.seen.get(at)))
+            shown.append((name, count, self.exemplars.get(at)))
         return shown
 
 

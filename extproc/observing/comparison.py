@@ -37,9 +37,9 @@ class Sides(NamedTuple):
         return cls(window, alone, Blocks.of(periods, [0, 1]))
 
     @property
-    def both(self) -> Pair:
+    def total(self) -> Pair:
         """The sums of both sides."""
-        return self.together.whole
+        return self.together.total
 
 
 def _of_side(which: int, figure: Callable[[Side], float | None]) -> Figure:
@@ -86,7 +86,7 @@ def _with_enough(
 
 def cached_share(sides: Sides, which: int) -> Estimate | None:
     """Returns the share of prompt tokens that were cached; None if none are known."""
-    side = sides.both[which]
+    side = sides.total[which]
     if not side.prompt_tokens:
         return None
     found = sides.alone[which].estimate(_of_side(which, _share), _least(side))
@@ -98,7 +98,7 @@ def cached_share(sides: Sides, which: int) -> Estimate | None:
 
 def share_gained(sides: Sides) -> Estimate | None:
     """Returns the cached share of steered requests minus that of the others; None if unknown."""
-    both = sides.both
+    both = sides.total
     if not all(side.prompt_tokens for side in both):
         return None
     return _with_enough(sides.together.estimate(_gain(_share), _least(*both)), *both.known([0, 1]))
@@ -107,12 +107,12 @@ def share_gained(sides: Sides) -> Estimate | None:
 def saved_seconds(sides: Sides, which: int) -> Estimate | None:
     """Returns the prefill seconds that cached tokens saved a request; None if unknown."""
     found = sides.alone[which].estimate(_of_side(which, _saved))
-    return _with_enough(found, sides.both[which].known)
+    return _with_enough(found, sides.total[which].known)
 
 
 def more_saved(sides: Sides) -> Estimate | None:
     """Returns the seconds saved per steered request minus those of the others."""
-    return _with_enough(sides.together.estimate(_gain(_saved)), *sides.both.known([0, 1]))
+    return _with_enough(sides.together.estimate(_gain(_saved)), *sides.total.known([0, 1]))
 
 
 def length_ratio(sides: Sides) -> Estimate | None:
@@ -142,7 +142,7 @@ def _seconds(share: float) -> Callable[[Side], float | None]:
 def first_byte(sides: Sides, which: int, share: float) -> Estimate | None:
     """Returns a quantile of the times to the first byte, in seconds; None if there are none."""
     found = sides.alone[which].estimate(_of_side(which, _position(share)), HALF_BUCKET)
-    count = sum(sides.both[which].first_bytes.values())
+    count = sum(sides.total[which].first_bytes.values())
     found = _with_enough(found, count, needed=needed_for(share))
     if found is None or found.low is None or found.high is None:
         return found and Estimate(seconds_at(found.value))
@@ -151,10 +151,10 @@ def first_byte(sides: Sides, which: int, share: float) -> Estimate | None:
 
 def first_byte_gained(sides: Sides, share: float) -> Estimate | None:
     """Returns a quantile of steered requests minus that of the others, in seconds."""
-    counts = [sum(side.first_bytes.values()) for side in sides.both]
+    counts = [sum(side.first_bytes.values()) for side in sides.total]
     if not all(counts):
         return None
-    longest = max(seconds_at(quantile(side.first_bytes, share)) for side in sides.both)
+    longest = max(seconds_at(quantile(side.first_bytes, share)) for side in sides.total)
     found = sides.together.estimate(_gain(_seconds(share)), longest * (RESOLUTION - 1) / 2)
     return _with_enough(found, *counts, needed=needed_for(share))
 

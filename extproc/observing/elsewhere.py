@@ -216,11 +216,11 @@ class WarningLimit:
     """Limits how often a warning is logged."""
 
     def __init__(self) -> None:
-        self._told_at = float("-inf")
+        self._warned_at = float("-inf")
 
     def may_warn(self, now: float) -> bool:
         """Returns whether a warning may be logged, and counts it. now: seconds, monotonic."""
-        if now - self._told_at < WARNING_SECONDS:
+        if now - self._warned_at < WARNING_SECONDS:
             return False
-        self._told_at = now
+        self._warned_at = now
         return True

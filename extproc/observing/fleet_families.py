@@ -16,7 +16,7 @@ class ServerFigures(NamedTuple):
 
     connections: int
     faults: Mapping[str, int]
-    held_bytes: int
+    buffered_bytes: int
 
 
 class ServerCollector(Collector):
@@ -42,7 +42,7 @@ class ServerCollector(Collector):
         yield GaugeMetricFamily(
             "kvsteer_connection_held_bytes",
             "Memory held for open calls, unfinished messages and unsent answers",
-            now.held_bytes,
+            now.buffered_bytes,
         )
 
 

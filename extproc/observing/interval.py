@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
     low: float | None = None
     high: float | None = None
 
-    def shown(self) -> dict[str, float | None]:
+    def as_json(self) -> dict[str, float | None]:
         """Returns the estimate for JSON."""
         low, high = self.low, self.high
         return {
@@ -88,11 +88,11 @@ Figure = Callable[[Pair], float | None]
 class Blocks(NamedTuple):
     """The requests of a window, cut into blocks of time.
 
-    whole: all of them. without: all but those of each block; empty if there is no interval yet.
+    total: all of them. without: all but those of each block; empty if there is no interval yet.
     missing: how many more periods with requests an interval needs.
     """
 
-    whole: Pair
+    total: Pair
     without: Sequence[Pair] = ()
     missing: int = 0
 
@@ -119,7 +119,7 @@ class Blocks(NamedTuple):
 
         least: the interval reaches at least this far to both sides.
         """
-        value = figure(self.whole)
+        value = figure(self.total)
         if value is None:
             return None
         left = [figure(pair) for pair in self.without]

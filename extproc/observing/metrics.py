@@ -172,9 +172,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics."""
         yield from self.registry.collect()
-        yield from fleet_families(list(self._shown()))
+        yield from fleet_families(list(self._workers_with_loads()))
 
-    def _shown(self) -> Iterator[tuple[Shown, Load]]:
+    def _workers_with_loads(self) -> Iterator[tuple[Shown, Load]]:
         fleet = self._fleet
         return ((one, fleet.load(one["endpoint"])) for one in fleet.statuses())
 
@@ -188,7 +188,7 @@ class Metrics(Collector):
         It pauses between workers, so that picks do not wait.
         """
         fleet: list[tuple[Shown, Load]] = []
-        for one in self._shown():
+        for one in self._workers_with_loads():
             fleet.append(one)
             if len(fleet) % AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -47,8 +47,8 @@ class Outcome(NamedTuple):
     ttft_seconds: from the request's headers to the first byte of the response's body, or to the
     response's headers if the body is not read; None without a response. prompt_tokens: the router's
     count, 0 if unknown. predicted_tokens: how many of them the worker certainly held at the pick.
-    is_comparable: whether the report is about `prompt` alone. is_whole: whether the
-    response was read to its end. held: what every worker held of the prompt at the pick, by name.
+    is_comparable: whether the report is about `prompt` alone. is_whole: whether the response was
+    read to its end. overlaps: what every worker held of the prompt at the pick, by name.
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
     `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     is_comparable: bool
     is_whole: bool = True
     prompt: Prompt | None = None
-    held: Mapping[str, Overlap] = {}
+    overlaps: Mapping[str, Overlap] = {}
     is_steered: bool = True
     delivery: str = UNTOLD
     picked_tokens: int = 0
@@ -104,7 +104,7 @@ class Circumstances(NamedTuple):
     """What is known about a worker when a request has ended.
 
     state: of its feeds. tokens_differ: whether its tokens were found to differ from KVSteer's.
-    block_size: in tokens. ranks: how many it has. held: what every worker now holds of the
+    block_size: in tokens. ranks: how many it has. overlaps: what every worker now holds of the
     request's prompt, by name.
     """
 
@@ -112,7 +112,7 @@ class Circumstances(NamedTuple):
     tokens_differ: bool = False
     block_size: int = 1
     ranks: int = 1
-    held: Mapping[str, Overlap] = {}
+    overlaps: Mapping[str, Overlap] = {}
 
 
 def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
@@ -137,11 +137,11 @@ def _cause_by_feeds(outcome: Outcome, circumstances: Circumstances, cached: int)
 
     A worker that computes a prompt holds all its whole blocks when it answers.
     """
-    worker, held = outcome.worker, circumstances.held
-    before, now = _tokens(outcome.held, worker), _tokens(held, worker)
+    worker, held = outcome.worker, circumstances.overlaps
+    before, now = _tokens(outcome.overlaps, worker), _tokens(held, worker)
     whole = (outcome.prompt_tokens - 1) // circumstances.block_size * circumstances.block_size
     others = [name for name in held if name != worker and _tokens(held, name) >= whole]
-    grown = [name for name in others if _tokens(outcome.held, name) < whole]
+    grown = [name for name in others if _tokens(outcome.overlaps, name) < whole]
     is_over = outcome.predicted_tokens > cached
     if is_over and now < outcome.predicted_tokens:
         return "evicted"
@@ -190,15 +190,15 @@ class Drift:
     """One worker's predictions, and how it reports.
 
     requests: those whose prediction could be compared. predicted_tokens, reported_tokens: theirs.
-    causes: requests whose prediction was wrong, by the likeliest cause. is_told: whether the worker
-    reports prompt tokens.
+    causes: requests whose prediction was wrong, by the likeliest cause. is_logged: whether the
+    worker reports prompt tokens.
     """
 
     __slots__ = (
         "_forms_with_hits",
         "_forms_with_zeros",
         "causes",
-        "is_told",
+        "is_logged",
         "predicted_tokens",
         "reported_tokens",
         "requests",
@@ -207,7 +207,7 @@ class Drift:
     def __init__(self) -> None:
         self.requests = self.predicted_tokens = self.reported_tokens = 0
         self.causes: Counter[str] = Counter()
-        self.is_told = False
+        self.is_logged = False
         self._forms_with_hits: set[str] = set()
         self._forms_with_zeros: set[str] = set()
 
@@ -220,7 +220,7 @@ class Drift:
         usage = outcome.reported
         if not usage.form:
             return outcome
-        self.is_told = True
+        self.is_logged = True
         if usage.cached_tokens is not None:
             (self._forms_with_hits if usage.cached_tokens else self._forms_with_zeros).add(
                 usage.form
@@ -241,14 +241,14 @@ class Drift:
         error, cached = outcome.error_tokens, outcome.reported.cached_tokens
         if error is None or cached is None:
             return
-        self.is_told = True
+        self.is_logged = True
         self.requests += 1
         self.predicted_tokens += outcome.predicted_tokens
         self.reported_tokens += cached
         if error:
             self.causes[likely_cause(outcome, circumstances(outcome))] += 1
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Returns its entry in GET /workers."""
         return {
             "requests": self.requests,
@@ -428,7 +428,7 @@ class DriftCollector(Collector):
         )
         for worker, record in self._records.items():
             drift = record.outcomes.drift
-            if not drift.is_told:
+            if not drift.is_logged:
                 continue
             compared.add_metric([worker], drift.requests)
             tokens.add_metric([worker, "predicted"], drift.predicted_tokens)
@@ -481,7 +481,7 @@ class Account:
         self._worker = self.worker_at(served)
         return None if is_picked else served
 
-    def left_to(self, endpoint: str) -> None:
+    def note_proxy_endpoint(self, endpoint: str) -> None:
         """Notes the endpoint to which an unsteered request was sent."""
         self._worker = self.worker_at(endpoint)
 
@@ -524,12 +524,12 @@ class Account:
             status=self._status,
             ttft_seconds=None if first is None else first - self._began_at,
             prompt_tokens=basis.prompt_tokens,
-            predicted_tokens=self._held_by(worker),
+            predicted_tokens=self._certain_tokens_of(worker),
             reported=UNKNOWN if self._scanner is None else self._scanner.usage,
             is_comparable=self._sole is not None and not self.has_failed and is_known,
             is_whole=self._is_whole,
             prompt=self._sole,
-            held=basis.held[0] if len(basis.held) == 1 else {},
+            overlaps=basis.overlaps[0] if len(basis.overlaps) == 1 else {},
             is_steered=decision.is_steered,
             delivery=self._delivery,
             picked_tokens=basis.certain_tokens,
@@ -537,7 +537,7 @@ class Account:
             media=basis.media,
         )
 
-    def _held_by(self, worker: str) -> int:
+    def _certain_tokens_of(self, worker: str) -> int:
         """Returns how many prompt tokens a worker certainly held at the pick."""
-        held = self._decision.basis.held
+        held = self._decision.basis.overlaps
         return sum([each[worker].certain_tokens for each in held if worker in each])

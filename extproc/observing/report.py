@@ -42,7 +42,7 @@ class Span(NamedTuple):
     """Periods of one length, of which the newest are kept."""
 
     seconds: int
-    kept: int
+    max_periods: int
 
 
 MINUTES, HOURS, DAYS = SPANS = Span(60, 60), Span(3_600, 192), Span(86_400, 31)
@@ -175,17 +175,17 @@ class Report:
     """
 
     def __init__(self, now: float) -> None:
-        self._kept: tuple[dict[int, Period], ...] = tuple({} for _ in SPANS)
-        self._steered, self._others = Side(), Side()
+        self._periods: tuple[dict[int, Period], ...] = tuple({} for _ in SPANS)
+        self._steered, self._unsteered = Side(), Side()
         self._minute = now // MINUTES.seconds
-        self._seen_to = now
+        self._observed_until = now
         self.settled = 0
 
     def feed(self, outcome: Outcome, tokens_per_second: float, now: float) -> None:
         """Counts an ended request; tokens_per_second: its worker's speed, 0 if unknown."""
         if now // MINUTES.seconds != self._minute:
             self.settle(now)
-        side = self._steered if outcome.is_steered else self._others
+        side = self._steered if outcome.is_steered else self._unsteered
         name = outcome.worker
         worker = int(xxhash.xxh32_intdigest(name.encode())) if name else 0
         side.count(outcome, worker, tokens_per_second)
@@ -197,54 +197,54 @@ class Report:
         lost.
         """
         at = self._minute * MINUTES.seconds
-        for span, kept in enumerate(self._kept):
-            if self._steered.requests or self._others.requests:
+        for span, kept in enumerate(self._periods):
+            if self._steered.requests or self._unsteered.requests:
                 period = _period_at(kept, span, int(at // SPANS[span].seconds))
                 period.steered.add(self._steered)
-                period.others.add(self._others)
+                period.others.add(self._unsteered)
             self._see(span, now)
             _drop(span, kept, now)
-        if self._steered.requests or self._others.requests:
-            self._steered, self._others = Side(), Side()
+        if self._steered.requests or self._unsteered.requests:
+            self._steered, self._unsteered = Side(), Side()
             self.settled += 1
         self._minute = now // MINUTES.seconds
-        self._seen_to = now
+        self._observed_until = now
 
     def _see(self, span: int, now: float) -> None:
         """Notes that the router ran until now."""
         seconds, count = SPANS[span]
-        begin = max(self._seen_to, now - seconds * count)
+        begin = max(self._observed_until, now - seconds * count)
         while begin < now:
             number = int(begin // seconds)
             end = min(now, float((number + 1) * seconds))
-            period = _period_at(self._kept[span], span, number)
+            period = _period_at(self._periods[span], span, number)
             period.seen_seconds = min(period.seen_seconds + end - begin, float(seconds))
             begin = end
 
     def merge(self, periods: Iterable[Period], now: float) -> None:
         """Adds the periods of another report; time that both routers ran counts once."""
         for other in periods:
-            period = _period_at(self._kept[other.span], other.span, other.number)
+            period = _period_at(self._periods[other.span], other.span, other.number)
             period.steered.add(other.steered)
             period.others.add(other.others)
             period.seen_seconds = max(period.seen_seconds, other.seen_seconds)
-        for span, kept in enumerate(self._kept):
+        for span, kept in enumerate(self._periods):
             _drop(span, kept, now)
 
     def periods(self, now: float) -> Iterator[Period]:
         """Yields all periods; count no requests before the last one is yielded."""
         self.settle(now)
-        for kept in self._kept:
+        for kept in self._periods:
             yield from kept.values()
 
     def window(self, seconds: float, now: float) -> Window:
         """Returns the periods of the last seconds: minutes, or for longer windows hours or days."""
         self.settle(now)
-        span = next((one for one in SPANS if seconds <= one.seconds * one.kept), DAYS)
-        count = min(ceil(seconds / span.seconds), span.kept)
+        span = next((one for one in SPANS if seconds <= one.seconds * one.max_periods), DAYS)
+        count = min(ceil(seconds / span.seconds), span.max_periods)
         last, at = int(now // span.seconds), SPANS.index(span)
         numbers = range(last - count + 1, last + 1)
-        kept = self._kept[at]
+        kept = self._periods[at]
         found = [kept.get(number) or Period(at, number) for number in numbers]
         return Window(span.seconds, numbers[0] * span.seconds, found)
 
@@ -270,7 +270,7 @@ VERSION = 2
 # About twice the size of a report with the most periods, workers and buckets.
 MAX_BYTES = 8 * 1024 * 1024
 
-_MAX_PERIODS = sum(span.kept + 1 for span in SPANS)
+_MAX_PERIODS = sum(span.max_periods + 1 for span in SPANS)
 
 
 class _StoredReport(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

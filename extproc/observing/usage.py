@@ -111,8 +111,8 @@ class UsageScanner:
     def __init__(self) -> None:
         self.response_id = ""
         self._figures: dict[str, int] = {}
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
+        self._pieces: list[bytes] = []
+        self._buffered_bytes = 0
         self._is_document: bool | None = None  # None until its first character
         self._is_too_long = False
 
@@ -128,7 +128,7 @@ class UsageScanner:
             return
         first, _, others = piece.partition(b"\n")
         self._keep(first)
-        self._read_line(b"".join(self._kept))
+        self._read_line(b"".join(self._pieces))
         self._forget()
         whole, _, rest = others.rpartition(b"\n")
         if self._is_worth(whole):
@@ -137,15 +137,15 @@ class UsageScanner:
         self._keep(rest)
 
     @property
-    def kept_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         """Returns how much of the response is kept: at most MAX_DOCUMENT_BYTES."""
-        return self._kept_bytes
+        return self._buffered_bytes
 
     @property
     def usage(self) -> Usage:
         """Returns the usage reported so far."""
-        if self._is_document and self._kept:
-            document = b"".join(self._kept)
+        if self._is_document and self._pieces:
+            document = b"".join(self._pieces)
             self._forget()
             if self._is_worth(document):
                 self._read_answer(document)
@@ -155,15 +155,15 @@ class UsageScanner:
         """Keeps a piece of what is not whole yet, unless that becomes too long."""
         if not piece or self._is_too_long:
             return
-        self._kept.append(piece)
-        self._kept_bytes += len(piece)
-        if self._kept_bytes > MAX_DOCUMENT_BYTES:
+        self._pieces.append(piece)
+        self._buffered_bytes += len(piece)
+        if self._buffered_bytes > MAX_DOCUMENT_BYTES:
             self._forget()
             self._is_too_long = True
 
     def _forget(self) -> None:
-        self._kept.clear()
-        self._kept_bytes = 0
+        self._pieces.clear()
+        self._buffered_bytes = 0
         self._is_too_long = False
 
     def _read_line(self, line: bytes) -> None:

@@ -115,9 +115,9 @@ def _window(name: str, sides: Sides) -> dict[str, Any]:
         "steered": _figures(sides, 0, shares[0]),
         "others": _figures(sides, 1, shares[1]),
         "difference": {
-            "cached_share": gain and gain.shown(),
+            "cached_share": gain and gain.as_json(),
             "first_byte_seconds": _estimates_as_json(times),
-            "saved_prefill_seconds_per_request": saved and saved.shown(),
+            "saved_prefill_seconds_per_request": saved and saved.as_json(),
             "seconds_until_narrow": gain and seconds_until_narrow(sides, gain),
         },
         "periods": [_period(one.steered, one.others) for one in window.periods],
@@ -125,13 +125,13 @@ def _window(name: str, sides: Sides) -> dict[str, Any]:
 
 
 def _estimates_as_json(times: dict[str, Estimate | None]) -> dict[str, Any]:
-    return {name: one and one.shown() for name, one in times.items()}
+    return {name: one and one.as_json() for name, one in times.items()}
 
 
 def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]:
-    side, saved = sides.both[which], saved_seconds(sides, which)
+    side, saved = sides.total[which], saved_seconds(sides, which)
     times = {name: first_byte(sides, which, quantile) for name, quantile in QUANTILES.items()}
-    spread = load_spread(side, set(sides.both.steered.workers) | set(sides.both.others.workers))
+    spread = load_spread(side, set(sides.total.steered.workers) | set(sides.total.others.workers))
     return {
         "requests": side.requests,
         "unanswered": side.unanswered,
@@ -144,10 +144,10 @@ def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]
         "cached_tokens": side.cached_tokens,
         "computed_tokens": side.prompt_tokens - side.cached_tokens,
         "mean_prompt_tokens": round(side.prompt_tokens / side.known, 1) if side.known else None,
-        "cached_share": share and share.shown(),
+        "cached_share": share and share.as_json(),
         "first_byte_seconds": _estimates_as_json(times),
         "saved_prefill_seconds": round(side.saved_seconds, 3),
-        "saved_prefill_seconds_per_request": saved and saved.shown(),
+        "saved_prefill_seconds_per_request": saved and saved.as_json(),
         "load_spread": None
         if spread is None
         else {
@@ -185,7 +185,7 @@ def duration(seconds: float) -> str:
 
 def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None) -> str:
     """Returns the result in a sentence or two: the difference, and how sure it is."""
-    steered, others = sides.both
+    steered, others = sides.total
     if not steered.requests and not others.requests:
         return "No request ended in this time."
     for which, other in ((0, others), (1, steered)):
@@ -240,9 +240,9 @@ def _until_narrow(sides: Sides, gain: Estimate) -> str:
 def _missing(sides: Sides, which: Sequence[int]) -> str:
     """Returns what is missing for an interval, and about how long it takes."""
     names = ("steered requests", "requests not steered")
-    few = [at for at in which if sides.both[at].known < LEAST_REQUESTS]
+    few = [at for at in which if sides.total[at].known < LEAST_REQUESTS]
     if few:
-        counts = [f"{sides.both[at].known} of {LEAST_REQUESTS} {names[at]}" for at in few]
+        counts = [f"{sides.total[at].known} of {LEAST_REQUESTS} {names[at]}" for at in few]
         return f"{' and '.join(counts)} with known prompt tokens so far"
     blocks = sides.together if len(which) > 1 else sides.alone[which[0]]
     if not blocks.missing:
@@ -254,7 +254,7 @@ def _missing(sides: Sides, which: Sequence[int]) -> str:
 
 def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
     """Returns the sentence if all requests are on one side."""
-    side, share = sides.both[which], shares[which]
+    side, share = sides.total[which], shares[which]
     beside = (
         "All requests were steered, so there is nothing to compare with."
         if which == 0
@@ -272,7 +272,7 @@ def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
 
 def warnings(sides: Sides) -> list[str]:
     """Returns other differences of the sides, which make a comparison doubtful."""
-    steered, others = sides.both
+    steered, others = sides.total
     if not steered.requests or not others.requests:
         return []
     return [*_lengths(sides), *_failures(steered, others), *_sources(steered, others)]
@@ -284,7 +284,7 @@ def _lengths(sides: Sides) -> list[str]:
         return []
     if ratio.low is not None and ratio.high is not None and ratio.low <= 0 <= ratio.high:
         return []
-    means = [round(side.prompt_tokens / side.known) for side in sides.both]
+    means = [round(side.prompt_tokens / side.known) for side in sides.total]
     told = (
         f"the sides differ in prompt length: on average {means[0]:,} tokens in steered requests,"
         f" {means[1]:,} in {OTHERS}; so they may differ in what can be cached"

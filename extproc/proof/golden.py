@@ -122,7 +122,7 @@ class GoldenTokens(NamedTuple):
     """A golden request's tokens, here and in the engine; the reason in words if there are none."""
 
     golden: Golden
-    ours: Tokens | str
+    own: Tokens | str
     engines: Tokens | str
 
 
@@ -231,7 +231,7 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
         else:
             verdict = Verdict(False, in_words(different), different)
             first = first or verdict
-            _note(found, golden.forms & ~blamed(golden.forms), Verdict(None, verdict.why))
+            _note(found, golden.forms & ~blamed(golden.forms), Verdict(None, verdict.reason))
             _note(found, blamed(golden.forms), verdict)
     if first is not None and found.get(CONVERSATION, first).is_same is None:
         found = {form: first if one.is_same is None else one for form, one in found.items()}
@@ -265,7 +265,7 @@ def mismatch(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> 
 def in_words(found: Mismatch, witness: str = PATH) -> str:
     """Returns a sentence about a mismatch. witness: where the engine's ids come from."""
     there = "missing" if found.engines is None else str(found.engines)
-    here = "missing" if found.ours is None else str(found.ours)
+    here = "missing" if found.own is None else str(found.own)
     where = f"of {found.request}, token {found.position} is {there} in the engine and {here} here"
     return f"{where}, by {witness}: {found.cause}"
 

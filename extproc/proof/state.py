@@ -76,13 +76,13 @@ STATES_SHOWN = (Proof.UNPROVED.value, Proof.PROVED.value, Proof.REFUTED.value, O
 class Mismatch(NamedTuple):
     """The first token in which a golden request differs.
 
-    request: its name. ours, engines: the ids there; None if the tokens end before. cause: the
+    request: its name. own, engines: the ids there; None if the tokens end before. cause: the
     likely one, in words.
     """
 
     request: str
     position: int
-    ours: int | None
+    own: int | None
     engines: int | None
     cause: str
 
@@ -90,40 +90,41 @@ class Mismatch(NamedTuple):
 class FormState(NamedTuple):
     """The state of a form.
 
-    why: in words, "" if nothing is to be said. at: since when; None while it is as it began.
+    reason: in words, "" if nothing is to be said. changed_at: since when; None while it is as it
+    began.
     """
 
     proof: Proof
-    why: str
-    at: float | None
+    reason: str
+    changed_at: float | None
     mismatch: Mismatch | None = None
 
     def seconds(self, now: float) -> float | None:
         """Returns how long it has lasted; None while it is as it began."""
-        return None if self.at is None else now - self.at
+        return None if self.changed_at is None else now - self.changed_at
 
 
 class Verdict(NamedTuple):
     """What golden requests say about a form.
 
-    is_same: None if they were not compared. why: in words. mismatch: the first one.
+    is_same: None if they were not compared. reason: in words. mismatch: the first one.
     """
 
     is_same: bool | None
-    why: str = ""
+    reason: str = ""
     mismatch: Mismatch | None = None
 
 
 class Comparison(NamedTuple):
     """What golden requests say about a worker's tokens.
 
-    compared: how many were compared. forms: the verdicts on all forms that are keyed here. why: one
-    that was not compared, and the reason; "" if all were.
+    compared: how many were compared. forms: the verdicts on all forms that are keyed here. reason:
+    one that was not compared, and the reason; "" if all were.
     """
 
     compared: int
     forms: dict[int, Verdict]
-    why: str = ""
+    reason: str = ""
 
 
 # What is known before a worker has been asked, or has answered.
@@ -162,10 +163,10 @@ class _Tally:
 
 
 class FormProof:
-    """The state of one form of request at one worker. known: the state now."""
+    """The state of one form of request at one worker. state: the state now."""
 
     def __init__(self) -> None:
-        self.known = FormState(Proof.UNPROVED, NOT_SEEN, None)
+        self.state = FormState(Proof.UNPROVED, NOT_SEEN, None)
         self._golden = Verdict(None)
         self._is_stored = False
         self._unproved_why = NOT_SEEN
@@ -213,28 +214,28 @@ class FormProof:
 
     def _settle(self, now: float) -> None:
         proof, why, mismatch = self._concluded()
-        at = self.known.at if proof is self.known.proof else now
-        self.known = FormState(proof, why, at, mismatch)
+        at = self.state.changed_at if proof is self.state.proof else now
+        self.state = FormState(proof, why, at, mismatch)
 
     def _concluded(self) -> tuple[Proof, str, Mismatch | None]:
         golden = self._golden
         if golden.is_same is False:
-            return Proof.REFUTED, golden.why, golden.mismatch
+            return Proof.REFUTED, golden.reason, golden.mismatch
         if self._counts.is_raised:
             return Proof.REFUTED, self._counts_why, None
         if self._lookups.is_raised:
             return Proof.UNPROVED, NOT_STORED, None
         if golden.is_same or self._is_stored:
             return Proof.PROVED, "", None
-        return Proof.UNPROVED, golden.why or self._unproved_why, None
+        return Proof.UNPROVED, golden.reason or self._unproved_why, None
 
 
 class TokenProof:
     """The state of one worker's tokens, by form.
 
-    worker: its name. compared: how many golden requests were
-    compared; is_asked: whether any are. why: one that was not, and the reason. findings: those of
-    live requests, by result. refuted, doubted, proved: the forms that are.
+    worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
+    reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
+    doubted, proved: the forms that are.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -242,7 +243,7 @@ class TokenProof:
         self._model: str | None = None
         self.compared = 0
         self.is_asked = False
-        self.why = ""
+        self.reason = ""
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
         self._keyed = ALL_FORMS
@@ -251,7 +252,9 @@ class TokenProof:
     def agrees(self, comparison: Comparison) -> bool:
         """Returns whether a result of golden requests refutes nothing that is not refuted yet."""
         refuting = (form for form, one in comparison.forms.items() if one.is_same is False)
-        return all(self.of(form).mismatch == comparison.forms[form].mismatch for form in refuting)
+        return all(
+            self.state_of(form).mismatch == comparison.forms[form].mismatch for form in refuting
+        )
 
     def serve(self, model: str) -> None:
         """Takes which model the worker serves: what was known of another one is forgotten."""
@@ -262,11 +265,11 @@ class TokenProof:
     def expect(self) -> None:
         """Notes that golden requests will be compared."""
         self.is_asked = True
-        self.why = self.why or NOT_ASKED
+        self.reason = self.reason or NOT_ASKED
 
     def compare(self, comparison: Comparison, now: float) -> None:
         """Takes the result of golden requests."""
-        self.compared, self.why = comparison.compared, comparison.why
+        self.compared, self.reason = comparison.compared, comparison.reason
         self._keyed = sum(comparison.forms)
         for form, proof in self._forms.items():
             proof.compare(comparison.forms.get(form, Verdict(None)), now)
@@ -280,7 +283,7 @@ class TokenProof:
         if not for_now:
             self.compare(Comparison(0, dict.fromkeys(FORM_NAMES, Verdict(None, why)), why), now)
         elif not self.compared:
-            self.why = why
+            self.reason = why
 
     def look_up(self, forms: int, now: float, *, is_stored: bool) -> None:
         """Takes whether the prompt of a request of these forms was stored whole."""
@@ -309,9 +312,9 @@ class TokenProof:
             self._forms[form] = FormProof()
         self._note()
 
-    def of(self, form: int) -> FormState:
+    def state_of(self, form: int) -> FormState:
         """Returns the state of one form."""
-        return self._forms[form].known
+        return self._forms[form].state
 
     def is_proved(self, forms: int) -> bool:
         """Returns whether all of some forms are proved."""
@@ -325,36 +328,40 @@ class TokenProof:
         """
         for marked in (self.refuted, self.doubted):
             if marked:
-                return self.of(next(_each(marked)))
-        known = self.of(CONVERSATION if self._keyed & CONVERSATION else TEXT)
-        return known if known.proof is Proof.PROVED else known._replace(why=self.why or known.why)
+                return self.state_of(next(_each(marked)))
+        known = self.state_of(CONVERSATION if self._keyed & CONVERSATION else TEXT)
+        return (
+            known
+            if known.proof is Proof.PROVED
+            else known._replace(reason=self.reason or known.reason)
+        )
 
     @property
-    def shown_state(self) -> str:
+    def state_text(self) -> str:
         """One of `STATES_SHOWN`: OFF if nothing is known, and no golden request is compared."""
         proof = self.summary.proof
         is_known = self.is_asked or self.doubted or proof is not Proof.UNPROVED
         return proof.value if is_known else OFF
 
-    def shown(self, now: float) -> dict[str, Any]:
+    def as_json(self, now: float) -> dict[str, Any]:
         """Returns its fields for GET /workers and GET /models."""
         known = self.summary
         found = known.mismatch
         return {
-            "state": self.shown_state,
-            "why": self.why if known.proof is Proof.PROVED else known.why,
+            "state": self.state_text,
+            "why": self.reason if known.proof is Proof.PROVED else known.reason,
             "seconds": known.seconds(now),
             "compared": self.compared,
             **self.findings,
             "doubted": bool(self.doubted),
             "forms": {
-                name: {"state": one.proof.value, "why": one.why, "seconds": one.seconds(now)}
+                name: {"state": one.proof.value, "why": one.reason, "seconds": one.seconds(now)}
                 for form, name in FORM_NAMES.items()
-                for one in (self.of(form),)
+                for one in (self.state_of(form),)
             },
             "request": found and found.request,
             "position": found and found.position,
-            "ours": found and found.ours,
+            "ours": found and found.own,
             "engine": found and found.engines,
             "cause": found and found.cause,
         }
@@ -362,9 +369,9 @@ class TokenProof:
     def _note(self) -> None:
         self.refuted = self.doubted = self.proved = 0
         for form, one in self._forms.items():
-            if one.known.proof is Proof.PROVED:
+            if one.state.proof is Proof.PROVED:
                 self.proved |= form
-            if one.known.proof is Proof.REFUTED:
+            if one.state.proof is Proof.REFUTED:
                 self.refuted |= form
             elif one.is_doubted:
                 self.doubted |= form

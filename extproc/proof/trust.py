@@ -62,7 +62,7 @@ class Proofs:
         # weak: a proof ends with the record that it is part of
         self._distrusted: WeakSet[TokenProof] = WeakSet()  # refuted or doubted for some forms
 
-    def sent(
+    def note_sent(
         self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None
     ) -> SentRequest | None:
         """Notes a request sent to a worker; returns it if it will be looked up, else None.
@@ -126,7 +126,7 @@ class Proofs:
         record.proof.forget(BY_RELEASE)
         self._mark(record.proof)
 
-    def of(self, forms: int) -> Trust:
+    def trust_for(self, forms: int) -> Trust:
         """Returns the trust in workers for a request of these forms."""
         return _OfForms(self, forms) if self._distrusted or forms & BY_RELEASE else self
 
@@ -179,9 +179,9 @@ class Proofs:
         """Returns the state of a worker's tokens, as GET /workers shows it."""
         record, now = self._records.get(worker), self._monotonic()
         if record is None:
-            return TokenProof(worker).shown(now)
+            return TokenProof(worker).as_json(now)
         self._look_up_due(worker, record, now)
-        return record.proof.shown(now)
+        return record.proof.as_json(now)
 
     def _look_up_due(self, worker: str, record: HasProof, now: float) -> None:
         """Looks up one request that is over: a step of bounded length, once or twice a second."""
@@ -217,13 +217,13 @@ class Proofs:
                 "worker %s: its tokens differ from the router's: %s; its overlap counts as"
                 " uncertain",
                 proof.worker,
-                known.why,
+                known.reason,
             )
         elif proof.doubted:
             log.warning(
                 "worker %s: its tokens are not proved: %s; what was sent there counts as well",
                 proof.worker,
-                known.why,
+                known.reason,
             )
         else:
             log.info("worker %s: its tokens are %s", proof.worker, known.proof.value)

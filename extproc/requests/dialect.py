@@ -174,12 +174,12 @@ _RANGES: Sequence[_Range] = (
 class ModelDialects(NamedTuple):
     """The dialects that a model's workers speak.
 
-    first: the newest. others: the rest, each with the workers that speak it; empty unless engines
+    first: the newest. rest: the rest, each with the workers that speak it; empty unless engines
     differ, as during an upgrade.
     """
 
     first: Dialect
-    others: tuple[tuple[Dialect, frozenset[str]], ...] = ()
+    rest: tuple[tuple[Dialect, frozenset[str]], ...] = ()
 
 
 # Returns the dialect in which a request for a model, as the client named it, is read first.

@@ -163,7 +163,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     reads_cache: bool = True
     answers: int = 1
 
-    def kept(self, tokens: Tokens) -> Tokens:
+    def truncate(self, tokens: Tokens) -> Tokens:
         """Returns the tokens of a prompt that the engine computes."""
         return tokens if self.keep_last_tokens is None else tokens[-self.keep_last_tokens :]
 

@@ -69,16 +69,16 @@ def belonging_of(
     follows = 0
     if homes is not None:
         if query.previous:
-            home = homes.of((homes.key(RESPONSE, None, None, query.previous),), now)
+            home = homes.find_worker((homes.key(RESPONSE, None, None, query.previous),), now)
             if home in names.values():
                 return Belonging({home: saved.get(home, 0.0) + HOME_TOKENS}, RESPONSE, keys)
-        home, follows = homes.found(ends_in(marks[0]), now) if marks else ("", 0)
+        home, follows = homes.find(ends_in(marks[0]), now) if marks else ("", 0)
         by = CONVERSATION
         if session:
             named = homes.key(SESSION, query.model, query.lora, session)
             keys = (*keys, named)
             if not home:
-                (home, follows), by = homes.found((named,), now), SESSION
+                (home, follows), by = homes.find((named,), now), SESSION
         if home in able:
             credit = _at_home(home, query, snapshot, saved, weighed)
             return Belonging(credit, by, keys, follows)

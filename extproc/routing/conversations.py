@@ -22,7 +22,7 @@ class Conversations:
         self._counts = [0] * SPANS
         self._latest = 0
 
-    def seen(self, now: float) -> None:
+    def count(self, now: float) -> None:
         """Counts a conversation whose last request is the one of now."""
         span = _span(now)
         for passed in range(max(self._latest + 1, span - SPANS + 1), span + 1):
@@ -30,7 +30,7 @@ class Conversations:
         self._latest = max(self._latest, span)
         self._counts[span % SPANS] += 1
 
-    def left(self, since: float) -> None:
+    def forget(self, since: float) -> None:
         """Counts a conversation no longer, whose last request here was counted at a time."""
         span = _span(since)
         if span > self._latest - SPANS:

@@ -53,14 +53,14 @@ class Split(Frozen, frozen=True):
     """Whether another worker computes the prompt for the one that answers.
 
     prefill: the decision among prefill workers, None if the answering worker computes the prompt.
-    why: the reason in words. cost_here, cost_apart: the cost in tokens of computing it there or
+    reason: the reason in words. cost_alone, cost_split: the cost in tokens of computing it there or
     elsewhere, None if not compared. outcome: the reason as the word by which it is counted.
     """
 
     prefill: "Decision | None"
-    why: str
-    cost_here: float | None = None
-    cost_apart: float | None = None
+    reason: str
+    cost_alone: float | None = None
+    cost_split: float | None = None
     outcome: str = ""
 
 
@@ -82,7 +82,7 @@ class Basis(Frozen, frozen=True):
     from the text. certain_tokens, uncertain_tokens: what the first pick holds of them. workers,
     excluded, loads and costs are columns: all candidates, why each cannot be picked ("" if it can),
     its load and its cost (None if not compared). sampled: indices of the workers that were
-    compared, None for all. held: the overlaps of each prompt. claims: the weighed overlaps, by
+    compared, None for all. overlaps: the overlaps of each prompt. claims: the weighed overlaps, by
     name. belonging: to which workers the request's conversation belongs. crowding: by how many
     tokens it avoids each worker for the conversations that live there (None if not compared), empty
     if it begins none. affinity, running: the weights of an uncached token and of a request in
@@ -99,7 +99,7 @@ class Basis(Frozen, frozen=True):
     loads: Sequence[Load | None]
     costs: Sequence[float | None]
     sampled: Sequence[int] | None
-    held: Sequence[Mapping[str, Overlap]]
+    overlaps: Sequence[Mapping[str, Overlap]]
     claims: Mapping[str, Claims]
     belonging: Belonging
     crowding: Sequence[float | None]
@@ -164,8 +164,8 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         weighed = query.media.weighed_tokens
         if not query.media.is_whole:  # feeds show nothing of what is behind
             state = _unknown
-    marks = _marks(query, snapshot.sent)
-    claims = _claims(snapshot.held, marks, snapshot, state, now) if query.reads_cache else {}
+    marks = _marks(query, snapshot.claims)
+    claims = _claims(snapshot.overlaps, marks, snapshot, state, now) if query.reads_cache else {}
     roster = snapshot.roster or Roster(snapshot.workers)
     excluded, eligible = _eligible(query, snapshot, roster)
     saved = {name: one.saved for name, one in claims.items()}
@@ -197,7 +197,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         loads=survey.spread(survey.loads, count),
         costs=survey.spread(survey.costs, count),
         sampled=sampled,
-        held=held,
+        overlaps=held,
         claims=claims,
         belonging=belonging,
         crowding=survey.spread(survey.crowding, count) if survey.crowding else (),
@@ -247,7 +247,7 @@ def _claims(
     state: Callable[[str], str],
     now: float,
 ) -> Mapping[str, Claims]:
-    sent = snapshot.sent
+    sent = snapshot.claims
     expected = [sent.expected(one, now) for one in marks] if sent is not None else []
     return claims_of(held, expected, state, snapshot.rules.cost, snapshot.block_size)
 
@@ -258,8 +258,8 @@ def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[st
     The indices are a range if all workers may.
     """
     demand, unfit = query.demand, snapshot.unfit
-    if query.left_to_proxy:
-        return [query.left_to_proxy] * len(snapshot.workers), ()
+    if query.proxy_reason:
+        return [query.proxy_reason] * len(snapshot.workers), ()
     if demand == ANY and not unfit:
         return roster.excluded.copy(), roster.eligible
     excluded = [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
@@ -302,7 +302,7 @@ def _candidates(
     """
     rules, ejected = snapshot.rules, snapshot.ejected
     candidates: Sequence[int] = range(len(survey.places))
-    if query.left_to_proxy:
+    if query.proxy_reason:
         return Verdict.NO_OVERRIDE, ()
     if not candidates:
         return (Verdict.UNAVAILABLE if rules.refuse else Verdict.NO_OVERRIDE), ()
@@ -393,7 +393,7 @@ def _overlaps_of(
     If an engine with several ranks chooses one itself, it may not be the one that holds the blocks;
     then the first pick's overlaps are those that any of its ranks holds.
     """
-    held, ranks = snapshot.held, snapshot.ranks
+    held, ranks = snapshot.overlaps, snapshot.ranks
     if not ranks:
         return held, None
     overlaps = [each[first] for each in held if first in each]
@@ -426,7 +426,7 @@ def _tokens_of(name: str, held: Sequence[Mapping[str, Overlap]]) -> tuple[int, i
 def _reason(
     query: Query, policy: str, verdict: Verdict, certain: int, uncertain: int, claimed: Claims
 ) -> str:
-    if verdict is not Verdict.STEER and not query.left_to_proxy:
+    if verdict is not Verdict.STEER and not query.proxy_reason:
         return "shed" if verdict is Verdict.SHED else "no_worker"
     if query.reason:
         return query.reason

@@ -134,11 +134,11 @@ def _prefill(decision: Decision) -> dict[str, Any] | None:
     split = decision.split
     if split is None:
         return None
-    costs = {"here": split.cost_here, "apart": split.cost_apart}
+    costs = {"here": split.cost_alone, "apart": split.cost_split}
     prefill = split.prefill
     shown: dict[str, Any] = {
         "pick": None if prefill is None else prefill.pick[0],
-        "why": split.why,
+        "why": split.reason,
         "cost": {name: None if cost is None else round(cost, 3) for name, cost in costs.items()},
     }
     if prefill is not None:
@@ -211,10 +211,10 @@ def _decided(decision: Decision) -> str:
 
 def _who_computes(split: Split) -> str:
     costs = ""
-    if split.cost_here is not None and split.cost_apart is not None:
-        costs = f" ({split.cost_here:.0f} here, {split.cost_apart:.0f} apart)"
+    if split.cost_alone is not None and split.cost_split is not None:
+        costs = f" ({split.cost_alone:.0f} here, {split.cost_split:.0f} apart)"
     who = "it" if split.prefill is None else split.prefill.pick[0]
-    return f"{who} computes the prompt: {split.why}{costs}"
+    return f"{who} computes the prompt: {split.reason}{costs}"
 
 
 def _overlap_sentence(decision: Decision) -> str:
@@ -235,7 +235,7 @@ def _overlap_sentence(decision: Decision) -> str:
 
 def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     worker = basis.workers[at]
-    overlaps = [each[worker.name] for each in basis.held if worker.name in each]
+    overlaps = [each[worker.name] for each in basis.overlaps if worker.name in each]
     claimed = basis.claims_on(worker.name)
     beyond = max(0.0, basis.belonging.credit.get(worker.name, 0.0) - claimed.saved)
     crowding = basis.crowding[at] if basis.crowding else None

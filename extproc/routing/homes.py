@@ -32,7 +32,7 @@ class _Home(Light, frozen=True, gc=False):
     is_counted: bool = False
 
     @property
-    def is_kept(self) -> bool:
+    def has_kept_cache(self) -> bool:
         """Returns whether the worker has kept its cache since."""
         return self.since > self.holdings.lost_at
 
@@ -75,8 +75,8 @@ class Homes:
         self.note(keys[1:], holdings, now)
         for key in keys[:1]:
             home = _Home(holdings, now, is_counted=True)
-            if home.is_kept:
-                holdings.conversations.seen(now)
+            if home.has_kept_cache:
+                holdings.conversations.count(now)
             self._put(key, home)
 
     def _put(self, key: int, home: _Home) -> None:
@@ -92,27 +92,27 @@ class Homes:
             if home is not None:
                 _leave(home)
 
-    def of(self, keys: Iterable[int], now: float) -> str:
+    def find_worker(self, keys: Iterable[int], now: float) -> str:
         """Returns the name of the worker at the first key that is known, "" if none is.
 
         A worker that lost its cache since is no conversation's home.
         """
-        return self.found(keys, now)[0]
+        return self.find(keys, now)[0]
 
-    def found(self, keys: Iterable[int], now: float) -> tuple[str, int]:
-        """Returns the same as `of`, and that key, 0 if none is known."""
+    def find(self, keys: Iterable[int], now: float) -> tuple[str, int]:
+        """Returns the same as `find_worker`, and that key, 0 if none is known."""
         homes = self._homes
         for key in keys:
             home = homes.get(key)
-            if home is not None and home.is_kept and now - home.since < HOME_SECONDS:
+            if home is not None and home.has_kept_cache and now - home.since < HOME_SECONDS:
                 return home.holdings.worker, key
         return "", 0
 
 
 def _leave(home: _Home) -> None:
     """Counts a conversation no longer at its worker; one that lost its cache has forgotten it."""
-    if home.is_counted and home.is_kept:
-        home.holdings.conversations.left(home.since)
+    if home.is_counted and home.has_kept_cache:
+        home.holdings.conversations.forget(home.since)
 
 
 def end_of(marks: Marks) -> tuple[int, ...]:

@@ -124,9 +124,9 @@ class EndpointLoad:
     a later worker at the same address starts with a new one.
 
     queued: its requests that are not known to be computed, oldest first; booked_tokens: their
-    uncached tokens. told: the last figures of each other router; shared, shared_tokens: the sums of
-    their requests and booked tokens. ahead_tokens: other routers' tokens after this router's last
-    request whose end of computing is announced: the next such request waits for them.
+    uncached tokens. gauges: the last figures of each other router; shared, shared_tokens: the sums
+    of their requests and booked tokens. ahead_tokens: other routers' tokens after this router's
+    last request whose end of computing is announced: the next such request waits for them.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
@@ -142,7 +142,7 @@ class EndpointLoad:
     shared: int = 0
     shared_tokens: int = 0
     ahead_tokens: float = 0.0
-    told: dict[str, GaugesOf] = field(default_factory=dict)
+    gauges: dict[str, GaugesOf] = field(default_factory=dict)
     speed: Speed["Booking"] = field(default_factory=Speed)
 
 
@@ -402,8 +402,8 @@ class Loads:
         if state is None:
             return False
         self.routers.add(router)
-        before = state.told.get(router, _NO_GAUGES)
-        state.told[router] = gauges
+        before = state.gauges.get(router, _NO_GAUGES)
+        state.gauges[router] = gauges
         state.shared += gauges.in_flight - before.in_flight
         state.shared_tokens += gauges.booked_tokens - before.booked_tokens
         backlog, lately = self._backlog(state, now), _faded(state, now)
@@ -427,19 +427,19 @@ class Loads:
     def in_flight_of(self, router: str) -> int:
         """Returns another router's requests in flight, as it reported."""
         states = self._endpoints.values()
-        return sum(told.in_flight for one in states if (told := one.told.get(router)))
+        return sum(told.in_flight for one in states if (told := one.gauges.get(router)))
 
     def forget(self, router: str, now: float) -> None:
         """Removes all figures of another router."""
         self.routers.discard(router)
         for state in self._endpoints.values():
-            before = state.told.pop(router, None)
+            before = state.gauges.pop(router, None)
             if before is not None:
                 state.shared -= before.in_flight
                 state.shared_tokens -= before.booked_tokens
                 _bound(state, self._backlog(state, now), now)
 
-    def speed_shown(self, endpoint: str) -> dict[str, float]:
+    def speed_as_json(self, endpoint: str) -> dict[str, float]:
         """Returns an endpoint's learned speed, its confidence, and the speed used in its cost."""
         speed = self._record(endpoint).speed
         used = self.load(endpoint, 0.0).slowness  # slowness does not depend on the time

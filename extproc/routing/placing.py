@@ -107,7 +107,7 @@ class Placing:
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
-        self.sent = ClaimTable(
+        self.claims = ClaimTable(
             secret if telling is None else telling.secret,
             policy.sent_bytes,
             Lifetimes(
@@ -144,12 +144,12 @@ class Placing:
         draining = self._fleet.draining()
         return Snapshot(
             workers=workers,
-            held=held,
+            overlaps=held,
             load=self.loads.load,
             policy=policy or policy_of(self._config, query.model, query.policy),
             turn=self.steered[query.model],
             rules=self._rules,
-            sent=self.sent,
+            claims=self.claims,
             state=state,
             block_size=self._fleet.block_size,
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
@@ -217,7 +217,7 @@ class Placing:
         keys = belonging.keys
         if not (decision.marks or keys):
             return
-        holdings, record = self._fleet.holdings(worker), self.sent.record
+        holdings, record = self._fleet.holdings(worker), self.claims.record
         if keys:
             self.homes.turn(keys, belonging.follows, holdings, now)
             self._homes[booking] = keys
@@ -255,7 +255,7 @@ class Placing:
         self._withdraw(claims)
         holdings = self._fleet.holdings(worker)
         self.homes.turn(self._homes.get(booking, ()), 0, holdings, now)
-        claims[:] = [self.sent.record(holdings, claim.marks, now) for claim in claims]
+        claims[:] = [self.claims.record(holdings, claim.marks, now) for claim in claims]
         if self._telling is not None:
             self._telling.begin(claims, endpoint, booking.uncached_tokens)
 
@@ -286,7 +286,7 @@ class Placing:
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            self.sent.withdraw(claim)
+            self.claims.withdraw(claim)
             if self._telling is not None:
                 self._telling.withdraw(claim)
 
@@ -295,6 +295,6 @@ class Placing:
         self.loads.end(booking, now)
         self._homes.pop(booking, None)
         for claim in self._claims.pop(booking, []):
-            self.sent.end(claim, now)
+            self.claims.end(claim, now)
             if self._telling is not None:
                 self._telling.end(claim)

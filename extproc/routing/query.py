@@ -62,7 +62,7 @@ class Query(Frozen, frozen=True):
     media; it is compared with earlier ones of the same adapter and salt (lora, salt; a salt of ""
     is unknown and matches none). media: that of the only prompt, None without any. unread_bytes:
     size of a body that was not read. reads_cache: False if the
-    worker will compute the whole prompt, whatever it holds. left_to_proxy: why the proxy chooses,
+    worker will compute the whole prompt, whatever it holds. proxy_reason: why the proxy chooses,
     "" if it does not. demand: which workers are allowed. policy: the policy named in its header, if
     that is configured. answers: how many answers it wants for each prompt. forms: the forms of the
     prompts that were tokenized here (`extproc.requests.prompt`), 0 if the client sent token ids.
@@ -81,7 +81,7 @@ class Query(Frozen, frozen=True):
     salt: str | None = None
     unread_bytes: int = 0
     reads_cache: bool = True
-    left_to_proxy: str = ""
+    proxy_reason: str = ""
     demand: Demand = ANY
     policy: str | None = None
     answers: int = 1
@@ -91,7 +91,7 @@ class Query(Frozen, frozen=True):
     previous: str = ""
     variants: Sequence[Variant] = ()
 
-    def told_to(self, worker: str) -> "Query":
+    def query_for(self, worker: str) -> "Query":
         """Returns the query as a worker's engine reads it."""
         for one in self.variants:
             if worker in one.workers:
@@ -125,8 +125,8 @@ def no_conversations(_: str, __: float) -> int:
 class Snapshot(Frozen, frozen=True):
     """Everything that a decision depends on besides the query and the time.
 
-    held: for each prompt, the overlaps of the workers that hold a part of it. load: returns the
-    load of an endpoint at a time. turn: decisions so far for this model. sent: the record of
+    overlaps: for each prompt, the overlaps of the workers that hold a part of it. load: returns the
+    load of an endpoint at a time. turn: decisions so far for this model. claims: the record of
     earlier requests. state: returns the state of a worker's feeds, by name. unfit: endpoints that
     get no requests, and why. ejected: failing endpoints, and why; picked only if no other is left.
     doubted: endpoints whose last answer failed or came from elsewhere; they compute prompts for
@@ -138,12 +138,12 @@ class Snapshot(Frozen, frozen=True):
     """
 
     workers: Sequence[Candidate]
-    held: Sequence[Mapping[str, Overlap]]
+    overlaps: Sequence[Mapping[str, Overlap]]
     load: Callable[[str, float], Load]
     policy: str
     turn: int
     rules: Policy = Policy()
-    sent: ClaimTable | None = None
+    claims: ClaimTable | None = None
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
     ejected: Mapping[str, str] = {}

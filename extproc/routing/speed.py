@@ -79,12 +79,12 @@ class Common:
     the time that all took, by the time that it should have taken.
     """
 
-    __slots__ = ("_at", "_has_news", "delay_seconds", "slowness")
+    __slots__ = ("_has_news", "_updated_at", "delay_seconds", "slowness")
 
     def __init__(self) -> None:
         self.delay_seconds = START_DELAY_SECONDS
         self.slowness = 1.0
-        self._at = -inf
+        self._updated_at = -inf
         self._has_news = False
 
     def note_measurement(self) -> None:
@@ -93,11 +93,11 @@ class Common:
 
     def is_due(self, now: float) -> bool:
         """Returns whether to compute the figures again: after measurements, twice a second."""
-        return self._has_news and not 0.0 <= now - self._at < COMMON_SECONDS
+        return self._has_news and not 0.0 <= now - self._updated_at < COMMON_SECONDS
 
     def update(self, speeds: Iterable["Speed[Any]"], now: float) -> None:
         """Computes the figures from the measurements of all workers."""
-        self._at, self._has_news = now, False
+        self._updated_at, self._has_news = now, False
         measured = [(each.slowness_alone, each) for each in speeds if each.measured_seconds]
         if not measured:
             return
@@ -156,16 +156,16 @@ class Speed(Generic[Key]):
     """
 
     __slots__ = (
-        "_at",
         "_at_end",
+        "_began_at",
         "_delay",
         "_fitted",
         "_is_spoiled",
-        "_since",
-        "_taken",
         "_unseen_until",
+        "_updated_at",
         "_was_idle",
         "_work",
+        "_work_taken",
         "confidence",
         "delay_seconds",
         "is_even",
@@ -179,12 +179,12 @@ class Speed(Generic[Key]):
         self.confidence = 0.0
         self.is_even = True
         self.waiting: dict[Key, tuple[float, bool]] = {}
-        self._since = 0.0
+        self._began_at = 0.0
         self._was_idle = True
         self._is_spoiled = False  # whether the work done since is unknown
         self._unseen_until = 0.0
-        self._at = 0.0
-        self._work = self._taken = 0.0
+        self._updated_at = 0.0
+        self._work = self._work_taken = 0.0
         self._fitted = 1.0
         self._at_end = 0.0
         self._delay = Delay()
@@ -193,7 +193,7 @@ class Speed(Generic[Key]):
     @property
     def measured_seconds(self) -> float:
         """Returns how long its measurements took, the older ones counting less; 0 without any."""
-        return self._taken
+        return self._work_taken
 
     @property
     def slowness_alone(self) -> float:
@@ -203,7 +203,7 @@ class Speed(Generic[Key]):
         """
         if self._at_end > AT_END_SHARE:
             return 1.0
-        slowness = (self._taken + START_SECONDS) / (self._work + START_SECONDS)
+        slowness = (self._work_taken + START_SECONDS) / (self._work + START_SECONDS)
         return min(max(MIN_SLOWNESS, slowness), MAX_SLOWNESS)
 
     @property
@@ -222,7 +222,7 @@ class Speed(Generic[Key]):
         if work <= LEAST_SECONDS:
             return
         if not self.waiting:
-            self._since, self._was_idle = now, True
+            self._began_at, self._was_idle = now, True
             self._is_spoiled = now < self._unseen_until
         self.waiting[key] = (work, is_sure)
 
@@ -252,10 +252,10 @@ class Speed(Generic[Key]):
         for earlier in list(takewhile(lambda one: one != key, self.waiting)):
             self.drop(earlier)  # it was not announced, so how much of it was computed is unknown
         work, is_sure = self.waiting.pop(key)
-        seconds = now - self._since
+        seconds = now - self._began_at
         if not self._is_spoiled and 0.0 <= seconds <= MAX_MEASURED_SECONDS:
             self._measure(work if is_sure else 0.0, seconds, now, common)
-        self._since, self._was_idle = now, False
+        self._began_at, self._was_idle = now, False
         self._is_spoiled = now < self._unseen_until
 
     def drop(self, key: Key) -> None:
@@ -269,17 +269,17 @@ class Speed(Generic[Key]):
 
     def look(self, now: float, common: Common) -> None:
         """Updates the speed: measurements fade with time, and the oldest prompt may be late."""
-        faded = exp(-max(0.0, now - self._at) / IDLE_SECONDS)
+        faded = exp(-max(0.0, now - self._updated_at) / IDLE_SECONDS)
         self.delay_seconds = self._delay.estimate(common.delay_seconds)
         self._fit(faded, common)
         if not self.waiting or self._is_spoiled or not self.confidence:
             return
         work = next(iter(self.waiting.values()))[0]
-        taken = min(now - self._since - self._late(), MAX_MEASURED_SECONDS)
+        taken = min(now - self._began_at - self._late(), MAX_MEASURED_SECONDS)
         if taken <= LATE * self._fitted * work + 2 * self.delay_seconds:
             return
         weight = work / (work + SHORT_SECONDS)
-        late = self._taken * faded + PRIOR_SECONDS * common.slowness + weight * taken
+        late = self._work_taken * faded + PRIOR_SECONDS * common.slowness + weight * taken
         late /= self._work * faded + PRIOR_SECONDS + weight * work
         self._set(max(self.slowness, late), self.confidence, common)
 
@@ -293,11 +293,11 @@ class Speed(Generic[Key]):
             self.delay_seconds = self._delay.estimate(common.delay_seconds)
         most = MAX_SURPRISE * self._fitted * (work + SHORT_SECONDS)
         taken = min(max(0.0, seconds - self._late()), most)
-        kept = exp(-taken / BUSY_SECONDS - max(0.0, now - self._at) / IDLE_SECONDS)
+        kept = exp(-taken / BUSY_SECONDS - max(0.0, now - self._updated_at) / IDLE_SECONDS)
         weight = work / (work + SHORT_SECONDS)
         self._work = kept * self._work + weight * work
-        self._taken = kept * self._taken + weight * taken
-        self._at = now
+        self._work_taken = kept * self._work_taken + weight * taken
+        self._updated_at = now
         common.note_measurement()
         self._fit(1.0, common)
 
@@ -307,7 +307,7 @@ class Speed(Generic[Key]):
             self._set(1.0, 0.0, common)
             return
         work = self._work * faded
-        fitted = self._taken * faded + PRIOR_SECONDS * common.slowness
+        fitted = self._work_taken * faded + PRIOR_SECONDS * common.slowness
         self._set(fitted / (work + PRIOR_SECONDS), work / (work + PRIOR_SECONDS), common)
         self._fitted = self.slowness
 

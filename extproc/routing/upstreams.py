@@ -63,7 +63,7 @@ class Outlier:
     failures: int = 0
     last_at: float = 0.0
     ejections: int = 0
-    until: float = 0.0
+    ejected_until: float = 0.0
 
     def note_answer(self, status: int, now: float) -> float | None:
         """Records a response's status: 429 and 5xx are failures, any other shows a sound worker.
@@ -77,21 +77,21 @@ class Outlier:
             return 0.0 if was_ejected else None
         self.failures += 1
         self.last_at = now
-        if self.failures < FAILURES_UNTIL_EJECTED or now < self.until:
+        if self.failures < FAILURES_UNTIL_EJECTED or now < self.ejected_until:
             return None
         seconds = min(MAX_EJECTED_SECONDS, EJECTED_SECONDS * 2.0**self.ejections)
         self.ejections += 1
-        self.until = now + seconds
+        self.ejected_until = now + seconds
         return seconds
 
     def forget(self) -> None:
         """Forgets all failures."""
         self.failures = self.ejections = 0
-        self.last_at = self.until = 0.0
+        self.last_at = self.ejected_until = 0.0
 
     def is_ejected(self, now: float) -> bool:
         """Returns whether it is ejected now."""
-        return bool(self.failures) and now < self.until
+        return bool(self.failures) and now < self.ejected_until
 
     def is_over(self, now: float) -> bool:
         """Returns whether its last failure was too long ago to count."""

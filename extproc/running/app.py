@@ -243,7 +243,9 @@ def _sharing(
 ) -> Sharing | None:
     if config.sharing is None or telling is None:
         return None
-    return Sharing(config.sharing, telling, workers.candidates, router.placing.sent, time.monotonic)
+    return Sharing(
+        config.sharing, telling, workers.candidates, router.placing.claims, time.monotonic
+    )
 
 
 def _show(made: Running) -> None:
@@ -298,7 +300,7 @@ def _admin(made: Running) -> Application:
     """Returns the application of the operator's HTTP server."""
     config, router, workers = made.config, made.router, made.workers
     member, listen = made.member, config.admin.listen
-    peers = {} if member is None else member.others(listen)
+    peers = {} if member is None else member.other_addresses(listen)
     admin = admin_application(
         router,
         workers,

@@ -49,8 +49,8 @@ class EndpointFiles:
         self._directory = directory
         self._lanes = lanes
         self._unplaced = unplaced
-        self._left: dict[str, list[Lane]] = {}
-        self._written: dict[str, frozenset[Lane]] = {}
+        self._former_lanes: dict[str, list[Lane]] = {}
+        self._written_lanes: dict[str, frozenset[Lane]] = {}
         self._next_change = next_change
         self._changed = next_change()
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class EndpointFiles:
         self._changed = self._next_change()
         for cluster in self._lanes():
             path = path_of(self._directory, cluster)
-            self._left[cluster] = await asyncio.to_thread(_read, path)
+            self._former_lanes[cluster] = await asyncio.to_thread(_read, path)
         await self._write()
         self._task = asyncio.create_task(self._keep_writing())
 
@@ -94,18 +94,18 @@ class EndpointFiles:
 
     async def _write_changed(self) -> str:
         fault = ""
-        for cluster, lanes in self._lanes_and_left().items():
-            if self._written.get(cluster) == lanes:
+        for cluster, lanes in self._lanes_to_write().items():
+            if self._written_lanes.get(cluster) == lanes:
                 continue
             path = path_of(self._directory, cluster)
             try:
                 await asyncio.to_thread(_put, path, cluster, lanes)
-                self._written[cluster] = lanes
+                self._written_lanes[cluster] = lanes
             except OSError as error:
                 fault = f"cannot write {path}: {error.strerror}"
         return fault
 
-    def _lanes_and_left(self) -> dict[str, frozenset[Lane]]:
+    def _lanes_to_write(self) -> dict[str, frozenset[Lane]]:
         """Returns the lanes to write; drops earlier ones that need not be kept any longer."""
         unplaced = self._unplaced()
         found: dict[str, frozenset[Lane]] = {}
@@ -113,10 +113,10 @@ class EndpointFiles:
             known = {lane.endpoint for lane in lanes}
             left = [
                 lane
-                for lane in self._left.get(cluster, ())
+                for lane in self._former_lanes.get(cluster, ())
                 if lane.endpoint not in known and (unplaced is None or lane.endpoint in unplaced)
             ]
-            self._left[cluster] = left
+            self._former_lanes[cluster] = left
             found[cluster] = frozenset((*lanes, *left))
         return found
 

@@ -62,8 +62,8 @@ class Sweeper:
         self._pending = pending
         self._collect = collect
         self._seconds = seconds
-        self._since = self._ended_at = seconds()
-        self._took = 0.0
+        self._began_at = self._ended_at = seconds()
+        self._sweep_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -88,16 +88,16 @@ class Sweeper:
         """
         began, pending = self._seconds(), self._pending()
         if not pending:
-            self._since = began
+            self._began_at = began
             return LOOK_SECONDS
         is_idle = late_seconds < BUSY_SECONDS
-        is_overdue = pending >= MOST_PENDING or began - self._since >= PATIENCE_SECONDS
+        is_overdue = pending >= MOST_PENDING or began - self._began_at >= PATIENCE_SECONDS
         parts = BUSY_PARTS if is_overdue else IDLE_PARTS
-        if not (is_idle or is_overdue) or began - self._ended_at < parts * self._took:
+        if not (is_idle or is_overdue) or began - self._ended_at < parts * self._sweep_seconds:
             return LOOK_AGAIN_SECONDS
         self._collect()
-        self._since = self._ended_at = self._seconds()
-        self._took = self._ended_at - began
+        self._began_at = self._ended_at = self._seconds()
+        self._sweep_seconds = self._ended_at - began
         return LOOK_SECONDS
 
     def _look_in(self, seconds: float) -> None:

@@ -99,7 +99,7 @@ class Member(NamedTuple):
             sharing=replace(sharing, name=name),
         )
 
-    def others(self, listen: str) -> dict[int, str]:
+    def other_addresses(self, listen: str) -> dict[int, str]:
         """Returns the addresses of the other processes by number; listen: this one's address."""
         host, port = address.parse(listen)
         first = str(address.Address(host, port - address.PORT_STEP * self.number))

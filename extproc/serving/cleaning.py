@@ -19,7 +19,7 @@ class Cleaning:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cleaning")
 
-    async def of(self, path: str, body: bytes) -> bytes | None:
+    async def clean(self, path: str, body: bytes) -> bytes | None:
         """Returns a body without such fields; the same object if it has none, None to refuse it.
 
         It yields None before it waits, as `Router.route` does.

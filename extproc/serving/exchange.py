@@ -85,7 +85,7 @@ class Service:
         self.cleaning = Cleaning()
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         header = config.policy.header
-        self.spoken = StreamSettings(
+        self.stream_settings = StreamSettings(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=Budget(_BODIES_BYTES),
             names_model=len(config.models) > 1,
@@ -138,8 +138,8 @@ class Passage(Record, eq=False):
 
     booking: None if it is no worker's load. account: of the response, None if that is not shown.
     scanner: of a response that may show a model's work, None if it is a known API's. awaits_server:
-    whether the proxy still has to report which endpoint answered. is_kept: whether it is remembered
-    which worker keeps the response, for requests that continue it.
+    whether the proxy still has to report which endpoint answered. is_remembered: whether it is
+    remembered which worker keeps the response, for requests that continue it.
     """
 
     decision: Decision
@@ -147,7 +147,7 @@ class Passage(Record, eq=False):
     account: Account | None = None
     scanner: UsageScanner | None = None
     awaits_server: bool = False
-    is_kept: bool = False
+    is_remembered: bool = False
 
 
 class Exchange:
@@ -165,7 +165,7 @@ class Exchange:
         self._wants_status = not service.accounts and (
             self._accounts or service.router.wants_status()
         )
-        self._stream = Stream(service.spoken, wants_status=self._wants_status)
+        self._stream = Stream(service.stream_settings, wants_status=self._wants_status)
         self._began_at = service.monotonic()
         self.phase = Phase.WAITING
         self._passage: Passage | None = None
@@ -205,7 +205,7 @@ class Exchange:
         body = ask.body
         if body is None or ask.wants_endpoint:
             return ask
-        cleaned = await self._service.cleaning.of(ask.head.path, body)
+        cleaned = await self._service.cleaning.clean(ask.head.path, body)
         if cleaned is None or cleaned is body:
             return ask if cleaned is body else None
         return msgspec.structs.replace(ask, body=cleaned)
@@ -246,9 +246,11 @@ class Exchange:
         if passage.awaits_server and decision.is_steered:
             service.router.deliveries.note_unreported(decision.model)
         if passage.scanner is not None and passage.scanner.usage.form:
-            service.spoken.learned.learn(self._stream.head.path)
+            service.stream_settings.learned.learn(self._stream.head.path)
         outcome = None
-        if passage.account is not None and (self._always_shown or self._stream.response_head):
+        if passage.account is not None and (
+            self._sees_every_response or self._stream.response_head
+        ):
             outcome = passage.account.outcome()
             service.metrics.observe_outcome(outcome)
             service.router.note_usage(outcome)
@@ -294,12 +296,12 @@ class Exchange:
             named = endpoints_named(service.config.policy, is_duplex=is_duplex)
             destination = ",".join(decision.pick[:named])
         else:
-            rank, destination = None, self._left_to(passage)
+            rank, destination = None, self._proxy_endpoint(passage)
         placement = Placement(destination, decision.model or "", rank)
         if service.legs is None:
             return placement
         body = None if ask.wants_endpoint else ask.body
-        legs = service.legs.of(decision, ask.head.path, body)
+        legs = service.legs.announce(decision, ask.head.path, body)
         if legs is None:
             return None
         said, changed = legs
@@ -322,17 +324,17 @@ class Exchange:
         if sees_responses:
             passage.account = Account(decision, router.watched.compared(booking), self._began_at)
 
-    def _left_to(self, passage: Passage) -> str:
+    def _proxy_endpoint(self, passage: Passage) -> str:
         """Returns the endpoint for an unsteered request; "" if the proxy chooses by itself."""
         if not self._stream.is_duplex or passage.booking is None:
             return ""
         endpoint = self._service.router.any_endpoint(passage.decision, passage.booking)
         if passage.account is not None:
-            passage.account.left_to(endpoint)
+            passage.account.note_proxy_endpoint(endpoint)
         return endpoint
 
     @property
-    def _always_shown(self) -> bool:
+    def _sees_every_response(self) -> bool:
         """Whether the proxy sends every response, so that a missing one means there was none."""
         return self._service.accounts or self._stream.is_duplex
 
@@ -376,5 +378,7 @@ class Exchange:
         if message.HasField("response_body") and head is not None and head.is_readable:
             body = message.response_body
             account.read(body.body, self._service.monotonic(), is_last=body.end_of_stream)
-            if self._stream.head.path == RESPONSES_PATH and not passage.is_kept:
-                passage.is_kept = self._service.router.keeps(account.worker, account.response_id)
+            if self._stream.head.path == RESPONSES_PATH and not passage.is_remembered:
+                passage.is_remembered = self._service.router.keeps(
+                    account.worker, account.response_id
+                )

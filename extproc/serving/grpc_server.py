@@ -157,7 +157,7 @@ class GrpcServer:
     async def _check(
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> HealthCheckResponse:
-        status = self._health.of(request.service)
+        status = self._health.status_of(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return HealthCheckResponse(status=status)
@@ -167,7 +167,7 @@ class GrpcServer:
     ) -> AsyncIterator[HealthCheckResponse]:
         last = None
         while True:
-            status = self._health.of(request.service)
+            status = self._health.status_of(request.service)
             if status != last:
                 last = status
                 yield HealthCheckResponse(status=status)

@@ -30,7 +30,7 @@ class Health:
         self.is_stopping = False
         self._is_ready = is_ready
 
-    def of(self, service: str) -> ServingStatus:
+    def status_of(self, service: str) -> ServingStatus:
         """Returns the status of a service; SERVICE_UNKNOWN if the name is unknown."""
         if service == LIVENESS:
             return HealthCheckResponse.SERVING

@@ -157,7 +157,7 @@ class Call(ABC):
         # usually nothing is kept, and two queues would be most of a call's memory
         self._messages: deque[bytes | Parts] = _NOTHING
         self._unread: deque[bytes] = _NOTHING
-        self._kept_bytes = 0
+        self._buffered_bytes = 0
         self._queued = 0
         self._used_bytes = 0
         self._charged = CALL_BYTES
@@ -193,7 +193,7 @@ class Call(ABC):
         return self._awaited is not None or self._queued > _MAX_QUEUED_BYTES
 
     @property
-    def is_held_back(self) -> bool:
+    def has_unread(self) -> bool:
         """Whether bytes are kept that `go_on` can take as soon as the call is not busy."""
         return bool(self._messages or self._unread) or self.state in AFTER_TAKEN
 
@@ -208,28 +208,28 @@ class Call(ABC):
             self.go_on()
         elif self._messages or self._unread or self.is_busy:
             self._unread = _appended(self._unread, bytes(data))
-            self._kept_bytes += len(data) + _PIECE_BYTES
+            self._buffered_bytes += len(data) + _PIECE_BYTES
             self._charge()
         else:
             self.guarded(self._read, data)
             if is_last or self._messages:
                 self.go_on()
-            elif self._reader.held or self._charged > CALL_BYTES:
+            elif self._reader.buffered_bytes or self._charged > CALL_BYTES:
                 self._charge()
             else:
                 return False
-        return self.state is not OVER and self.is_held_back
+        return self.state is not OVER and self.has_unread
 
     def go_on(self) -> None:
         """Takes the bytes that were kept while the call was busy, until it is busy again."""
         while not self.is_busy:  # nothing is kept of a call that is over
             if self._messages:
                 message = self._messages.popleft()
-                self._kept_bytes -= len(message) + _PIECE_BYTES
+                self._buffered_bytes -= len(message) + _PIECE_BYTES
                 self.guarded(self.take, message)
             elif self._unread:
                 piece = self._unread.popleft()
-                self._kept_bytes -= len(piece) + _PIECE_BYTES
+                self._buffered_bytes -= len(piece) + _PIECE_BYTES
                 self.guarded(self._read, piece)
             else:
                 if self.state in AFTER_TAKEN:
@@ -263,7 +263,7 @@ class Call(ABC):
     def tick(self, most: int) -> None:
         """Called every 5 s: ends a call if its first message is missing, or another one is
         incomplete, for more than `most` ticks."""
-        if self.state is not OPENED and not self._reader.held:
+        if self.state is not OPENED and not self._reader.buffered_bytes:
             self._owed_ticks = 0
             return
         self._owed_ticks += 1
@@ -292,12 +292,12 @@ class Call(ABC):
             for later in messages[1:]:
                 kept = later if isinstance(later, Parts) else bytes(later)
                 self._messages = _appended(self._messages, kept)
-                self._kept_bytes += len(later) + _PIECE_BYTES
+                self._buffered_bytes += len(later) + _PIECE_BYTES
             self.take(messages[0])
 
     def _end(self) -> None:
         self.state = AFTER_TAKEN[self.state]
-        if self._reader.held:
+        if self._reader.buffered_bytes:
             raise CallError(Status.INTERNAL, "the last message is incomplete")
         self.end()
 
@@ -305,7 +305,7 @@ class Call(ABC):
         """Books the kept bytes; ends the call if there is no room for them."""
         if self.state is OVER:
             return
-        more = CALL_BYTES + self._kept_bytes + self._reader.held - self._charged
+        more = CALL_BYTES + self._buffered_bytes + self._reader.buffered_bytes - self._charged
         if more < 0:
             self._wire.budget.give_back(-more)
         elif not self._wire.budget.take(more):
@@ -326,7 +326,7 @@ class ExtProcCall(Call):
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         super().__init__(wire, stream_id)
         self._metrics = service.metrics
-        self._encoded = service.spoken.phrases.encoded
+        self._encoded = service.stream_settings.phrases.encoded
         self._joining = service.joining
         self._exchange = service.open(traceparent)
 
@@ -437,7 +437,7 @@ class HealthCall(Call):
     def _status(self) -> ServingStatus:
         if self._question is None:
             raise CallError(Status.INTERNAL, "no message")
-        return self._health.of(self._question)
+        return self._health.status_of(self._question)
 
     def _tell(self, status: ServingStatus) -> None:
         self.answer(HealthCheckResponse(status=status).SerializeToString())
@@ -448,14 +448,14 @@ class WatchCall(HealthCall):
 
     def __init__(self, wire: Wire, stream_id: int, health: Health) -> None:
         super().__init__(wire, stream_id, health)
-        self._told: ServingStatus | None = None
+        self._sent_status: ServingStatus | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
         """Answers now, and again whenever the health has changed."""
         status = self._status()
-        if status != self._told:
-            self._told = status
+        if status != self._sent_status:
+            self._sent_status = status
             self._tell(status)
             self._wire.flush()
         if self._health.is_stopping:

@@ -74,7 +74,7 @@ class LeanConnection(asyncio.Protocol):
         self._host = host
         self.http2 = Connection(host.limits, host.cache, host.budget)
         self._calls: dict[int, Call] = {}
-        self._held_back: dict[int, Call] = {}
+        self._paused_calls: dict[int, Call] = {}
         self._paused_ticks: int | None = None
         self._is_closing = False
         self._ending: asyncio.TimerHandle | None = None  # writes the ends that were kept back
@@ -95,7 +95,7 @@ class LeanConnection(asyncio.Protocol):
             if isinstance(event, Received):
                 call = self._calls.get(event.stream_id)
                 if call is not None and call.receive(event.data, is_last=event.is_last):
-                    self._held_back[event.stream_id] = call
+                    self._paused_calls[event.stream_id] = call
             elif isinstance(event, Opened):
                 self._open(event)
             else:
@@ -177,8 +177,8 @@ class LeanConnection(asyncio.Protocol):
 
     def finish(self, stream_id: int, block: bytes) -> None:
         """Ends a call's answer with its last header block, and forgets the call."""
-        if self._held_back:
-            self._held_back.pop(stream_id, None)
+        if self._paused_calls:
+            self._paused_calls.pop(stream_id, None)
         self.http2.end(stream_id, block, is_due=block is not OK_TRAILERS)
         if self._calls.pop(stream_id, None) is not None and not self._calls:
             self._host.note_rest(self)
@@ -189,13 +189,13 @@ class LeanConnection(asyncio.Protocol):
             return
         http2 = self.http2
         is_over = not self._calls and http2.is_over
-        if not (http2.is_due or self._held_back or is_over):
+        if not (http2.is_due or self._paused_calls or is_over):
             if http2.unsent and self._ending is None:
                 loop = asyncio.get_running_loop()
                 self._ending = loop.call_later(END_SECONDS, self._write_ends)
             return
         self._write()
-        while self._held_back and self._release():
+        while self._paused_calls and self._release():
             self._write()
         if http2.fault is not None:
             log.warning("connection ended: %s", http2.fault)
@@ -216,11 +216,11 @@ class LeanConnection(asyncio.Protocol):
 
     def _release(self) -> bool:
         """Lets held-back calls continue; returns whether there were any."""
-        able = [(number, one) for number, one in self._held_back.items() if not one.is_busy]
+        able = [(number, one) for number, one in self._paused_calls.items() if not one.is_busy]
         for stream_id, call in able:
             call.go_on()
-            if not call.is_held_back:
-                self._held_back.pop(stream_id, None)
+            if not call.has_unread:
+                self._paused_calls.pop(stream_id, None)
         return bool(able)
 
     def _linger(self) -> None:
@@ -253,7 +253,7 @@ class LeanConnection(asyncio.Protocol):
             call.receive(b"", is_last=True)
 
     def _abort(self, stream_id: int) -> None:
-        self._held_back.pop(stream_id, None)
+        self._paused_calls.pop(stream_id, None)
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.abort()
@@ -303,9 +303,9 @@ class LeanServer:
         )
         self._connections: dict[LeanConnection, None] = {}  # the longest idle one first
         self._coming = 0
-        self._is_full_told = False
+        self._has_warned_full = False
         self._faults: Counter[str] = Counter()
-        self._all_left = asyncio.Event()
+        self._all_gone = asyncio.Event()
         # uvloop closes a listening server that nothing refers to
         self._server: asyncio.Server | None = None
         self._tls: TlsListener | None = None
@@ -348,7 +348,7 @@ class LeanServer:
         faults = dict(self._faults)
         if self._certificates is not None and self._certificates.failed_handshakes:
             faults["TLS_HANDSHAKE"] = self._certificates.failed_handshakes
-        return ServerFigures(len(self._connections), faults, self._host.budget.held)
+        return ServerFigures(len(self._connections), faults, self._host.budget.used_bytes)
 
     async def _listen(self) -> None:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()
@@ -366,8 +366,8 @@ class LeanServer:
 
     async def _empty(self) -> None:
         while self._connections:
-            self._all_left.clear()
-            await self._all_left.wait()
+            self._all_gone.clear()
+            await self._all_gone.wait()
 
     def _accept(self) -> asyncio.Protocol:
         if not self._has_room():
@@ -398,9 +398,9 @@ class LeanServer:
         return True
 
     def _tell_full(self) -> None:
-        if self._is_full_told:
+        if self._has_warned_full:
             return
-        self._is_full_told = True
+        self._has_warned_full = True
         log.warning(
             "%d connections are open, which is the limit: each new one closes an idle one"
             " from now on; this is logged once",
@@ -432,7 +432,7 @@ class LeanServer:
         self._connections.pop(connection, None)
         if connection.fault is not None:
             self._faults[connection.fault.name] += 1
-        self._all_left.set()
+        self._all_gone.set()
 
     def _route(self, wire: LeanConnection, stream_id: int, head: RequestHead) -> Call | None:
         if head.path == _PROCESS:

@@ -65,11 +65,11 @@ class Queries:
     ) -> None:
         self._models = models
         self._tokens = tokens
-        self._spoken = spoken
+        self._dialects_of = spoken
         self._names_sessions = names_sessions
         self._media = media or MediaKnowledge(b"")
 
-    async def of(self, ask: Ask, course: Course) -> Query:
+    async def make_query(self, ask: Ask, course: Course) -> Query:
         """Returns the query for a request; waits only for work that takes a millisecond or more.
 
         course: notes the ends of the request's phases.
@@ -81,7 +81,7 @@ class Queries:
         # most requests end here
         if not query.forms & BY_RELEASE or query.model is None:
             return query
-        others = self._spoken(query.model).others
+        others = self._dialects_of(query.model).rest
         return await self._with_variants(query, others, path, body) if others else query
 
     async def _first(self, path: str, body: bytes, course: Course) -> Query:
@@ -99,7 +99,7 @@ class Queries:
     def _speaks(self, name: str | None) -> Dialect:
         """Returns the dialect in which a request is read first, by the name of its model."""
         served = self._models.find(name)
-        return NEWEST if served is None else self._spoken(served.model).first
+        return NEWEST if served is None else self._dialects_of(served.model).first
 
     async def _with_variants(
         self,
@@ -114,12 +114,14 @@ class Queries:
         """
         variants = []
         for dialect, workers in others:
-            prompts, forms = await self._said(dialect, path, body)
+            prompts, forms = await self._prompts_in(dialect, path, body)
             if prompts != query.prompts or forms != query.forms:
                 variants.append(Variant(workers, prompts, forms))
         return msgspec.structs.replace(query, variants=variants)
 
-    async def _said(self, dialect: Dialect, path: str, body: bytes) -> tuple[Sequence[Prompt], int]:
+    async def _prompts_in(
+        self, dialect: Dialect, path: str, body: bytes
+    ) -> tuple[Sequence[Prompt], int]:
         """Returns a request's prompts in a dialect, and their forms; none if it is not keyed."""
         held = ThreadUse()
 
@@ -127,11 +129,11 @@ class Queries:
             read = self._read(path, body, lambda _: dialect)
             if isinstance(read, Query):
                 return read
-            tokens = self._tokens.here(read[0], read[1].model, held)
+            tokens = self._tokens.tokenize_inline(read[0], read[1].model, held)
             return None if tokens is None else _keyed(*read, tokens)
 
         try:
-            query = await self._tokens.apart(read_and_tokenized, len(body), held)
+            query = await self._tokens.run_in_thread(read_and_tokenized, len(body), held)
         except (RequestError, TimeoutError):
             query = None
         return (query.prompts, query.forms) if query is not None else ((), 0)
@@ -187,7 +189,7 @@ class Queries:
         """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
         held = ThreadUse()
         try:
-            read, body, course.parsed_at = await self._tokens.apart(
+            read, body, course.parsed_at = await self._tokens.run_in_thread(
                 partial(self._read_and_tokenized, path, body, course, held), len(body), held
             )
         except TimeoutError:
@@ -210,7 +212,7 @@ class Queries:
             return read, body, parsed_at
         request, served = read
         try:
-            tokens = self._tokens.here(request, served.model, held)
+            tokens = self._tokens.tokenize_inline(request, served.model, held)
             if tokens is not None:
                 return self._keyed(request, served, tokens, body), body, parsed_at
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
@@ -229,7 +231,7 @@ class Queries:
 
     async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Query:
         try:
-            tokens = await self._tokens.of(request, served.model, len(body))
+            tokens = await self._tokens.tokenize(request, served.model, len(body))
             return self._keyed(request, served, tokens, body)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             outline = await self._outlined(body, error)
@@ -241,7 +243,7 @@ class Queries:
             return self._outline_of(body)
         if isinstance(error, RequestError) and error.reason != "too_many_waiting":
             with suppress(TimeoutError, RequestError):
-                return await self._tokens.apart(partial(self._outline_of, body), len(body))
+                return await self._tokens.run_in_thread(partial(self._outline_of, body), len(body))
         return beginning_of(body)
 
     def _keyed(self, request: InferenceRequest, served: Served, keyed: Keyed, body: bytes) -> Query:
@@ -302,18 +304,18 @@ def stand_ins_in(request: InferenceRequest) -> int:
 def _unread(ask: Ask) -> Query:
     """Returns the query for a request whose body is not read, weighed by its length if known."""
     if ask.reason == NOT_INFERENCE and not ask.wants_endpoint:
-        return Query(None, reason=ask.reason, left_to_proxy=CALLS_NO_MODEL)
+        return Query(None, reason=ask.reason, proxy_reason=CALLS_NO_MODEL)
     if ask.reason in ("no_body", NOT_INFERENCE):
         return Query(None, reason=ask.reason)
     finds_model = FINDS_MODEL if ask.proxy_finds_model else ""
     if ask.reason not in UNREAD:
-        return Query(None, reason=ask.reason, left_to_proxy=finds_model)
+        return Query(None, reason=ask.reason, proxy_reason=finds_model)
     length = ask.head.content_length
     return Query(
         None,
         reason=ask.reason,
         unread_bytes=MAX_UNREAD_BYTES if length is None else length,
-        left_to_proxy=finds_model,
+        proxy_reason=finds_model,
     )
 
 

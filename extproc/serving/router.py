@@ -95,7 +95,7 @@ class Router:
         self._queries = Queries(
             self._models,
             self._tokens,
-            workers.candidates.spoken,
+            workers.candidates.dialects_of,
             self.media,
             names_sessions=names_sessions,
         )
@@ -133,7 +133,7 @@ class Router:
         course = Course(self._monotonic, traceparent)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        query = await self._queries.of(ask, course)
+        query = await self._queries.make_query(ask, course)
         if self.steering.is_partial:
             decision, query = await self._decide_side(ask, query, course)
         else:
@@ -159,7 +159,7 @@ class Router:
     def _book(self, decision: Decision, query: Query, now: float) -> Booking | None:
         """Books a request where it was decided to go; returns the booking, if there is a load."""
         if query.variants:
-            query = query.told_to((decision.prefill or decision).worker)
+            query = query.query_for((decision.prefill or decision).worker)
         if not decision.is_steered:
             self.unsteered[decision.model] += 1
             booking = self.placing.note(decision, now)
@@ -179,7 +179,7 @@ class Router:
         if unkeyed:
             ask = Ask(head, None, unkeyed)
         course = Course(self._monotonic)
-        query = await self._queries.of(ask, course)
+        query = await self._queries.make_query(ask, course)
         if self.steering.is_partial:
             decision, _ = await self._decide_side(ask, query, course)
         else:
@@ -191,7 +191,7 @@ class Router:
         if not query.forms:
             return self._candidates.state
         proofs = self._proofs
-        return lambda worker: proofs.of(query.told_to(worker).forms).state(worker)
+        return lambda worker: proofs.trust_for(query.query_for(worker).forms).state(worker)
 
     def is_hung(self, model: str) -> bool:
         """Returns whether a model's template or tokenizer did not come back, and runs no more."""
@@ -323,7 +323,7 @@ class Router:
             else:
                 with suppress(TimeoutError, RequestError):  # then the side is random
                     read = partial(beginning_of, path, body)
-                    beginning = await self._tokens.apart(read, len(body))
+                    beginning = await self._tokens.run_in_thread(read, len(body))
         return self.steering.steers(hash_of(beginning), self._rng.random())
 
     async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
@@ -353,12 +353,12 @@ class Router:
             )
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
-        trusted = self._proofs.of(query.forms) if query.forms else candidates
+        trusted = self._proofs.trust_for(query.forms) if query.forms else candidates
         held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
         if query.variants and query.reads_cache:
             held, trusted = by_variant(query, held, trusted, self._proofs)
         now = course.note_looked_up() if held else self._monotonic()
-        workers = candidates.of(query.model or self._models.default)
+        workers = candidates.list_for(query.model or self._models.default)
         snapshot = self.placing.snapshot(query, workers, held, trusted.state, now)
         if candidates.has_roles or self._disaggregator.pulls:
             step, has_roles = self._disaggregator, candidates.has_roles
@@ -371,9 +371,9 @@ class Router:
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
             return None
         picked = decision.prefill or decision
-        if self._proofs.of(query.forms).state(picked.worker) != FeedState.LIVE:
+        if self._proofs.trust_for(query.forms).state(picked.worker) != FeedState.LIVE:
             return None
-        overlap, tokens = picked.basis.held[0].get(picked.worker), prompts[0].tokens
+        overlap, tokens = picked.basis.overlaps[0].get(picked.worker), prompts[0].tokens
         if overlap is None:
             is_announced = usable_tokens(tokens, self._candidates.block_size(picked.worker)) > 0
             return prompts[0] if is_announced else None

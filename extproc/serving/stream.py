@@ -254,7 +254,7 @@ class CollectedBody:
         self._join_small()
         self._pieces.append(piece)
 
-    def whole(self) -> bytes:
+    def join(self) -> bytes:
         """Returns the whole body; copies it only if it has more than one piece."""
         self._join_small()
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -341,8 +341,8 @@ class Stream:
         self.response_head: ResponseHead | None = None
         self.is_duplex = self._echoes_response = spoken.dialect == "epp"
         self._mode: int = _DUPLEX if self.is_duplex else ProcessingMode.BUFFERED
-        self._told_mode: int | None = None
-        self._spoken = spoken
+        self._announced_mode: int | None = None
+        self._settings = spoken
         self._wants_status = wants_status
         self._reads_usage = spoken.reads_usage
         self._head = _NO_HEAD
@@ -385,7 +385,7 @@ class Stream:
 
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
-        spoken = self._spoken
+        spoken = self._settings
         names_model, owned = spoken.names_model, spoken.owned
         self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
         if self._asked_with == "request_body" and not self.is_duplex:
@@ -394,7 +394,7 @@ class Stream:
         common = say.pick_of(placement, names_model=names_model, owned=owned)
         if self._asked_with == "request_headers" or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
-            may_ask = self._told_mode is not None and not self.is_duplex
+            may_ask = self._announced_mode is not None and not self.is_duplex
             first = say.headers_placed(
                 common,
                 without_body=without_body,
@@ -424,23 +424,23 @@ class Stream:
         self._mode, response_mode = told.request_body_mode, told.response_body_mode
         if _GRPC in (self._mode, response_mode):
             raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
-        if self._spoken.dialect == "buffered" and _DUPLEX in (self._mode, response_mode):
+        if self._settings.dialect == "buffered" and _DUPLEX in (self._mode, response_mode):
             raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
-        self._told_mode = self._mode
+        self._announced_mode = self._mode
         self.is_duplex = self._mode == _DUPLEX
         self._echoes_response = response_mode == _DUPLEX
 
     def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
         self.state = State.ASKED
         self._asked_with = kind
-        finds_model = self._spoken.names_model and not self.is_duplex
+        finds_model = self._settings.names_model and not self.is_duplex
         return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
     def _request_headers(self, message: ProcessingRequest) -> Step:
-        spoken = self._spoken
+        spoken = self._settings
         self._head = head = head_of(message, spoken.policy_header, spoken.naming)
         self._is_last = message.request_headers.end_of_stream
-        learned = self._spoken.learned
+        learned = self._settings.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)
         if unkeyed:
             self._reads_usage &= unkeyed == NOT_INFERENCE
@@ -454,11 +454,11 @@ class Stream:
         self.state = State.BODY
         if self.is_duplex:
             return []
-        return [self._spoken.phrases.go_on(self._told_mode if self._wants_status else None)]
+        return [self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)]
 
     def _is_cleaned(self, head: Head) -> bool:
         """Returns whether a body is needed only to be cleaned; those of audio are not."""
-        if self.is_duplex or not self._spoken.cleans or head.path.startswith(_AUDIO):
+        if self.is_duplex or not self._settings.cleans or head.path.startswith(_AUDIO):
             return False
         return not self._reason_without_body(head)
 
@@ -466,7 +466,7 @@ class Stream:
         """Returns why a request is placed on its headers, "" if its body is needed."""
         if self._is_last:
             return "no_body"
-        if head.content_length is not None and head.content_length > self._spoken.max_body_bytes:
+        if head.content_length is not None and head.content_length > self._settings.max_body_bytes:
             return "body_too_large"
         is_read = self.is_duplex or self._mode in say.WHOLE_BODY_MODES
         return "" if is_read else "body_not_buffered"
@@ -475,7 +475,7 @@ class Stream:
         if self.is_duplex:
             return self._collect(message)
         body, length = self._body_of(message), self._head.content_length
-        if len(body) > self._spoken.max_body_bytes:
+        if len(body) > self._settings.max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
         if length is not None and len(body) < length and not message.request_body.end_of_stream:
             return self._ask("request_body", None, "body_not_buffered")  # BUFFERED_PARTIAL
@@ -490,11 +490,11 @@ class Stream:
         self._is_last = message.request_body.end_of_stream
         body = self._collected
         if body is None:
-            body = self._collected = CollectedBody(self._spoken.bodies)
+            body = self._collected = CollectedBody(self._settings.bodies)
         has_room = body.add(self._body_of(message))
-        if not has_room or body.size_bytes > self._spoken.max_body_bytes:
+        if not has_room or body.size_bytes > self._settings.max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
-        return self._ask("request_body", body.whole()) if self._is_last else []
+        return self._ask("request_body", body.join()) if self._is_last else []
 
     def _collected_echo(self) -> Answers:
         pieces = self._collected.take() if self._collected is not None else []
@@ -527,7 +527,7 @@ class Stream:
         """Handles trailers before the body's end is known; in dialect A, there is no body then."""
         self._is_last = True
         if self._collected is not None and self._collected.size_bytes:
-            return self._ask("request_trailers", self._collected.whole())
+            return self._ask("request_trailers", self._collected.join())
         return self._ask("request_trailers", None, "no_body")
 
     def _request_trailers_after_pick(self, _: ProcessingRequest) -> Step:

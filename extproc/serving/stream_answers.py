@@ -54,12 +54,12 @@ class Phrases:
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._known: dict[Placement | int | None, ProcessingResponse] = {}
+        self._answers: dict[Placement | int | None, ProcessingResponse] = {}
         self._encoded: dict[int, bytes] = {}  # by the identity of a cached message
 
     def go_on(self, body_mode: int | None) -> ProcessingResponse:
         """Returns the answer of `request_headers_go_on`."""
-        known = self._known.get(body_mode)
+        known = self._answers.get(body_mode)
         return self._keep(body_mode, request_headers_go_on(body_mode)) if known is None else known
 
     def body_placed(
@@ -71,7 +71,7 @@ class Phrases:
         """
         # an answer for only one request is not cached
         is_its_own = placement.body is not None or bool(placement.legs)
-        known = None if is_its_own else self._known.get(placement)
+        known = None if is_its_own else self._answers.get(placement)
         if known is not None:
             return known
         common = pick_of(placement, names_model=names_model, owned=owned)
@@ -84,10 +84,10 @@ class Phrases:
         return answer.SerializeToString() if known is None else known
 
     def _keep(self, key: Placement | int | None, answer: ProcessingResponse) -> ProcessingResponse:
-        if len(self._known) >= self._most:
+        if len(self._answers) >= self._most:
             self._encoded.clear()
-            self._known.clear()
-        self._known[key] = answer
+            self._answers.clear()
+        self._answers[key] = answer
         self._encoded[id(answer)] = answer.SerializeToString()
         return answer
 

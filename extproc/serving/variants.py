@@ -11,7 +11,7 @@ Held = Mapping[str, Overlap]
 
 
 class _Proofs(Protocol):
-    def of(self, forms: int) -> Trust:
+    def trust_for(self, forms: int) -> Trust:
         """Returns the trust in workers for a request of these forms."""
 
 
@@ -23,10 +23,10 @@ def by_variant(
     held, trusted: for the query's own prompts and forms. A worker that cannot be told the request
     in tokens holds nothing of it.
     """
-    own = {worker: proofs.of(one.forms) for one in query.variants for worker in one.workers}
+    own = {worker: proofs.trust_for(one.forms) for one in query.variants for worker in one.workers}
     merged = [{name: of for name, of in one.items() if name not in own} for one in held]
     for variant in query.variants:
-        trust = proofs.of(variant.forms)
+        trust = proofs.trust_for(variant.forms)
         for place, prompt in zip(merged, variant.prompts, strict=False):
             found = trust.overlaps(prompt).items()
             place |= {name: of for name, of in found if name in variant.workers}
@@ -41,10 +41,10 @@ class _ByWorker:
 
     def __init__(self, own: Mapping[str, Trust], others: Trust) -> None:
         self._own = own
-        self._others = others
+        self._default = others
 
     def overlaps(self, prompt: Prompt) -> Held:
-        return self._others.overlaps(prompt)
+        return self._default.overlaps(prompt)
 
     def state(self, worker: str) -> str:
-        return self._own.get(worker, self._others).state(worker)
+        return self._own.get(worker, self._default).state(worker)

@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, proofs: Proofs, *, compares: bool) -> None:
         self._proofs = proofs
         self._compares = compares
-        self._sent: dict[Booking, tuple[str, SentRequest]] = {}
+        self._pending: dict[Booking, tuple[str, SentRequest]] = {}
         self._compared: dict[Booking, tuple[Prompt, int]] = {}
 
     def begin(self, decision: Decision, query: Query, booking: Booking) -> None:
@@ -35,13 +35,13 @@ class Watched:
     def _note_sent(self, decision: Decision, query: Query, booking: Booking) -> None:
         worker, prompt = decision.worker, query.prompts[0]
         try:
-            overlap = decision.basis.held[0].get(worker)
-            sent = self._proofs.sent(worker, prompt, query.forms, overlap)
+            overlap = decision.basis.overlaps[0].get(worker)
+            sent = self._proofs.note_sent(worker, prompt, query.forms, overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already
             tell_fault(log, "token check failed with %s", error)
             return
         if sent is not None:
-            self._sent[booking] = worker, sent
+            self._pending[booking] = worker, sent
 
     def compared(self, booking: Booking) -> tuple[Prompt, int] | None:
         """Returns the prompt of a request whose reported usage is compared with the prediction.
@@ -52,13 +52,13 @@ class Watched:
 
     def drop(self, booking: Booking) -> None:
         """Gives up looking up a request that its worker did not compute."""
-        sent = self._sent.pop(booking, None)
+        sent = self._pending.pop(booking, None)
         if sent is not None:
             self._proofs.dropped(*sent)
 
     def end(self, booking: Booking) -> None:
         """Has a request that is over looked up, if it is watched."""
         self._compared.pop(booking, None)
-        sent = self._sent.pop(booking, None)
+        sent = self._pending.pop(booking, None)
         if sent is not None:
             self._proofs.ended(sent[1])

@@ -103,7 +103,7 @@ class Engine:
         self._retries = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, random.random)
         self._line: _Line | None = None
         self._unanswered: deque[float] = deque()
-        self._told_at = 0.0
+        self._logged_at = 0.0
         self.fault = CONNECTING
 
     async def run(self) -> None:
@@ -121,7 +121,7 @@ class Engine:
         if line is None:
             return False
         now = time.monotonic()
-        was_here, self._told_at = now - self._told_at < self._answer_seconds / 2, now
+        was_here, self._logged_at = now - self._logged_at < self._answer_seconds / 2, now
         # if this process itself paused, the reply may have arrived but not have been read yet
         if was_here and self._unanswered and now - self._unanswered[0] > self._answer_seconds:
             self.fault = "the server at sharing.url does not answer"
@@ -388,7 +388,7 @@ class Datagrams:
         if own is None:
             return False
         if now - self._looked_at >= LOOK_SECONDS:
-            self._looked_at, self._peers = now, self._found()
+            self._looked_at, self._peers = now, self._peer_paths()
         for peer in list(self._peers):
             for message in messages:
                 try:
@@ -418,7 +418,7 @@ class Datagrams:
         except OSError:  # the directory may no longer be searched
             return False
 
-    def _found(self) -> list[str]:
+    def _peer_paths(self) -> list[str]:
         """Returns the paths of other routers' sockets, at most `MAX_PEERS`."""
         try:
             found = sorted(self._directory.glob(f"*{SUFFIX}"))

@@ -33,7 +33,7 @@ class Outages:
     def __init__(self) -> None:
         self.is_going_on = False
         self._number = 0
-        self._is_told = False
+        self._has_warned = False
         self._began_at = self._faulty_at = 0.0
 
     def look(self, fault: str, now: float) -> News | None:
@@ -47,18 +47,18 @@ class Outages:
             self._begin(now)
         self._faulty_at = now
         is_rare = self._began_at == now and self._number.bit_count() == 1
-        if self._is_told or not (is_rare or now - self._began_at >= LASTING_SECONDS):
+        if self._has_warned or not (is_rare or now - self._began_at >= LASTING_SECONDS):
             return None
-        self._is_told = True
+        self._has_warned = True
         return News(fault, self._number)
 
     def _begin(self, now: float) -> None:
         halvings = int((now - self._faulty_at) / HALVED_SECONDS)
         self._number = (self._number >> halvings) + 1
-        self.is_going_on, self._is_told, self._began_at = True, False, now
+        self.is_going_on, self._has_warned, self._began_at = True, False, now
 
     def _over(self, now: float) -> News | None:
         if not self.is_going_on or now - self._faulty_at < SETTLED_SECONDS:
             return None
         self.is_going_on = False
-        return News("", self._number) if self._is_told else None
+        return News("", self._number) if self._has_warned else None

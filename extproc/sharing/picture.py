@@ -75,7 +75,7 @@ class Peer:
     arrived, in seconds of a monotonic clock. lag: the smallest that a message had, see `_lag`.
     delay_seconds: how long its last message took, by both wall clocks. lost: messages that had not
     arrived when a later one did. is_known: whether it has named all workers to which it sent
-    anything. marks_left: how many marks it may add now.
+    anything. remaining_marks: how many marks it may add now.
     """
 
     identity: Identity
@@ -87,7 +87,7 @@ class Peer:
     delay_seconds: float = 0.0
     is_known: bool = False
     claims: dict[int, Claim] = field(default_factory=dict)
-    marks_left: float = MARKS_AT_ONCE
+    remaining_marks: float = MARKS_AT_ONCE
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,15 +135,15 @@ class Picture:
     ) -> None:
         self._telling = telling
         self._loads = loads
-        self._sent = sent
+        self._claims = sent
         self._places = places
         self._forget_seconds = forget_seconds
         self._draw = draw
         self._has_gap = False
         self._asked_at = -ASK_SECONDS
         self._strangers: OrderedDict[Identity, Stranger] = OrderedDict()
-        self._gone: OrderedDict[Identity, int] = OrderedDict()
-        self.others: dict[Identity, Peer] = {}
+        self._departed: OrderedDict[Identity, int] = OrderedDict()
+        self.peers: dict[Identity, Peer] = {}
         self.counts: Counter[str] = Counter()
         self.unknown_workers = 0
         self.excess_claims = 0
@@ -165,7 +165,7 @@ class Picture:
             other.lost += news.sequence - other.sequence - 1
             self._has_gap = True
         added = MARKS_PER_SECOND * (now - other.heard_at)
-        other.marks_left = min(MARKS_AT_ONCE, other.marks_left + added)
+        other.remaining_marks = min(MARKS_AT_ONCE, other.remaining_marks + added)
         other.sequence, other.heard_at = news.sequence, now
         other.delay_seconds = max(0.0, (wall_us - news.sent_us) / 1e6)
         if news.is_hello:
@@ -183,11 +183,11 @@ class Picture:
 
     def lost(self) -> int:
         """Returns how many messages of the routers known now did not arrive before later ones."""
-        return sum(other.lost for other in self.others.values())
+        return sum(other.lost for other in self.peers.values())
 
     def forget(self, now: float) -> list[Peer]:
         """Forgets the routers that have been silent for too long, and returns them."""
-        silent = [other for other in self.others.values() if self._is_over(other, now)]
+        silent = [other for other in self.peers.values() if self._is_over(other, now)]
         for other in silent:
             self._drop(other, now)
         return silent
@@ -199,13 +199,13 @@ class Picture:
             silence > self._forget_seconds / 10
             and any(
                 one.origin == other.origin and one.identity > other.identity
-                for one in self.others.values()
+                for one in self.peers.values()
             )
         )
 
     def forget_all(self, now: float) -> None:
         """Forgets every other router."""
-        for other in list(self.others.values()):
+        for other in list(self.peers.values()):
             self._drop(other, now)
 
     def _answer(self, news: News) -> None:
@@ -222,7 +222,7 @@ class Picture:
                 that was accepted, or was held back, or there are too many routers.
         """
         identity = Identity(news.origin, news.incarnation)
-        other = self.others.get(identity)
+        other = self.peers.get(identity)
         if other is None:
             return self._newcomer(identity, news, now, wall_us)
         if news.sequence <= other.sequence:
@@ -240,9 +240,9 @@ class Picture:
         Raises:
             MessageError: as `_sender` does.
         """
-        if news.sequence <= self._gone.get(identity, 0):
+        if news.sequence <= self._departed.get(identity, 0):
             raise MessageError("out_of_order")
-        if len(self.others) >= MAX_ROUTERS:
+        if len(self.peers) >= MAX_ROUTERS:
             raise MessageError("too_many_routers")
         stranger = self._strangers.get(identity)
         if stranger is None or now - stranger.drawn_at > self._forget_seconds:
@@ -260,7 +260,7 @@ class Picture:
         del self._strangers[identity]
         if stranger.is_hello:
             self._telling.note_hello()
-        other = self.others[identity] = Peer(identity, now, now, _lag(news, wall_us))
+        other = self.peers[identity] = Peer(identity, now, now, _lag(news, wall_us))
         return other
 
     def _merge(self, other: Peer, news: News, now: float) -> None:
@@ -275,40 +275,40 @@ class Picture:
         claims = other.claims
         for number in news.ended:
             if (known := claims.pop(number, None)) is not None:
-                self._sent.end(known, now)
+                self._claims.end(known, now)
         for number in news.withdrawn:
             if (known := claims.pop(number, None)) is not None:
-                self._sent.withdraw(known)
+                self._claims.withdraw(known)
 
     def _claim(self, other: Peer, news: News, places: Mapping[int, Place], now: float) -> None:
         left = MAX_MARKS
         claims: tuple[AnyClaim, ...] = (*news.claims, *news.outlines)
         for claim in claims:
             left -= claim.mark_count
-            if left < 0 or other.marks_left < claim.mark_count:
+            if left < 0 or other.remaining_marks < claim.mark_count:
                 self.excess_claims += 1
             elif (place := places.get(claim.worker)) is None:
                 self.unknown_workers += 1
             elif claim.number not in other.claims:
-                other.marks_left -= claim.mark_count
+                other.remaining_marks -= claim.mark_count
                 self._record(other, claim, place, now)
 
     def _record(self, other: Peer, claim: AnyClaim, place: Place, now: float) -> None:
         claims = other.claims
         if len(claims) >= MAX_CLAIMS:
             del claims[next(iter(claims))]
-        claims[claim.number] = self._sent.record(place.holdings, claim.marks, now)
+        claims[claim.number] = self._claims.record(place.holdings, claim.marks, now)
 
     def _drop(self, other: Peer, now: float) -> None:
         """Forgets a router: its requests may still be under way, but nobody reports them."""
-        del self.others[other.identity]
-        self._gone[other.identity] = other.sequence
-        self._gone.move_to_end(other.identity)
-        if len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        del self.peers[other.identity]
+        self._departed[other.identity] = other.sequence
+        self._departed.move_to_end(other.identity)
+        if len(self._departed) > MAX_GONE:
+            self._departed.popitem(last=False)
         self._loads.forget(other.key, now)
         for claim in other.claims.values():
-            self._sent.end(claim, now)
+            self._claims.end(claim, now)
 
 
 def _lag(news: News, wall_us: int) -> float:

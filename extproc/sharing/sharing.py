@@ -152,7 +152,7 @@ class Sharing:
         down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
         self._transport = transport_of(options, self.hear, telling.hello, down_seconds)
         self._known_change: asyncio.Event | None = None
-        self._known: dict[int, Place] = {}
+        self._places_by_key: dict[int, Place] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._did_tell = False
         self._window_ends = self._passed = self._worked = self._ticked_at = 0.0
@@ -202,7 +202,7 @@ class Sharing:
                     "in_flight": self._fleet.loads.in_flight_of(other.key),
                     "claims": len(other.claims),
                 }
-                for other in self.picture.others.values()
+                for other in self.picture.peers.values()
             ],
         }
 
@@ -238,7 +238,7 @@ class Sharing:
                 log.info("router %s is silent and no longer counted", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
-        messages = self._telling.due(self._fleet.loads, now, time.time_ns() // 1000)
+        messages = self._telling.compose(self._fleet.loads, now, time.time_ns() // 1000)
         self._did_tell = bool(messages)
         if messages:
             if self._transport.tell(messages):
@@ -272,36 +272,32 @@ class Sharing:
         # on a busy machine, elapsed time is more than CPU time, but CPU time is slower to read
         is_close = self._passed > MOST_SECONDS / 2
         worked = time.thread_time() if is_close else 0.0
-        self._heard(message, now)
+        self._receive(message, now)
         if not is_close:
             self._passed += time.perf_counter() - began
             return 0.0
         self._worked += time.thread_time() - worked
         return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS / 2 else 0.0
 
-    def _heard(self, message: bytes, now: float) -> None:
+    def _receive(self, message: bytes, now: float) -> None:
         """Merges a message unless it is rejected, or is this router's own."""
         if is_from(message, self._telling.tag):
             return
         self.received_bytes += len(message)
-        routers = len(self.picture.others)
+        routers = len(self.picture.peers)
         news = self.picture.hear(message, now, time.time_ns() // 1000)
-        if (
-            news is not None
-            and len(self.picture.others) > routers
-            and not self._outages.is_going_on
-        ):
+        if news is not None and len(self.picture.peers) > routers and not self._outages.is_going_on:
             log.info("router %s joined", news.origin)
 
     def _places(self) -> Mapping[int, Place]:
         change = self._fleet.next_change()
         if change is not self._known_change:
             self._known_change, keys = change, self._telling.keys
-            self._known = {
+            self._places_by_key = {
                 worker_id(keys, endpoint): Place(endpoint, self._fleet.holdings(name))
                 for name, endpoint in self._fleet.places()
             }
-        return self._known
+        return self._places_by_key
 
 
 def _random_number() -> int:

@@ -71,7 +71,7 @@ class Telling:
         self._ended: deque[int] = deque(maxlen=MAX_WAITING)
         self._withdrawn: deque[int] = deque(maxlen=MAX_WAITING)
         self._ids: dict[str, int] = {}
-        self._told_at = self._whole_at = self._answered_at = -WHOLE_SECONDS
+        self._reported_at = self._whole_at = self._answered_at = -WHOLE_SECONDS
         self._says_hello = True
         self._is_asked = False
         self._challenges: dict[bytes, Challenge] = {}
@@ -129,7 +129,7 @@ class Telling:
             self._answers[number] = None
             self.note_hello()
 
-    def due(self, loads: Loads, now: float, wall_us: int) -> list[bytes]:
+    def compose(self, loads: Loads, now: float, wall_us: int) -> list[bytes]:
         """Returns the messages of this tick: usually one, none if there is nothing to report.
 
         now: seconds of the loads' clock. wall_us: microseconds since 1970.
@@ -144,7 +144,7 @@ class Telling:
         if is_answer:
             claims, self._is_asked = list(self._open.values())[-MAX_ANSWERED:], False
             self._answered_at = now
-        is_silent = now - self._told_at >= self._silent_seconds
+        is_silent = now - self._reported_at >= self._silent_seconds
         has_news = endpoints or claims or self._ended or self._withdrawn
         is_met = self._challenges or self._answers
         if not (has_news or is_met or self._says_hello or is_silent):
@@ -153,7 +153,7 @@ class Telling:
         over = (list(self._ended), list(self._withdrawn))
         for waiting in (self.touched, self._waiting, self._ended, self._withdrawn):
             waiting.clear()
-        self._told_at = now
+        self._reported_at = now
         return [*self._messages(workers, claims, over, wall_us, is_whole=is_whole)]
 
     def _workers(self, endpoints: Sequence[str], loads: Loads, now: float) -> list[WorkerNews]:

@@ -429,7 +429,7 @@ class ChatTemplate:
                 long; it reads values that releases pass differently, and the chat has no dialect;
                 or the conversation has media.
         """
-        told = self._told(chat)
+        told = self._template_input(chat)
         tick = self._tick(budget_seconds)
         if _are_texts(told.messages):
             texts = {
@@ -481,7 +481,7 @@ class ChatTemplate:
             shaped = merged_developers(shaped)
         return self._text(shaped, told.variables, tick)
 
-    def _told(self, chat: Chat) -> "_TemplateInput":
+    def _template_input(self, chat: Chat) -> "_TemplateInput":
         """Returns what the template is given of a chat, by the rules of its dialect.
 
         Raises:
@@ -593,7 +593,7 @@ class ChatTemplate:
             RequestError: as in `render`; or the template expects texts, before which engines write
                 their own placeholders; or a message contains the text of an added token.
         """
-        messages, variables, forms = self._told(chat)
+        messages, variables, forms = self._template_input(chat)
         if any(map(has_part_fields, messages)):
             raise RequestError("unsupported_content")
         if self._formats != {True}:

@@ -299,14 +299,14 @@ PROOF_SECONDS = 0.5
 class Choice(NamedTuple):
     """The encoder, cutter and frame with which the texts of one model are tokenized.
 
-    frame: the ids that add_special_tokens adds; None if only `whole` knows them.
-    whole: encodes a text with them.
+    frame: the ids that add_special_tokens adds; None if only `encode_whole` knows them.
+    encode_whole: encodes a text with them.
     added: the tokenizer's added tokens.
     """
 
     texts: TextEncoder
     frame: Frame | None
-    whole: Encode
+    encode_whole: Encode
     added: list[AddedToken]
 
 

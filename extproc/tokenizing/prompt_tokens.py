@@ -49,8 +49,8 @@ class Keyed(NamedTuple):
 class ThreadUse:
     """Which model's template and tokenizer a thread runs; None if it runs none, or none yet.
 
-    The work in a thread may learn its model only when it has read a request: `PromptTokens.here`
-    names it.
+    The work in a thread may learn its model only when it has read a request:
+    `PromptTokens.tokenize_inline` names it.
     """
 
     __slots__ = ("model",)
@@ -91,10 +91,10 @@ class PromptTokens:
         """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def of(self, request: InferenceRequest, model: str, body_bytes: int) -> Keyed:
+    async def tokenize(self, request: InferenceRequest, model: str, body_bytes: int) -> Keyed:
         """Returns the tokens of each prompt that the engine computes, and their forms.
 
-        It waits only for work that takes a millisecond or more, like `apart`.
+        It waits only for work that takes a millisecond or more, like `run_in_thread`.
 
         model: the configured one. body_bytes: the size of the request's body.
 
@@ -107,22 +107,24 @@ class PromptTokens:
             if tokenizer is None:
                 raise RequestError("no_tokenizer")
             if isinstance(tokenizer, RemoteTokenizer):
-                whole = await self._asked(tokenizer, request)
+                whole = await self._tokenize_remotely(tokenizer, request)
             elif model in self._hung:
                 raise RequestError("tokenizer_hung")
             else:
                 whole, forms = await self._local(tokenizer, request.prompts, model, body_bytes)
         return _keyed(request, whole, forms)
 
-    def here(self, request: InferenceRequest, model: str, held: ThreadUse) -> Keyed | None:
-        """Returns the same as `of`, without waiting, however long it takes.
+    def tokenize_inline(
+        self, request: InferenceRequest, model: str, held: ThreadUse
+    ) -> Keyed | None:
+        """Returns the same as `tokenize`, without waiting, however long it takes.
 
         Returns None if workers must be asked.
 
-        held: what was given to `apart`, in whose thread this runs.
+        held: what was given to `run_in_thread`, in whose thread this runs.
 
         Raises:
-            RequestError: as `of`.
+            RequestError: as `tokenize`.
         """
         tokenizer = self._tokenizers.get(model)
         if isinstance(tokenizer, RemoteTokenizer):
@@ -137,7 +139,7 @@ class PromptTokens:
             whole, forms = _finished([tokenizer.start(prompt) for prompt in request.prompts])
         return _keyed(request, whole, forms)
 
-    async def apart(
+    async def run_in_thread(
         self, work: Callable[[], Result], body_bytes: int, held: ThreadUse | None = None
     ) -> Result:
         """Runs work that takes a millisecond or more in a thread, and returns its result.
@@ -192,7 +194,9 @@ class PromptTokens:
         if not done.cancelled():
             done.exception()  # after the deadline nobody else retrieves it
 
-    async def _asked(self, tokenizer: RemoteTokenizer, request: InferenceRequest) -> list[Tokens]:
+    async def _tokenize_remotely(
+        self, tokenizer: RemoteTokenizer, request: InferenceRequest
+    ) -> list[Tokens]:
         await _in_a_task()
         asked = (tokenizer.encode(prompt, request.model) for prompt in request.prompts)
         async with asyncio.timeout(self._deadline_seconds):
@@ -204,14 +208,14 @@ class PromptTokens:
         started = _started(tokenizer, prompts) if all(map(_is_short, prompts)) else None
         if started is None:
             start = tokenizer.start
-            return await self.apart(
+            return await self.run_in_thread(
                 lambda: _finished([start(prompt) for prompt in prompts]),
                 body_bytes,
                 ThreadUse(model),
             )
         if len(started) == 1 and started[0].is_cheap:
             return [started[0].finish()], started[0].forms
-        return await self.apart(lambda: _finished(started), body_bytes, ThreadUse(model))
+        return await self.run_in_thread(lambda: _finished(started), body_bytes, ThreadUse(model))
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -246,7 +250,7 @@ def _keyed(request: InferenceRequest, whole: list[Tokens], forms: int) -> Keyed:
     for prompt in request.prompts:
         forms |= forms_of(prompt)
     if request.keep_last_tokens is not None:
-        whole = list(map(request.kept, whole))
+        whole = list(map(request.truncate, whole))
     return Keyed(whole, forms)
 
 

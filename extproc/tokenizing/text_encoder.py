@@ -240,7 +240,7 @@ class Work(Light, frozen=True, gc=False):
     """
 
     text: str
-    known: TextRecord
+    record: TextRecord
     new_from: int
     new_characters: int
 
@@ -260,7 +260,7 @@ class TextEncoder:
     def __init__(self, encoder: Encoder, cutter: Cutter | None, max_known_bytes: int) -> None:
         self._encoder = encoder
         self._cutter = cutter
-        self._known = KnownTexts(max_known_bytes)
+        self._records = KnownTexts(max_known_bytes)
         self._endings: dict[str, Tokens] = {}
         self._lock = threading.Lock()
 
@@ -271,7 +271,7 @@ class TextEncoder:
     def begin(self, text: str) -> Work:
         """Returns the work that a text needs, in about a third of a microsecond per kilobyte."""
         with self._lock:
-            known = self._known.find(text)
+            known = self._records.find(text)
         new_from = known.new_from
         return Work(text, known, new_from, 0 if known.is_whole else len(text) - new_from)
 
@@ -282,7 +282,7 @@ class TextEncoder:
             RequestError: there is too much new text (too_many_new_characters), or it cannot be
                 tokenized.
         """
-        text, known, new_from = work.text, work.known, work.new_from
+        text, known, new_from = work.text, work.record, work.new_from
         if known.is_whole:
             return _encoded(known.ids, known.cuts)
         if work.new_characters > self._encoder.max_characters:
@@ -298,7 +298,7 @@ class TextEncoder:
             ids.extend(part)
         if not known.cuts or work.new_characters > self._encoder.forgotten_characters:
             with self._lock:
-                self._known.remember(text, known, ids, cuts)
+                self._records.remember(text, known, ids, cuts)
         return _encoded(ids, cuts)
 
     def _ids(self, parts: Sequence[str]) -> list[Tokens]:

@@ -257,7 +257,7 @@ class Cutter:
         after: the position of a cut, or 0.
         """
         far = after + self._distance(after)
-        spans = list(self._apart(text, far)) if far < len(text) else []
+        spans = list(self._spans(text, far)) if far < len(text) else []
         start, end = spans[-1] if spans else (after, after + 1)
         window = (end, start + self._distance(start) + _MAX_TOKEN_CHARACTERS)
         close = [match.span() for one in self._patterns for match in one.finditer(text, *window)]
@@ -265,7 +265,7 @@ class Cutter:
             close.sort()
         return spans + _last(close)
 
-    def _apart(self, text: str, position: int) -> Iterator[Span]:
+    def _spans(self, text: str, position: int) -> Iterator[Span]:
         coming = [pattern.search(text, position) for pattern in self._patterns]
         while spans := [match.span() for match in coming if match]:
             nearest = min(spans)

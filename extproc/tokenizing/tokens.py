@@ -180,7 +180,7 @@ class Tokenizer:
         self._library = library
         self._texts = choice.texts
         self._frame = choice.frame
-        self._whole = choice.whole
+        self._encode_whole = choice.encode_whole
         self._added = frozenset(token.content for token in choice.added)
         self._templates = templates
 
@@ -277,7 +277,7 @@ class Tokenizer:
         if has_media:
             raise RequestError("unsupported_special_tokens")
         size = self._texts.begin(text).new_characters
-        return Started(size, self._texts.is_cheap(size), lambda: self._whole(text), forms)
+        return Started(size, self._texts.is_cheap(size), lambda: self._encode_whole(text), forms)
 
     def _render(self, chat: Chat, seconds: float) -> tuple[str, int]:
         """Returns the text of a chat, and the forms that its dialect decided."""

@@ -25,27 +25,27 @@ class Allowance:
     """
 
     def __init__(self, now: float) -> None:
-        self._left_seconds = BURST_SECONDS
+        self._remaining_seconds = BURST_SECONDS
         self._filled_at = now
         self._restless_since = math.inf
 
     def spend(self, seconds: float, now: float) -> None:
         """Removes this many seconds from it."""
-        self._left_seconds -= seconds
-        if self._left_seconds > 0:
+        self._remaining_seconds -= seconds
+        if self._remaining_seconds > 0:
             return  # the usual case: it is refilled only when needed
         self._fill(now)
-        if self._left_seconds <= 0:
-            self._left_seconds = max(self._left_seconds, -MAX_DEBT_SECONDS)
+        if self._remaining_seconds <= 0:
+            self._remaining_seconds = max(self._remaining_seconds, -MAX_DEBT_SECONDS)
             self._restless_since = min(self._restless_since, now)
 
     def wait_seconds(self, now: float) -> float:
         """Returns the seconds to wait before the next event; 0 if time is left, as is usual."""
-        if self._left_seconds > 0:
+        if self._remaining_seconds > 0:
             return 0.0
         self._fill(now)
-        missing = RESUME_SECONDS - self._left_seconds
-        return missing / SHARE_OF_LOOP if self._left_seconds <= 0 else 0.0
+        missing = RESUME_SECONDS - self._remaining_seconds
+        return missing / SHARE_OF_LOOP if self._remaining_seconds <= 0 else 0.0
 
     def is_behind(self, now: float) -> bool:
         """Whether so little was left for so long that the state held is outdated."""
@@ -55,8 +55,8 @@ class Allowance:
         return now - self._restless_since >= BEHIND_SECONDS
 
     def _fill(self, now: float) -> None:
-        filled = self._left_seconds + (now - self._filled_at) * SHARE_OF_LOOP
-        self._left_seconds = min(filled, BURST_SECONDS)
+        filled = self._remaining_seconds + (now - self._filled_at) * SHARE_OF_LOOP
+        self._remaining_seconds = min(filled, BURST_SECONDS)
         self._filled_at = now
-        if self._left_seconds >= CALM_SECONDS:
+        if self._remaining_seconds >= CALM_SECONDS:
             self._restless_since = math.inf

@@ -90,7 +90,7 @@ class Effects:
         self._pending.extend(effects)
         self._sink.trust(trusted=False)
 
-    async def rest(self) -> None:
+    async def await_allowance(self) -> None:
         """Waits while the worker has used up its allowance."""
         now = asyncio.get_running_loop().time
         if self._allowance is None:
@@ -118,7 +118,7 @@ class Effects:
             if self._turns.is_over():
                 self._spend(began_at)
                 await self._turns.next(self._news.place.worker)
-                await self.rest()
+                await self.await_allowance()
                 began_at = asyncio.get_running_loop().time()
             self._step()
         if self._healed:

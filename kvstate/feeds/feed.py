@@ -192,12 +192,12 @@ class Feed:
         self._snapshot_last: int | None = None
         self._is_snapshot_late = False
         # only for publishers with replays
-        self._held = held or HeldBatches()
+        self._held_batches = held or HeldBatches()
         self._asked_at: int | None = None
         self._overtaken: int | None = None  # the number expected before a replay started over
         self._proof: float | None = None  # the stamp of the batch that proves the publisher
         self._asks_everything = False
-        self._heard = False
+        self._has_heard = False
         self._replay_trust = ReplayTrust()
 
     @property
@@ -265,7 +265,7 @@ class Feed:
         """Notes that the subscription is in place, for the first time or again."""
         self._is_snapshot_late = False
         if self._asks:
-            self._heard = True  # it may take effect only after the replay and one more batch
+            self._has_heard = True  # it may take effect only after the replay and one more batch
             self.wants_everything |= not self._has_replays  # replays may be this publisher's now
             self._replay_trust.begin()
             return self._ask("connected")
@@ -312,10 +312,10 @@ class Feed:
         if self.state in _WITHOUT_CONNECTION:
             return []
         if self._asks:
-            self._heard = True
+            self._has_heard = True
             self._replay_trust.note_live(batch)
             if self.state is FeedState.REPLAYING:
-                self._held.append(batch)
+                self._held_batches.append(batch)
                 return []
         elif self._unproven is not None:
             return self._resume(batch, self._unproven)
@@ -353,9 +353,13 @@ class Feed:
         self._replay_trust.note_answer()
         if self._unproven is not None or self._asks_everything:
             return self._restart("the publisher counts from 0 again")
-        if self._next is None and not self._held:
+        if self._next is None and not self._held_batches:
             self._next = 0
-        first = self._overtaken if self._held.first_sequence is None else self._held.first_sequence
+        first = (
+            self._overtaken
+            if self._held_batches.first_sequence is None
+            else self._held_batches.first_sequence
+        )
         if first is not None and self._next != self._asked_at and first > (self._next or 0):
             return self._ask("more was missed meanwhile")
         return self._catch_up("missing in the replay")
@@ -434,7 +438,7 @@ class Feed:
         waiting for the batch that proves that none was.
         """
         if self._asks:
-            heard, self._heard = self._heard, False
+            heard, self._has_heard = self._has_heard, False
             can_ask = self.certain and self._has_replays and not self._asks_everything
             return self._request() if can_ask and (heard or for_long) else []
         if self._unproven is None or self._recovery is Recovery.QUEUED:
@@ -455,7 +459,7 @@ class Feed:
         if not self._has_replays:
             why = _NOT_TO_BE_HAD[self._recovery]
             return self._lose(expected, batch.sequence - 1, why) + self._take(batch)
-        self._held.append(batch)
+        self._held_batches.append(batch)
         return self._ask(f"batches {expected} to {batch.sequence - 1} were missed")
 
     def _first(self, batch: Batch) -> list[Effect]:
@@ -487,7 +491,7 @@ class Feed:
         self._replay_trust.note_live(batch)
         if not self._has_replays:
             return effects + self._first(batch)
-        self._held.append(batch)
+        self._held_batches.append(batch)
         return effects
 
     def _is_doubted(self, batch: Batch, expected: int) -> bool:
@@ -586,7 +590,7 @@ class Feed:
     def _catch_up(self, why: str) -> list[Effect]:
         """Applies the batches held back during a replay."""
         self._settle()
-        held = self._held.take_all()
+        held = self._held_batches.take_all()
         effects: list[Effect] = []
         for position, batch in enumerate(held):
             if self._next is not None and batch.sequence > self._next:
@@ -595,7 +599,7 @@ class Feed:
                 continue
             effects += self._live(batch)
             if self.state is FeedState.REPLAYING:  # it restarted again
-                self._held.extend(held[position + 1 :])
+                self._held_batches.extend(held[position + 1 :])
                 break
         return effects
 
@@ -627,7 +631,7 @@ class Feed:
         """Ends a replay or resumption under way."""
         self._unproven = self._snapshot_last = None
         self._is_snapshot_late = False
-        self._held.clear()
+        self._held_batches.clear()
         self._asks_everything = False
 
     def _lose(self, first: int, last: int, why: str) -> list[Effect]:

@@ -33,9 +33,9 @@ class FeedNews:
         self._feed = feed
         self._emptied = emptied
         self._cut = cut
-        self._told = feed.state, feed.reason
-        self._restarts_told = 0
-        self._is_unreached_told = False
+        self._logged = feed.state, feed.reason
+        self._logged_restarts = 0
+        self._has_logged_unreached = False
 
     @property
     def reason(self) -> str:
@@ -57,14 +57,14 @@ class FeedNews:
         A connection that is lost, or cannot be made, is logged as a warning, once: the reason may
         change with every try. So is a feed that is behind.
         """
-        state, reason, before = self._feed.state, self.reason, self._told[0]
-        if (state, reason) == self._told:
+        state, reason, before = self._feed.state, self.reason, self._logged[0]
+        if (state, reason) == self._logged:
             return
-        self._told = state, reason
+        self._logged = state, reason
         shown = f" ({reason})" if reason else ""
         if state is FeedState.CONNECTING:
-            level = logging.DEBUG if self._is_unreached_told else logging.WARNING
-            self._is_unreached_told = True
+            level = logging.DEBUG if self._has_logged_unreached else logging.WARNING
+            self._has_logged_unreached = True
         else:
             is_cut = state is FeedState.STALE and before is not FeedState.STALE
             level = logging.WARNING if self.is_behind or is_cut else logging.INFO
@@ -74,8 +74,8 @@ class FeedNews:
 
     def tell_restart(self) -> None:
         """Reports a restart of the publisher, if there was one."""
-        if self._feed.restarts > self._restarts_told:
-            self._restarts_told = self._feed.restarts
+        if self._feed.restarts > self._logged_restarts:
+            self._logged_restarts = self._feed.restarts
             self._emptied()
 
     def tell_undecodable(self, error: WireError) -> None:

@@ -41,7 +41,7 @@ class ReplaySlots:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def one(self, worker: str) -> AsyncIterator[None]:
+    async def slot(self, worker: str) -> AsyncIterator[None]:
         """Waits for the worker's turn, and holds a slot for one replay."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(worker, deque()).append(turn)
@@ -114,7 +114,7 @@ class Replays:
         self._end = end
         self._fail = fail
         self._running: asyncio.Task[None] | None = None
-        self._due = -math.inf
+        self._due_at = -math.inf
 
     def start(self, start: int) -> None:
         """Starts a replay from this number on, as soon as a slot is free."""
@@ -122,8 +122,8 @@ class Replays:
         now = asyncio.get_running_loop().time()
         spacing_seconds = self._times.replay_spacing_seconds
         credit_seconds = self._times.replays_at_once * spacing_seconds
-        self._due = max(self._due + spacing_seconds, now - credit_seconds)
-        self._running = asyncio.create_task(self._run(start, self._due - now))
+        self._due_at = max(self._due_at + spacing_seconds, now - credit_seconds)
+        self._running = asyncio.create_task(self._run(start, self._due_at - now))
 
     def stop(self) -> None:
         """Stops the replay under way; one that is replaced notices that it is no longer current."""
@@ -142,7 +142,7 @@ class Replays:
         try:
             await asyncio.sleep(wait_seconds)
             limit = _limited(self._times.max_replay_seconds)
-            async with self._slots.one(self._place.worker), limit:
+            async with self._slots.slot(self._place.worker), limit:
                 await self._receive(start)
             if self._is_current():
                 self._running = None

@@ -99,7 +99,7 @@ class Subscriber:
         self._failures = FailureWaits(*shared.times.retry_seconds, shared.chance)
         self._again_at = math.inf  # when a failed feed continues
         self._signals: deque[Signal] = deque()
-        self._quiet_since = self._quiet_told_at = 0.0
+        self._quiet_since = self._quiet_logged_at = 0.0
         self._snapshot_since = 0.0  # of the first of those that did not end
 
     async def run(self) -> None:
@@ -157,7 +157,7 @@ class Subscriber:
         self._restoring = None
 
     async def _step(self) -> None:
-        await self._effects.rest()
+        await self._effects.await_allowance()
         came: list[Signal] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._shared.times.quiet_seconds):
@@ -165,9 +165,9 @@ class Subscriber:
         self._signals.extend(came)
         now = asyncio.get_running_loop().time()
         if not all(isinstance(one, LoadReport) for one in came):
-            self._quiet_since = self._quiet_told_at = now
-        elif not came or now - self._quiet_told_at >= self._shared.times.quiet_seconds:
-            self._quiet_told_at = now
+            self._quiet_since = self._quiet_logged_at = now
+        elif not came or now - self._quiet_logged_at >= self._shared.times.quiet_seconds:
+            self._quiet_logged_at = now
             await self._effects.carry_out(self.feed.quiet(for_long=self._is_quiet_for_long()))
         most_seconds = self._shared.times.snapshot_seconds
         if self.feed.is_in_snapshot and now - self._snapshot_since >= most_seconds:

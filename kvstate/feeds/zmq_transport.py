@@ -93,10 +93,10 @@ class _Reading:
         self._endpoint = endpoint
         self._start = start
         self._last: Batch | None = None  # the last batch received, in any answer
-        self._came = 0  # batches of the present answer
+        self._answer_batches = 0  # batches of the present answer
         self._has_new = False  # whether one of them is new
         self._silence_seconds = limits.silence_seconds
-        self._read: deque[Batch] = deque()
+        self._batches: deque[Batch] = deque()
         self._read_bytes = 0
         self._has_room = asyncio.Event()
         self._wake = asyncio.Event()
@@ -118,12 +118,12 @@ class _Reading:
 
     async def take(self, reader: asyncio.Task[None]) -> list[Batch]:
         """Returns the next batches, none at the end. Raises the error that `read_all` raised."""
-        while not self._read and not reader.done():
+        while not self._batches and not reader.done():
             self._wake.clear()
             await self._wake.wait()
-        if not self._read:
+        if not self._batches:
             reader.result()
-        taken = [self._read.popleft() for _ in range(min(MAX_MESSAGES, len(self._read)))]
+        taken = [self._batches.popleft() for _ in range(min(MAX_MESSAGES, len(self._batches)))]
         self._read_bytes -= sum(map(_size_bytes, taken))
         self._has_room.set()
         return taken
@@ -131,7 +131,7 @@ class _Reading:
     async def _read_answer(self) -> _End:
         wake = asyncio.Event()
         connection = ZmtpConnection(b"DEALER", lambda _: wake.set(), limits=self._limits)
-        self._came, self._has_new = 0, False
+        self._answer_batches, self._has_new = 0, False
         try:
             await _connect(connection, self._endpoint, self._limits.replay_seconds)
             first = self._start if self._last is None else self._last.sequence
@@ -167,8 +167,8 @@ class _Reading:
 
     def _judge(self, batch: Batch) -> _End | None:
         """Keeps a new batch; returns how the answer ended, if it did."""
-        last, is_first = self._last, self._came == 0
-        is_early = self._came < self._limits.never_dropped
+        last, is_first = self._last, self._answer_batches == 0
+        is_early = self._answer_batches < self._limits.never_dropped
         if is_first and last is not None:
             self._compare(batch, last)
             return None
@@ -185,15 +185,15 @@ class _Reading:
         """Checks the first message of an answer that was requested from the last batch on."""
         if ends_replay(batch) or batch.sequence != last.sequence:
             raise ReplayError(f"batch {last.sequence} is gone: maybe another publisher")
-        self._came += 1
+        self._answer_batches += 1
         if batch.body != last.body:
             self._keep(batch)
 
     def _keep(self, batch: Batch) -> None:
-        self._came += 1
+        self._answer_batches += 1
         self._has_new = True
         self._last = batch
-        self._read.append(batch)
+        self._batches.append(batch)
         self._read_bytes += _size_bytes(batch)
         self._wake.set()
 

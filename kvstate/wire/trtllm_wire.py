@@ -313,7 +313,7 @@ class RankDecoder:
         self._largest_tokens = 0
         self._indexed: set[int | None] = set()
         self._block_size = 0
-        self._elsewhere: dict[tuple[int | None, BlockHash], str] = {}
+        self._other_media: dict[tuple[int | None, BlockHash], str] = {}
 
     def _see_window(self, window_tokens: int | None) -> bool:
         """Notes a window; returns whether blocks were indexed under a smaller one."""
@@ -351,7 +351,7 @@ class RankDecoder:
         hashes: dict[str, list[BlockHash]] = {}
         for number in removed.block_hashes:
             block = fold(number)
-            medium = self._elsewhere.pop((window, block), DEFAULT_MEDIUM)
+            medium = self._other_media.pop((window, block), DEFAULT_MEDIUM)
             hashes.setdefault(medium, []).append(block)
         return [BlocksRemoved(blocks, medium, window) for medium, blocks in hashes.items()]
 
@@ -359,7 +359,7 @@ class RankDecoder:
         if updated.cache_level is None:
             return []  # only the priority changed
         block = fold(updated.block_hash)
-        old = self._elsewhere.get((window, block), DEFAULT_MEDIUM)
+        old = self._other_media.get((window, block), DEFAULT_MEDIUM)
         new = medium_of(updated.cache_level.new_value)
         if new == old:
             return []
@@ -373,12 +373,12 @@ class RankDecoder:
 
     def _place(self, window: int | None, block: BlockHash, medium: str) -> bool:
         """Remembers the medium of a block; returns False if there is no room."""
-        self._elsewhere.pop((window, block), None)
+        self._other_media.pop((window, block), None)
         if medium == DEFAULT_MEDIUM:
             return True
-        if len(self._elsewhere) >= MAX_ELSEWHERE:
+        if len(self._other_media) >= MAX_ELSEWHERE:
             return False
-        self._elsewhere[window, block] = medium
+        self._other_media[window, block] = medium
         return True
 
 

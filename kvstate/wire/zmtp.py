@@ -60,7 +60,7 @@ class Session:
         self._answers = bytearray(GREETING)
         self._is_greeted = False
         self._buffer = b""  # frames are slices of it, copied once
-        self._at = 0
+        self._position = 0
         self._pending = bytearray()
         self._frames: list[bytes] = []
         self._message_bytes = 0
@@ -68,7 +68,7 @@ class Session:
     @property
     def size_bytes(self) -> int:
         """The bytes received and not taken yet."""
-        return len(self._buffer) - self._at + len(self._pending)
+        return len(self._buffer) - self._position + len(self._pending)
 
     def receive(self, data: bytes) -> None:
         """Adds received bytes."""
@@ -88,12 +88,12 @@ class Session:
     def shake(self) -> bool:
         """Continues the handshake; returns whether it is complete."""
         if not self._is_greeted and self._has(GREETING_BYTES):
-            self._greeted(self._taken(GREETING_BYTES))
+            self._receive_greeting(self._take(GREETING_BYTES))
         while self._is_greeted and not self.is_ready:
             read = self._read(MAX_COMMAND_BYTES)
             if read is None:
                 break
-            self._shaken(*read)
+            self._receive_handshake(*read)
         return self.is_ready
 
     def take(self) -> list[bytes] | None:
@@ -117,7 +117,7 @@ class Session:
                 raise WireError(f"message of more than {MAX_FRAMES} frames")
         return None
 
-    def _greeted(self, greeting: bytes) -> None:
+    def _receive_greeting(self, greeting: bytes) -> None:
         if greeting[0] != _SIGNATURE[0] or not greeting[9] & 1:
             raise WireError("it does not speak ZMTP")
         if greeting[10] < _LEAST_VERSION:
@@ -131,7 +131,7 @@ class Session:
         identity = b"\x08Identity" + bytes(4)
         self._answers += _frame(_COMMAND, b"\x05READY" + socket_type + identity)
 
-    def _shaken(self, flags: int, body: bytes) -> None:
+    def _receive_handshake(self, flags: int, body: bytes) -> None:
         if not flags & _COMMAND:
             raise WireError("message before the handshake")
         name, data = _named(body)
@@ -164,35 +164,39 @@ class Session:
         """Returns flags and body of the next frame; None if it is incomplete."""
         if not self._has(_SHORT_HEAD):
             return None
-        flags, head_bytes, size = self._buffer[self._at], _SHORT_HEAD, self._buffer[self._at + 1]
+        flags, head_bytes, size = (
+            self._buffer[self._position],
+            _SHORT_HEAD,
+            self._buffer[self._position + 1],
+        )
         if flags > (_COMMAND | _LONG | _MORE) or (flags & _COMMAND and flags & _MORE):
             raise WireError("frame with unknown flags")
         if flags & _LONG:
             head_bytes = _LONG_HEAD
             if not self._has(head_bytes):
                 return None
-            (size,) = _long_size.unpack_from(self._buffer, self._at + 1)
+            (size,) = _long_size.unpack_from(self._buffer, self._position + 1)
         if size > max_bytes:
             raise WireError("frame of too many bytes")
         if not self._has(head_bytes + size):
             return None
-        self._at += head_bytes
-        return flags, self._taken(size)
+        self._position += head_bytes
+        return flags, self._take(size)
 
     def _has(self, size: int) -> bool:
         """Whether this many octets wait; if so, joins them in one piece."""
-        if len(self._buffer) - self._at >= size:
+        if len(self._buffer) - self._position >= size:
             return True
         if self.size_bytes < size:
             return False
-        self._buffer = self._buffer[self._at :] + bytes(self._pending)
-        self._at = 0
+        self._buffer = self._buffer[self._position :] + bytes(self._pending)
+        self._position = 0
         self._pending.clear()
         return True
 
-    def _taken(self, size: int) -> bytes:
-        start, self._at = self._at, self._at + size
-        return self._buffer[start : self._at]
+    def _take(self, size: int) -> bytes:
+        start, self._position = self._position, self._position + size
+        return self._buffer[start : self._position]
 
 
 def _frame(flags: int, body: bytes) -> bytes:

@@ -44,7 +44,7 @@ class Engine:
         self.held[block] -= 1
         left = self.held[block]
         if self._rule is Rule.TOLD:
-            yield BlocksRemoved([block], left=[left])
+            yield BlocksRemoved([block], remaining_copies=[left])
         elif self._rule is Rule.EACH or not left:
             yield BlocksRemoved([block])
 
@@ -196,6 +196,6 @@ def test_counts_of_a_removal_are_read_from_the_wire(
     taken = finished(owner.applying(body))
     assert bool(taken.faults) == (counted == "bad")
     if counted != "bad":
-        assert decode_batch(body).events == [BlocksRemoved([1], left=counts)]  # type: ignore[arg-type]
+        assert decode_batch(body).events == [BlocksRemoved([1], remaining_copies=counts)]  # type: ignore[arg-type]
     found = index.overlaps(Prompt("m", Tokens("I", [1, 0]))).get("w")
     assert (found and found.uncertain) == uncertain

@@ -71,7 +71,7 @@ class Engine:
         self.held[prefix] -= 1
         left = self.held[prefix]
         if self._rule is Rule.TOLD:
-            yield BlocksRemoved([hash_of(prefix)], left=[left])
+            yield BlocksRemoved([hash_of(prefix)], remaining_copies=[left])
         elif self._rule is Rule.EACH or not left:
             yield BlocksRemoved([hash_of(prefix)])
 

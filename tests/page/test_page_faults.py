@@ -64,7 +64,7 @@ def test_verification_is_shown_in_words_and_as_text(browser: Browser) -> None:
             served.it.workers.proofs.compared(record, Comparison(1, {CONVERSATION: verdict}))
 
         browser.open(f"{served.it.url}/")
-        served.do(compare(Verdict(is_same=False, why=f"of a text, after {EVIL}")))
+        served.do(compare(Verdict(is_same=False, reason=f"of a text, after {EVIL}")))
         said = f"its tokens differ from the router's: of a text, after {EVIL}"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "they differ")
         served.do(compare(Verdict(None, "it has not answered yet")))

@@ -87,7 +87,7 @@ def drive(cache: PrefixCache, record: dict[str, Any], tokens: ModelTokens) -> tu
 
 def as_bytes(batches: Batches) -> list[bytes]:
     layout = DIALECTS[DEFAULT].layout
-    return [msgspec.msgpack.encode(layout.written(events)) for events in batches]
+    return [msgspec.msgpack.encode(layout.encode(events)) for events in batches]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def events_in(payload: bytes) -> list[Event]:
 
 def encoded_again(payload: bytes, layout: Layout) -> bytes:
     timestamp, _, rank = msgspec.msgpack.decode(payload)
-    return publisher.batch(timestamp, layout.written(events_in(payload)), rank)
+    return publisher.batch(timestamp, layout.encode(events_in(payload)), rank)
 
 
 @pytest.mark.parametrize(
@@ -110,19 +110,19 @@ NAMED = {"extra_keys": [["ad", "salt"]], "group_idx": 0, "kv_cache_spec_kind": "
     ],
 )
 def test_stored_block_has_the_fields_of_the_dialect(dialect: str, wanted: object) -> None:
-    written = msgspec.msgpack.encode(DIALECTS[dialect].layout.written([STORED])[0])
+    written = msgspec.msgpack.encode(DIALECTS[dialect].layout.encode([STORED])[0])
     assert msgspec.msgpack.decode(written) == wanted
 
 
 def test_sglang_arrays_without_a_salt_have_no_map_at_the_end() -> None:
     unsalted = msgspec.structs.replace(STORED, cache_salt=None)
-    assert len(DIALECTS["sglang-0.5.18"].layout.written([unsalted])[0]) == 7
+    assert len(DIALECTS["sglang-0.5.18"].layout.encode([unsalted])[0]) == 7
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_removals_and_clears_are_written_in_every_dialect(dialect: str) -> None:
     layout = DIALECTS[dialect].layout
-    removed, cleared = layout.written([BlockRemoved((7,), "GPU", 0), AllBlocksCleared()])
+    removed, cleared = layout.encode([BlockRemoved((7,), "GPU", 0), AllBlocksCleared()])
     if layout.positional:
         assert cleared == ["AllBlocksCleared"]
         assert isinstance(removed, list)
@@ -140,7 +140,7 @@ def test_sglang_joins_consecutive_removals_into_one_event() -> None:
         BlockRemoved((2,), "GPU"),
         BlockRemoved((3,), "CPU_PINNED"),
     ]
-    written = DIALECTS["sglang-0.5.9"].layout.written(events)
+    written = DIALECTS["sglang-0.5.9"].layout.encode(events)
     assert written == [["BlockRemoved", (1, 2), "GPU"], ["BlockRemoved", (3,), "CPU_PINNED"]]
 
 

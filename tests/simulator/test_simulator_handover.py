@@ -88,7 +88,7 @@ async def test_half_without_its_partner_fails_at_its_time_limit() -> None:
         assert await one.ask(one.decode, **one.room()) == 500
         nowhere = one.room() | {"bootstrap_port": free_port()}
         assert await one.ask(one.decode, **nowhere) == 500
-        assert (one.prefill.handover.left_alone, one.decode.handover.left_alone) == (1, 2)
+        assert (one.prefill.handover.timeouts, one.decode.handover.timeouts) == (1, 2)
 
 
 async def test_vllm_prefill_worker_keeps_its_blocks_and_both_announce_them() -> None:

@@ -51,7 +51,7 @@ def recorded_events(record: dict[str, Any]) -> bytes:
 
 
 def written(events: Sequence[Event]) -> bytes:
-    return msgspec.msgpack.encode(LAYOUT.written(events))
+    return msgspec.msgpack.encode(LAYOUT.encode(events))
 
 
 def test_recorded_requests_give_the_recorded_events(recording: Recording) -> None:
@@ -123,7 +123,7 @@ def test_evicted_pages_are_removed_from_the_end_of_a_chain_in_one_event() -> Non
     run(cache, range(16))
     [_, stored] = cache.take_events()
     run(cache, range(100, 112))
-    removed = LAYOUT.written(cache.take_events())[0]
+    removed = LAYOUT.encode(cache.take_events())[0]
     assert isinstance(stored, BlockStored)
     assert isinstance(removed, dict)
     assert list(removed["block_hashes"]) == list(reversed(stored.block_hashes))[:3]

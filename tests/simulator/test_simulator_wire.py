@@ -62,7 +62,7 @@ def test_recorded_payloads_encode_to_the_same_bytes(recorded: Recorded, name: st
     for payload in payloads:
         timestamp, events, rank = msgspec.msgpack.decode(payload)
         values = [msgspec.convert(event, Event) for event in events]
-        written = DIALECTS["vllm-0.32"].layout.written(values)
+        written = DIALECTS["vllm-0.32"].layout.encode(values)
         assert publisher.batch(timestamp, written, rank) == payload
 
 
@@ -85,7 +85,7 @@ def test_optional_fields_are_omitted_and_required_ones_null() -> None:
         BlockRemoved((1,), None),
     ]
     layout = DIALECTS["vllm-0.32"].layout
-    stored, removed = layout.written(events)
+    stored, removed = layout.encode(events)
     assert list(stored) == [
         "type",
         "block_hashes",

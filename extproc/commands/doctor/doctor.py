@@ -175,7 +175,7 @@ async def _worker(
     means: Means, worker: Worker, about: Subject, tellings: list[Telling]
 ) -> Sequence[Finding]:
     visited = await worker_visit.visit(means, worker, about)
-    tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.told))
+    tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
     parts = [feed_visit.visit(means, worker, visited, about)]
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
@@ -243,7 +243,7 @@ async def visit_sources(config: Config, seconds: float) -> tuple[list[Sighting],
     for source, (view, finding) in zip(sources, answers, strict=True):
         views[source.name] = view
         findings += finding
-    fleet = [member.found for member in merged(views).values()]
+    fleet = [member.sighting for member in merged(views).values()]
     if not fleet and not any(one.code == "no-workers" for one in findings):
         findings.append(
             _discovery_subject("").wrong("no-workers", "no worker is configured or discovered")

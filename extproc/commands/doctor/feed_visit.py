@@ -80,7 +80,7 @@ class Telling(NamedTuple):
 
     worker: str
     sources: Sequence[ZmqSource]
-    told: ReportedSources | None
+    reported: ReportedSources | None
 
 
 async def visit(
@@ -91,13 +91,13 @@ async def visit(
         return [about.note("events", _OFF)]
     if isinstance(worker.events, WorkerEvents):
         return await _configured(means, worker, visited, about)
-    sources = visited.told.sources if visited.told else ()
+    sources = visited.sources.sources if visited.sources else ()
     if worker.events == AUTO:
         if sources:
             return await visit_zmq(means, worker, visited, sources, about)
         if not visited.is_there:
             return []
-        code = "events-untold" if visited.told is None else "events-off"
+        code = "events-untold" if visited.sources is None else "events-off"
         return [about.wrong(code, "the worker reports no feed")]
     says = "none are configured: requests are routed by load and by earlier requests"
     told = f"; it publishes at {sources[0].events}" if sources else ""
@@ -141,10 +141,10 @@ async def _connection(
     """Examines a feed that has one connection for all ranks."""
     listeners = probe.connected(source)
     try:
-        await listeners[0].until(
+        await listeners[0].wait_until(
             lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
         )
-        first = listeners[0].heard
+        first = listeners[0].summary
         is_drain = isinstance(source, DrainSource)
         if first.refused:
             code = "drain-refused" if is_drain else "grpc-unimplemented"
@@ -175,7 +175,7 @@ async def _listen(
         findings += await judge_probe(means, worker, visited, listeners, about)
     else:
         await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
-    heard = [one.heard for one in listeners]
+    heard = [one.summary for one in listeners]
     if heard[0].lost:
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
     if not findings:
@@ -208,12 +208,12 @@ async def visit_zmq(
     about: Subject,
 ) -> list[Finding]:
     """Examines every port of a ZMQ feed, listens, and then tests replays; returns the findings."""
-    findings = list(judge_reported(about, sources, visited.told))
+    findings = list(judge_reported(about, sources, visited.sources))
     if sources[0].binds:
         says = "not checked: the router binds this feed's ports; GET /workers shows its state"
         return [*findings, about.note("feed", says)]
     looks = await _looks(sources, means.seconds)
-    findings += judge_places(about, sources, looks, visited.told)
+    findings += judge_places(about, sources, looks, visited.sources)
     findings += judge_replays(about, sources, looks)
     findings += judge_loads(about, sources, looks)
     there = {rank: one for rank, one in enumerate(sources) if is_publisher(looks[one.events])}
@@ -246,7 +246,7 @@ async def _listened(
     """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
     ours = probe.subscribed(sources)
-    heard += (one.heard for one in ours)
+    heard += (one.summary for one in ours)
     others = [] if sources == all_topics else probe.subscribed(all_topics)
     try:
         return await _zmq_heard(means, worker, visited, (ours, others), about)
@@ -264,11 +264,11 @@ async def _zmq_heard(
     ours, others = both
     every = [*ours, *others]
     connected = await asyncio.gather(
-        *(one.until(lambda heard: heard.is_connected, means.seconds) for one in every)
+        *(one.wait_until(lambda heard: heard.is_connected, means.seconds) for one in every)
     )
     if not all(connected):
         lost = next(
-            (one.heard.lost for one in every if one.heard.lost), "no ZMQ connection in time"
+            (one.summary.lost for one in every if one.summary.lost), "no ZMQ connection in time"
         )
         return [about.wrong("feed-lost", lost)]
     findings: list[Finding] = []
@@ -276,11 +276,11 @@ async def _zmq_heard(
         findings += await judge_probe(means, worker, visited, ours, about)
     else:
         await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
-        if not any(one.heard.batches for one in every):
+        if not any(one.summary.batches for one in every):
             says = "connected; no event was published during the check: --probe triggers one"
             findings.append(about.note("feed", says))
-    heard = [one.heard for one in ours]
-    if any(one.heard.batches for one in others) and not any(one.batches for one in heard):
+    heard = [one.summary for one in ours]
+    if any(one.summary.batches for one in others) and not any(one.batches for one in heard):
         says = "nothing was published under the configured topic, but something under another"
         return [about.wrong("topic-wrong", says)]
     return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
@@ -364,7 +364,9 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
     feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
     for one in fleet:
         about = Subject(f"worker {one.worker}")
-        for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
+        for ours, theirs in zip(
+            one.sources, one.reported.sources if one.reported else (), strict=False
+        ):
             owner = feeds.get(ours.events, one.worker)
             if owner != one.worker:
                 says = f"{ours.events} is the feed of worker {owner}, according to that worker"
@@ -385,7 +387,7 @@ def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
     owners: dict[str, str] = {}
     shared: set[str] = set()
     for one in fleet:
-        for source in one.told.sources if one.told else ():
+        for source in one.reported.sources if one.reported else ():
             place = getattr(source, what)
             if place is not None and owners.setdefault(place, one.worker) != one.worker:
                 shared.add(place)

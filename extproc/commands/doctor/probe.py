@@ -137,16 +137,16 @@ class Listener:
     """Listens to one rank's feed until it is closed."""
 
     def __init__(self, rank: int, transport: FeedTransport, *, is_live: bool) -> None:
-        self.heard = MessageSummary(rank, is_live=is_live)
+        self.summary = MessageSummary(rank, is_live=is_live)
         self._transport = transport
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._listen())
 
-    async def until(self, condition: Callable[[MessageSummary], bool], seconds: float) -> bool:
+    async def wait_until(self, condition: Callable[[MessageSummary], bool], seconds: float) -> bool:
         """Waits until the summary meets a condition; returns whether it did in time."""
         try:
             async with asyncio.timeout(seconds):
-                while not condition(self.heard):
+                while not condition(self.summary):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -160,14 +160,14 @@ class Listener:
         await self._transport.close()
 
     async def _listen(self) -> None:
-        while not self.heard.is_over_limit:
+        while not self.summary.is_over_limit:
             for signal in await self._transport.receive():
                 self._take(signal)
             self._changed.set()
             await asyncio.sleep(0)  # a feed that never pauses must not block the others
 
     def _take(self, signal: Signal) -> None:
-        heard = self.heard
+        heard = self.summary
         heard.count_message()
         match signal:
             case Connected():
@@ -268,15 +268,15 @@ def judge_sizes(
 class ProbeResult(NamedTuple):
     """The outcome of a probe.
 
-    refused: why the engine refused it, "" if it did not. heard: whether its blocks were announced,
-    or any batch if its tokens are unknown. by_engine: whether the engine computed its tokens, not
-    KVSteer. elsewhere: whether batches arrived after the test request.
+    refused: why the engine refused it, "" if it did not. has_heard: whether its blocks were
+    announced, or any batch if its tokens are unknown. by_engine: whether the engine computed its
+    tokens, not KVSteer. is_elsewhere: whether batches arrived after the test request.
     """
 
     refused: str = ""
-    heard: bool = False
+    has_heard: bool = False
     by_engine: bool = True
-    elsewhere: bool = False
+    is_elsewhere: bool = False
 
 
 async def judge_probe(
@@ -289,16 +289,16 @@ async def judge_probe(
     """Probes one rank after the other, up to the first fault; returns the findings."""
     if not visited.is_served:
         return [about.note("probe", "not made: the worker does not serve the model")]
-    ranks = [one.heard.rank for one in listeners] if len(listeners) > 1 else [None]
+    ranks = [one.summary.rank for one in listeners] if len(listeners) > 1 else [None]
     for rank in ranks:
         probed = await probe(means, worker, visited, listeners, rank)
         where = "" if rank is None else f" to rank {rank}"
         if probed.refused:
             return [about.wrong("probe-refused", probed.refused)]
-        if not probed.heard and probed.elsewhere and not probed.by_engine:
+        if not probed.has_heard and probed.is_elsewhere and not probed.by_engine:
             says = f"blocks were stored after a test request{where}, but none with KVSteer's tokens"
             return [about.wrong("tokens-differ", says)]
-        if not probed.heard:
+        if not probed.has_heard:
             says = f"a test request{where} was answered, but the feed did not announce its blocks"
             return [about.wrong("feed-silent", says)]
     return [about.right("probe", "the engine published the blocks of a test request")]
@@ -319,13 +319,13 @@ async def probe(
     for _ in range(TRIES):
         text = " ".join(f"{random.getrandbits(32):08x}" for _ in range(WORDS))
         tokens, by_engine = await _tokens(means, worker, visited, text)
-        before = sum(one.heard.batches for one in listeners)
-        last = [one.heard.last_sequence for one in listeners]
+        before = sum(one.summary.batches for one in listeners)
+        last = [one.summary.last_sequence for one in listeners]
         refused = await _send(means, worker, visited, text, rank)
         if refused:
             return ProbeResult(refused=refused)
         heard = await _any_holds(listeners, tokens, before, means.seconds / TRIES)
-        elsewhere = sum(one.heard.batches for one in listeners) > before
+        elsewhere = sum(one.summary.batches for one in listeners) > before
         probed = ProbeResult("", heard, by_engine, elsewhere)
         if heard:
             _note(listeners, tokens, last)
@@ -339,7 +339,7 @@ def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[i
     last: the number of each feed's last batch before the prompt was sent.
     """
     for one, before in zip(listeners, last, strict=True):
-        heard = one.heard
+        heard = one.summary
         if tokens is not None and heard.holds(tokens):
             since = heard.first_sequence if before is None else before + 1
             heard.provoked = (tokens, since or 0)
@@ -380,10 +380,12 @@ async def _any_holds(
 
     def is_heard() -> bool:
         if tokens is None:
-            return sum(one.heard.batches for one in listeners) > before
-        return any(one.heard.holds(tokens) for one in listeners)
+            return sum(one.summary.batches for one in listeners) > before
+        return any(one.summary.holds(tokens) for one in listeners)
 
-    waits = [asyncio.ensure_future(one.until(lambda _: is_heard(), seconds)) for one in listeners]
+    waits = [
+        asyncio.ensure_future(one.wait_until(lambda _: is_heard(), seconds)) for one in listeners
+    ]
     if not waits:
         return False
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -168,7 +168,7 @@ class WorkerReport(NamedTuple):
     is_there: bool = False
     model: Model | None = None
     served: Served | None = None
-    told: ReportedSources | None = None
+    sources: ReportedSources | None = None
 
     @property
     def is_served(self) -> bool:
@@ -211,7 +211,7 @@ async def visit(means: Means, worker: Worker, about: Subject) -> WorkerReport:
     findings.append(judge_engine(about, worker, await _engine(worker.endpoint, means.seconds)))
     model = model_served(means.config, worker, served or Served((), frozenset()))
     return WorkerReport(
-        findings, is_there=True, model=model, served=served, told=_find_sources(worker, listings)
+        findings, is_there=True, model=model, served=served, sources=_find_sources(worker, listings)
     )
 
 

@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
     config = None if arguments.config is None else load(arguments.config)
     recorded, left_out = _read(arguments, config)
     plan = _plan(arguments, config, recorded)
-    with Runs(plan.given, len(recorded) * arguments.seeds, sys.stderr) as runs:
+    with Runs(plan.arrivals, len(recorded) * arguments.seeds, sys.stderr) as runs:
         found = _played(plan, runs, arguments.workers)
         spared = _find_saving(plan, runs, arguments.workers, found)
         drawn = {arguments.workers: found}
@@ -157,7 +157,7 @@ class Plan(NamedTuple):
     speed: of each worker. source: where its prefill rate comes from, in words.
     """
 
-    given: Arrivals
+    arrivals: Arrivals
     contestants: Sequence[Contestant]
     speed: Speed
     source: str
@@ -255,7 +255,7 @@ def _read(arguments: argparse.Namespace, config: Config | None) -> tuple[Sequenc
     recorded = trace.requests[: arguments.first]
     if not recorded:
         raise StartError(f"whatif: {', '.join(arguments.traces)}: no request in it to play")
-    return recorded, trace.left_out
+    return recorded, trace.skipped
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -283,7 +283,7 @@ def _tokenize(arguments: argparse.Namespace, config: Config | None) -> Tokenize 
         request = parse(path, body, lambda _: NEWEST)
         if len(request.prompts) != 1:
             raise RequestError("several_prompts")
-        return request.kept(tokenizer.encode(request.prompts[0]))
+        return request.truncate(tokenizer.encode(request.prompts[0]))
 
     return tokens
 
@@ -304,8 +304,8 @@ class Runs:
         # forked from a process with threads, a child may inherit a lock that nobody releases
         start = multiprocessing.get_context("forkserver")
         start.set_forkserver_preload([__name__])
-        self._done = start.Value("Q", 0)
-        given = (arrivals, self._done)
+        self._finished = start.Value("Q", 0)
+        given = (arrivals, self._finished)
         self._pool = ProcessPoolExecutor(
             os.cpu_count(), mp_context=start, initializer=_inherit, initargs=given
         )
@@ -353,7 +353,7 @@ class Runs:
     def _show(self) -> None:
         if not self._err.isatty():
             return
-        share = min(1.0, self._done.value / max(1, self._planned))
+        share = min(1.0, self._finished.value / max(1, self._planned))
         seconds = time.monotonic() - self._began_at
         bar = "#" * round(share * _BAR)
         self._drawn = f"[{bar:{_BAR}}] {share:4.0%}  {seconds:.0f} s"
@@ -449,7 +449,7 @@ def _result_as_json(
     plan: Plan, found: Results, measured: Measured | None, spared: Saving
 ) -> dict[str, Any]:
     return {
-        "requests": len(plan.given.requests),
+        "requests": len(plan.arrivals.requests),
         "workers": spared.workers,
         "prefill_tokens_per_second": plan.speed.prefill_rate,
         "prefill_source": plan.source,

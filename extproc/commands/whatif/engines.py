@@ -157,7 +157,7 @@ class Engine:
     received: deque[Request] = field(default_factory=deque)
     head: Request | None = None
     overlap: int = 0
-    left_tokens: float = 0.0
+    remaining_tokens: float = 0.0
     running: list[tuple[float, int, Request]] = field(default_factory=list)
     computed_tokens: int = 0
     _count: int = 0
@@ -177,14 +177,16 @@ class Engine:
         steps = passed / self._step_seconds()
         self.steps += steps
         if self.head is not None:
-            self.left_tokens -= steps * self.speed.chunk_tokens
+            self.remaining_tokens -= steps * self.speed.chunk_tokens
 
     def next_change(self) -> float:
         """Returns when the next prompt is computed or answer complete; infinity if none is due."""
         step = self._step_seconds()
         changes = [float("inf")]
         if self.head is not None:
-            changes.append(self.at + max(0.0, self.left_tokens) / self.speed.chunk_tokens * step)
+            changes.append(
+                self.at + max(0.0, self.remaining_tokens) / self.speed.chunk_tokens * step
+            )
         if self.running:
             changes.append(self.at + max(0.0, self.running[0][0] - self.steps) * step)
         return min(changes)
@@ -192,7 +194,7 @@ class Engine:
     def change(self) -> list[Request]:
         """Does what is due now; returns the requests that have ended."""
         over = []
-        if self.head is not None and self.left_tokens <= _NO_TOKENS:
+        if self.head is not None and self.remaining_tokens <= _NO_TOKENS:
             self._answer(self.head)
         while self.running and self.running[0][0] <= self.steps + _NO_STEPS:
             request = heapq.heappop(self.running)[2]
@@ -233,7 +235,7 @@ class Engine:
         self.head = self.waiting.popleft()
         self.overlap = overlap
         request.cached = overlap * self.block_tokens
-        self.left_tokens = float(request.tokens - request.cached)
+        self.remaining_tokens = float(request.tokens - request.cached)
         self.computed_tokens += request.tokens - request.cached
 
     def _answer(self, request: Request) -> None:
@@ -294,11 +296,11 @@ class Fleet:
         for request in requests:
             while turns and turns[0][0] <= request.at:
                 at, number, speed = turns.popleft()
-                self._until(at, over)
+                self._advance_to(at, over)
                 self.engines[number].advance(at)
                 self.engines[number].speed = speed
                 self._plan(number)
-            self._until(request.at, over)
+            self._advance_to(request.at, over)
             self.now = request.at
             request.worker = number = pick(request, request.at)
             first = request
@@ -309,7 +311,7 @@ class Fleet:
             engine.advance(request.at)
             engine.add(first)
             self._plan(number)
-        self._until(float("inf"), over)
+        self._advance_to(float("inf"), over)
 
     def _plan(self, number: int) -> None:
         """Schedules the next change of an engine, instead of the one scheduled before."""
@@ -318,7 +320,7 @@ class Fleet:
         if at != float("inf"):
             heapq.heappush(self._changes, (at, number, self._versions[number]))
 
-    def _until(self, time: float, over: Callable[[Request, float], None]) -> None:
+    def _advance_to(self, time: float, over: Callable[[Request, float], None]) -> None:
         """Does everything that is due until a time, in order of time."""
         changes, transfers = self._changes, self._transfers
         while True:

@@ -251,7 +251,7 @@ class Sharer:
     def tick(self, now: float) -> Sequence[bytes]:
         """Forgets silent routers, and returns the messages that are due."""
         self.picture.forget(now)
-        return self.telling.due(self.loads, now, _wall_us(now))
+        return self.telling.compose(self.loads, now, _wall_us(now))
 
     def hear(self, wire: bytes, now: float) -> None:
         """Merges a message of another router."""
@@ -279,28 +279,28 @@ class Exchange:
         self._sharers = sharers
         self._tick_seconds = tick_seconds
         self._count = 0
-        self._due: list[_Appointment] = []
-        self._told_at = [-1.0] * len(sharers)
+        self._appointments: list[_Appointment] = []
+        self._reported_at = [-1.0] * len(sharers)
         for sender in range(len(sharers)):
             self._plan(tick_seconds * chance.random(), sender, None)
 
-    def begun(self, sender: int, now: float) -> None:
+    def note_sent(self, sender: int, now: float) -> None:
         """Makes a router that sent a request report at once, if its last report is a tick old."""
-        if now - self._told_at[sender] >= self._tick_seconds:
+        if now - self._reported_at[sender] >= self._tick_seconds:
             self._tell(sender, now)
 
     def _tell(self, sender: int, now: float) -> None:
         messages = self._sharers[sender].tick(now)
         if messages:
-            self._told_at[sender] = now
+            self._reported_at[sender] = now
             self._plan(now + DELAY_SECONDS, sender, messages)
 
-    def until(self, now: float) -> None:
+    def advance_to(self, now: float) -> None:
         """Does everything that is due until now."""
-        while self._due and self._due[0].at <= now:
-            due = heapq.heappop(self._due)
+        while self._appointments and self._appointments[0].at <= now:
+            due = heapq.heappop(self._appointments)
             if due.messages is None:
-                told_at = self._told_at[due.sender]
+                told_at = self._reported_at[due.sender]
                 if due.at - told_at >= self._tick_seconds - 1e-9:
                     self._tell(due.sender, due.at)
                     told_at = due.at
@@ -313,7 +313,7 @@ class Exchange:
 
     def _plan(self, at: float, sender: int, messages: Sequence[bytes] | None) -> None:
         self._count += 1
-        heapq.heappush(self._due, _Appointment(at, self._count, sender, messages))
+        heapq.heappush(self._appointments, _Appointment(at, self._count, sender, messages))
 
 
 class _Router:
@@ -335,16 +335,16 @@ class _Router:
         self._endpoints = endpoints
         self._awaited: list[dict[Booking, Request]] = [{} for _ in names]
         self._holdings = {name: Holdings(name) for name in endpoints}
-        self._sent = tokens_sent() if contestant.expects else None
+        self._claims = tokens_sent() if contestant.expects else None
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
         self.sharer: Sharer | None = None
-        if contestant.tick_seconds and self._sent is not None:
+        if contestant.tick_seconds and self._claims is not None:
             rate, tick = contestant.prefill_rate, contestant.tick_seconds
             self.sharer = Sharer(
                 number,
                 endpoints,
                 rate,
-                self._sent,
+                self._claims,
                 self._holdings,
                 tick,
                 learns=contestant.learns,
@@ -413,8 +413,8 @@ class _Router:
         if is_told:
             self._awaited[int(served)][booking] = request
         claim = None
-        if self._sent is not None:
-            claim = self._sent.record(self._holdings[served], decision.marks[0], now)
+        if self._claims is not None:
+            claim = self._claims.record(self._holdings[served], decision.marks[0], now)
             if self.sharer is not None:
                 self.sharer.telling.begin([claim], served, decision.uncached_tokens)
         self._open[id(request)] = (booking, claim)
@@ -435,7 +435,7 @@ class _Router:
             self._contestant.policy,
             self._turn,
             self._contestant.rules,
-            self._sent,
+            self._claims,
             lambda _: state,
             {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {},
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
@@ -448,8 +448,8 @@ class _Router:
         booking, claim = self._open.pop(id(request))
         self._awaited[int(booking.endpoint)].pop(booking, None)
         self._loads.end(booking, now)
-        if claim is not None and self._sent is not None:
-            self._sent.end(claim, now)
+        if claim is not None and self._claims is not None:
+            self._claims.end(claim, now)
             if self.sharer is not None:
                 self.sharer.telling.end(claim)
 
@@ -468,34 +468,34 @@ class _Routers:
         self._strangers = Random(seed + 99)
         sharers = [one.sharer for one in self.all if one.sharer is not None]
         self._exchange = Exchange(sharers, contestant.tick_seconds, self._chance)
-        self._of: dict[int, _Router] = {}
+        self._by_number: dict[int, _Router] = {}
         self._learns = contestant.learns
         self._looked_at = 0.0
 
-    def _until(self, now: float) -> None:
+    def _advance_to(self, now: float) -> None:
         """Does what is due until now, in order of time, so that all routers see the same events."""
         while self._learns and self._looked_at + LOOK_SECONDS <= now:
             self._looked_at += LOOK_SECONDS
-            self._exchange.until(self._looked_at)
+            self._exchange.advance_to(self._looked_at)
             for router in self.all:
                 router.look(self._looked_at)
-        self._exchange.until(now)
+        self._exchange.advance_to(now)
 
     def pick(self, request: Request, now: float) -> int:
-        self._until(now)
+        self._advance_to(now)
         if not request.is_own:
             return self._strangers.randrange(len(self.fleet.engines))
         number = self._chance.randrange(len(self.all))
-        router = self._of[id(request)] = self.all[number]
+        router = self._by_number[id(request)] = self.all[number]
         served = router.pick(request, now)
         if router.sharer is not None and router.sent_tokens >= LEAST_UNCACHED_TOKENS:
-            self._exchange.begun(number, now)
+            self._exchange.note_sent(number, now)
         return served
 
     def over(self, request: Request, now: float) -> None:
-        self._until(now)
+        self._advance_to(now)
         if request.is_own:
-            self._of.pop(id(request)).over(request, now)
+            self._by_number.pop(id(request)).over(request, now)
 
 
 class _Envoy:

@@ -116,7 +116,7 @@ class Trace:
     tokenize: for lines with the bodies of requests; None if there is no tokenizer. model: the one
     whose requests are used; None for all, which then must not name several models. gap_seconds:
     between two requests, if lines do not say when they arrived.
-    requests: in order of time, the first one at 0. left_out: how many lines were not used.
+    requests: in order of time, the first one at 0. skipped: how many lines were not used.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Trace:
         self._blocks = 0
         self._models: set[str] = set()
         self._requests: list[Recorded] = []
-        self.left_out = 0
+        self.skipped = 0
 
     @property
     def requests(self) -> list[Recorded]:
@@ -160,7 +160,7 @@ class Trace:
             raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes")
         found = _line.decode(line)
         if self._model is not None and found.model not in (None, self._model):
-            self.left_out += 1
+            self.skipped += 1
             return
         if self._model is None and found.model is not None:
             self._models.add(found.model)
@@ -170,10 +170,10 @@ class Trace:
         try:
             recorded = self._recorded(found, line)
         except RequestError:  # a prompt whose tokens are not certain
-            self.left_out += 1
+            self.skipped += 1
             return
         if not recorded.tokens:
-            self.left_out += 1
+            self.skipped += 1
             return
         self._blocks += len(recorded.hashes or ())
         if self._blocks > MAX_BLOCKS:
@@ -275,7 +275,7 @@ def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
     made = []
     for one in recorded:
         answer = one.answer_tokens or replay.answer_tokens
-        blocks = prompts.of(one, answer)
+        blocks = prompts.blocks_of(one, answer)
         made.append(Request(one.at / replay.speedup, blocks, one.tokens, answer))
     following = _following(made, size) if replay.continues else {}
     for number, request in enumerate(made):
@@ -321,7 +321,7 @@ class _Prompts:
         """Returns numbers that no other block has; none if the count is negative."""
         return itertools.islice(self._numbers, max(0, count))
 
-    def of(self, recorded: Recorded, answer_tokens: int) -> Sequence[int]:
+    def blocks_of(self, recorded: Recorded, answer_tokens: int) -> Sequence[int]:
         """Returns the blocks of a prompt; the last one may not be full."""
         count = math.ceil(recorded.tokens / self._size)
         if recorded.prompt is not None:

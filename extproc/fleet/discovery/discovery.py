@@ -56,7 +56,7 @@ class Discovery:
     ) -> None:
         self._static = static
         self._sources = {source.name: source for source in sources}
-        self._seen = {name: _LastReport() for name in self._sources}
+        self._last_reports = {name: _LastReport() for name in self._sources}
         self._monotonic = monotonic
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,7 +83,7 @@ class Discovery:
 
     def fault(self, source: str) -> str:
         """Returns what is wrong with a source or its last view, "" if nothing is known to be."""
-        seen = self._seen.get(source)
+        seen = self._last_reports.get(source)
         return seen.fault or seen.note or seen.doubled if seen else ""
 
     def status(self) -> list[dict[str, Any]]:
@@ -92,11 +92,14 @@ class Discovery:
         static = {"source": STATIC, "workers": len(self._static), "age_seconds": 0.0}
         return [
             {**static, "fault": "", "note": "", "faults": 0},
-            *({"source": name, **_report_as_json(seen, now)} for name, seen in self._seen.items()),
+            *(
+                {"source": name, **_report_as_json(seen, now)}
+                for name, seen in self._last_reports.items()
+            ),
         ]
 
     async def _keep_running(self, source: Source) -> None:
-        seen = self._seen[source.name]
+        seen = self._last_reports[source.name]
         report = Report(
             view=functools.partial(self._take, source.name, seen),
             confirm=lambda: self._confirm(source.name, seen),
@@ -151,15 +154,15 @@ class Discovery:
             await self._changed.wait()
             self._changed.clear()
             views = {STATIC: self._static}
-            views |= {name: seen.view or () for name, seen in self._seen.items()}
-            for seen in self._seen.values():
+            views |= {name: seen.view or () for name, seen in self._last_reports.items()}
+            for seen in self._last_reports.values():
                 seen.doubled = ""
             for source, note in doubles(views):
-                self._seen[source].doubled = note
+                self._last_reports[source].doubled = note
             fleet = merged(views)
             # set in one step with what `apply` does before it first waits, so that both become
             # visible together
-            self._is_complete = all(seen.view is not None for seen in self._seen.values())
+            self._is_complete = all(seen.view is not None for seen in self._last_reports.values())
             try:
                 await apply(fleet)
             except Exception:  # the next view must be applied all the same

@@ -125,7 +125,7 @@ class KubernetesPods:
             )
             follow = functools.partial(self._follow, pods)
             parts = PartReports(report)
-            ask, asked = access.asking(pools), parts.aside("asking for the pool")
+            ask, asked = access.asking(pools), parts.part_report("asking for the pool")
             async with asyncio.TaskGroup() as group:
                 pool = _Pool(self._options.inference_pool, follow, group, parts)
                 await ListWatch(ask, Pool, pool.take, asked, random.random).run()
@@ -136,7 +136,7 @@ class KubernetesPods:
         engines = Engines(PodSettings(self._options.worker, self._config.models, ports))
 
         def changed(now: Mapping[str, Pod]) -> None:
-            view, notes = engines.of(now.values())
+            view, notes = engines.read_all(now.values())
             report.view(view, _first_of(notes))
 
         ask = functools.partial(pods, label_selector=selector)
@@ -152,7 +152,7 @@ class _Pool:
         self._name = name
         self._follow = follow
         self._group = group
-        self._itself = parts.aside("the pool")
+        self._itself = parts.part_report("the pool")
         self._pods = parts.viewing("pods")
         self._spec: PoolSpec | None = None
         self._following: asyncio.Task[None] | None = None

@@ -334,7 +334,7 @@ def engine_in(text: str) -> WorkerEngine:
     """Reads an engine and its release, as in vllm/0.32.0."""
     name, _, version = text.partition("/")
     engine = WorkerEngine(_word(name, ENGINES), version)
-    if engine.known is None:
+    if engine.engine is None:
         raise ValueError
     return engine
 
@@ -386,19 +386,19 @@ class Engines:
     """Turns pods into workers; a pod that has not changed is not read again."""
 
     def __init__(self, asked: PodSettings) -> None:
-        self._asked = asked
-        self._read: dict[str, _PodReading] = {}  # by uid
+        self._settings = asked
+        self._readings: dict[str, _PodReading] = {}  # by uid
 
-    def of(self, pods: Iterable[Pod]) -> tuple[tuple[Sighting, ...], list[str]]:
+    def read_all(self, pods: Iterable[Pod]) -> tuple[tuple[Sighting, ...], list[str]]:
         """Returns the workers of these pods, sorted by endpoint, and notes on faults of the pods.
 
         Of two pods with one address, the one that is not terminating counts, else the ready one,
         else the younger one.
         """
-        self._read = {pod.metadata.uid: self._of(pod) for pod in pods}
+        self._readings = {pod.metadata.uid: self._read_pod(pod) for pod in pods}
         notes: list[str] = []
         found: dict[str, tuple[Pod, Sighting]] = {}
-        for one in sorted(self._read.values(), key=lambda read: read.worth, reverse=True):
+        for one in sorted(self._readings.values(), key=lambda read: read.worth, reverse=True):
             notes += one.notes
             name = one.pod.metadata.name
             for engine in one.engines:
@@ -408,9 +408,9 @@ class Engines:
                     notes.append(f"pods {other.name} and {name} both have {endpoint}")
         return tuple(found[endpoint][1] for endpoint in sorted(found)), sorted(notes)
 
-    def _of(self, pod: Pod) -> _PodReading:
-        known = self._read.get(pod.metadata.uid)
-        return known if known is not None and known.pod is pod else _read(pod, self._asked)
+    def _read_pod(self, pod: Pod) -> _PodReading:
+        known = self._readings.get(pod.metadata.uid)
+        return known if known is not None and known.pod is pod else _read(pod, self._settings)
 
 
 def _read(pod: Pod, asked: PodSettings) -> _PodReading:

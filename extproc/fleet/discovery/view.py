@@ -37,7 +37,7 @@ class Sighting:
 class Member(NamedTuple):
     """A worker of the fleet, and the name of the source that it is taken from."""
 
-    found: Sighting
+    sighting: Sighting
     source: str
 
 
@@ -120,7 +120,7 @@ class PartReports:
             self._view, lambda: self._confirm(part), lambda fault: self._note(part, fault)
         )
 
-    def aside(self, part: str) -> Report:
+    def part_report(self, part: str) -> Report:
         """Returns the report of a part without views: its `confirm` only ends its own fault."""
         return self.viewing(part)._replace(confirm=lambda: self._confirm_aside(part))
 

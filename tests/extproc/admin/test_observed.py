@@ -83,5 +83,5 @@ def test_served_answer_is_noted_with_its_request() -> None:
     decision = decided()
     observed.note_decision(decision, [])
     observed.note_server(decision, "9.9.9.9:1")
-    (kept,) = observed.recent.since(0)
+    (kept,) = observed.recent.newest_after(0)
     assert kept.served == "9.9.9.9:1"

@@ -36,7 +36,7 @@ def test_recent_stays_within_its_limits_or_holds_the_newest_alone(
         recent.add(
             replace(some, basis=replace(some.basis, workers=[some.basis.workers[0]] * size)), at
         )
-        kept = [len(one.decision.basis.workers) for one in recent.since(0)]
+        kept = [len(one.decision.basis.workers) for one in recent.newest_after(0)]
         assert len(kept) <= most
         assert sum(kept) <= candidates or len(kept) == 1
         assert kept == sizes[: at + 1][at + 1 - len(kept) :]
@@ -48,6 +48,6 @@ def test_prefixes_and_decisions_show_no_tokens(texts: list[list[int]]) -> None:
     recent = Recent()
     recent.add(decided({"a:1": Overlap(16, (1, 0, 0, 0), 0)}), 0.0)
     told = [spread(one, {"a:1": Overlap(16, (1, 0, 0, 0), 0)}, 9) for one in prefixes(asked, 7, 99)]
-    shown = json.dumps([told, *map(summary, recent.since(0))])
+    shown = json.dumps([told, *map(summary, recent.newest_after(0))])
     assert not any(str(FIRST_TOKEN + one) in shown for one in range(3))
     assert bool(told) == bool(texts)

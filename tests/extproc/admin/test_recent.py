@@ -9,7 +9,7 @@ OVERLAP = Overlap(16, (1, 0, 0, 0), 0)
 
 
 def numbers(recent: Recent, since: int, limit: int = 100) -> list[int]:
-    return [kept.number for kept in recent.since(since, limit)]
+    return [kept.number for kept in recent.newest_after(since, limit)]
 
 
 def test_served_is_noted_while_the_decision_is_kept() -> None:
@@ -21,7 +21,7 @@ def test_served_is_noted_while_the_decision_is_kept() -> None:
     assert found.served == "b:1"
     recent.add(second, 1.0)
     recent.note_server(first, "c:1")
-    assert [kept.served for kept in recent.since(0)] == [""]
+    assert [kept.served for kept in recent.newest_after(0)] == [""]
 
 
 def test_recent_numbers_and_finds_decisions() -> None:

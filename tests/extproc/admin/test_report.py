@@ -142,8 +142,11 @@ async def test_report_notes_a_malformed_answer_of_another_process(answer: bytes)
 
 
 def test_others_are_the_addresses_of_the_other_processes() -> None:
-    assert Member(1, 3, "d").others("127.0.0.1:9100") == {0: "127.0.0.1:9090", 2: "127.0.0.1:9110"}
-    assert Member(0, 2, "d").others("[::]:9090") == {1: "[::]:9100"}
+    assert Member(1, 3, "d").other_addresses("127.0.0.1:9100") == {
+        0: "127.0.0.1:9090",
+        2: "127.0.0.1:9110",
+    }
+    assert Member(0, 2, "d").other_addresses("[::]:9090") == {1: "[::]:9100"}
 
 
 def test_part_of_gives_each_process_a_file_of_its_own() -> None:

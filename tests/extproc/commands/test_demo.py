@@ -146,7 +146,7 @@ async def test_ready_names_parts_that_are_late_with_their_output(
     waits = "import time; print('no feed is live', flush=True); time.sleep(1000)"
     router = Part("router", [sys.executable, "-c", waits], decisions=False)
     async with started(router):
-        await until(router.said, "the router says something")
+        await until(router.last_output, "the router says something")
         with pytest.raises(StartError, match="last output of router:\n  no feed is live"):
             await ready([f"http://127.0.0.1:{free_port()}/readyz"], [router])
 

@@ -327,7 +327,7 @@ def test_top_shows_unsteered_requests_and_served_endpoints() -> None:
         served.do(served.it.route(30))
         served.it.router.steering.change(0)
         served.do(served.it.route(40))
-        kept = served.it.observed.recent.since(0)
+        kept = served.it.observed.recent.newest_after(0)
         served.it.observed.note_server(kept[-1].decision, "127.0.0.1:1")
         assert run(served.it.url, once=True, out=shown) == 0
     lines = shown.getvalue().splitlines()

@@ -32,5 +32,5 @@ def test_model_of_a_worker_is_its_own_or_the_first() -> None:
 
 
 def test_engine_of_a_worker_is_known_by_its_release() -> None:
-    assert WorkerEngine("vllm", "0.32.0").known == Engine("vllm", Release(0, 32))
-    assert WorkerEngine("vllm", "latest").known is None
+    assert WorkerEngine("vllm", "0.32.0").engine == Engine("vllm", Release(0, 32))
+    assert WorkerEngine("vllm", "latest").engine is None

@@ -45,7 +45,7 @@ def decided(
     overlaps = {name: Overlap(16, (blocks, 0, 0, 0)) for name, blocks in (held or {}).items()}
     snapshot = Snapshot(
         workers=[Candidate(name, f"{name}:1", role=ROLES[name]) for name in workers],
-        held=[overlaps for _ in query.prompts],
+        overlaps=[overlaps for _ in query.prompts],
         load=lambda endpoint, _: known.get(endpoint[0], Load()),
         policy="cost",
         turn=0,
@@ -91,7 +91,7 @@ def test_overlap_of_the_decode_worker_keeps_the_prompt_there() -> None:
     made = decided(loads={"d": BUSY}, held={"d": 243})
     assert legs(made) == ("d", "")
     assert made.split is not None
-    assert "fewer than 128" in made.split.why
+    assert "fewer than 128" in made.split.reason
 
 
 def test_slow_transfer_keeps_the_prompt_on_the_decode_worker() -> None:
@@ -113,7 +113,7 @@ def test_split_ignores_a_slowness_common_to_the_fleet() -> None:
 def test_split_weighs_a_slow_decode_worker_by_its_slowness() -> None:
     made = decided(loads={"d": Load(1, slowness=4.0)})
     assert made.split is not None
-    assert made.split.cost_here == pytest.approx(4.0 * 4000 * 1.5)
+    assert made.split.cost_alone == pytest.approx(4.0 * 4000 * 1.5)
 
 
 def test_split_names_its_outcome_by_its_cause() -> None:
@@ -152,7 +152,7 @@ def test_split_gives_one_leg_to_requests_that_cannot_have_two(query: Query, outc
     made = decided(loads={"d": BUSY}, query=query)
     assert legs(made) == ("d", "")
     assert made.split is not None
-    assert (made.split.outcome, made.split.why) == (outcome, WORDS[outcome])
+    assert (made.split.outcome, made.split.reason) == (outcome, WORDS[outcome])
 
 
 def test_split_needs_a_configured_mode() -> None:
@@ -404,21 +404,21 @@ def test_source_header_is_set_by_the_router_and_no_client() -> None:
     rules = Disaggregation("header", "offloading", min_pulled_tokens=64)
     legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
     made = msgspec.structs.replace(placed(), source=Source("b:1", 5710, 64))
-    assert legs.of(made, CHAT, b"{}") == ((("x-kv-cache-source-host-port", "b:1"),), None)
-    assert legs.of(placed(), CHAT, b"{}") == ((), None)
+    assert legs.announce(made, CHAT, b"{}") == ((("x-kv-cache-source-host-port", "b:1"),), None)
+    assert legs.announce(placed(), CHAT, b"{}") == ((), None)
     assert {"x-kv-cache-source-host-port", "x-encoder-hosts-ports"} < set(legs.headers)
 
 
 def test_prefill_header_names_the_prefill_worker_to_a_sidecar() -> None:
     legs = Announcer(Config(models=(Model("m"),), disaggregation=Disaggregation("header")))
     made = msgspec.structs.replace(placed(), split=Split(placed(names=["p:1"]), "it holds more"))
-    assert legs.of(made, CHAT, b"{}") == ((("x-prefiller-host-port", "p:1"),), None)
+    assert legs.announce(made, CHAT, b"{}") == ((("x-prefiller-host-port", "p:1"),), None)
 
 
 def test_pulled_body_names_its_source_where_no_sidecar_runs() -> None:
     rules = Disaggregation(None, "offloading", min_pulled_tokens=64)
     legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
-    said = legs.of(
+    said = legs.announce(
         msgspec.structs.replace(placed(), source=Source("b:1", 5710, 64)), CHAT, b'{"model": "m"}'
     )
     assert said is not None
@@ -436,7 +436,7 @@ def mirroring() -> tuple[Announcer, Decision]:
 
 def test_mirroring_names_the_prefill_endpoint_and_one_room_in_both_bodies() -> None:
     legs, apart = mirroring()
-    said = legs.of(apart, CHAT, b"{}")
+    said = legs.announce(apart, CHAT, b"{}")
     assert said is not None
     assert said[0] == (
         ("x-prefiller-host-port", "p:1"),
@@ -444,15 +444,15 @@ def test_mirroring_names_the_prefill_endpoint_and_one_room_in_both_bodies() -> N
     )
     assert said[1] is not None
     assert json.loads(said[1])["bootstrap_room"] == 7
-    assert legs.of(placed(), CHAT, b"{}") == ((), None)
+    assert legs.announce(placed(), CHAT, b"{}") == ((), None)
 
 
 def test_mirroring_sets_no_header_for_a_body_that_stays_unchanged() -> None:
     legs, apart = mirroring()
-    assert legs.of(apart, CHAT, None) == ((), None)
+    assert legs.announce(apart, CHAT, None) == ((), None)
 
 
 def test_mirroring_refuses_an_unchangeable_body_only_where_two_legs_are_needed() -> None:
     legs, apart = mirroring()
-    assert legs.of(placed(), CHAT, b"[]") == ((), None)
-    assert legs.of(apart, CHAT, b"[]") is None
+    assert legs.announce(placed(), CHAT, b"[]") == ((), None)
+    assert legs.announce(apart, CHAT, b"[]") is None

@@ -12,7 +12,7 @@ from tests.waiting import until
 
 async def test_candidates_exclude_workers_of_other_models() -> None:
     one = workers('{endpoint: "127.0.0.1:1", model: a}')
-    assert one.candidates.of("b")[0].excluded == "serves a"
+    assert one.candidates.list_for("b")[0].excluded == "serves a"
     assert (one.candidates.endpoints("a"), one.candidates.endpoints("b")) == (["127.0.0.1:1"], [])
 
 
@@ -20,7 +20,7 @@ async def test_adapters_of_a_candidate_are_those_configured() -> None:
     one = workers(
         '{endpoint: "127.0.0.1:1", model: a, lora: [x]}, {endpoint: "127.0.0.1:2", model: a}'
     )
-    assert [each.loras for each in one.candidates.of("a")] == [frozenset({"x"}), None]
+    assert [each.loras for each in one.candidates.list_for("a")] == [frozenset({"x"}), None]
 
 
 async def test_empty_list_of_adapters_overrides_the_answer_of_a_worker(
@@ -34,8 +34,8 @@ async def test_empty_list_of_adapters_overrides_the_answer_of_a_worker(
             f" {{endpoint: '127.0.0.1:1', model: a, learn: true, lora: []}}"
         )
         await one.start()
-        await until(lambda: one.candidates.of("a")[0].loras == frozenset({"x"}))
-        assert one.candidates.of("a")[1].loras == frozenset()
+        await until(lambda: one.candidates.list_for("a")[0].loras == frozenset({"x"}))
+        assert one.candidates.list_for("a")[1].loras == frozenset()
         assert "model a, 1 adapter, block size unknown" in caplog.text
         await one.close()
 
@@ -46,9 +46,9 @@ async def test_worker_of_an_unknown_model_is_excluded_until_it_answers() -> None
         made: list[MemoryTransport] = []
         one = workers(f"{{endpoint: '{endpoint}', learn: true, events: {EVENTS}}}", made)
         await one.start()
-        assert one.candidates.of("b")[0].excluded == "its model is not known yet"
+        assert one.candidates.list_for("b")[0].excluded == "its model is not known yet"
         await until(lambda: bool(made))
-        (candidate,) = one.candidates.of("b")
+        (candidate,) = one.candidates.list_for("b")
         assert (candidate.excluded, candidate.loras) == ("", frozenset({"x"}))
         (status,) = one.states.statuses()
         assert (status["model"], status["block_size"], status["lora"]) == ("b", 64, ["x"])
@@ -67,5 +67,5 @@ async def test_learned_model_is_dropped_for_the_next_engine() -> None:
         await one.replace(members(Sighting(asked, identity="new")))
         assert one.candidates.model_of(one.records[endpoint]) is None
         await until(lambda: one.candidates.model_of(one.records[endpoint]) == "a")
-        assert [each.loras for each in one.candidates.of("a")] == [None]
+        assert [each.loras for each in one.candidates.list_for("a")] == [None]
         await one.close()

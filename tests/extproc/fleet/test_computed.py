@@ -73,8 +73,8 @@ def test_look_finds_a_prompt_once_all_reusable_blocks_are_stored() -> None:
     assert booking.computed_at == 2.03
     assert fleet.loads.load(A, 2.03).slowness > 1.5
     assert fleet.loads.load(A, 2.03).backlog_tokens == 0.0
-    assert fleet.loads.speed_shown(A)["confidence"] > 0.5
-    assert fleet.loads.speed_shown(B)["confidence"] == 0.0
+    assert fleet.loads.speed_as_json(A)["confidence"] > 0.5
+    assert fleet.loads.speed_as_json(B)["confidence"] == 0.0
 
 
 def test_look_skips_workers_without_a_new_batch() -> None:
@@ -147,14 +147,14 @@ def test_look_does_not_take_prompts_shorter_than_a_block_for_late(
         fleet.store(A, booking, 10)
         fleet.look(fleet.now + 10 * block_size / 1_000 + 0.03)
         fleet.loads.end(booking, fleet.now + 1)
-    before = fleet.loads.speed_shown(A)["used_tokens_per_second"]
+    before = fleet.loads.speed_as_json(A)["used_tokens_per_second"]
     fleet.now = 300.0
     for _ in range(count):
         fleet.send(A, max(1, round(share * block_size)))
     fleet.batches += 1
     for step in range(20):
         fleet.look(300.0 + step * seconds / 20)
-        shown = fleet.loads.speed_shown(A)["used_tokens_per_second"]
+        shown = fleet.loads.speed_as_json(A)["used_tokens_per_second"]
         assert shown == pytest.approx(before, rel=0.05)
 
 
@@ -195,7 +195,7 @@ def test_look_slows_a_worker_for_late_prompts_and_forgets_old_ones() -> None:
     fleet.now += 3_600.0
     for _ in range(LOOKS_WHILE_IDLE):
         fleet.look(fleet.now)
-    assert fleet.loads.speed_shown(A)["confidence"] == 0.0
+    assert fleet.loads.speed_as_json(A)["confidence"] == 0.0
 
 
 def test_look_skips_a_worker_without_an_address() -> None:

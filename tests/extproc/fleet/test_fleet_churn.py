@@ -201,8 +201,8 @@ class System:
                 await one.ask(self.workers.questions.polling.client, worker)
         upstreams.eject(upstream, Judge.DOUBTS, "is dead")
         assert len(upstream.against) == len(Judge)
-        self.workers.proofs.sent(worker.name, Prompt("a", IDS), TEXT, None)
-        refuting = Comparison(1, {TEXT: Verdict(is_same=False, why="it differs")})
+        self.workers.proofs.note_sent(worker.name, Prompt("a", IDS), TEXT, None)
+        refuting = Comparison(1, {TEXT: Verdict(is_same=False, reason="it differs")})
         self.workers.proofs.compared(worker, refuting)
 
     async def go(self) -> None:

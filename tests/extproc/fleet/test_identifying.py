@@ -86,7 +86,7 @@ async def test_older_path_of_sglang_is_asked_too() -> None:
         await until_runs(one, "sglang", 0, 4, 6)
         assert one.identity.arguments is not None
         assert one.identity.arguments.chat_template == "chatml"
-        assert fleet.candidates.spoken("tiny").first.has_own_template
+        assert fleet.candidates.dialects_of("tiny").first.has_own_template
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,9 @@ async def test_configured_engine_is_known_without_an_answer() -> None:
     given = ", engine: {name: vllm, version: '0.24.0'}"
     async with running(Settings()) as engine, followed(engine.endpoint, given) as (workers, one):
         assert one.engine == Engine("vllm", Release(0, 24))
-        await until(lambda: one.told.engine is not None, "the worker is asked all the same")
+        await until(
+            lambda: one.engine_answer.engine is not None, "the worker is asked all the same"
+        )
         (status,) = workers.states.statuses()
         assert status["engine"] == {"name": "vllm", "version": "0.24.0", "source": "configured"}
         assert status["engine_reason"] == "the worker says that it is vllm 0.32.0"

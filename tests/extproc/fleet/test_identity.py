@@ -170,7 +170,7 @@ def test_arguments_of_another_engine_do_not_count() -> None:
 
 
 def test_known_engine_is_shown_with_its_source() -> None:
-    assert EngineRecord(SGLANG, LEARNED, "", PromptArguments("chatml")).shown() == {
+    assert EngineRecord(SGLANG, LEARNED, "", PromptArguments("chatml")).as_json() == {
         "engine": {"name": "sglang", "version": "0.5.23", "source": "learned"},
         "engine_reason": "",
         "engine_arguments": {
@@ -181,7 +181,7 @@ def test_known_engine_is_shown_with_its_source() -> None:
             "default_chat_template_kwargs": None,
         },
     }
-    assert EngineRecord(None, "", "why", None).shown() == {
+    assert EngineRecord(None, "", "why", None).as_json() == {
         "engine": None,
         "engine_reason": "why",
         "engine_arguments": None,

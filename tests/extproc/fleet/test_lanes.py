@@ -8,7 +8,7 @@ from tests.extproc.fleet.fleets import following, members, workers
 async def test_unready_worker_gets_no_requests() -> None:
     one = workers('{endpoint: "127.0.0.1:9", model: a}')
     await one.replace(members(Sighting(schema.Worker("127.0.0.1:1", "a"), "its pod is not ready")))
-    assert one.candidates.of("a")[0].excluded == "its pod is not ready"
+    assert one.candidates.list_for("a")[0].excluded == "its pod is not ready"
     assert one.lanes.answering() == {"a": [("127.0.0.1:1", False)]}
     await one.close()
 

@@ -12,9 +12,9 @@ from tests.waiting import until
 
 async def test_host_name_of_a_worker_is_resolved() -> None:
     one = workers('{endpoint: "localhost:7", model: a}')
-    assert one.candidates.of("a")[0].excluded == "its host name could not be resolved"
+    assert one.candidates.list_for("a")[0].excluded == "its host name could not be resolved"
     await one.start()
-    (candidate,) = one.candidates.of("a")
+    (candidate,) = one.candidates.list_for("a")
     assert (candidate.name, candidate.excluded) == ("localhost:7", "")
     assert candidate.endpoint in ("127.0.0.1:7", "[::1]:7")
     await one.close()
@@ -33,15 +33,15 @@ async def test_address_stays_while_its_name_cannot_be_resolved(
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
     one = workers('{endpoint: "w:7", model: a}', times=AskingTimes(resolve_seconds=0.0))
     await one.start()
-    assert one.candidates.of("a")[0].endpoint == "10.0.0.1:7"
+    assert one.candidates.list_for("a")[0].endpoint == "10.0.0.1:7"
     answers.clear()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert one.candidates.of("a")[0].endpoint == "10.0.0.1:7"
+    assert one.candidates.list_for("a")[0].endpoint == "10.0.0.1:7"
     answers.append("10.0.0.3")
     for _ in range(5):
         await asyncio.sleep(0)
-    assert one.candidates.of("a")[0].endpoint == "10.0.0.3:7"
+    assert one.candidates.list_for("a")[0].endpoint == "10.0.0.3:7"
     await one.close()
 
 
@@ -55,7 +55,7 @@ async def test_start_does_not_wait_for_an_absent_resolver(
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
     one = workers('{endpoint: "w:7", model: a}', times=AskingTimes(first_resolve_seconds=0.01))
     await one.start()
-    assert one.candidates.of("a")[0].excluded == "its host name could not be resolved"
+    assert one.candidates.list_for("a")[0].excluded == "its host name could not be resolved"
     await one.close()
 
 
@@ -63,7 +63,7 @@ async def test_impossible_host_name_blocks_no_other_resolution() -> None:
     bad = f"{'a' * 70}.example:1"
     one = workers(f'{{endpoint: "{bad}", model: a}}, {{endpoint: "localhost:2", model: a}}')
     await one.start()
-    assert [bool(worker.excluded) for worker in one.candidates.of("a")] == [True, False]
+    assert [bool(worker.excluded) for worker in one.candidates.list_for("a")] == [True, False]
     await one.close()
 
 
@@ -81,7 +81,7 @@ async def test_changed_address_removes_the_old_endpoint(
     one.loads.begin("10.0.0.1:7", 10, 0.0)
     before = one.candidates.holdings("w:7")
     answers[:] = ["10.0.0.2"]
-    await until(lambda: one.candidates.of("a")[0].endpoint == "10.0.0.2:7")
+    await until(lambda: one.candidates.list_for("a")[0].endpoint == "10.0.0.2:7")
     assert (one.loads.in_flight("10.0.0.1:7"), one.upstreams.get("10.0.0.1:7")) == (0, None)
     assert one.candidates.holdings("w:7") is not before
     await one.close()
@@ -106,5 +106,5 @@ async def test_resolution_of_names_repeats_after_any_failure(
         answers[:] = ["10.0.0.2"]
         await until(lambda: "workers: a name cannot be looked up" in caplog.messages)
     answers[:] = ["10.0.0.3"]
-    await until(lambda: one.candidates.of("a")[0].endpoint == "10.0.0.3:7")
+    await until(lambda: one.candidates.list_for("a")[0].endpoint == "10.0.0.3:7")
     await one.close()

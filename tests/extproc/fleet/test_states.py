@@ -70,7 +70,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
 async def test_worker_without_events_is_unsupported_and_eligible() -> None:
     one = workers('{endpoint: "127.0.0.1:1", model: a}')
     await one.start()
-    (candidate,) = one.candidates.of("a")
+    (candidate,) = one.candidates.list_for("a")
     assert (one.candidates.state(candidate.name), candidate.excluded) == ("unsupported", "")
     one.loads.begin("127.0.0.1:1", 0, 0.0)
     status = next(one.states.statuses())

@@ -75,7 +75,7 @@ class Before:
     @property
     def told(self) -> dict[str, Any]:
         """What GET /models shows about the model."""
-        (shown,) = self.workers.verifying.shown()
+        (shown,) = self.workers.verifying.models_as_json()
         return shown
 
     async def until(self, result: str) -> dict[str, Any]:
@@ -190,8 +190,8 @@ async def test_difference_in_one_form_of_request_affects_only_that_form(
         proofs = before.workers.proofs
         (name,) = before.workers.records
         monkeypatch.setattr(before.fleet, "state", lambda _: FeedState.LIVE)
-        assert proofs.of(CONVERSATION).state(name) == "live"
-        assert proofs.of(CONVERSATION | TOOLS).state(name) == "differs"
+        assert proofs.trust_for(CONVERSATION).state(name) == "live"
+        assert proofs.trust_for(CONVERSATION | TOOLS).state(name) == "differs"
 
 
 async def test_difference_of_one_worker_is_named_among_others(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ async def test_hanging_worker_delays_no_other_verification(monkeypatch: pytest.M
         assert await before.picked(PLAIN)
         await before.until("proved")
         hanging = before.workers.records[endpoint].proof
-        await until(lambda: "within 0.3 s" in hanging.summary.why)
+        await until(lambda: "within 0.3 s" in hanging.summary.reason)
         assert before.differs() == [False, False]
 
 
@@ -280,7 +280,7 @@ async def test_endless_answer_is_read_up_to_its_limit_and_blocks_nothing() -> No
         assert await before.picked(PLAIN)
         await before.until("proved")
         flooding = before.workers.records[endpoint].proof
-        await until(lambda: "an answer of more than" in flooding.summary.why)
+        await until(lambda: "an answer of more than" in flooding.summary.reason)
         assert before.differs() == [False, False]
         assert max(sent_bytes) < 32 * 2**20  # what the system keeps of a connection
 

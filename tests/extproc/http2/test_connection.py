@@ -184,7 +184,7 @@ def test_peer_that_accepts_no_data_is_disconnected() -> None:
     assert connection.tick() == connection.tick() == []
     assert connection.tick() == [Aborted(1)]
     assert resets(written(connection)) == [(1, ErrorCode.CANCEL)]
-    assert (connection.stream_count, budget.held) == (1, 0)
+    assert (connection.stream_count, budget.used_bytes) == (1, 0)
 
 
 def test_close_releases_the_budget_of_waiting_data() -> None:
@@ -193,7 +193,7 @@ def test_close_releases_the_budget_of_waiting_data() -> None:
     connection.receive(headers(1))
     connection.send_data(1, b"waits")
     connection.close()
-    assert (connection.stream_count, budget.held) == (0, 0)
+    assert (connection.stream_count, budget.used_bytes) == (0, 0)
 
 
 def test_sending_pauses_while_the_transport_is_full() -> None:
@@ -285,10 +285,10 @@ def test_connection_survives_any_frames(frames: list[bytes], sizes: list[int]) -
     budget = Budget(10_000)
     connection = connected(budget=budget)
     fed(connection, b"".join(frames), sizes)
-    assert budget.held <= 10_000
+    assert budget.used_bytes <= 10_000
     assert connection.stream_count <= 4
     connection.close()
-    assert budget.held == 0
+    assert budget.used_bytes == 0
 
 
 @given(st.binary(max_size=400), CHUNKS, st.booleans())

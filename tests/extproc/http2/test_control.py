@@ -81,7 +81,7 @@ def test_ping_is_answered_and_its_answer_is_not() -> None:
 def test_goaway_marks_a_leaving_client() -> None:
     parts = Parts()
     parts.control.receive(GOAWAY, 0, 0, bytes(8))
-    assert parts.control.has_left
+    assert parts.control.has_said_goodbye
 
 
 def test_unknown_frames_are_ignored() -> None:

@@ -48,7 +48,7 @@ def test_data_is_passed_on_as_it_comes_and_ends_once() -> None:
     whole = frame(DATA, LAST, 1, b"abcdef")
     assert plain(one.read(whole[:9])[0]) == []
     assert plain(one.read(whole[9:12])[0]) == [(0, 0, 1, b"abc")]
-    assert one.held == 0
+    assert one.buffered_bytes == 0
     assert plain(one.read(whole[12:] + frame(HEADERS, 0, 3))[0]) == [
         (0, 1, 1, b"def"),
         (1, 0, 3, b""),
@@ -59,7 +59,7 @@ def test_padded_data_waits_until_it_is_whole() -> None:
     one = reader()
     whole = frame(DATA, PADDED, 1, b"\x01ab\0")
     assert one.read(whole[:12]) == ([], None)
-    assert one.held == 12
+    assert one.buffered_bytes == 12
     assert plain(one.read(whole[12:])[0]) == [(0, 8, 1, b"\x01ab\0")]
 
 

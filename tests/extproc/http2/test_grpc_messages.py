@@ -56,10 +56,10 @@ def test_messages_are_read_whole_from_any_split(messages: list[bytes], sizes: li
     while data:
         size = sizes[turn % len(sizes)]
         got += reader.read(data[:size])
-        assert reader.held <= 55
+        assert reader.buffered_bytes <= 55
         data, turn = data[size:], turn + 1
     assert [bytes(whole(one)) for one in got] == messages
-    assert reader.held == 0
+    assert reader.buffered_bytes == 0
 
 
 def whole(message: Piece | Parts) -> Piece:
@@ -81,7 +81,7 @@ def test_long_messages_come_in_parts_that_are_short(mores: list[int], size: int)
         assert isinstance(one, Parts) == (len(message) >= LONG_BYTES)
         assert len(one) == len(message)
         assert not isinstance(one, Parts) or all(len(part) <= 65_536 + size for part in one.parts)
-    assert reader.held == 0
+    assert reader.buffered_bytes == 0
 
 
 def test_message_in_one_piece_is_not_copied() -> None:

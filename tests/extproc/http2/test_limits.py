@@ -12,4 +12,4 @@ def test_budget_takes_as_much_as_it_has_room_for() -> None:
     assert not budget.take(5)
     budget.give_back(1)
     assert budget.take(5)
-    assert budget.held == 10
+    assert budget.used_bytes == 10

@@ -74,12 +74,12 @@ def test_long_data_is_cut_into_frames_within_the_windows() -> None:
     frames = taken(outbox)
     assert max(len(frame.payload) for frame in frames) == 16_384
     assert len(data_of(frames)) == WINDOW
-    assert budget.held == one.queued == 100_000 - WINDOW
+    assert budget.used_bytes == one.queued == 100_000 - WINDOW
     assert outbox.grant_stream(one, 1000)
     assert len(data_of(taken(outbox))) == 1000
     assert outbox.grant_stream(one, MAX_WINDOW)
     assert len(data_of(taken(outbox))) == 100_000 - WINDOW - 1000
-    assert budget.held == one.queued == 0
+    assert budget.used_bytes == one.queued == 0
 
 
 def test_connection_window_limits_all_streams_oldest_first() -> None:
@@ -157,7 +157,7 @@ def test_send_refuses_data_beyond_the_budget() -> None:
     assert outbox.send(one, b"12345")
     assert not outbox.send(one, b"6")
     outbox.forget(one)
-    assert budget.held == 0
+    assert budget.used_bytes == 0
     outbox.resume()
     assert taken(outbox) == []
     outbox.forget(one)

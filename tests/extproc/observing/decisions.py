@@ -26,7 +26,7 @@ def decided(prompts: int = 1, *, first: int = 4, second: int = 1) -> Decision:
     asked = [Prompt("m", array("I", range(100))) for _ in range(prompts)]
     snapshot = Snapshot(
         workers=WORKERS,
-        held=[held for _ in asked],
+        overlaps=[held for _ in asked],
         load=lambda *_: Load(),
         policy="cost",
         turn=0,

@@ -25,7 +25,7 @@ def outcome(predicted: int, cached: int | None, prompt_tokens: int = 100) -> Out
         predicted_tokens=predicted,
         reported=Usage(prompt_tokens, cached),
         is_comparable=True,
-        held=held(w=predicted // 16),
+        overlaps=held(w=predicted // 16),
     )
 
 
@@ -69,19 +69,19 @@ def test_likely_cause_of_other_token_counts_is_a_token_mismatch() -> None:
 def test_likely_cause_follows_the_events_since_the_pick(
     predicted: int, cached: int, now: Mapping[str, Overlap], cause: str
 ) -> None:
-    assert likely_cause(outcome(predicted, cached), WELL._replace(held=now)) == cause
+    assert likely_cause(outcome(predicted, cached), WELL._replace(overlaps=now)) == cause
 
 
 def test_likely_cause_ignores_blocks_that_another_worker_held_before() -> None:
-    before = outcome(96, 0)._replace(held=held(w=6, x=6))
-    assert likely_cause(before, WELL._replace(held=held(w=6, x=6))) == "evicted"
+    before = outcome(96, 0)._replace(overlaps=held(w=6, x=6))
+    assert likely_cause(before, WELL._replace(overlaps=held(w=6, x=6))) == "evicted"
 
 
 def test_likely_cause_ignores_a_request_that_two_workers_began() -> None:
     moved = outcome(64, 0)._replace(is_moved=True)
-    assert likely_cause(moved, WELL._replace(held=held(w=4, x=6))) == "unknown"
+    assert likely_cause(moved, WELL._replace(overlaps=held(w=4, x=6))) == "unknown"
 
 
 @pytest.mark.parametrize("now", [held(w=4), held(w=6)])
 def test_likely_cause_may_be_another_rank(now: Mapping[str, Overlap]) -> None:
-    assert likely_cause(outcome(64, 0), WELL._replace(ranks=2, held=now)) == "other_rank"
+    assert likely_cause(outcome(64, 0), WELL._replace(ranks=2, overlaps=now)) == "other_rank"

@@ -79,7 +79,7 @@ def test_figures_are_none_without_requests() -> None:
     assert length_ratio(sides) is None
     assert first_byte(sides, 0, 0.5) is None
     assert first_byte_gained(sides, 0.5) is None
-    assert load_spread(sides.both.steered, set()) is None
+    assert load_spread(sides.total.steered, set()) is None
 
 
 def test_few_requests_give_a_figure_without_an_interval() -> None:

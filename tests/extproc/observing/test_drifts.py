@@ -28,10 +28,10 @@ def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
 def test_drift_adds_up_predicted_and_reported_tokens() -> None:
     held = {"w": Overlap(16, (6, 0, 0, 0))}
     workers = records("w")
-    counts = OutcomeCounts(workers, lambda _: Circumstances(block_size=16, held=held))
+    counts = OutcomeCounts(workers, lambda _: Circumstances(block_size=16, overlaps=held))
     for predicted, cached in ((64, 64), (64, 32), (0, 64)):
         counts.count(outcome(predicted, cached))
-    assert workers["w"].outcomes.drift.shown() == {
+    assert workers["w"].outcomes.drift.as_json() == {
         "requests": 3,
         "predicted_tokens": 128,
         "reported_tokens": 160,
@@ -42,7 +42,7 @@ def test_drift_adds_up_predicted_and_reported_tokens() -> None:
 def test_drift_ignores_outcomes_without_a_report() -> None:
     drift = Drift()
     drift.count(outcome(64, None))
-    assert (drift.requests, drift.is_told) == (0, False)
+    assert (drift.requests, drift.is_logged) == (0, False)
 
 
 def test_drift_of_an_unknown_or_removed_worker_is_not_counted() -> None:
@@ -50,7 +50,7 @@ def test_drift_of_an_unknown_or_removed_worker_is_not_counted() -> None:
     counts = OutcomeCounts(workers)
     for worker in ("stays", "goes", ""):
         counts.count(outcome(64, 0, worker))
-    assert workers["stays"].outcomes.drift.shown()["causes"] == {"evicted": 1}
+    assert workers["stays"].outcomes.drift.as_json()["causes"] == {"evicted": 1}
     assert (set(workers), counts.strangers) == ({"stays"}, {"2xx": 1})
 
 

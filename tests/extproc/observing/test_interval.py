@@ -69,7 +69,7 @@ def test_blocks_leave_out_each_request_once(counts: list[tuple[int, int, int]]) 
     if blocks.without:
         for side in (0, 1):
             left = [pair[side].requests for pair in blocks.without]
-            assert sum(left) == (BLOCKS - 1) * blocks.whole[side].requests
+            assert sum(left) == (BLOCKS - 1) * blocks.total[side].requests
             assert len(left) == BLOCKS
 
 
@@ -108,7 +108,7 @@ def test_interval_is_missing_without_enough_blocks(
     blocks = Blocks.of(window_of(counts).periods, [0, 1])
     assert (list(blocks.without), blocks.missing) == ([], missing)
     assert blocks.estimate(lambda pair: pair.steered.requests) == Estimate(
-        float(blocks.whole.steered.requests)
+        float(blocks.total.steered.requests)
     )
 
 

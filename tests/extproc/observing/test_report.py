@@ -171,7 +171,7 @@ def test_workers_and_periods_of_a_report_are_bounded() -> None:
     now = BEGIN + 99 * 86_400.0
     found = contents(report, now)
     for at, span in enumerate(SPANS):
-        assert sum(one == at for one, _ in found) <= span.kept
+        assert sum(one == at for one, _ in found) <= span.max_periods
     crowded = fed([(0.0, over(worker=f"w:{number}")) for number in range(5_000)])
     crowded.merge(fed([(0.0, over(worker="one more"))]).periods(BEGIN + 1), BEGIN + 1)
     for period in crowded.periods(BEGIN + 1):
@@ -199,7 +199,7 @@ def test_window_takes_the_shortest_periods_that_reach_back_far_enough(
 
 
 def test_window_is_at_most_what_is_kept() -> None:
-    assert len(Report(BEGIN).window(1e9, BEGIN).periods) == DAYS.kept
+    assert len(Report(BEGIN).window(1e9, BEGIN).periods) == DAYS.max_periods
 
 
 def sound() -> list[object]:
@@ -261,6 +261,6 @@ def test_largest_report_fits_its_file() -> None:
         first_bytes=dict.fromkeys(range(BUCKETS), 2**40),
         workers={2**32 - 1 - one: 2**40 for one in range(MAX_WORKERS)},
     )
-    count = sum(span.kept + 1 for span in SPANS)
+    count = sum(span.max_periods + 1 for span in SPANS)
     text = msgspec.json.encode(Period(0, 2**31, 86_399.123456789, side, side))
     assert count * len(text) < MAX_BYTES

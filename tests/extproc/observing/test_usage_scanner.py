@@ -125,7 +125,7 @@ def test_scanner_drops_a_response_that_is_too_long(begin: bytes) -> None:
     one.read(begin)
     for _ in range(100):
         one.read(b"a" * 100_000)
-        assert one.kept_bytes <= MAX_DOCUMENT_BYTES
+        assert one.buffered_bytes <= MAX_DOCUMENT_BYTES
     one.read(b'", "usage": {"prompt_tokens": 90}}\n')
     assert one.usage == Usage()
     one.read(events({"usage": CHAT}))

@@ -91,7 +91,7 @@ def test_forms_of_a_prompt_may_be_several_and_of_token_ids_none() -> None:
 
 
 def test_same_tokens_everywhere_prove_all_forms() -> None:
-    assert (of().compared, of().why) == (len(GOLDEN), "")
+    assert (of().compared, of().reason) == (len(GOLDEN), "")
     assert proof_of().is_proved(AGREED_FORMS)
 
 
@@ -114,7 +114,7 @@ def test_verification_blames_the_form_that_simpler_requests_lack(name: str, form
 
 def test_verification_names_the_simplest_difference_and_all_forms() -> None:
     assert proof_of(TOOLS_NAME, CHAT_NAME).refuted == CONVERSATION | TOOLS
-    assert proof_of(TOOLS_NAME, CHAT_NAME).shown(1.0)["request"] == CHAT_NAME
+    assert proof_of(TOOLS_NAME, CHAT_NAME).as_json(1.0)["request"] == CHAT_NAME
 
 
 def test_verification_distrusts_all_forms_for_texts_where_conversations_are_refused() -> None:
@@ -125,7 +125,7 @@ def test_texts_alone_prove_texts_only_where_conversations_are_keyed_here() -> No
     proof = proof_of(refused=CHATS)
     assert (proof.summary.proof, proof.compared) == (Proof.UNPROVED, len(GOLDEN) - len(CHATS))
     assert proof.is_proved(TEXT)
-    assert "a conversation is not compared: status 400" in proof.summary.why
+    assert "a conversation is not compared: status 400" in proof.summary.reason
 
 
 def test_verification_needs_no_unkeyed_requests() -> None:
@@ -137,7 +137,7 @@ def test_verification_needs_no_unkeyed_requests() -> None:
 def test_one_request_that_is_refused_is_named_but_changes_nothing() -> None:
     proof = proof_of(refused=[TOOLS_NAME])
     assert (proof.summary.proof, proof.compared) == (Proof.PROVED, len(GOLDEN) - 1)
-    assert TOOLS_NAME in proof.shown(1.0)["why"]
+    assert TOOLS_NAME in proof.as_json(1.0)["why"]
     proof = proof_of(refused=[TEXT_NAME], unkeyed=CHATS)
     assert proof.summary.proof is Proof.PROVED
 
@@ -206,7 +206,7 @@ def test_worker_is_refuted_for_the_forms_that_differ_until_they_are_the_same() -
     assert proof.refuted == 0
     proof.compare(of(TOOLS_NAME), 2.0)
     assert proof.refuted == TOOLS
-    assert proof.shown(5.0)["seconds"] == 3.0
+    assert proof.as_json(5.0)["seconds"] == 3.0
     for _ in range(8):
         proof.count(CONVERSATION, 10, 11, 3.0)
     assert proof.refuted == CONVERSATION | TOOLS

@@ -31,7 +31,7 @@ from extproc.requests.prompt import (
 )
 
 DIFFERENT = Verdict(
-    is_same=False, why="they differ", mismatch=Mismatch("a text", 3, 1, 2, "another tokenizer")
+    is_same=False, reason="they differ", mismatch=Mismatch("a text", 3, 1, 2, "another tokenizer")
 )
 SAME, UNTOLD = Verdict(is_same=True), Verdict(None, "status 400")
 OF_REQUESTS = (CONVERSATION, CONVERSATION | TOOLS, CONVERSATION | TOOLS | REASONING | EFFORT)
@@ -150,7 +150,7 @@ def counted_since_mended(about: Sequence[Finding], at: int) -> Sequence[Finding]
 def test_state_is_what_the_findings_since_the_last_restart_say(findings: list[Finding]) -> None:
     proof = after(findings)
     for form in FORM_NAMES:
-        assert proof.of(form).proof is retold(findings, form), FORM_NAMES[form]
+        assert proof.state_of(form).proof is retold(findings, form), FORM_NAMES[form]
 
 
 @given(UNEVIDENT)
@@ -164,7 +164,7 @@ def test_state_is_never_proved_without_the_same_tokens_or_stored_blocks(
 ) -> None:
     told = [one for one in findings if one.kind != "stored" and SAME not in one.verdicts]
     proof = after(told)
-    assert all(proof.of(form).proof is not Proof.PROVED for form in FORM_NAMES)
+    assert all(proof.state_of(form).proof is not Proof.PROVED for form in FORM_NAMES)
 
 
 @given(FINDINGS, ANY)
@@ -174,23 +174,27 @@ def test_finding_changes_no_state_of_a_form_that_it_is_not_about(
     before, proof = after(findings), after([*findings, last])
     for form in FORM_NAMES:
         if not touches(last, form):
-            assert proof.of(form) == before.of(form)
+            assert proof.state_of(form) == before.state_of(form)
 
 
 @given(FINDINGS, ANY)
 def test_moment_is_that_of_the_last_change(findings: list[Finding], last: Finding) -> None:
     before, proof, now = after(findings), after([*findings, last]), float(len(findings))
     for form in FORM_NAMES:
-        is_changed = proof.of(form).proof is not before.of(form).proof
-        assert proof.of(form).at == (now if is_changed else before.of(form).at)
+        is_changed = proof.state_of(form).proof is not before.state_of(form).proof
+        assert proof.state_of(form).changed_at == (
+            now if is_changed else before.state_of(form).changed_at
+        )
 
 
 @given(FINDINGS)
 def test_refuted_forms_have_a_reason_and_so_have_unproved_ones(findings: list[Finding]) -> None:
     proof = after(findings)
     for form in FORM_NAMES:
-        known = proof.of(form)
-        assert bool(known.why) is (known.proof is not Proof.PROVED) or UNTOLD.why == known.why
+        known = proof.state_of(form)
+        assert (
+            bool(known.reason) is (known.proof is not Proof.PROVED) or UNTOLD.reason == known.reason
+        )
 
 
 U, P, R = Proof.UNPROVED, Proof.PROVED, Proof.REFUTED
@@ -217,15 +221,15 @@ def test_state_follows_the_table(
 ) -> None:
     finding = Finding(kind, CONVERSATION, (verdict,) * len(FORM_NAMES) if verdict else ())
     for begin, one, many in zip((U, P, R), once, often, strict=True):
-        assert after([*BEGINNINGS[begin], finding]).of(CONVERSATION).proof is one
+        assert after([*BEGINNINGS[begin], finding]).state_of(CONVERSATION).proof is one
         repeated = [*BEGINNINGS[begin], *[finding] * LAST_FINDINGS]
-        assert after(repeated).of(CONVERSATION).proof is many
+        assert after(repeated).state_of(CONVERSATION).proof is many
 
 
 def test_doubt_is_named_and_outweighs_golden_requests_until_prompts_are_stored() -> None:
     missed = [Finding("not stored", CONVERSATION)] * PROMPTS_NOT_STORED
     proof = after([*BEGINNINGS[P], *missed, *BEGINNINGS[P]])
-    assert (proof.summary.proof, proof.summary.why) == (U, NOT_STORED)
+    assert (proof.summary.proof, proof.summary.reason) == (U, NOT_STORED)
     assert (proof.doubted, proof.refuted) == (CONVERSATION, 0)
     stored = [Finding("stored", CONVERSATION)] * PROMPTS_STORED
     assert after([*BEGINNINGS[P], *missed, *stored]).summary.proof is P
@@ -234,12 +238,12 @@ def test_doubt_is_named_and_outweighs_golden_requests_until_prompts_are_stored()
 def test_golden_requests_that_are_not_compared_leave_what_was_compared() -> None:
     proof = TokenProof("w")
     proof.uncompared("no answer", 0.0, for_now=True)
-    assert (proof.why, proof.summary.proof) == ("no answer", Proof.UNPROVED)
+    assert (proof.reason, proof.summary.proof) == ("no answer", Proof.UNPROVED)
     proof.compare(Comparison(3, dict.fromkeys(FORM_NAMES, SAME)), 1.0)
     proof.uncompared("no answer", 2.0, for_now=True)
-    assert (proof.why, proof.summary.proof) == ("", Proof.PROVED)
+    assert (proof.reason, proof.summary.proof) == ("", Proof.PROVED)
     proof.uncompared("status 404", 3.0, for_now=False)
-    assert (proof.why, proof.summary.proof) == ("status 404", Proof.UNPROVED)
+    assert (proof.reason, proof.summary.proof) == ("status 404", Proof.UNPROVED)
 
 
 def test_other_model_begins_anew() -> None:
@@ -247,7 +251,7 @@ def test_other_model_begins_anew() -> None:
     proof.serve("a")
     assert proof.refuted == ALL_FORMS
     proof.serve("b")
-    assert (proof.refuted, proof.worker, proof.shown_state) == (0, "w", "off")
+    assert (proof.refuted, proof.worker, proof.state_text) == (0, "w", "off")
     proof.expect()
-    assert proof.shown_state == "unproved"
-    assert proof.shown(9.0)["seconds"] is None
+    assert proof.state_text == "unproved"
+    assert proof.as_json(9.0)["seconds"] is None

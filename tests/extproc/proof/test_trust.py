@@ -327,7 +327,7 @@ async def test_refuted_tokens_are_uncertain_and_doubted_ones_count_what_was_sent
         assert explained["overlap_tokens"] >= 64  # the first turn has no difference in it
         assert explained["approximate_tokens"] > 64  # as without events
         (record,) = one.workers.records.values()
-        refuting = Comparison(1, {CONVERSATION: Verdict(is_same=False, why="a date")})
+        refuting = Comparison(1, {CONVERSATION: Verdict(is_same=False, reason="a date")})
         one.workers.proofs.compared(record, refuting)
         explained = await one.explain(*turns)
         assert explained["overlap_tokens"] == 0
@@ -518,7 +518,7 @@ async def test_golden_requests_lower_the_credit_of_the_form_that_differs_alone(r
         assert held
         (record,) = one.workers.records.values()
         found = Mismatch("a conversation", 3, 1, 2, "another template")
-        differs = Verdict(is_same=False, why="another template", mismatch=found)
+        differs = Verdict(is_same=False, reason="another template", mismatch=found)
         one.workers.proofs.compared(record, Comparison(1, {CONVERSATION: differs}))
         explained = await one.explain(text(1))
         assert (explained["overlap_tokens"], explained["uncertain_tokens"]) == (0, held)
@@ -559,7 +559,7 @@ async def test_form_that_releases_read_differently_is_certain_once_it_is_proved(
         after = await one.explain_body(PATH, body)
         assert (after["overlap_tokens"], after["state"]) == (0, "unproved")
         assert after["uncertain_tokens"] == before["overlap_tokens"]
-        refuting = Comparison(1, {BILLING: Verdict(is_same=False, why="a line")})
+        refuting = Comparison(1, {BILLING: Verdict(is_same=False, reason="a line")})
         one.workers.proofs.compared(record, refuting)
         assert (await one.explain_body(PATH, body))["state"] == "differs"
         assert (await one.explain(text(1)))["state"] == "live"

@@ -113,7 +113,7 @@ def test_other_engines_are_told_only_what_all_read_alike(engine: str) -> None:
 def test_worker_with_a_template_of_its_own_is_told_no_conversation() -> None:
     engine = Engine(SGLANG, Release(0, 5, 23))
     speakers = spoken_by({"own": engine, "other": engine}, {"own"})
-    ((own, workers),) = speakers.others
+    ((own, workers),) = speakers.rest
     assert (speakers.first, workers) == (dialect_of(engine), frozenset(("own",)))
     body = {"messages": [{"role": "user", "content": "a"}]}
     assert isinstance(read(body, speakers.first), Chat)

@@ -10,4 +10,4 @@ from extproc.requests.prompt import InferenceRequest
 )
 def test_keep_last_tokens_cuts_as_an_engine_does(keep: int | None, kept: list[int]) -> None:
     request = InferenceRequest(None, [], keep_last_tokens=keep)
-    assert request.kept(array("I", [1, 2, 3])).tolist() == kept
+    assert request.truncate(array("I", [1, 2, 3])).tolist() == kept

@@ -43,7 +43,7 @@ class Fleet:
     def decide(self, asked: Query, loads: Mapping[str, Load] = IDLE, **known: object) -> Decision:
         here = Snapshot(
             WORKERS, [], lambda name, _: loads.get(name[0], Load()), "cost", 0,
-            sent=self.sent, homes=self.homes, conversations=self.live,
+            claims=self.sent, homes=self.homes, conversations=self.live,
         )  # fmt: skip
         return decide(asked, msgspec.structs.replace(here, **known), 1.0, Random(0))
 

@@ -6,19 +6,19 @@ from extproc.routing.conversations import LIVE_SECONDS, SPAN_SECONDS, Conversati
 
 def test_conversation_counts_until_it_has_been_silent_for_a_while() -> None:
     one = Conversations()
-    one.seen(SPAN_SECONDS * 100)
+    one.count(SPAN_SECONDS * 100)
     counts = [one.live(SPAN_SECONDS * (100 + spans)) for spans in (0, 1, 7, 8, 900)]
     assert counts == [1, 1, 1, 0, 0]
 
 
 def test_conversation_that_left_counts_no_longer() -> None:
     one = Conversations()
-    one.seen(10.0)
-    one.seen(20.0)
-    one.left(10.0)
+    one.count(10.0)
+    one.count(20.0)
+    one.forget(10.0)
     assert one.live(20.0) == 1
-    one.seen(20.0 + LIVE_SECONDS)
-    one.left(20.0)
+    one.count(20.0 + LIVE_SECONDS)
+    one.forget(20.0)
     assert one.live(20.0 + LIVE_SECONDS) == 1
 
 
@@ -30,9 +30,9 @@ def test_conversations_are_those_seen_lately_that_have_not_left(
     for seconds, leaves in steps:
         now += seconds
         if leaves and seen:
-            one.left(seen.pop(len(seen) // 2))
+            one.forget(seen.pop(len(seen) // 2))
         else:
-            one.seen(now)
+            one.count(now)
             seen.append(now)
         oldest = (now // SPAN_SECONDS) * SPAN_SECONDS + SPAN_SECONDS - LIVE_SECONDS
         assert one.live(now) == sum(since >= oldest for since in seen)

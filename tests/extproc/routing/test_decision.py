@@ -29,12 +29,12 @@ def decision(
     excluded = fields.get("excluded", {})
     snapshot = Snapshot(
         workers=[Candidate(name, f"{name}:1", excluded.get(name, "")) for name in workers],
-        held=[held or {} for _ in query.prompts],
+        overlaps=[held or {} for _ in query.prompts],
         load=lambda endpoint, _: loads.get(endpoint[0], Load()),
         policy=fields.get("policy", "cost"),
         turn=fields.get("turn", 0),
         rules=fields.get("rules", Policy()),
-        sent=fields.get("sent"),
+        claims=fields.get("sent"),
         state=fields.get("state", lambda _: "live"),
         unfit=fields.get("unfit", {}),
         ejected=fields.get("ejected", {}),
@@ -221,7 +221,7 @@ def test_unread_prompt_weighs_by_its_length(query: Query, tokens: int) -> None:
 
 
 def test_decide_leaves_a_request_to_the_proxy_that_finds_its_model() -> None:
-    query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
+    query = Query(None, reason="body_too_large", proxy_reason=FINDS_MODEL)
     made = decision(query, workers="ab", rules=Policy(refuse=True))
     assert (made.pick, made.verdict, made.reason) == ((), Verdict.NO_OVERRIDE, "body_too_large")
     assert set(made.basis.excluded) == {"the model is not known here, so the proxy chooses"}
@@ -422,7 +422,7 @@ def test_least_request_ignores_overlap_and_cache_aware_follows_it() -> None:
 def test_snapshot_takes_feeds_of_unknown_state_for_live() -> None:
     sent = sent_to("a", Query("m", [PROMPT]))
     workers = [Candidate("a", "a:1")]
-    snapshot = Snapshot(workers, [{}], lambda *_: Load(), "cost", 0, sent=sent)
+    snapshot = Snapshot(workers, [{}], lambda *_: Load(), "cost", 0, claims=sent)
     assert (
         decide(Query("m", [PROMPT]), snapshot, 0.0, Random(0)).basis.claims["a"].speculative == 64
     )
@@ -459,7 +459,7 @@ def test_rank_is_not_named_where_its_work_exceeds_its_saving() -> None:
         96,
         "uncertain_overlap",
     )
-    assert made.basis.held == [{"c": Overlap(16, uncertain=6, rank=1)}]
+    assert made.basis.overlaps == [{"c": Overlap(16, uncertain=6, rank=1)}]
 
 
 BLIND = Query("m", reason="body_too_large", unread_bytes=40_000, session="chat 7")

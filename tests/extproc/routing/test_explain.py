@@ -33,7 +33,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
     }
     snapshot = Snapshot(
         workers=[Candidate(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
-        held=[held for _ in query.prompts],
+        overlaps=[held for _ in query.prompts],
         load=fields.pop("load_of", lambda *_: load),
         **(defaults | fields),
     )
@@ -150,10 +150,10 @@ def test_why_omits_the_cost_for_other_policies() -> None:
 
 
 def test_why_names_the_choice_of_the_proxy() -> None:
-    query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
+    query = Query(None, reason="body_too_large", proxy_reason=FINDS_MODEL)
     words = "the model is not known here, so the proxy chooses: body_too_large"
     assert reason_sentence(decision(query)) == words
-    query = Query(None, reason="not_inference", left_to_proxy=CALLS_NO_MODEL)
+    query = Query(None, reason="not_inference", proxy_reason=CALLS_NO_MODEL)
     assert (
         reason_sentence(decision(query)) == "it calls no model, so the proxy chooses: not_inference"
     )
@@ -165,7 +165,7 @@ def test_why_names_the_pick_of_an_unsteered_request() -> None:
         reason_sentence(left)
         == f"not steered, so the proxy chooses; otherwise {reason_sentence(decision())}"
     )
-    refused = decision(Query("m", left_to_proxy=CALLS_NO_MODEL, reason="not_inference"))
+    refused = decision(Query("m", proxy_reason=CALLS_NO_MODEL, reason="not_inference"))
     assert reason_sentence(structs.replace(refused, is_steered=False)) == reason_sentence(refused)
 
 

@@ -11,25 +11,25 @@ def test_home_is_the_worker_of_the_last_request() -> None:
     homes, a, b = Homes(1), Holdings("a"), Holdings("b")
     homes.note((7, 8), a, 0.0)
     homes.note((8,), b, 1.0)
-    assert [homes.of((key,), 2.0) for key in (7, 8, 9)] == ["a", "b", ""]
-    assert homes.of((9, 8, 7), 2.0) == "b"
+    assert [homes.find_worker((key,), 2.0) for key in (7, 8, 9)] == ["a", "b", ""]
+    assert homes.find_worker((9, 8, 7), 2.0) == "b"
 
 
 def test_home_is_forgotten_when_its_request_was_not_computed() -> None:
     homes = Homes(1)
     homes.note((7,), Holdings("a"), 0.0)
     homes.forget((7, 8))
-    assert homes.of((7,), 0.0) == ""
+    assert homes.find_worker((7,), 0.0) == ""
 
 
 def test_worker_that_lost_its_cache_is_no_home() -> None:
     homes, a = Homes(1), Holdings("a")
     homes.note((7,), a, 1.0)
     a.lose(2.0)
-    assert homes.of((7,), 3.0) == ""
+    assert homes.find_worker((7,), 3.0) == ""
     homes.note((7,), a, 4.0)
-    assert homes.of((7,), 5.0) == "a"
-    assert homes.of((7,), 4.0 + HOME_SECONDS) == ""
+    assert homes.find_worker((7,), 5.0) == "a"
+    assert homes.find_worker((7,), 4.0 + HOME_SECONDS) == ""
 
 
 @given(st.lists(st.integers(0, 30), max_size=80), st.integers(1, 9))
@@ -39,8 +39,10 @@ def test_homes_are_never_more_than_their_limit(keys: list[int], most: int) -> No
         homes.note((key,), Holdings(str(key)), 0.0)
     latest = list(dict.fromkeys(reversed(keys)))
     assert len(homes) == min(most, len(latest))
-    assert [homes.of((key,), 0.0) for key in latest[:most]] == [str(key) for key in latest[:most]]
-    assert all(homes.of((key,), 0.0) == "" for key in latest[most:])
+    assert [homes.find_worker((key,), 0.0) for key in latest[:most]] == [
+        str(key) for key in latest[:most]
+    ]
+    assert all(homes.find_worker((key,), 0.0) == "" for key in latest[most:])
 
 
 def test_name_has_another_key_for_another_model_kind_and_secret() -> None:
@@ -87,7 +89,7 @@ def test_conversation_counts_only_at_the_worker_of_its_last_request() -> None:
     assert (a.conversations.live(5.0), b.conversations.live(5.0)) == (1, 1)
     homes.forget((9,))
     assert a.conversations.live(5.0) == 0
-    assert homes.found((9, 7), 5.0) == ("a", 7)
+    assert homes.find((9, 7), 5.0) == ("a", 7)
 
 
 def test_worker_that_lost_its_cache_has_no_conversation() -> None:

@@ -56,7 +56,7 @@ def learned(engines: Mapping[str, Engine], seconds: float, seed: int = 1) -> dic
                 loads.note_computed(booking, now)
                 loads.end(booking, now + 1.0)
             loads.look(name, now)
-    return {name: loads.speed_shown(name)["tokens_per_second"] for name in engines}
+    return {name: loads.speed_as_json(name)["tokens_per_second"] for name in engines}
 
 
 # Prompts whose announcements come one by one, and those of which several wait.

@@ -119,7 +119,7 @@ def test_speed_shown_names_the_used_speed_beside_that_of_the_worker() -> None:
             booking = loads.begin(name, 1_000, 10.0 * n, prompt=Prompt("m", array("I", [1])))
             loads.note_computed(booking, 10.0 * n + took)
             loads.end(booking, 10.0 * n + 5)
-    a, b = map(loads.speed_shown, "ab")
+    a, b = map(loads.speed_as_json, "ab")
     assert a["tokens_per_second"] > a["used_tokens_per_second"] > b["tokens_per_second"]
     assert a["used_tokens_per_second"] == b["used_tokens_per_second"]
 
@@ -164,7 +164,7 @@ def test_speed_is_learned_where_other_routers_send_most_requests(slowness: float
         gauges = Gauges(len(theirs), 200 * len(theirs), sent, 0, 0)
         loads.record_report("other", "a", gauges, now, is_known=True)
     assert loads.load("a", now).slowness == pytest.approx(slowness, rel=0.25)
-    assert loads.speed_shown("a")["confidence"] > 0.5
+    assert loads.speed_as_json("a")["confidence"] > 0.5
     assert loads.tokens_per_second("a") == pytest.approx(1_000.0 / slowness, rel=0.25)
 
 

@@ -33,7 +33,7 @@ from tests.extproc.routing.books import (
 def test_decide_books_nothing() -> None:
     one = placing()
     decided(one)
-    assert (one.loads.in_flight("a:1"), len(one.sent)) == (0, 0)
+    assert (one.loads.in_flight("a:1"), len(one.claims)) == (0, 0)
 
 
 def test_book_holds_load_and_expectation_until_release() -> None:
@@ -70,7 +70,7 @@ def test_book_of_a_request_without_a_prompt_claims_nothing() -> None:
     booking = one.book(decided(one, Query("m", reason="no_body")), 0.0)
     assert booking is not None
     one.release(booking, 0.0)
-    assert len(one.sent) == 0
+    assert len(one.claims) == 0
 
 
 def test_move_takes_load_and_claims_to_the_serving_worker() -> None:
@@ -347,7 +347,7 @@ def shared() -> tuple[Placing, Told]:
 
 def test_marks_are_equal_in_routers_of_one_secret() -> None:
     one, told = shared()
-    assert one.sent.marks(QUERY.prompts[0]) == ClaimTable(told.secret).marks(QUERY.prompts[0])
+    assert one.claims.marks(QUERY.prompts[0]) == ClaimTable(told.secret).marks(QUERY.prompts[0])
 
 
 def test_peers_hear_of_a_request_from_book_to_release() -> None:

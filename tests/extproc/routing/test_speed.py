@@ -278,7 +278,7 @@ def test_computed_learns_a_plausible_speed_from_equal_prompts(
         now += 0.01
         if number % 100 == 99:
             loads.look("a", now)
-            shown = loads.speed_shown("a")["tokens_per_second"]
+            shown = loads.speed_as_json("a")["tokens_per_second"]
             fastest = max(8_000.0, tokens / (least - START_DELAY_SECONDS))
             assert tokens / most - 1 <= shown <= fastest + 1
 

@@ -48,7 +48,7 @@ def framed(message: bytes, flags: int = 0) -> bytes:
 
 
 def cleaned(path: str, body: bytes) -> bytes | None:
-    return asyncio.run(Cleaning().of(path, body))
+    return asyncio.run(Cleaning().clean(path, body))
 
 
 @pytest.mark.parametrize("path", OWN)

@@ -19,7 +19,7 @@ def collected(*pieces: bytes) -> CollectedBody:
 def test_collected_body_joins_its_pieces_and_returns_them_once(pieces: list[bytes]) -> None:
     one = collected(*pieces)
     assert one.size_bytes == len(b"".join(pieces))
-    assert one.whole() == b"".join(pieces)
+    assert one.join() == b"".join(pieces)
     assert b"".join(one.take()) == b"".join(pieces)
     assert (one.take(), one.size_bytes) == ([], 0)
 
@@ -27,7 +27,7 @@ def test_collected_body_joins_its_pieces_and_returns_them_once(pieces: list[byte
 def test_collected_body_does_not_copy_a_single_piece() -> None:
     piece = b"x" * SMALL_BYTES
     one = collected(piece)
-    assert one.whole() is piece
+    assert one.join() is piece
     assert one.take()[0] is piece
 
 
@@ -45,8 +45,8 @@ def test_budget_bounds_all_collected_bodies_until_they_are_taken() -> None:
     first, second = CollectedBody(budget), CollectedBody(budget)
     assert first.add(b"abc")
     assert not second.add(b"def")
-    assert second.whole() == b"def"
+    assert second.join() == b"def"
     assert second.take() == [b"def"]
-    assert budget.held == 3
+    assert budget.used_bytes == 3
     first.take()
-    assert budget.held == 0
+    assert budget.used_bytes == 0

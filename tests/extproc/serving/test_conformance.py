@@ -157,7 +157,9 @@ async def test_stream_that_ends_during_tokenizing_releases_its_thread_and_memory
 ) -> None:
     tokens, may_end = running.router._tokens, threading.Event()
     tokens._deadline_seconds = 60.0
-    busy = [asyncio.create_task(tokens.apart(may_end.wait, 1)) for _ in range(TOKENIZER_THREADS)]
+    busy = [
+        asyncio.create_task(tokens.run_in_thread(may_end.wait, 1)) for _ in range(TOKENIZER_THREADS)
+    ]
     call = running.process()
     await call.write(head("/v1/completions"))
     await call.read()

@@ -267,7 +267,7 @@ def test_call_keeps_its_promises_in_any_order(
             assert b"".join(each.payload for each in frames if not each.kind) == expected
             assert b"grpc-status\x010" in frames[-1].payload
     assert not play.errors
-    assert play.budget.held == 0
+    assert play.budget.used_bytes == 0
 
 
 @given(EVENTS)
@@ -285,7 +285,7 @@ def test_call_ends_once_when_its_connection_is_lost(events: Sequence[tuple[str, 
     play = asyncio.run(lost())
     assert [one.closed for one in play.exchanges] == [1] * len(play.requests)
     assert not any(one.faults for one in play.exchanges)
-    assert play.budget.held == 0
+    assert play.budget.used_bytes == 0
 
 
 def test_states_all_lead_on_from_the_first_and_never_back() -> None:

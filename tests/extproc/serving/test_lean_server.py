@@ -268,13 +268,13 @@ async def test_peer_that_reads_no_answers_is_read_up_to_its_window(
     frames = await peer.answer_to_ping()
     updates = [one for one in frames if (one.kind, one.stream_id) == (FrameType.WINDOW_UPDATE, 1)]
     assert len(updates) <= 2
-    held = server_of(running)._host.budget.held
+    held = server_of(running)._host.budget.used_bytes
     assert 1_000_000 < held < 4_000_000
     peer.send(window_update(1, 2**24), window_update(0, 2**24), data(1, flags=END_STREAM))
     frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
     sent = sum(len(one.payload) for one in frames if one.kind == FrameType.DATA)
     assert sent > 90 * 16_000
-    assert server_of(running)._host.budget.held == 0
+    assert server_of(running)._host.budget.used_bytes == 0
 
 
 async def test_budget_bounds_the_bodies_of_all_connections(
@@ -449,7 +449,7 @@ async def test_call_beyond_the_limit_is_refused(running: Running, connect: Conne
     assert resets(await peer.answer_to_ping()) == [(3, ErrorCode.REFUSED_STREAM)]
     peer.send(rst(1), request(5), request(7, "/no/method"))
     await peer.answer_to_ping()
-    assert server_of(running)._host.budget.held == CALL_BYTES
+    assert server_of(running)._host.budget.used_bytes == CALL_BYTES
 
 
 async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(

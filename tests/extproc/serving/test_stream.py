@@ -464,6 +464,6 @@ def test_body_beyond_the_budget_is_echoed_unread() -> None:
     step = ask(second.receive(body(b"b" * 60, end_of_stream=False)))
     assert (step.body, step.reason) == (None, "body_too_large")
     assert echoed(second.place(PLACEMENT)) == [(b"b" * 60, False)]
-    assert bodies.held == 60
+    assert bodies.used_bytes == 60
     first.close()
-    assert bodies.held == 0
+    assert bodies.used_bytes == 0

@@ -35,7 +35,7 @@ async def query(spoken: ModelDialects, **fields: Any) -> Query:
     queries = Queries(Models([Model("tiny")]), tokens, lambda _: spoken)
     body = {"model": "tiny", "messages": [SYSTEM, USER], **fields}
     ask = Ask(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
-    found = await queries.of(ask, Course(monotonic))
+    found = await queries.make_query(ask, Course(monotonic))
     tokens.close()
     return found
 
@@ -46,8 +46,8 @@ async def test_request_is_read_once_for_each_dialect_that_reads_it_otherwise() -
     (variant,) = found.variants
     assert (variant.workers, variant.forms) == (frozenset(("w",)), CONVERSATION | BILLING)
     assert len(variant.prompts[0].tokens) > len(found.prompts[0].tokens)
-    assert found.told_to("w").prompts == variant.prompts
-    assert found.told_to("x") is found
+    assert found.query_for("w").prompts == variant.prompts
+    assert found.query_for("x") is found
 
 
 @pytest.mark.parametrize("fields", [{}, {"prompt_logprobs": 1}])
@@ -69,7 +69,7 @@ class Said:
     def __init__(self, forms: int = 0) -> None:
         self.forms = forms
 
-    def of(self, forms: int) -> "Said":
+    def trust_for(self, forms: int) -> "Said":
         return Said(forms)
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:

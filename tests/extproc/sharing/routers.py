@@ -53,7 +53,7 @@ class Router:
         return self._places
 
     def due(self, now: float) -> list[bytes]:
-        return self.telling.due(self.loads, now, wall_us(now))
+        return self.telling.compose(self.loads, now, wall_us(now))
 
     def hear(self, messages: Sequence[bytes], now: float) -> None:
         for message in messages:
@@ -61,7 +61,7 @@ class Router:
 
     def knows(self, name: str) -> Peer:
         """The router with this name, whose requests count here."""
-        (found,) = (other for other in self.picture.others.values() if other.origin == name)
+        (found,) = (other for other in self.picture.peers.values() if other.origin == name)
         return found
 
     def forget_worker(self, worker: str) -> None:

@@ -60,7 +60,7 @@ def ticks_heard(listener: Router, messages: Sequence[tuple[float, bytes]]) -> fl
     counted = 0.0
     for now, message in messages:
         listener.picture.forget(now)
-        counted += TICK * bool(listener.picture.others)
+        counted += TICK * bool(listener.picture.peers)
         listener.hear([message], now)
         listener.due(now)
     return counted
@@ -102,7 +102,7 @@ def test_delayed_answer_does_not_admit_its_sender() -> None:
     (answer,) = one.due(0.02)
     assert decoded(answer, KEYS).answers
     other.hear([answer], 0.02 + FORGET_SECONDS)
-    assert not other.picture.others
+    assert not other.picture.peers
     assert other.picture.counts["unproven"] == 2
 
 
@@ -113,7 +113,7 @@ def test_answer_for_another_router_does_not_admit_its_sender() -> None:
     third.hear(hello, 0.0)
     one.hear(other.due(0.01), 0.01)
     third.hear(one.due(0.02), 0.02)
-    assert not third.picture.others
+    assert not third.picture.peers
 
 
 def test_memory_of_strangers_and_ended_routers_is_bounded() -> None:
@@ -125,7 +125,7 @@ def test_memory_of_strangers_and_ended_routers_is_bounded() -> None:
     for number in range(MAX_GONE + 5):
         introduce(other, News(f"g{number}", 1, 1, 0), float(number))
         other.picture.forget_all(float(number))
-    assert len(other.picture._gone) == MAX_GONE
+    assert len(other.picture._departed) == MAX_GONE
     assert len(other.picture._strangers) <= MAX_STRANGERS
 
 

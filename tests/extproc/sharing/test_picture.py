@@ -249,7 +249,7 @@ def test_routers_beyond_the_bound_are_refused() -> None:
     for number in range(MAX_ROUTERS):
         introduce(other, News(f"r{number}", 1, 1, 0), 0.0)
     other.hear([encoded(News("r64", 1, 1, 0), KEYS)], 0.0)
-    assert (len(other.picture.others), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
+    assert (len(other.picture.peers), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
 
 
 def test_claims_beyond_the_bound_expire_by_lifetime(

@@ -83,7 +83,7 @@ class Part:
         return bool(self.sharing.hindrance())
 
     def hears(self) -> bool:
-        return bool(self.sharing.picture.others)
+        return bool(self.sharing.picture.peers)
 
 
 class Sender:
@@ -446,7 +446,7 @@ def test_router_name_is_valid_for_any_host_name(
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Zoë's host " * 9)
     telling = telling_of(Options("directory:/x"))
-    (message,) = telling.due(Loads({}), 0.0, 0)
+    (message,) = telling.compose(Loads({}), 0.0, 0)
     assert decoded(message, telling.keys).origin == telling.origin
 
 

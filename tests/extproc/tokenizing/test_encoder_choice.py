@@ -205,7 +205,7 @@ def test_unreadable_frame_leaves_the_whole_text_to_the_library() -> None:
     tokenizer.post_processor = processors.Sequence([twice, twice])
     choice = chosen(tokenizer)
     assert choice.frame is None
-    assert choice.whole("The fox") == whole(tokenizer, "The fox", add_special_tokens=True)
+    assert choice.encode_whole("The fox") == whole(tokenizer, "The fox", add_special_tokens=True)
 
 
 def index_of(text: str) -> int:

@@ -126,7 +126,7 @@ async def test_prompts_of_a_request_are_all_tokenized_and_truncated() -> None:
         tokens = PromptTokens(one.remote, 5.0)
         body = {"prompt": ["abc", "a"], "truncate_prompt_tokens": 2, "add_special_tokens": False}
         request = parse_request(COMPLETIONS_PATH, json.dumps(body).encode())
-        found = (await tokens.of(request, "tiny", 1)).tokens
+        found = (await tokens.tokenize(request, "tiny", 1)).tokens
         assert [each.tolist() for each in found] == [[7, 7], [7]]
         tokens.close()
         await one.close()
@@ -142,9 +142,9 @@ async def test_local_tokens_are_equal_inline_and_in_a_thread(text: str) -> None:
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     request = parse_request(CHAT_PATH, chat(text))
     expected = [tokenizer.encode(request.prompts[0])]
-    assert await tokens.of(request, "tiny", len(chat(text))) == (expected, CONVERSATION)
+    assert await tokens.tokenize(request, "tiny", len(chat(text))) == (expected, CONVERSATION)
     texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
-    both = (await tokens.of(texts, "tiny", 2 * len(text))).tokens
+    both = (await tokens.tokenize(texts, "tiny", 2 * len(text))).tokens
     assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
     tokens.close()
 
@@ -180,11 +180,11 @@ async def test_slow_template_is_rendered_beside_the_loop(
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     expected = [tokenizer.encode(request_.prompts[0])]
     if is_at_once:
-        assert at_once(tokens.of(request_, "tiny", 1_000)).tokens == expected
+        assert at_once(tokens.tokenize(request_, "tiny", 1_000)).tokens == expected
     else:
         with pytest.raises(AssertionError, match="it waits"):
-            at_once(tokens.of(request_, "tiny", 1_000))
-        assert (await tokens.of(request_, "tiny", 1_000)).tokens == expected
+            at_once(tokens.tokenize(request_, "tiny", 1_000))
+        assert (await tokens.tokenize(request_, "tiny", 1_000)).tokens == expected
     tokens.close()
 
 
@@ -192,13 +192,13 @@ async def test_slow_template_is_rendered_beside_the_loop(
 async def test_waiting_prompts_are_bounded_in_number_and_bytes(size: int) -> None:
     tokens, may_end = PromptTokens({}, 60.0), threading.Event()
     most = min(MAX_WAITING, MAX_WAITING_BYTES // size)
-    waiting = [asyncio.create_task(tokens.apart(may_end.wait, size)) for _ in range(most)]
+    waiting = [asyncio.create_task(tokens.run_in_thread(may_end.wait, size)) for _ in range(most)]
     await asyncio.sleep(0)
     with pytest.raises(RequestError, match="too_many_waiting"):
-        await tokens.apart(may_end.wait, size)
+        await tokens.run_in_thread(may_end.wait, size)
     may_end.set()
     assert await asyncio.gather(*waiting) == [True] * most
-    assert await tokens.apart(may_end.wait, size)
+    assert await tokens.run_in_thread(may_end.wait, size)
     tokens.close()
 
 
@@ -209,11 +209,13 @@ async def test_waiting_prompt_is_dropped_at_its_deadline() -> None:
         begun.append(True)
         may_end.wait()
 
-    late = await asyncio.gather(*[tokens.apart(work, 1) for _ in range(9)], return_exceptions=True)
+    late = await asyncio.gather(
+        *[tokens.run_in_thread(work, 1) for _ in range(9)], return_exceptions=True
+    )
     assert {type(one) for one in late} == {TimeoutError}
     may_end.set()
     tokens._deadline_seconds = 60.0
-    await tokens.apart(may_end.wait, 1)
+    await tokens.run_in_thread(may_end.wait, 1)
     assert len(begun) == TOKENIZER_THREADS
     tokens.close()
 
@@ -243,12 +245,12 @@ async def test_hanging_model_loses_its_tokens_and_spares_the_others(
     asked = InferenceRequest("any", [Text("a prompt")])
     for model in hung:
         with pytest.raises(TimeoutError):
-            await tokens.of(asked, model, 1)
+            await tokens.tokenize(asked, model, 1)
         await until(lambda said=f"model {model}: its template": said in caplog.text)  # type: ignore[misc]
         with pytest.raises(RequestError, match="tokenizer_hung"):
-            await tokens.of(asked, model, 1)
-    assert await tokens.apart(lambda: "done", 1, ThreadUse("tiny")) == "done"
-    assert await tokens.of(asked, "tiny", 1)
+            await tokens.tokenize(asked, model, 1)
+    assert await tokens.run_in_thread(lambda: "done", 1, ThreadUse("tiny")) == "done"
+    assert await tokens.tokenize(asked, "tiny", 1)
     endless.may_end.set()
     tokens.close()
 
@@ -269,9 +271,9 @@ async def test_model_that_hangs_on_a_large_body_is_noticed_and_takes_no_further_
     queries = Queries(Models([Model("endless")]), tokens)
     body = json.dumps({"model": "endless", "prompt": "a" * 4 * INLINE_BYTES}).encode()
     ask = Ask(Head("POST", COMPLETIONS_PATH, None), body)
-    assert (await queries.of(ask, Course(monotonic))).reason == "deadline"
+    assert (await queries.make_query(ask, Course(monotonic))).reason == "deadline"
     await until(lambda: tokens.is_hung("endless"))
-    assert (await queries.of(ask, Course(monotonic))).reason == "tokenizer_hung"
+    assert (await queries.make_query(ask, Course(monotonic))).reason == "tokenizer_hung"
     assert len(begun) == 1
     endless.may_end.set()
     tokens.close()

@@ -112,7 +112,7 @@ async def test_replay_waits_for_a_slot_of_the_process() -> None:
     slots = ReplaySlots(1)
     transport = publisher()
     async with asked(transport, slots) as one:
-        async with slots.one("another"):
+        async with slots.slot("another"):
             one.replays.start(0)
             await until(lambda: "w" in slots._waiting)
             assert transport.replays == []
@@ -189,7 +189,7 @@ class Turn:
         self.task = asyncio.create_task(self._take(slots, worker, order))
 
     async def _take(self, slots: ReplaySlots, worker: str, order: list[str]) -> None:
-        async with slots.one(worker):
+        async with slots.slot(worker):
             order.append(worker)
             await self.done.wait()
 

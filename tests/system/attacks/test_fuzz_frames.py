@@ -79,7 +79,7 @@ def fed(pieces: list[bytes]) -> tuple[list[Sent], Connection]:
     connection.tick()
     frames += told(connection)
     connection.close()
-    assert budget.held == 0
+    assert budget.used_bytes == 0
     assert sum(one.kind == FrameType.GOAWAY for one in frames) == (connection.fault is not None)
     return frames, connection
 

@@ -35,7 +35,7 @@ def of(system: System, role: str) -> list[Worker]:
 def halves(system: System) -> tuple[int, int]:
     """How many halves of requests were finished, and how many were left without the other half."""
     done = sum(worker.handover.finished for worker in system.workers)
-    return done, sum(worker.handover.left_alone for worker in system.workers)
+    return done, sum(worker.handover.timeouts for worker in system.workers)
 
 
 def queried(worker: Worker) -> int:

@@ -235,7 +235,7 @@ def test_killed_process_ends_the_plays_and_is_reported(trace: str) -> None:
     arguments = parsed(trace, "--workers", "2")
     recorded, _ = command._read(arguments, None)
     plan = command._plan(arguments, None, recorded)
-    with command.Runs(plan.given, 1, io.StringIO()) as runs:
+    with command.Runs(plan.arrivals, 1, io.StringIO()) as runs:
         killed = runs._pool.submit(os._exit, 9)
         assert isinstance(killed.exception(timeout=60), BrokenProcessPool)
         with pytest.raises(StartError, match="was killed; is there too little memory"):

@@ -147,7 +147,7 @@ def test_trace_of_one_model_leaves_out_the_others() -> None:
     lines = [mooncake(0, 5, [1], model="a"), mooncake(0, 6, [1], model="b"), mooncake(0, 0, [])]
     trace = Trace(model="a")
     trace.read("x", [json.dumps(line).encode() for line in lines])
-    assert ([one.tokens for one in trace.requests], trace.left_out) == ([5], 2)
+    assert ([one.tokens for one in trace.requests], trace.skipped) == ([5], 2)
     with pytest.raises(ValueError, match=r"line 2: another model \(a, b\): .* --model"):
         read(*lines)
 

@@ -45,7 +45,9 @@ def pod(name: str = "p", ip: str = "10.0.0.1", **more: Any) -> Pod:
 def found(
     *pods: Pod, of_all: FoundWorker | None = None, **asked: Any
 ) -> tuple[list[Sighting], list[str]]:
-    view, notes = Engines(PodSettings(of_all or FoundWorker(model="a"), MODELS, **asked)).of(pods)
+    view, notes = Engines(PodSettings(of_all or FoundWorker(model="a"), MODELS, **asked)).read_all(
+        pods
+    )
     return list(view), notes
 
 
@@ -176,7 +178,7 @@ def test_adapter_number_without_its_name_is_noted() -> None:
 def test_pod_of_the_only_model_needs_no_model_annotation() -> None:
     labels = {"model.aibrix.ai/lora-id": "1"}
     asked = PodSettings(FoundWorker(), (Model("a", lora=("x",)),))
-    view, notes = Engines(asked).of([pod(labels=labels)])
+    view, notes = Engines(asked).read_all([pod(labels=labels)])
     assert (view[0].adapters, notes) == (((1, "x"),), [])
 
 
@@ -283,11 +285,11 @@ def test_unconfigured_model_is_noted_once() -> None:
 def test_unchanged_pod_is_not_read_again() -> None:
     same, other = pod("same"), pod("other", "10.0.0.2")
     engines = Engines(PodSettings(FoundWorker(model="a"), MODELS))
-    (before, _), _ = engines.of([same, other])
-    (after, changed), _ = engines.of([same, pod("other", "10.0.0.3")])
+    (before, _), _ = engines.read_all([same, other])
+    (after, changed), _ = engines.read_all([same, pod("other", "10.0.0.3")])
     assert after is before
     assert changed.worker.endpoint == "10.0.0.3:8000"
-    assert engines.of([]) == ((), [])
+    assert engines.read_all([]) == ((), [])
 
 
 def test_note_cuts_a_long_annotation() -> None:

@@ -23,7 +23,7 @@ def test_merged_holds_all_views_in_the_order_of_sources() -> None:
 
 def test_merged_takes_a_worker_from_its_first_source() -> None:
     views = {"workers": listed([A]), "file": [Sighting(A, excluded="not ready"), Sighting(B)]}
-    assert merged(views)["10.0.0.1:1"].found == Sighting(A)
+    assert merged(views)["10.0.0.1:1"].sighting == Sighting(A)
     assert list(doubles(views)) == [
         ("file", "10.0.0.1:1 is taken from workers, which names it too")
     ]
@@ -73,7 +73,7 @@ class Heard:
         self.told: list[str] = []
         parts = PartReports(Report(self.view, lambda: self.told.append("well"), self.told.append))
         self.pods = parts.viewing("pods")
-        self.pool = parts.aside("pool")
+        self.pool = parts.part_report("pool")
 
     def view(self, view: View, note: str, fault: str = "") -> None:
         self.told.append(f"view {len(view)} {note} {fault}".rstrip())
