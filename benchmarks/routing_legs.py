@@ -41,6 +41,7 @@ from extproc.routing.decision import Decision, Split
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Booking, Loads
 from extproc.routing.marks import Marks
+from extproc.routing.pins import NO_CHOICE, RankChoice
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
 from extproc.routing.sent import Holdings
@@ -143,8 +144,6 @@ class Result(NamedTuple):
 class _Workers:
     """The workers, in the form that `Placing` needs."""
 
-    names_ranks = False
-
     def __init__(self, roles: Sequence[str]) -> None:
         self.upstreams = Upstreams()
         self._holdings = {str(number): Holdings(str(number)) for number in range(len(roles))}
@@ -164,6 +163,9 @@ class _Workers:
 
     def ranks(self, _: str) -> int:
         return 1
+
+    def rank_choice(self, _: str, __: str, *, writes_body: bool) -> RankChoice:  # noqa: ARG002
+        return NO_CHOICE
 
 
 class _Router:

@@ -288,6 +288,10 @@ class FollowedWorkers:
                 found = {name: unsure[name] for name in unsure.keys() - told} | found
         return found
 
+    def overlap_of_rank(self, worker: str, rank: int, prompt: Prompt) -> Overlap | None:
+        """Returns the overlap of one rank of a worker, None if it lacks the first block."""
+        return self._index.overlap_of_rank(worker, rank, prompt)
+
     def _with_known_adapters(self) -> set[str]:
         """Returns the workers for which an adapter's number is known."""
         return set().union(*(set().union(*each.values()) for each in self._adapters.values()))

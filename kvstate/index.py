@@ -159,6 +159,13 @@ class Index:
             for worker, overlaps in by_worker.items()
         }
 
+    def overlap_of_rank(self, worker: str, rank: int, prompt: Prompt) -> Overlap | None:
+        """Returns the overlap of one rank of a worker, None if it lacks the first block."""
+        for holder, overlap in self._by_holder(prompt).items():
+            if holder.partition(_FURTHER)[0] == worker and overlap.rank == rank:
+                return overlap
+        return None
+
     def overlaps_by_number(self, prompt: Prompt) -> dict[str, Overlap]:
         """Returns possible overlaps for a prompt with an adapter that the events do not name.
 

@@ -177,8 +177,9 @@ class Generator:
         return await self._answer_whole(run, form)
 
     def _engine_for(self, request: web.Request) -> Engine:
+        named = None if self._settings.ignores_ranks else request.headers.get(_RANK_HEADER)
         try:
-            return self._worker.pick_rank(request.headers.get(_RANK_HEADER)).engine
+            return self._worker.pick_rank(named).engine
         except ValueError as error:
             raise bad_request(str(error)) from error
 

@@ -77,6 +77,8 @@ class Settings:
     """The release that the worker names instead of its dialect's."""
     ranks: int = 1
     """Data-parallel ranks, each with a cache and publishers, behind one API."""
+    ignores_ranks: bool = False
+    """Compute a request on any rank, whatever rank it names, as vLLM's /v1/responses does."""
     model: str = "tiny"
     """The name that requests use."""
     loras: tuple[str, ...] = ()

@@ -10,13 +10,12 @@ and `mooncake_connector.py` (kv_transfer_params).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from extproc.base import address
 from extproc.config.sections import (
     MOONCAKE,
     SGLANG,
 )
+from extproc.requests.added_fields import members, open_object
 from extproc.requests.reserved_fields import MAX_EDITED_BYTES
 
 # The paths on which engines read these fields.
@@ -24,9 +23,6 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
 SGLANG_PATHS = (*PATHS, "/generate")
-
-
-_SPACE = b" \t\r\n"
 
 
 # Added for a prefill worker, so that it generates one token; the later of two equal names counts.
@@ -77,7 +73,7 @@ def transfer(
             "bootstrap_port": [port] * len(rooms) if many else port,
             "bootstrap_room": list(rooms) if many else rooms[0],
         }
-        return Transfer(_members(fields))
+        return Transfer(members(fields))
     number = f"{rooms[0]:016x}"
     here: dict[str, object]
     there: dict[str, object]
@@ -92,7 +88,7 @@ def transfer(
         there = {"remote_decoder": {"kv_request_id": number}}
     one = _ONE_TOKEN | (_CHAT if path == PATHS[0] else {})
     return Transfer(
-        _members({"kv_transfer_params": here}), _members({"kv_transfer_params": there, **one})
+        members({"kv_transfer_params": here}), members({"kv_transfer_params": there, **one})
     )
 
 
@@ -103,7 +99,7 @@ def pulled(source: str, port: int, number: int) -> Transfer:
     """
     place = {"remote_host": address.parse(source).host, "remote_port": port}
     return Transfer(
-        _members(
+        members(
             {
                 "kv_transfer_params": {
                     "remote_kv_source": {"kv_request_id": f"{number:016x}", **place}
@@ -113,22 +109,11 @@ def pulled(source: str, port: int, number: int) -> Transfer:
     )
 
 
-def _members(fields: dict[str, object]) -> bytes:
-    return msgspec.json.encode(fields)[1:-1]
-
-
 def edited(body: bytes, fields: Transfer) -> Edited | None:
-    """Returns a body with these fields at its end; None if it is not an object.
-
-    What is no JSON otherwise is none afterwards either.
-    """
-    written = body.rstrip(_SPACE)
-    if not (written.endswith(b"}") and written.lstrip(_SPACE).startswith(b"{")):
+    """Returns a body with these fields at its end; None if it is not an object."""
+    head = open_object(body)
+    if head is None:
         return None
-    head = written[:-1]  # without its closing brace
-    comma = b"" if head.rstrip(_SPACE) == b"{" else b","
-    end = b"%b%b}" % (comma, fields.decode)
-    tail = ""
-    if fields.prefill:
-        tail = f"{len(end)}:{(comma + fields.prefill).decode()}}}"
+    end = fields.decode + b"}"
+    tail = f"{len(end)}:{fields.prefill.decode()}}}" if fields.prefill else ""
     return Edited(head + end, tail)

@@ -11,6 +11,7 @@ import aiohttp
 from extproc.base.logs import tell_fault
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
 from extproc.fleet.polling import Client, Look, Polling, Question
+from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.routing.load import REPORT_SECONDS, Booking, Loads
 from extproc.routing.speed import Speed
@@ -312,7 +313,8 @@ class Computed:
     """Notes in the load records when a prompt is computed, so that speeds are learned.
 
     overlaps, batches: the methods of `kvstate.fleet.FollowedWorkers`. block_size: returns the
-    tokens in a worker's block, by its name. monotonic: the clock of the loads.
+    tokens in a worker's block, by its name. monotonic: the clock of the loads. pins: finds out
+    whether workers obey the ranks that requests name.
     """
 
     def __init__(
@@ -323,7 +325,9 @@ class Computed:
         batches: Callable[[str], int],
         block_size: Callable[[str], int],
         monotonic: Callable[[], float],
+        pins: RankPins,
     ) -> None:
+        self._pins = pins
         self._workers = workers
         self._loads = loads
         self._overlaps = overlaps
@@ -374,14 +378,14 @@ class Computed:
             worker.batches_seen, worker.looks_due = batches, LOOKS_A_BATCH
         if worker.looks_due:
             worker.looks_due -= 1
-            self._look_up(worker.name, upstream.load.speed, now)
+            self._look_up(worker, upstream.load.speed, now)
         self._loads.look(upstream.endpoint, now)
 
-    def _look_up(self, name: str, speed: Speed[Booking], now: float) -> None:
+    def _look_up(self, worker: Worker, speed: Speed[Booking], now: float) -> None:
         for booking in self._ahead(list(speed.waiting)):
             is_first = speed.is_first(booking)
             if (booking.is_sure or is_first) and booking in speed.waiting:
-                self._look_up_one(name, booking, now, is_first=is_first)
+                self._look_up_one(worker, booking, now, is_first=is_first)
 
     def _ahead(self, waiting: Sequence[Booking]) -> Sequence[Booking]:
         """Returns the oldest prompts and, in turn, one of those behind them.
@@ -393,17 +397,18 @@ class Computed:
             return waiting
         return [*waiting[:MAX_AHEAD], waiting[MAX_AHEAD + self._looks % behind]]
 
-    def _look_up_one(self, name: str, booking: Booking, now: float, *, is_first: bool) -> None:
+    def _look_up_one(self, worker: Worker, booking: Booking, now: float, *, is_first: bool) -> None:
         prompt = booking.prompt
         if prompt is None:
             return
-        if not usable_tokens(prompt.tokens, self._block_size(name)):
+        if not usable_tokens(prompt.tokens, self._block_size(worker.name)):
             self._loads.unseen(booking)  # its blocks are larger than was known at the pick
             return
         self._remaining_tokens -= len(prompt.tokens)
-        overlap = self._overlaps(prompt).get(name)
+        overlap = self._overlaps(prompt).get(worker.name)
         held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
         if overlap is not None and held >= usable_tokens(prompt.tokens, overlap.block_size):
+            self._pins.note_computed(worker, booking, prompt, overlap)
             self._loads.note_computed(booking, now)
         elif is_first and not booking.is_sure:
             self._loads.revise(booking, len(prompt.tokens) - held)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from extproc.base.engine import changes_prompts
 from extproc.config.schema import Config
 from extproc.config.sections import BOTH
+from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.requests.dialect import ModelDialects, spoken_by
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
+from extproc.routing.pins import RankChoice
 from extproc.routing.sent import Holdings
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers
@@ -22,7 +24,15 @@ class Candidates:
     upstreams: the records of the workers' endpoints. loads: their load.
     """
 
-    def __init__(self, config: Config, table: Table, fleet: FollowedWorkers, loads: Loads) -> None:
+    def __init__(
+        self,
+        config: Config,
+        table: Table,
+        fleet: FollowedWorkers,
+        loads: Loads,
+        pins: RankPins,
+    ) -> None:
+        self._pins = pins
         self._config = config
         self._table = table
         self._fleet = fleet
@@ -132,6 +142,13 @@ class Candidates:
     def names_ranks(self) -> bool:
         """Returns whether requests may name the rank that computes them."""
         return self._fleet.names_ranks
+
+    def rank_choice(self, name: str, path: str, *, writes_body: bool) -> RankChoice:
+        """Returns how a request on a path may name a rank of a worker.
+
+        writes_body: whether the request's body may be changed.
+        """
+        return self._pins.choice(name, path, writes_body=writes_body)
 
     def block_size(self, name: str) -> int:
         """Returns the tokens in a worker's block: by its events, else as configured or reported."""

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import StartError
-from extproc.config.schema import AUTO, Config, WorkerEvents
+from extproc.config.schema import Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, places
 from extproc.fleet.polling import MAX_QUESTIONS, Polling, Question
+from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
@@ -33,7 +34,7 @@ class Feeds:
     """Follows the workers' feeds while events are enabled.
 
     wanted: returns a worker's feed as it should be followed, None for none. open_transports: opens
-    a source; returns one transport for each rank.
+    a source; returns one transport for each rank. pins: is notified of changes.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Feeds:
         polling: Polling,
         wanted: Callable[[Worker], FeedPlan | None],
         open_transports: OpenTransports,
+        pins: RankPins,
         times: AskingTimes = USUAL,
     ) -> None:
         self._times = times
@@ -57,8 +59,7 @@ class Feeds:
         self._removed_workers: list[Worker] = []  # their feeds are still to be ended
         self._switching = asyncio.Lock()
         self.enabled = False
-        self._rank_header = config.policy.rank_header
-        self._note_ranks()
+        self._pins = pins
 
     async def enable(self, *, enabled: bool) -> None:
         """Switches events on or off: without them, every worker counts as publishing none."""
@@ -130,18 +131,7 @@ class Feeds:
             except Exception as error:  # a feed that cannot be opened must not prevent others
                 log.exception("worker %s: its feed cannot be followed", worker.name)
                 worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
-        self._note_ranks()
-
-    def _note_ranks(self) -> None:
-        """Notes whether requests may name a rank.
-
-        Without configuration, only if the engines reported their ranks themselves: the releases
-        that do so obey X-data-parallel-rank.
-        """
-        several = [one for one in self._table if self._fleet.ranks(one.name) > 1]
-        is_told = bool(several) and all(one.following.sources for one in several)
-        header = self._rank_header
-        self._fleet.names_ranks = is_told if header == AUTO else header is not None
+        self._pins.note_change()
 
     def _begin(self, worker: Worker, one: FeedPlan) -> None:
         if isinstance(one.events, WorkerEvents):
@@ -199,7 +189,7 @@ class Feeds:
         self._open(name, one, answer.sources)
         following.sources = answer.sources
         following.reason = ""
-        self._note_ranks()
+        self._pins.note_change()
 
     def _owner_of(self, taken: frozenset[Place], worker: Worker) -> str:
         """Returns another worker that already has one of these places, "" if none has."""

@@ -9,6 +9,7 @@ from extproc.fleet.candidates import Candidates
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.learning import Learning
 from extproc.fleet.polling import Client, Polling, Question
+from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Learned, Table, Worker
 from extproc.fleet.verifying import Verifying
 from kvstate.events import EngineLoad
@@ -44,6 +45,7 @@ class Questions:
         verifying: Verifying,
         learning: Learning,
         identifying: Identifying,
+        pins: RankPins,
         chance: Callable[[], float],
         monotonic: Callable[[], float],
         make_client: Callable[[], Client],
@@ -65,7 +67,7 @@ class Questions:
         self.paced: list[_PacedQuestion] = [reports] if policy.scrape_interval_ms else []
         self._learns_speeds = policy.learn
         self._computed = Computed(
-            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
+            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic, pins
         )
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:

@@ -19,6 +19,7 @@ from extproc.fleet.polling import Poll
 from extproc.observing.outcomes import WorkerOutcomes
 from extproc.proof.lookups import Lookups
 from extproc.proof.state import TokenProof
+from extproc.routing.pins import PinFindings
 from extproc.routing.sent import Holdings
 from extproc.routing.upstreams import Upstream, Upstreams
 from extproc.tokenizing.remote_tokenizer import Failures
@@ -98,7 +99,8 @@ class Worker:
     resolved. holdings: what was sent there. is_drained: whether the operator drained it. learned:
     what it reported about itself. retries: pauses before it is asked for that again; did_answer:
     whether it answered the last time. following: its feed. proof: the state of its tokens. lookups:
-    its requests that will be looked up for that. outcomes: its requests' outcomes. tokenizer: its
+    its requests that will be looked up for that. pin_findings: whether it computes requests on the
+    ranks that they name. outcomes: its requests' outcomes. tokenizer: its
     failures to tokenize. questioned: when it was asked for golden requests' tokens. engine_answer:
     what it said about its engine. identity: what is known of that. questioned_engine: how it is
     asked for it. polls: its regular questions, by name. batches_seen: its feed's batches at the
@@ -119,6 +121,7 @@ class Worker:
         "member",
         "name",
         "outcomes",
+        "pin_findings",
         "place",
         "polls",
         "proof",
@@ -143,6 +146,7 @@ class Worker:
         self.proof = TokenProof(name)
         self.lookups = Lookups()
         self.outcomes = WorkerOutcomes()
+        self.pin_findings = PinFindings()
         self.tokenizer = Failures()
         self.questioned = Questioned()
         self.engine_answer = EngineAnswer()

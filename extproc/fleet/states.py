@@ -5,6 +5,7 @@ from typing import Any
 
 from extproc.fleet.candidates import Candidates, adapters_of
 from extproc.fleet.feeds import Feeds, feed_as_json
+from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import Circumstances, Outcome
@@ -28,6 +29,7 @@ class States:
         fleet: FollowedWorkers,
         candidates: Candidates,
         proofs: Proofs,
+        pins: RankPins,
         strays: Strays,
         feeds: Feeds,
         source_fault: Callable[[str], str],
@@ -39,6 +41,7 @@ class States:
         self._candidates = candidates
         self._loads = candidates.loads
         self._proofs = proofs
+        self._pins = pins
         self._strays = strays
         self._feeds = feeds
         self._source_fault = source_fault
@@ -74,6 +77,7 @@ class States:
             "speed": self._loads.speed_as_json(endpoint),
             **worker.identity.as_json(),
             "tokens": self._proofs.status(name),
+            "pins": self._pins.shown(worker),
             "predictions": worker.outcomes.drift.as_json(),
             "lora": None if adapters is None else sorted(adapters),
             "role": worker.sighting.worker.role,

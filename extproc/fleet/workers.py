@@ -17,6 +17,7 @@ from extproc.fleet.lanes import Lanes
 from extproc.fleet.learning import Learning
 from extproc.fleet.polling import Client
 from extproc.fleet.questions import Questions
+from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Table, Worker
 from extproc.fleet.resolving import Resolving
 from extproc.fleet.states import States
@@ -25,6 +26,7 @@ from extproc.fleet.verifying import Verifying
 from extproc.proof.golden import Encoder
 from extproc.proof.trust import Proofs
 from extproc.routing.load import Loads
+from extproc.routing.pins import PinFindings
 from extproc.routing.placing import Telling
 from kvstate.fleet import FollowedWorkers
 
@@ -75,7 +77,8 @@ class Workers:
         touched = None if telling is None else telling.touched
         self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
         self.proofs = Proofs(fleet, self.records, monotonic)
-        self.candidates = candidates = Candidates(config, table, fleet, self.loads)
+        self.pins = pins = RankPins(config, table, fleet)
+        self.candidates = candidates = Candidates(config, table, fleet, self.loads, pins)
         model_of = candidates.model_of
         self.lanes = Lanes(table, config.disaggregation, model_of)
         self.verifying = Verifying(
@@ -93,13 +96,21 @@ class Workers:
             self.verifying,
             self._learning,
             self.identifying,
+            pins,
             chance,
             monotonic,
             make_client,
         )
         self._resolving = Resolving(table, self._note_moved, times)
         self._feeds = Feeds(
-            config, fleet, table, self.questions.polling, self._feed_plan, open_transports, times
+            config,
+            fleet,
+            table,
+            self.questions.polling,
+            self._feed_plan,
+            open_transports,
+            pins,
+            times,
         )
         self.strays = Strays(table, monotonic)
         self.states = States(
@@ -107,6 +118,7 @@ class Workers:
             fleet,
             candidates,
             self.proofs,
+            pins,
             self.strays,
             self._feeds,
             source_fault,
@@ -171,6 +183,8 @@ class Workers:
         worker = self.records.get(name)
         if worker is not None:
             self.proofs.respoken(worker)
+            worker.pin_findings = PinFindings()
+            self.pins.note_change()
         self.candidates.note_change()
 
     def _feed_plan(self, worker: Worker) -> FeedPlan | None:

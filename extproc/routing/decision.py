@@ -11,6 +11,7 @@ from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
 from extproc.routing.load import Load
 from extproc.routing.marks import Marks
+from extproc.routing.pins import PinnedRank
 from extproc.routing.policies import (
     LOOK_AT_OVERLAP,
     POLICIES,
@@ -141,7 +142,7 @@ class Decision(Frozen, frozen=True):
     uncached_tokens: float
     marks: Sequence[Marks]
     basis: Basis
-    rank: int | None = None
+    rank: PinnedRank | None = None
     is_steered: bool = True
     split: Split | None = None
     source: Source | None = None
@@ -387,7 +388,7 @@ def _overlaps_of(
     eligible: Sequence[int],
     snapshot: Snapshot,
     now: float,
-) -> tuple[Sequence[Mapping[str, Overlap]], int | None]:
+) -> tuple[Sequence[Mapping[str, Overlap]], PinnedRank | None]:
     """Returns the overlaps of each prompt, and the rank that the request should name, if any.
 
     If an engine with several ranks chooses one itself, it may not be the one that holds the blocks;
@@ -403,9 +404,12 @@ def _overlaps_of(
     # proxy chooses another
     counts = [ranks.count(snapshot.workers[place].name) for place in eligible]
     work = ranks.work(order[0].endpoint, now, snapshot.rules.cost.running_tokens)
-    rank = rank_of(overlaps, counts, ranks.count(first), work)
-    if rank is not None or ranks.count(first) <= 1:
-        return held, rank
+    pin = ranks.choice(first).pin
+    rank = None if pin is None else rank_of(overlaps, counts, ranks.count(first), work)
+    if pin is not None and rank is not None:
+        return held, PinnedRank(rank, pin, ranks.path)
+    if ranks.count(first) <= 1:
+        return held, None
     return [
         {**each, first: of_any_rank(each[first])} if first in each else each for each in held
     ], None

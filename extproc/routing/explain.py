@@ -53,7 +53,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "policy": decision.basis.policy,
         "candidates": shown,
         "pick": list(decision.pick),
-        "rank": decision.rank,
+        "rank": None if decision.rank is None else decision.rank.rank,
         "verdict": decision.verdict.value,
         "steered": decision.is_steered,
         "reason": decision.reason,

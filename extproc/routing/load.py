@@ -19,6 +19,7 @@ from math import exp
 from typing import NamedTuple, Protocol
 
 from extproc.base.structs import Light, Record
+from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
 from kvstate.overlap import Prompt
 
@@ -159,7 +160,7 @@ class Booking(Record, eq=False):
     uncached_tokens: float
     load: EndpointLoad
     began_at: float = 0.0
-    rank: int | None = None
+    rank: PinnedRank | None = None
     prompt: Prompt | None = None
     is_sure: bool = True
     computed_at: float | None = None
@@ -200,7 +201,7 @@ class Loads:
         endpoint: str,
         uncached_tokens: float,
         now: float,
-        rank: int | None = None,
+        rank: PinnedRank | None = None,
         prompt: Prompt | None = None,
         *,
         is_sure: bool = True,
@@ -470,7 +471,7 @@ class Loads:
         work: defaultdict[int, float] = defaultdict(float)
         for booking in state.bookings:
             if booking.rank is not None:
-                work[booking.rank] += running + left * booking.uncached_tokens
+                work[booking.rank.rank] += running + left * booking.uncached_tokens
         return work
 
     def load(self, endpoint: str, now: float) -> Load:

@@ -14,6 +14,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Booking, Loads
+from extproc.routing.pins import RankChoice
 from extproc.routing.policies import policy_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
@@ -47,10 +48,6 @@ class Fleet(Protocol):
         """See above."""
 
     @property
-    def names_ranks(self) -> bool:
-        """Returns whether requests may name a rank now."""
-
-    @property
     def has_roles(self) -> bool:
         """Returns whether any worker takes only a part of requests."""
 
@@ -65,6 +62,12 @@ class Fleet(Protocol):
 
     def ranks(self, name: str) -> int:
         """Returns how many ranks a worker has; 0 if unknown."""
+
+    def rank_choice(self, name: str, path: str, *, writes_body: bool) -> RankChoice:
+        """Returns how a request on a path may name a rank of a worker.
+
+        writes_body: whether the request's body may be changed.
+        """
 
 
 class Telling(Protocol):
@@ -120,7 +123,6 @@ class Placing:
         self._rules = policy
         names = (None, *(model.name for model in config.models))
         self._policies = {name: policy_of(config, name, None) for name in names}
-        self._ranks = Ranks(fleet.ranks, self.loads.work_by_rank)
         self.steered: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
         self._homes: dict[Booking, tuple[int, ...]] = {}
@@ -134,17 +136,18 @@ class Placing:
         held: Sequence[Mapping[str, Overlap]],
         state: Callable[[str], str],
         now: float,
+        ranks: Ranks | None = None,
     ) -> Snapshot:
         """Returns what a decision depends on, as it is now.
 
         held: for each prompt, the overlaps of the workers that hold a part of it. state: returns
-        the state of a worker's feeds, by its name.
+        the state of a worker's feeds, by its name. ranks: the workers', as `ranks` returns them.
         """
         policy = self._policies.get(query.model) if query.policy is None else None
         draining = self._fleet.draining()
         return Snapshot(
             workers=workers,
-            overlaps=held,
+            overlaps=held if ranks is None else [ranks.held(one) for one in held],
             load=self.loads.load,
             policy=policy or policy_of(self._config, query.model, query.policy),
             turn=self.steered[query.model],
@@ -155,12 +158,24 @@ class Placing:
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
             ejected=self._upstreams.ejections(now),
             doubted=self._upstreams.doubts() if self._fleet.has_roles else (),
-            ranks=self._ranks if self._fleet.names_ranks else None,
+            ranks=ranks,
             sample=sample_size(self._rules, is_alone=not self.loads.routers),
             roster=self._roster_of(query.model, workers),
             homes=self.homes,
             conversations=self._conversations,
         )
+
+    def ranks(self, path: str, *, writes_body: bool) -> Ranks:
+        """Returns the workers' ranks for a request on a path.
+
+        writes_body: whether the request's body may be changed.
+        """
+        fleet = self._fleet
+
+        def choice(worker: str) -> RankChoice:
+            return fleet.rank_choice(worker, path, writes_body=writes_body)
+
+        return Ranks(fleet.ranks, self.loads.work_by_rank, choice, path)
 
     def _conversations(self, worker: str, now: float) -> int:
         return self._fleet.holdings(worker).conversations.live(now)

@@ -1,29 +1,41 @@
-"""Data-parallel ranks: which of its worker's ranks a request names, and by which header.
+"""Data-parallel ranks: which of its worker's ranks a request names.
 
-If a worker's ranks share one HTTP port, a request may name one of them. vLLM and SGLang read it
-from the header `X-data-parallel-rank` and refuse a rank that they do not have, so it is named only
-if every worker that the request may reach has it. An engine does not balance requests that name a
-rank, so a request names one only if the rank's cache saves more than its load exceeds that of the
-idlest rank.
+If a worker's ranks share one HTTP port, a request may name one of them (`extproc.routing.pins`).
+vLLM and SGLang refuse a rank that they do not have, so it is named only if every worker that the
+request may reach has it. An engine does not balance requests that name a rank, so a request names
+one only if the rank's cache saves more than its load exceeds that of the idlest rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from extproc.config.schema import AUTO
-from kvstate.overlap import Overlap, worth_tokens
+from extproc.routing.pins import RANK_HEADER, RankChoice
+from kvstate.overlap import Overlap, of_any_rank, worth_tokens
 
 
 class Ranks(NamedTuple):
-    """The ranks of workers.
+    """The ranks of workers, for a request on a path.
 
     count: returns a worker's number of ranks, by name; 0 if unknown. work: returns the load in
     tokens of the requests in flight that named a rank, by rank; given the endpoint, the time, and
-    the tokens that each request counts for.
+    the tokens that each request counts for. choice: returns how the request may name a rank of a
+    worker, by its name.
     """
 
     count: Callable[[str], int]
     work: Callable[[str, float, float], Mapping[int, float]]
+    choice: Callable[[str], RankChoice]
+    path: str
+
+    def held(self, overlaps: Mapping[str, Overlap]) -> Mapping[str, Overlap]:
+        """Returns overlaps by worker, certain only where the engine will compute on that rank."""
+        unsure = [
+            name for name in overlaps if self.count(name) > 1 and not self.choice(name).is_certain
+        ]
+        if not unsure:
+            return overlaps
+        return {**overlaps, **{name: of_any_rank(overlaps[name]) for name in unsure}}
 
 
 def rank_of(
@@ -45,19 +57,6 @@ def rank_of(
     return rank if saved > work.get(rank, 0.0) - idlest else None
 
 
-# The header of vLLM and SGLang.
-RANK_HEADER = "x-data-parallel-rank"
-
-
-def rank_header(name: str | None, rank: int | None) -> tuple[str, str] | None:
-    """Returns the request header that names a rank, None if there is none to name.
-
-    name: the configured header.
-    """
-    named = rank_name(name)
-    return None if named is None or rank is None else (named, str(rank))
-
-
 def rank_name(name: str | None) -> str | None:
-    """Returns the name of that header in lower case, None if there is none. name: as configured."""
+    """Returns the header that names ranks, in lower case; None for none. name: as configured."""
     return RANK_HEADER if name == AUTO else name and name.lower()

@@ -40,9 +40,10 @@ from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
 from extproc.routing.policies import endpoints_named
-from extproc.routing.ranks import rank_header, rank_name
+from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.cleaning import Cleaning
+from extproc.serving.named_rank import named_rank
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
 from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, traceparent_of
@@ -292,20 +293,22 @@ class Exchange:
         """Returns the destination and where the prompt is computed; None to refuse the request."""
         service, is_duplex, decision = self._service, self._stream.is_duplex, passage.decision
         if decision.is_steered:
-            rank = rank_header(service.config.policy.rank_header, decision.rank)
+            rank = decision.rank
             named = endpoints_named(service.config.policy, is_duplex=is_duplex)
             destination = ",".join(decision.pick[:named])
         else:
             rank, destination = None, self._proxy_endpoint(passage)
-        placement = Placement(destination, decision.model or "", rank)
+        body = None if ask.wants_endpoint else ask.body
+        header, pinned = named_rank(rank, body)
+        placement = Placement(destination, decision.model or "", header, body=pinned)
         if service.legs is None:
             return placement
-        body = None if ask.wants_endpoint else ask.body
-        legs = service.legs.announce(decision, ask.head.path, body)
+        legs = service.legs.announce(decision, ask.head.path, pinned or body)
         if legs is None:
             return None
         said, changed = legs
-        changed = body if changed is None and is_cut else changed
+        if changed is None:
+            changed = pinned or (body if is_cut else None)
         return msgspec.structs.replace(placement, legs=said, body=changed)
 
     def _await_response(self, passage: Passage) -> None:

@@ -340,13 +340,13 @@ class Router:
             if not may_split(self._config.disaggregation.connector, ask.head.path, body):
                 query = msgspec.structs.replace(query, may_split=False)
         try:
-            return self._place(query, ask.head, course), query
+            return self._place(query, ask, course), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             query = self._queries.broken(error)
-            return self._place(query, ask.head, course), query
+            return self._place(query, ask, course), query
 
-    def _place(self, query: Query, head: Head, course: Course) -> Decision:
-        candidates = self._candidates
+    def _place(self, query: Query, ask: Ask, course: Course) -> Decision:
+        candidates, head = self._candidates, ask.head
         if head.policy is not None or head.subset is not None:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
@@ -359,7 +359,11 @@ class Router:
             held, trusted = by_variant(query, held, trusted, self._proofs)
         now = course.note_looked_up() if held else self._monotonic()
         workers = candidates.list_for(query.model or self._models.default)
-        snapshot = self.placing.snapshot(query, workers, held, trusted.state, now)
+        ranks = None
+        if candidates.names_ranks:
+            writes_body = ask.body is not None and not ask.wants_endpoint
+            ranks = self.placing.ranks(head.path, writes_body=writes_body)
+        snapshot = self.placing.snapshot(query, workers, held, trusted.state, now, ranks)
         if candidates.has_roles or self._disaggregator.pulls:
             step, has_roles = self._disaggregator, candidates.has_roles
             return step.decide(query, snapshot, now, self._rng, has_roles=has_roles)

@@ -57,6 +57,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
             "confidence": 0.0,
             "used_tokens_per_second": 8000,
         },
+        "pins": [],
         "predictions": {
             "requests": 0,
             "predicted_tokens": 0,

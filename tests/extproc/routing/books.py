@@ -10,6 +10,7 @@ from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
 from extproc.routing.marks import Marks
+from extproc.routing.pins import Pin, RankChoice
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
 from extproc.routing.sent import Claim, Holdings
@@ -28,13 +29,12 @@ NOTHING: Mapping[str, Overlap] = {}
 class Fleet:
     """Three workers, and what picks depend on."""
 
-    def __init__(self, config: Config, ranks: int = 0, *, names_ranks: bool = False) -> None:
+    def __init__(self, config: Config, ranks: int = 0) -> None:
         self.upstreams = Upstreams()
         for worker in WORKERS:
             self.upstreams.enter(worker.endpoint)
         rate = config.policy.cost.prefill_tokens_per_second
         self.loads = Loads(self.upstreams.loads, rate)
-        self.names_ranks = names_ranks
         self.has_roles = False
         self.drained: set[str] = set()
         self._ranks = ranks
@@ -51,6 +51,9 @@ class Fleet:
 
     def ranks(self, _: str) -> int:
         return self._ranks
+
+    def rank_choice(self, _: str, __: str, *, writes_body: bool) -> RankChoice:
+        return RankChoice(Pin("x-rank", in_body=True), writes_body)
 
     def upstream(self, endpoint: str) -> Upstream:
         found = self.upstreams.get(endpoint)
@@ -105,6 +108,10 @@ def decided(
     state: str = "live",
     workers: Sequence[Candidate] = WORKERS,
     held: Mapping[str, Overlap] = NOTHING,
+    *,
+    names_ranks: bool = False,
 ) -> Decision:
-    snapshot = one.snapshot(query, workers, [held for _ in query.prompts], lambda _: state, now)
+    ranks = one.ranks("/v1/completions", writes_body=True) if names_ranks else None
+    prompts = [held for _ in query.prompts]
+    snapshot = one.snapshot(query, workers, prompts, lambda _: state, now, ranks)
     return decide(query, snapshot, now, Random(0))

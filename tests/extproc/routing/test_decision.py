@@ -11,6 +11,7 @@ from extproc.requests.outline import beginning_of
 from extproc.routing.decision import FINDS_MODEL, Decision, Verdict, decide
 from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.load import Load
+from extproc.routing.pins import Pin, PinnedRank, RankChoice
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
 from extproc.routing.sent import ClaimTable, Holdings
@@ -428,14 +429,22 @@ def test_snapshot_takes_feeds_of_unknown_state_for_live() -> None:
     )
 
 
+PATH = "/v1/completions"
+NAMED = PinnedRank(1, Pin("x-rank"), PATH)
+
+
 def ranks(count: int = 2, work: Mapping[int, float] | None = None, **others: int) -> Ranks:
-    return Ranks(lambda name: others.get(name, count), lambda *_: work or {})
+    return Ranks(lambda name: others.get(name, count), lambda *_: work or {}, choice, PATH)
+
+
+def choice(worker: str) -> RankChoice:
+    return RankChoice(Pin("x-rank"), worker != "b")
 
 
 def test_rank_that_holds_the_prefix_is_named() -> None:
     held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
     assert decision(Query("m", [PROMPT]), held).rank is None
-    assert decision(Query("m", [PROMPT]), held, ranks=ranks()).rank == 1
+    assert decision(Query("m", [PROMPT]), held, ranks=ranks()).rank == NAMED
     assert decision(Query("m", [PROMPT]), {}, ranks=ranks()).rank is None
     assert decision(Query("m", [PROMPT]), held, "", ranks=ranks()).rank is None
 
@@ -445,12 +454,12 @@ def test_rank_is_named_only_where_every_eligible_worker_has_it() -> None:
     assert decision(Query("m", [PROMPT]), held, ranks=ranks(a=1)).rank is None
     without = {"a": "draining"}
     made = decision(Query("m", [PROMPT]), held, ranks=ranks(a=1), excluded=without)
-    assert made.rank == 1
+    assert made.rank == NAMED
 
 
 def test_rank_is_not_named_where_its_work_exceeds_its_saving() -> None:
     held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
-    assert decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 95.0})).rank == 1
+    assert decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 95.0})).rank == NAMED
     made = decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 97.0}))
     assert made.rank is None
     # the engine may take the other rank, so nothing is certain

@@ -17,6 +17,7 @@ from extproc.routing.load import (
     Loads,
     Report,
 )
+from extproc.routing.pins import Pin, PinnedRank
 from kvstate.overlap import Prompt
 
 
@@ -231,14 +232,19 @@ def test_report_of_a_removed_endpoint_changes_nothing() -> None:
     assert loads.work_by_rank("a", 1.0, 10.0) == {}
 
 
+def named(rank: int) -> PinnedRank:
+    return PinnedRank(rank, Pin("x-rank"), "/v1/completions")
+
+
 def test_work_by_rank_counts_requests_that_name_a_rank() -> None:
     loads = loads_of(100)
     assert loads.work_by_rank("a", 0.0, 10.0) == {}
-    for tokens, rank in ((100, 0), (200, 1), (300, 1), (400, None)):
-        loads.begin("a", tokens, 0.0, rank)
+    for tokens, rank in ((100, 0), (200, 1), (300, 1)):
+        loads.begin("a", tokens, 0.0, named(rank))
+    loads.begin("a", 400, 0.0)
     assert loads.work_by_rank("a", 0.0, 10.0) == {0: 110, 1: 520}
     assert loads.work_by_rank("a", 5.0, 10.0) == {0: 60, 1: 270}
-    loads.begin("b", 0, 0.0, 3)
+    loads.begin("b", 0, 0.0, named(3))
     assert loads.work_by_rank("b", 0.0, 10.0) == {3: 10}
 
 

@@ -310,12 +310,12 @@ def test_book_names_the_rank_that_holds_the_prompt_where_ranks_may_be_named() ->
     ranks = []
     for may_name in (False, True):
         config = Config(models=(Model("m"),))
-        one = books(config, Fleet(config, 2, names_ranks=may_name))
-        made = decided(one, held=held)
+        one = books(config, Fleet(config, 2))
+        made = decided(one, held=held, names_ranks=may_name)
         booking = one.book(made, 0.0)
         assert booking is not None
         assert (made.worker, made.rank) == ("b", booking.rank)
-        ranks.append(made.rank)
+        ranks.append(made.rank and made.rank.rank)
     assert ranks == [None, 1]
 
 

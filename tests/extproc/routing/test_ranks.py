@@ -1,4 +1,5 @@
-from extproc.routing.ranks import rank_header, rank_of
+from extproc.routing.pins import NO_CHOICE, Pin, RankChoice
+from extproc.routing.ranks import Ranks, rank_name, rank_of
 from kvstate.overlap import Overlap
 
 FIRST = Overlap(16, (4, 0, 0, 0), rank=0)
@@ -25,8 +26,29 @@ def test_rank_of_names_none_whose_extra_work_exceeds_its_saving() -> None:
     assert rank_of([FIRST], [2, 2], 2, {0: 100.0}) is None
 
 
-def test_rank_header_is_set_where_a_rank_is_named() -> None:
-    assert rank_header("X-data-parallel-rank", 0) == ("x-data-parallel-rank", "0")
-    assert rank_header("auto", 1) == ("x-data-parallel-rank", "1")
-    assert rank_header(None, 0) is None
-    assert rank_header("x", None) is None
+def test_rank_name_is_the_engines_header_or_the_configured_one() -> None:
+    assert [rank_name(name) for name in ("auto", "X-Rank", None)] == [
+        "x-data-parallel-rank",
+        "x-rank",
+        None,
+    ]
+
+
+def test_held_is_certain_only_on_workers_that_obey() -> None:
+    choices = {"sure": RankChoice(Pin("x"), True), "unsure": RankChoice(Pin("x"), False)}
+    ranks = Ranks(
+        lambda name: 1 if name == "single" else 2,
+        lambda *_: {},
+        lambda name: choices.get(name, NO_CHOICE),
+        "/v1/chat/completions",
+    )
+    names = ("sure", "unsure", "ignores", "single")
+    held = ranks.held(dict.fromkeys(names, FIRST))
+    assert {name: one.certain_tokens for name, one in held.items()} == {
+        "sure": 64,
+        "unsure": 0,
+        "ignores": 0,
+        "single": 64,
+    }
+    assert held["ignores"].uncertain_tokens == 64
+    assert ranks.held({"sure": FIRST}) == {"sure": FIRST}

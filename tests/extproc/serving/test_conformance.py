@@ -18,7 +18,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
-from extproc.routing.ranks import RANK_HEADER
+from extproc.routing.pins import RANK_HEADER
 from extproc.tokenizing.prompt_tokens import TOKENIZER_THREADS
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.routing.load import Booking, EndpointLoad, Load, Loads, Report
 from extproc.routing.marks import Marks
+from extproc.routing.pins import Pin, PinnedRank
 from extproc.sharing import picture as picture_module
 from extproc.sharing.messages import News, WorkerNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
@@ -290,7 +291,7 @@ def test_report_of_known_requests_counts_once() -> None:
 def test_work_by_rank_is_a_share_of_the_whole_backlog() -> None:
     one, other = met("one", "other")
     one.loads.begin(A, 300, 0.0)
-    other.loads.begin(A, 100, 0.0, rank=1)
+    other.loads.begin(A, 100, 0.0, rank=PinnedRank(1, Pin("x-rank"), "/v1/completions"))
     other.hear(one.due(0.0), 0.0)
     assert other.loads.work_by_rank(A, 0.2, 10.0) == {1: 60.0}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +15,8 @@ from tests.waiting import until
 
 RANKS = 3
 HEADER = "X-data-parallel-rank"
+# so slow that requests are under way when their prompts are looked up
+PREFILL = {"prefill_tokens_per_second": 5_000.0, "decode_tokens_per_second": 20.0}
 
 
 def free_ports(count: int) -> int:
@@ -27,12 +30,13 @@ def free_ports(count: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def a_worker_of_ranks(changes: dict[str, Any]) -> AsyncIterator[System]:
+async def a_worker_of_ranks(changes: dict[str, Any], **settings: Any) -> AsyncIterator[System]:
     first = free_ports(2 * RANKS)
     async with running(
         1,
         changes=changes,
         ranks=RANKS,
+        **settings,
         events_endpoint=f"tcp://127.0.0.1:{first}",
         replay_endpoint=f"tcp://127.0.0.1:{first + RANKS}",
     ) as system:
@@ -72,7 +76,7 @@ async def test_follow_up_reaches_the_rank_that_holds_its_prefix() -> None:
 
 
 async def test_overlap_is_what_all_ranks_hold_where_the_engine_picks_the_rank() -> None:
-    async with a_worker_of_ranks({}) as system:
+    async with a_worker_of_ranks({"policy": {"rank_header": None}}) as system:
         first = chat(long_text("seed"))
         for rank in range(RANKS):
             assert (await system.explain(first))["candidates"][0]["overlap_tokens"] == 0
@@ -89,6 +93,51 @@ async def test_overlap_is_what_all_ranks_hold_where_the_engine_picks_the_rank() 
 
 async def _uncertain(system: System, body: dict[str, Any]) -> bool:
     return bool((await system.explain(body))["candidates"][0]["uncertain_tokens"])
+
+
+async def test_pins_that_the_worker_ignores_end_and_are_not_certain() -> None:
+    async with a_worker_of_ranks({}, ignores_ranks=True, **PREFILL) as system:
+        texts = [long_text(f"seed {number}") for number in range(6)]
+        for turn in range(20):
+            # all at once, so that the engine spreads them over its ranks
+            await asyncio.gather(*(system.send(chat(text)) for text in texts))
+            for text in texts:
+                await until(functools.partial(_is_known, system, chat(text)), "it is stored")
+            if await _is_refuted(system):
+                break
+            texts = [text + long_text(f"turn {turn}") for text in texts]
+        decision = await system.explain(chat(texts[0] + " And then?"))
+        (candidate,) = decision["candidates"]
+        assert decision["rank"] is None
+        assert candidate["overlap_tokens"] == 0 < candidate["uncertain_tokens"]
+
+
+async def _is_known(system: System, body: dict[str, Any]) -> bool:
+    decision = await system.explain(body)
+    (candidate,) = decision["candidates"]
+    held = candidate["overlap_tokens"] + candidate["uncertain_tokens"]
+    return bool(held > 0.9 * decision["prompt_tokens"])
+
+
+async def _is_refuted(system: System) -> bool:
+    (worker,) = await system.status()
+    return any(not pin["named"] for pin in worker["pins"])
+
+
+async def test_pins_that_the_worker_obeys_are_counted() -> None:
+    async with a_worker_of_ranks({}, **PREFILL) as system:
+        text = long_text("seed")
+        for turn in range(3):
+            text += long_text(f"turn {turn}")
+            await system.send(chat(text))
+            await system.learned(chat(text), system.workers[0].endpoint)
+
+        async def has_obeyed() -> bool:
+            (worker,) = await system.status()
+            (pin,) = worker["pins"] or [{"obeyed": 0}]
+            return bool(pin["obeyed"] and not pin["ignored"] and pin["named"])
+
+        await until(has_obeyed, "the worker computed requests on the ranks that they name")
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["ports configured", "events: auto"])
