@@ -484,9 +484,9 @@ class Policy:
     )
     rank_header: str | None = key(
         "a request header that KVSteer sets to the data-parallel rank that holds most of the"
-        " prompt, for workers whose ranks share one HTTP port. auto: X-data-parallel-rank, if"
-        " every worker with several ranks reported them itself (events: auto); null: no header is"
-        " set, and only blocks that all ranks of a worker hold are certain",
+        " prompt, for workers whose ranks share one HTTP port. auto: as each worker's engine and"
+        " release read it on this API, in X-data-parallel-rank or in the body; null: no rank is"
+        " named, and only blocks that all ranks of a worker hold are certain",
         "auto",
     )
     block_size: int = key(

@@ -15,14 +15,17 @@ import msgspec
 from extproc.base import address
 from extproc.base.engine import CONFIGURED
 from extproc.commands.doctor.findings import Finding, Subject, name_list
-from extproc.config.schema import Config, Model, Worker
+from extproc.config.schema import Config, Model, Worker, WorkerEvents
 from extproc.fleet import identifying, identity, learning
 from extproc.fleet.feed_sources import PATHS, discovered
 from extproc.fleet.polling import Client
+from extproc.routing.pins import pin_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import ZmqSource
 
 HEALTH = "/health"
+# The APIs on which requests may name a rank.
+API_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 METRICS = "/metrics"
 OK = 200
 
@@ -208,11 +211,12 @@ async def visit(means: Means, worker: Worker, about: Subject) -> WorkerReport:
     told_metrics = metrics.body if metrics.is_ok else b""
     findings += judge_prefix_caching(about, told_metrics, info)
     findings += _block_size(means, worker, about, listings)
-    findings.append(judge_engine(about, worker, await _engine(worker.endpoint, means.seconds)))
+    engine = await _engine(worker.endpoint, means.seconds)
+    findings.append(judge_engine(about, worker, engine))
+    sources = _find_sources(worker, listings)
+    findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
     model = model_served(means.config, worker, served or Served((), frozenset()))
-    return WorkerReport(
-        findings, is_there=True, model=model, served=served, sources=_find_sources(worker, listings)
-    )
+    return WorkerReport(findings, is_there=True, model=model, served=served, sources=sources)
 
 
 def _health(about: Subject, answer: Answer) -> Finding:
@@ -233,6 +237,25 @@ async def _engine(endpoint: str, seconds: float) -> identity.EngineAnswer:
         return identity.EngineAnswer(reason=identifying.in_words(error))
     finally:
         await client.close()
+
+
+def _ranks(worker: Worker, told: ReportedSources | None) -> int:
+    """Returns how many ranks a worker has: as configured, else as it reports."""
+    if isinstance(worker.events, WorkerEvents):
+        return worker.events.ranks
+    return len(told.sources) if told is not None else 1
+
+
+def judge_ranks(
+    about: Subject, worker: Worker, told: identity.EngineAnswer, ranks: int
+) -> Iterator[Finding]:
+    """Yields on which APIs a worker of several ranks does not read the rank that a request names."""
+    engine = identity.identity_of(worker.engine, CONFIGURED, told).engine
+    if ranks > 1 and engine is not None:
+        unread = [path for path in API_PATHS if pin_of(engine, path) is None]
+        if unread:
+            says = f"{engine} reads no rank on {name_list(unread)}: the blocks of one rank count"
+            yield about.note("ranks", f"{says} as uncertain there, and requests may miss them")
 
 
 def judge_engine(about: Subject, worker: Worker, told: identity.EngineAnswer) -> Finding:

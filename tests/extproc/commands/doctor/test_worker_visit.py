@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from extproc.base.engine import Engine, Release
 from extproc.commands.doctor.findings import Finding, Subject, Verdict
 from extproc.commands.doctor.worker_visit import (
+    API_PATHS,
     Answer,
     Served,
     WebClient,
@@ -17,6 +18,7 @@ from extproc.commands.doctor.worker_visit import (
     judge_engine,
     judge_models,
     judge_prefix_caching,
+    judge_ranks,
     model_served,
     models_of,
     sources_in,
@@ -193,3 +195,19 @@ async def test_get_returns_an_answer_for_any_host(host: str) -> None:
         answer = await web.get(f"http://{host}/")
     assert (answer.status, answer.is_ok) == (0, False)
     assert answer.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks", "unread"),
+    [
+        (Engine("vllm", Release(0, 32)), 2, ["/v1/responses"]),
+        (Engine("vllm", Release(0, 32)), 1, []),
+        (Engine("sglang", Release(0, 5, 20)), 2, []),
+        (None, 2, []),
+    ],
+)
+def test_judge_ranks_names_the_apis_that_read_no_rank(
+    engine: Engine | None, ranks: int, unread: list[str]
+) -> None:
+    found = list(judge_ranks(ABOUT, Worker("h:1"), ToldEngine(engine), ranks))
+    assert [path for path in API_PATHS for one in found if path in one.says] == unread
