@@ -77,7 +77,7 @@ class RankPins:
         held = self._fleet.overlap_of_rank(worker.name, rank, prompt)
         return held is not None and held.rank_order[:2] >= best.rank_order[:2]
 
-    def shown(self, worker: Worker) -> list[dict[str, Any]]:
+    def as_json(self, worker: Worker) -> list[dict[str, Any]]:
         """Returns what is shown of a worker's pins, a row a path of which anything was found."""
         findings = worker.pin_findings
         return [

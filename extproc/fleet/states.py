@@ -77,7 +77,7 @@ class States:
             "speed": self._loads.speed_as_json(endpoint),
             **worker.identity.as_json(),
             "tokens": self._proofs.status(name),
-            "pins": self._pins.shown(worker),
+            "pins": self._pins.as_json(worker),
             "predictions": worker.outcomes.drift.as_json(),
             "lora": None if adapters is None else sorted(adapters),
             "role": worker.sighting.worker.role,

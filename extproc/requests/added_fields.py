@@ -18,7 +18,7 @@ def open_object(body: bytes) -> bytes | None:
     if not (written.endswith(b"}") and written.lstrip(_SPACE).startswith(b"{")):
         return None
     head = written[:-1]
-    return head if head.rstrip(_SPACE) == b"{" else head + b","
+    return head if head.strip(_SPACE) == b"{" else head + b","
 
 
 def members(fields: dict[str, object]) -> bytes:

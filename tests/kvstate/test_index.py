@@ -308,6 +308,8 @@ def test_overlap_without_a_named_rank_is_certain_for_common_blocks_only() -> Non
     index.apply(first, [stored([1], [1])])
     assert found()["w"] == Overlap(1, (1, 0, 0, 0), 2, rank=1)
     assert index.overlaps(prompt(1, 2, 3, 9))["w"] == Overlap(1, (3, 0, 0, 0), rank=1)
+    assert index.overlap_of_rank("w", 0, prompt(1, 2, 3, 9)) == Overlap(1, (1, 0, 0, 0))
+    assert index.overlap_of_rank("w", 2, prompt(1, 2, 3, 9)) is None
     index.remove(first)
     assert found()["w"] == Overlap(1, (3, 0, 0, 0), rank=1)
 

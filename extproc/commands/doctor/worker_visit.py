@@ -249,7 +249,7 @@ def _ranks(worker: Worker, told: ReportedSources | None) -> int:
 def judge_ranks(
     about: Subject, worker: Worker, told: identity.EngineAnswer, ranks: int
 ) -> Iterator[Finding]:
-    """Yields on which APIs a worker of several ranks does not read the rank that a request names."""
+    """Yields on which APIs a worker of several ranks reads no rank from a request."""
     engine = identity.identity_of(worker.engine, CONFIGURED, told).engine
     if ranks > 1 and engine is not None:
         unread = [path for path in API_PATHS if pin_of(engine, path) is None]
