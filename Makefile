@@ -10,7 +10,7 @@ WORKERS ?= 3
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage slow gateways explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
+.PHONY: demo test coverage slow gateways clients explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -32,6 +32,12 @@ slow: $(TESTED)
 gateways: $(TESTED)
 	-$(BIN)/python -m tests.gateways.install
 	$(BIN)/python -m pytest -m gateway tests/gateways $(ARGS)
+
+# Real coding agents from npm, which are installed first: about a gigabyte, once. What needs vLLM's renderer is skipped without
+# KVSTEER_VLLM_PYTHON.
+clients: $(TESTED)
+	-$(BIN)/python -m tests.clients.install
+	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
 # The property tests with examples that no run before has had.
 explore: $(TESTED)

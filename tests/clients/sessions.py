@@ -1,0 +1,165 @@
+"""Conversations of real coding agents: each has a home and a project of its own, and one task."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.clients.install import program
+
+# What tests/clients and docs/coding-agents.md call the model.
+MODEL = "tiny"
+
+# The model's last words in every conversation.
+LAST_WORDS = "Done: the tests pass now."
+
+SECONDS = 900.0
+
+_TASK = "Task {name}: why does add give wrong results? Fix calc.py."
+
+# Nothing listens at this proxy: clients that ask their makers' servers get no answer. Qwen Code
+# would use it for the model's address, too.
+_OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+
+
+class Start(NamedTuple):
+    """How a client is started: words behind its program, variables, and files in its home."""
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+class Session(NamedTuple):
+    """The result of one conversation: what the client printed."""
+
+    name: str
+    code: int
+    printed: str
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the client ended well, with the model's last words."""
+        return self.code == 0 and LAST_WORDS in self.printed
+
+
+def _claude_code(url: str, task: str) -> Start:
+    names = ("OPUS", "SONNET", "HAIKU")
+    models = {f"ANTHROPIC_DEFAULT_{name}_MODEL": MODEL for name in names}
+    variables = {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "my-token",
+        "ANTHROPIC_MODEL": MODEL,
+        **models,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "IS_SANDBOX": "1",
+        **_OFFLINE,
+    }
+    return Start(["-p", "--dangerously-skip-permissions", task], variables, {})
+
+
+def _codex(url: str, task: str) -> Start:
+    config = f"""model = "{MODEL}"
+model_provider = "mine"
+
+[model_providers.mine]
+name = "mine"
+base_url = "{url}/v1"
+wire_api = "responses"
+env_key = "MY_TOKEN"
+"""
+    flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    arguments = ["exec", *flags, task]
+    return Start(arguments, {"MY_TOKEN": "my-token", **_OFFLINE}, {".codex/config.toml": config})
+
+
+def _opencode(url: str, task: str) -> Start:
+    options = {"baseURL": f"{url}/v1", "apiKey": "my-token"}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "mine",
+        "options": options,
+        "models": {MODEL: {"name": MODEL}},
+    }
+    config = {"model": f"mine/{MODEL}", "autoupdate": False, "provider": {"mine": provider}}
+    files = {".config/opencode/opencode.json": json.dumps(config)}
+    return Start(["run", task], _OFFLINE, files)
+
+
+def _qwen_code(url: str, task: str) -> Start:
+    variables = {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": "my-token",
+        "OPENAI_MODEL": MODEL,
+    }
+    silent = json.dumps({"privacy": {"usageStatisticsEnabled": False}})
+    arguments = ["--auth-type", "openai", "-y", "-p", task]
+    return Start(arguments, variables, {".qwen/settings.json": silent})
+
+
+STARTS: Mapping[str, Callable[[str, str], Start]] = {
+    "claude-code": _claude_code,
+    "codex": _codex,
+    "opencode": _opencode,
+    "qwen-code": _qwen_code,
+}
+
+
+async def converse(client: str, number: int, url: str, folder: Path) -> Session:
+    """Runs one conversation of a client with the model at an address.
+
+    Raises:
+        MissingError: the client is not installed.
+    """
+    name = f"{client}-{number}"
+    start = STARTS[client](url, _TASK.format(name=name))
+    home = folder / name
+    for path, text in {**start.files, **_project(name)}.items():
+        file = home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    await _run(["git", "init", "-q", "."], home, {}, home / "git.log")
+    log = home / "printed"
+    code = await _run([str(program(client)), *start.arguments], home, start.variables, log)
+    return Session(name, code, log.read_text(errors="replace"))
+
+
+def _project(name: str) -> dict[str, str]:
+    """Returns a project's files, which differ from those of all other conversations."""
+    return {
+        "project/calc.py": f"def add(a, b):\n    return a - b  # {name}\n",
+        "project/README.md": f"# Calc {name}\nA calculator.\n",
+    }
+
+
+async def _run(command: list[str], home: Path, variables: Mapping[str, str], log: Path) -> int:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        **variables,
+    }
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=home / "project",
+            env=environment,
+            stdin=DEVNULL,
+            stdout=out,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
+    try:
+        return await asyncio.wait_for(process.wait(), SECONDS)
+    finally:
+        _end(process)
+
+
+def _end(process: Process) -> None:
+    """Ends a client and whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

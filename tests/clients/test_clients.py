@@ -1,0 +1,199 @@
+"""Real coding agents from npm, many conversations at once, through Envoy and the router."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from simulator.settings import TINY_MODEL
+from tests.clients.front import Front, Turn, fronted, rendering
+from tests.clients.install import MissingError, program
+from tests.clients.scripted_model import CALLS
+from tests.clients.sessions import MODEL, STARTS, Session, converse
+from tests.engines import vllm_engine
+from tests.extproc.template_shapes import QWEN_TOOLS
+from tests.system.system import System
+from tests.tables import Table, add_row
+from tests.waiting import until
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1_800)]
+
+CONVERSATIONS = int(os.environ.get("KVSTEER_CLIENTS_CONVERSATIONS", "8"))
+ANSWER_SECONDS = 2.0
+BLOCK_TOKENS = 16
+
+# Of each worker: so many that nothing is evicted.
+BLOCKS = 60_000
+CONTEXT_TOKENS = 262_144
+
+# Why a request was placed, if its tokens were known.
+KEYED = {
+    "overlap",
+    "uncertain_overlap",
+    "speculative_overlap",
+    "approximate_overlap",
+    "nothing_cached",
+}
+
+RAN = Table(
+    "clients",
+    f"{'client':<14}{'workers':<26}{'requests':>9}{'turns that stay':>17}  by worker",
+    (),
+)
+
+
+def missing() -> str:
+    """Which client is not installed, "" if all are."""
+    try:
+        for name in STARTS:
+            program(name)
+    except MissingError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    """Skips the test where a client is missing."""
+    if why := missing():
+        pytest.skip(why)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model with tools and a long context, or the one that KVSTEER_CLIENTS_MODEL names."""
+    named = os.environ.get("KVSTEER_CLIENTS_MODEL")
+    if named:
+        return Path(named)
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_MODEL, folder)
+    (folder / "chat_template.jinja").write_text(QWEN_TOOLS)
+    for name, key in (
+        ("config.json", "max_position_embeddings"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        about = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(about | {key: CONTEXT_TOKENS}))
+    return folder
+
+
+async def all_converse(url: str, folder: Path) -> list[Session]:
+    """Runs all conversations of all clients at once."""
+    asked = [
+        converse(client, number, url, folder)
+        for client in STARTS
+        for number in range(CONVERSATIONS)
+    ]
+    return await asyncio.gather(*asked)
+
+
+def conversations(fronts: Sequence[Front]) -> Mapping[tuple[str, int], list[Turn]]:
+    """The turns of each conversation in their order, by client and number."""
+    found: dict[tuple[str, int], list[Turn]] = defaultdict(list)
+    turns = [one for front in fronts for one in front.turns if one.is_agent]
+    for turn in sorted(turns, key=attrgetter("length")):
+        found[turn.client, turn.number].append(turn)
+    return found
+
+
+async def reasons(system: System) -> Counter[str]:
+    """How many requests were placed for each reason."""
+    async with system.session.get(f"{system.metrics}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    found: Counter[str] = Counter()
+    for line in lines:
+        if line.startswith("kvsteer_decisions_total{") and f'model="{MODEL}"' in line:
+            named, _, value = line.rpartition(" ")
+            found[named.partition('reason="')[2].partition('"')[0]] += int(float(value))
+    return found
+
+
+def show(test: pytest.Item, kind: str, found: Mapping[tuple[str, int], list[Turn]]) -> None:
+    """Adds a row for each client to the summary."""
+    for client in STARTS:
+        own = [turns for (name, _), turns in found.items() if name == client]
+        pairs = [pair for turns in own for pair in pairwise(turns)]
+        stay = sum(before.worker == after.worker for before, after in pairs)
+        spread = sorted(Counter(one.worker for turns in own for one in turns).values())
+        kept = f"{stay} of {len(pairs)}"
+        row = f"{client:<14}{kind:<26}{sum(map(len, own)):>9}{kept:>17}  {spread}"
+        add_row(test, RAN, row)
+
+
+def check(
+    sessions: Sequence[Session], fronts: Sequence[Front]
+) -> Mapping[tuple[str, int], list[Turn]]:
+    """Checks that every conversation ended well and kept its worker; returns their turns."""
+    assert [fault for front in fronts for fault in front.faults] == []
+    assert [(one.name, one.code, one.printed[-2_000:]) for one in sessions if not one.is_done] == []
+    found = conversations(fronts)
+    assert {key: len(turns) for key, turns in found.items()} == {
+        (client, number): CALLS + 1 for client in STARTS for number in range(CONVERSATIONS)
+    }
+    return found
+
+
+def strays(found: Mapping[tuple[str, int], list[Turn]]) -> dict[tuple[str, int], list[str]]:
+    """The conversations that more than one worker answered, and their workers."""
+    workers = {key: [one.worker for one in turns] for key, turns in found.items()}
+    return {key: each for key, each in workers.items() if len(set(each)) > 1}
+
+
+async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
+    tmp_path: Path, model: Path, request: pytest.FixtureRequest
+) -> None:
+    why = vllm_engine.missing()
+    if why:
+        pytest.skip(f"no renderer to compare with: {why}")
+    changes = {
+        "models": [{"name": MODEL, "tokenizer": str(model)}],
+        "accounting": {"responses": "usage"},
+    }
+    async with (
+        rendering(vllm_engine.PYTHON, model) as renderer,
+        fronted(
+            changes,
+            ANSWER_SECONDS,
+            renderer,
+            names_engine=True,
+            blocks=BLOCKS,
+            block_size_tokens=BLOCK_TOKENS,
+            max_model_len_tokens=CONTEXT_TOKENS,
+        ) as (system, fronts),
+    ):
+        sessions = await all_converse(system.envoy, tmp_path / "homes")
+        found = conversations(fronts)
+        show(request.node, "vLLM 0.32's prompts", found)
+        check(sessions, fronts)
+        counted = await reasons(system)
+        assert set(counted) <= KEYED, counted
+        for turns in found.values():
+            last = turns[-1]
+            usable = (len(last.ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+            async def holds(last: Turn = last, usable: int = usable) -> bool:
+                told = await system.explain(last.body, last.path)
+                held = {one["endpoint"]: one["overlap_tokens"] for one in told["candidates"]}
+                return bool(told["prompt_tokens"] == len(last.ids) and held[last.worker] == usable)
+
+            await until(holds, f"the prompt of {last.client} is known to be held")
+        assert strays(found) == {}
+
+
+async def test_agents_stay_with_workers_whose_tokens_are_not_known(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    changes = {"models": [{"name": MODEL}]}
+    async with fronted(changes, ANSWER_SECONDS) as (system, fronts):
+        sessions = await all_converse(system.envoy, tmp_path / "homes")
+        found = conversations(fronts)
+        show(request.node, "unknown, by their texts", found)
+        check(sessions, fronts)
+        assert strays(found) == {}
