@@ -158,6 +158,9 @@ class _Workers:
     def holdings(self, name: str) -> Holdings:
         return self._holdings[name]
 
+    def endpoint(self, name: str) -> str:
+        return name
+
     def block_size(self, _: str) -> int:
         return BLOCK_TOKENS
 

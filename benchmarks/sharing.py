@@ -36,6 +36,7 @@ from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
 
 from extproc.config.sections import Sharing as Options
+from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, GaugesOf, Loads
 from extproc.routing.marks import marks_of
 from extproc.routing.sent import ClaimTable, Holdings
@@ -106,7 +107,8 @@ async def _sharing(
     if options is None or telling is None:
         yield None
         return
-    sharing = Sharing(options, telling, fleet, sent, time.monotonic)
+    homes = Homes(telling.secret)
+    sharing = Sharing(options, telling, fleet, sent, homes, time.monotonic)
     sharing.start()
     try:
         yield sharing

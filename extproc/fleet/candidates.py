@@ -130,6 +130,11 @@ class Candidates:
         worker = self._table.get(name)
         return Holdings(name) if worker is None else worker.holdings
 
+    def endpoint(self, name: str) -> str:
+        """Returns a worker's ip:port, "" for an unknown worker."""
+        worker = self._table.get(name)
+        return "" if worker is None else worker.endpoint
+
     def state(self, name: str) -> str:
         """Returns the state of a worker's feeds."""
         return self._fleet.state(name).value

@@ -7,7 +7,7 @@ name that its client gave it. Names are the clients' own, so they are keyed with
 and a client can only move its own requests.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from extproc.base.structs import Light
 from extproc.routing.marks import Marks, root_key
@@ -78,6 +78,27 @@ class Homes:
             if home.has_kept_cache:
                 holdings.conversations.count(now)
             self._put(key, home)
+
+    def learn(self, key: int, holdings: Holdings, since: float) -> None:
+        """Notes a home of some time ago, unless one is known that is the same, or later."""
+        before = self._homes.get(key)
+        if before is not None and before.has_kept_cache:
+            is_later = before.since < since and before.holdings is not holdings
+        else:
+            is_later = True
+        if is_later:
+            self._put(key, _Home(holdings, since))
+
+    def latest(self) -> Iterator[tuple[int, str, float]]:
+        """Yields key, worker and time of each home, the one that was noted last first."""
+        for key, home in reversed(self._homes.items()):
+            if home.has_kept_cache:
+                yield key, home.holdings.worker, home.since
+
+    def forget_at(self, keys: Iterable[int], holdings: Holdings) -> None:
+        """Forgets those of these conversations whose home is this worker."""
+        homes = self._homes
+        self.forget([key for key in keys if key in homes and homes[key].holdings is holdings])
 
     def _put(self, key: int, home: _Home) -> None:
         self.forget((key,))

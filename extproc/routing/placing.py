@@ -57,6 +57,9 @@ class Fleet(Protocol):
     def holdings(self, name: str) -> Holdings:
         """Returns the record of what was sent to a worker."""
 
+    def endpoint(self, name: str) -> str:
+        """Returns a worker's ip:port, "" for an unknown worker."""
+
     def block_size(self, name: str) -> int:
         """Returns the number of tokens in a worker's block."""
 
@@ -92,6 +95,15 @@ class Telling(Protocol):
 
     def withdraw(self, claim: Claim) -> None:
         """Reports that the request never reached its worker."""
+
+    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+        """Reports that a conversation's request was sent to an endpoint; see `Homes.turn`."""
+
+    def note_home(self, key: int, endpoint: str) -> None:
+        """Reports that what has this key belongs to an endpoint; see `Homes.note`."""
+
+    def note_over(self, keys: Sequence[int], endpoint: str) -> None:
+        """Reports that a conversation's request was not computed at an endpoint."""
 
 
 class Placing:
@@ -234,11 +246,20 @@ class Placing:
             return
         holdings, record = self._fleet.holdings(worker), self.claims.record
         if keys:
-            self.homes.turn(keys, belonging.follows, holdings, now)
             self._homes[booking] = keys
+            self._settle(booking, belonging.follows, holdings, now)
         claims = self._claims[booking] = [record(holdings, one, now) for one in decision.marks]
         if self._telling is not None:
             self._telling.begin(claims, booking.endpoint, booking.uncached_tokens)
+
+    def _settle(self, booking: Booking, follows: int, holdings: Holdings, now: float) -> None:
+        """Notes that a request's conversation is where the request is booked."""
+        keys = self._homes.get(booking)
+        if not keys:
+            return
+        self.homes.turn(keys, follows, holdings, now)
+        if self._telling is not None:
+            self._telling.note_turn(keys, follows, booking.endpoint)
 
     def note(self, decision: Decision, now: float) -> Booking | None:
         """Books an unsteered request nowhere, until `note_worker`; None if there is no pick."""
@@ -269,7 +290,7 @@ class Placing:
         claims = self._claims.get(booking, [])
         self._withdraw(claims)
         holdings = self._fleet.holdings(worker)
-        self.homes.turn(self._homes.get(booking, ()), 0, holdings, now)
+        self._settle(booking, 0, holdings, now)
         claims[:] = [self.claims.record(holdings, claim.marks, now) for claim in claims]
         if self._telling is not None:
             self._telling.begin(claims, endpoint, booking.uncached_tokens)
@@ -293,11 +314,17 @@ class Placing:
         """Notes that a worker keeps the response with an id: others cannot continue it."""
         key = self.homes.key(RESPONSE, None, None, response)
         self.homes.note((key,), self._fleet.holdings(worker), now)
+        endpoint = self._fleet.endpoint(worker)
+        if self._telling is not None and endpoint:
+            self._telling.note_home(key, endpoint)
 
     def disclaim(self, booking: Booking) -> None:
         """Withdraws the claim that a worker holds the request's prompt; older claims stay."""
         self._withdraw(self._claims.pop(booking, []))
-        self.homes.forget(self._homes.pop(booking, ()))
+        keys = self._homes.pop(booking, ())
+        self.homes.forget(keys)
+        if self._telling is not None and keys:
+            self._telling.note_over(keys, booking.endpoint)
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:

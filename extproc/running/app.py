@@ -243,9 +243,8 @@ def _sharing(
 ) -> Sharing | None:
     if config.sharing is None or telling is None:
         return None
-    return Sharing(
-        config.sharing, telling, workers.candidates, router.placing.claims, time.monotonic
-    )
+    fleet, placing = workers.candidates, router.placing
+    return Sharing(config.sharing, telling, fleet, placing.claims, placing.homes, time.monotonic)
 
 
 def _show(made: Running) -> None:

@@ -11,6 +11,7 @@ Prompts are sent as fingerprints of their prefixes, workers as a keyed hash of t
 import hmac
 import struct
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
 from operator import lt
@@ -36,6 +37,11 @@ MAX_CLAIMS = 40
 MAX_MARKS = 1_024
 MAX_OVER = 512
 MAX_CHALLENGES = 64
+MAX_HOMES = 64
+MAX_HOME_KEYS = 512
+
+# Most keys of one entry about homes.
+KEYS_OF_HOME = 64
 
 _KEY_BYTES = 8
 _TAG_BYTES = 8
@@ -57,6 +63,14 @@ _Ends = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYT
 _Lengths = Annotated[
     bytes, msgspec.Meta(min_length=_LENGTH_BYTES, max_length=_LENGTH_BYTES * MOST_DIGESTS)
 ]
+_HomeKeys = Annotated[
+    bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * KEYS_OF_HOME)
+]
+_Ages = Annotated[bytes, msgspec.Meta(max_length=_LENGTH_BYTES * KEYS_OF_HOME)]
+_Follows = Annotated[bytes, msgspec.Meta(max_length=_KEY_BYTES)]
+
+# The oldest home that is told, in seconds: what an age has room for.
+_OLDEST_SECONDS = 2**32 - 1
 
 
 class MessageError(KVSteerError):
@@ -188,6 +202,69 @@ def packed(keys: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(keys)}Q", *keys)
 
 
+class HomeKind(IntEnum):
+    """What an entry about homes says of its keys."""
+
+    TURN = 0  # a request of that conversation was sent to the worker
+    KNOWN = 1  # the worker has been their home for some time
+    OVER = 2  # their request was not computed by the worker
+
+
+class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """To which worker conversations, sessions and responses belong; see `extproc.routing.homes`.
+
+    worker: as in `WorkerNews`. keys: theirs, 8 bytes each. follows: of a turn, the key of the
+    conversation's request before it, empty if there is none. ages: of those known, how long they
+    have been, in seconds, 4 bytes each.
+    """
+
+    worker: _Number
+    keys: _HomeKeys
+    kind: HomeKind = HomeKind.TURN
+    follows: _Follows = b""
+    ages: _Ages = b""
+
+    @property
+    def key_count(self) -> int:
+        """How many keys it has."""
+        return len(self.keys) // _KEY_BYTES
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all keys are whole, and there is an age for each that is known."""
+        is_whole = not len(self.keys) % _KEY_BYTES and len(self.follows) in (0, _KEY_BYTES)
+        ages = self.key_count if self.kind is HomeKind.KNOWN else 0
+        return is_whole and len(self.ages) == ages * _LENGTH_BYTES
+
+    @property
+    def each_key(self) -> tuple[int, ...]:
+        """The keys."""
+        return struct.unpack(f"<{self.key_count}Q", self.keys)
+
+    @property
+    def followed(self) -> int:
+        """The key of the request before, 0 if there is none."""
+        return int.from_bytes(self.follows, "little")
+
+    @property
+    def each_age(self) -> tuple[int, ...]:
+        """The ages, in seconds."""
+        return struct.unpack(f"<{len(self.ages) // _LENGTH_BYTES}I", self.ages)
+
+
+def turn_news(worker: int, keys: Sequence[int], follows: int) -> HomeNews:
+    """Returns the news that a conversation's request was sent to a worker."""
+    before = follows.to_bytes(_KEY_BYTES, "little") if follows else b""
+    return HomeNews(worker, packed(keys), HomeKind.TURN, before)
+
+
+def known_news(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeNews:
+    """Returns the news that these keys have belonged to a worker for so many seconds."""
+    seconds = [min(_OLDEST_SECONDS, max(0, int(age))) for age in ages]
+    told = struct.pack(f"<{len(seconds)}I", *seconds)
+    return HomeNews(worker, packed(keys), HomeKind.KNOWN, ages=told)
+
+
 class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Asks a router to prove that it runs now: to send a number back.
 
@@ -208,8 +285,8 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     anything. workers: those whose figures changed, or all. claims: the new ones, or the open ones
     if another router asked. ended, withdrawn: the numbers of claims that ended or were withdrawn.
     challenges: to routers whose messages do not count for the sender yet. answers: the numbers of
-    challenges to the sender. outlines: claims of prompts without known tokens; older routers skip
-    them.
+    challenges to the sender. outlines: claims of prompts without known tokens. homes: where
+    conversations belong, in the order in which it became so. Older routers skip these two.
     """
 
     origin: _Name
@@ -225,6 +302,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     challenges: Annotated[tuple[Challenge, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
     answers: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
     outlines: Annotated[tuple[OutlineNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
+    homes: Annotated[tuple[HomeNews, ...], msgspec.Meta(max_length=MAX_HOMES)] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -270,7 +348,8 @@ def decoded(wire: bytes, keys: Keys) -> News:
         raise MessageError("malformed") from None
     if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
         raise MessageError("malformed")
-    if not all(one.is_sound for one in news.outlines):
+    is_sound = all(one.is_sound for one in news.outlines)
+    if not (is_sound and all(one.is_sound for one in news.homes)):
         raise MessageError("malformed")
     return news
 

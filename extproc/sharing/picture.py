@@ -12,14 +12,25 @@ so none of them can silence the other.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
 from extproc.routing.sent import Claim, ClaimTable, Holdings
-from extproc.sharing.messages import MAX_MARKS, AnyClaim, MessageError, News, decoded, sender_tag
+from extproc.sharing.messages import (
+    MAX_HOME_KEYS,
+    MAX_MARKS,
+    AnyClaim,
+    HomeKind,
+    HomeNews,
+    MessageError,
+    News,
+    decoded,
+    sender_tag,
+)
 from extproc.sharing.telling import Telling
 
 MAX_ROUTERS = 64
@@ -27,7 +38,8 @@ MAX_ROUTERS = 64
 # Most open claims of one router; beyond that, the oldest are left to expire.
 MAX_CLAIMS = 8_192
 
-# The marks of its claims that one router may add at once, and in each second after that.
+# The marks of its claims, and keys of homes, that one router may add at once, and in each second
+# after that.
 MARKS_AT_ONCE = 131_072
 MARKS_PER_SECOND = 32_768
 
@@ -116,12 +128,12 @@ class Stranger:
 class Picture:
     """The other routers. Times are seconds of one monotonic clock.
 
-    telling: makes this router's messages; it sends challenges and answers. loads, sent: the records
-    into which messages are merged. places: returns the workers. forget_seconds: for how long a
-    router may be silent, and its messages may be held back. draw: returns a random number of 63
-    bits. counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
-    figures and claims for workers that are not known here. excess_claims: claims of routers that
-    sent too many.
+    telling: makes this router's messages; it sends challenges and answers. loads, sent, homes: the
+    records into which messages are merged. places: returns the workers. forget_seconds: for how
+    long a router may be silent, and its messages may be held back. draw: returns a random number of
+    63 bits. counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
+    figures, claims and homes for workers that are not known here. excess_claims: claims and homes
+    of routers that sent too many.
     """
 
     def __init__(
@@ -129,6 +141,7 @@ class Picture:
         telling: Telling,
         loads: Loads,
         sent: ClaimTable,
+        homes: Homes,
         places: Places,
         forget_seconds: float,
         draw: Callable[[], int],
@@ -136,6 +149,7 @@ class Picture:
         self._telling = telling
         self._loads = loads
         self._claims = sent
+        self._homes = homes
         self._places = places
         self._forget_seconds = forget_seconds
         self._draw = draw
@@ -272,6 +286,8 @@ class Picture:
                 if place is None or not told(key, place.endpoint, one, now, is_known=is_known):
                     self.unknown_workers += 1
             self._claim(other, news, places, now)
+        if news.homes:
+            self._settle(other, news.homes, now)
         claims = other.claims
         for number in news.ended:
             if (known := claims.pop(number, None)) is not None:
@@ -292,6 +308,29 @@ class Picture:
             elif claim.number not in other.claims:
                 other.remaining_marks -= claim.mark_count
                 self._record(other, claim, place, now)
+
+    def _settle(self, other: Peer, told: Sequence[HomeNews], now: float) -> None:
+        """Merges where conversations belong."""
+        places, left = self._places(), MAX_HOME_KEYS
+        for news in told:
+            count = news.key_count
+            left -= count
+            if left < 0 or other.remaining_marks < count:
+                self.excess_claims += 1
+            elif (place := places.get(news.worker)) is None:
+                self.unknown_workers += 1
+            else:
+                other.remaining_marks -= count
+                self._note_home(news, place.holdings, now)
+
+    def _note_home(self, news: HomeNews, holdings: Holdings, now: float) -> None:
+        if news.kind is HomeKind.TURN:
+            self._homes.turn(news.each_key, news.followed, holdings, now)
+        elif news.kind is HomeKind.OVER:
+            self._homes.forget_at(news.each_key, holdings)
+        else:
+            for key, age in zip(news.each_key, news.each_age, strict=True):
+                self._homes.learn(key, holdings, now - age)
 
     def _record(self, other: Peer, claim: AnyClaim, place: Place, now: float) -> None:
         claims = other.claims

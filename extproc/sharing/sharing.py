@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from extproc.config.sections import Sharing as Options
+from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
 from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.carriers import (
@@ -29,7 +30,8 @@ from extproc.sharing.carriers import (
     secret_in,
     transport_of,
 )
-from extproc.sharing.messages import Keys, is_from, keys_of, worker_id
+from extproc.sharing.home_reports import known_homes
+from extproc.sharing.messages import HomeNews, Keys, is_from, keys_of, worker_id
 from extproc.sharing.outages import Outages
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
@@ -106,6 +108,16 @@ class PromptTelling(Telling):
         if uncached_tokens >= LEAST_UNCACHED_TOKENS:
             self.news.set()
 
+    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+        """Notes that a conversation's request was sent to an endpoint."""
+        super().note_turn(keys, follows, endpoint)
+        self.news.set()
+
+    def note_home(self, key: int, endpoint: str) -> None:
+        """Notes that what has this key belongs to an endpoint."""
+        super().note_home(key, endpoint)
+        self.news.set()
+
 
 def telling_of(options: Options) -> PromptTelling:
     """Returns what makes the messages about this router's requests.
@@ -128,8 +140,8 @@ def telling_of(options: Options) -> PromptTelling:
 class Sharing:
     """One router's part in sharing.
 
-    telling: makes the messages about its own requests. sent: the claims of all routers. monotonic:
-    the clock of the workers' loads, in seconds.
+    telling: makes the messages about its own requests. sent, homes: the claims, and the homes of
+    conversations, of all routers. monotonic: the clock of the workers' loads, in seconds.
     """
 
     def __init__(
@@ -138,16 +150,18 @@ class Sharing:
         telling: PromptTelling,
         fleet: Fleet,
         sent: ClaimTable,
+        homes: Homes,
         monotonic: Callable[[], float],
     ) -> None:
         self._options = options
         self._telling = telling
         self._fleet = fleet
+        self._homes = homes
         self._monotonic = monotonic
         self._seconds = options.tick_ms / 1000
         self._forget_seconds = FORGET_TICKS * self._seconds + FORGET_SECONDS
         self.picture = Picture(
-            telling, fleet.loads, sent, self._places, self._forget_seconds, _random_number
+            telling, fleet.loads, sent, homes, self._places, self._forget_seconds, _random_number
         )
         down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
         self._transport = transport_of(options, self.hear, telling.hello, down_seconds)
@@ -238,7 +252,8 @@ class Sharing:
                 log.info("router %s is silent and no longer counted", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
-        messages = self._telling.compose(self._fleet.loads, now, time.time_ns() // 1000)
+        wall_us = time.time_ns() // 1000
+        messages = self._telling.compose(self._fleet.loads, now, wall_us, self._known_homes)
         self._did_tell = bool(messages)
         if messages:
             if self._transport.tell(messages):
@@ -289,6 +304,10 @@ class Sharing:
         if news is not None and len(self.picture.peers) > routers and not self._outages.is_going_on:
             log.info("router %s joined", news.origin)
 
+    def _known_homes(self, now: float) -> list[HomeNews]:
+        ids = {place.holdings.worker: number for number, place in self._places().items()}
+        return known_homes(self._homes, ids, now)
+
     def _places(self) -> Mapping[int, Place]:
         change = self._fleet.next_change()
         if change is not self._known_change:
@@ -331,7 +350,7 @@ class SharingCollector(Collector):
             "1 while this router decides alone although it should share with others",
         )
         routers = GaugeMetricFamily(
-            "kvsteer_sharing_routers", "Other routers whose requests are counted now"
+            "kvsteer_sharing_routers", "Peer routers whose requests are counted now"
         )
         age = GaugeMetricFamily(
             "kvsteer_sharing_age_seconds",
@@ -350,7 +369,7 @@ class SharingCollector(Collector):
         )
         lost = CounterMetricFamily(
             "kvsteer_sharing_unknown_workers",
-            "Load figures and claims of other routers for workers that are not known here",
+            "Load figures, claims and homes of other routers for workers that are not known here",
         )
         if sharing is not None:
             _fill(sharing, (alone, routers, age), (messages, sizes, lost))

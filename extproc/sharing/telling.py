@@ -6,11 +6,12 @@ limit each; beyond it the oldest are dropped, and dropped claims are counted.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from extproc.routing.load import Loads
 from extproc.routing.sent import Claim
+from extproc.sharing.home_reports import HomeReports, some_of
 from extproc.sharing.messages import (
     MAX_CHALLENGES,
     MAX_CLAIMS,
@@ -20,6 +21,7 @@ from extproc.sharing.messages import (
     AnyClaim,
     Challenge,
     ClaimNews,
+    HomeNews,
     Keys,
     News,
     OutlineNews,
@@ -45,13 +47,21 @@ WHOLE_SECONDS = 1.0
 # Shortest time between two answers to newcomers, in seconds.
 ANSWER_SECONDS = 0.25
 
+# Returns the homes that are known at a time.
+KnownHomes = Callable[[float], Sequence[HomeNews]]
+
+
+def no_homes(_: float) -> Sequence[HomeNews]:
+    """Returns nothing: no home is known."""
+    return ()
+
 
 class Telling:
     """Makes the messages of one router.
 
     origin: its name. incarnation: higher than that of any earlier router with this name.
     silent_seconds: after this time without news, it sends a sign of life.
-    touched: endpoints whose requests changed. dropped: claims for which there was no room.
+    touched: endpoints whose requests changed.
     """
 
     def __init__(
@@ -62,7 +72,7 @@ class Telling:
         self.incarnation = incarnation
         self.tag = sender_tag(origin, incarnation)
         self.touched: set[str] = set()
-        self.dropped = 0
+        self._dropped = 0
         self._silent_seconds = silent_seconds
         self._sequence = 0
         self._number = 0
@@ -70,12 +80,18 @@ class Telling:
         self._waiting: deque[AnyClaim] = deque(maxlen=MAX_WAITING)
         self._ended: deque[int] = deque(maxlen=MAX_WAITING)
         self._withdrawn: deque[int] = deque(maxlen=MAX_WAITING)
+        self._homes = HomeReports()
         self._ids: dict[str, int] = {}
         self._reported_at = self._whole_at = self._answered_at = -WHOLE_SECONDS
         self._says_hello = True
         self._is_asked = False
         self._challenges: dict[bytes, Challenge] = {}
         self._answers: dict[int, None] = {}
+
+    @property
+    def dropped(self) -> int:
+        """Claims and homes for which there was no room."""
+        return self._dropped + self._homes.dropped
 
     @property
     def secret(self) -> int:
@@ -92,7 +108,7 @@ class Telling:
             if len(self._open) >= MAX_OPEN:
                 del self._open[next(iter(self._open))]
             if len(self._waiting) == MAX_WAITING:
-                self.dropped += 1
+                self._dropped += 1
             self._number += 1
             news = claim_news(self._number, self._id(endpoint), claim.marks)
             self._open[claim] = news
@@ -109,6 +125,18 @@ class Telling:
         news = self._open.pop(claim, None)
         if news is not None:
             self._withdrawn.append(news.number)
+
+    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+        """Notes that a conversation's request was sent to an endpoint; see `Homes.turn`."""
+        self._homes.note_turn(self._id(endpoint), keys, follows)
+
+    def note_home(self, key: int, endpoint: str) -> None:
+        """Notes that what has this key belongs to an endpoint; see `Homes.note`."""
+        self._homes.note_home(self._id(endpoint), key)
+
+    def note_over(self, keys: Sequence[int], endpoint: str) -> None:
+        """Notes that a conversation's request was not computed at an endpoint."""
+        self._homes.note_over(self._id(endpoint), keys)
 
     def hello(self) -> None:
         """Makes the next message ask the others for all their figures and open claims."""
@@ -129,10 +157,13 @@ class Telling:
             self._answers[number] = None
             self.note_hello()
 
-    def compose(self, loads: Loads, now: float, wall_us: int) -> list[bytes]:
+    def compose(
+        self, loads: Loads, now: float, wall_us: int, known: KnownHomes = no_homes
+    ) -> list[bytes]:
         """Returns the messages of this tick: usually one, none if there is nothing to report.
 
-        now: seconds of the loads' clock. wall_us: microseconds since 1970.
+        now: seconds of the loads' clock. wall_us: microseconds since 1970. known: returns the homes
+        for a newcomer.
         """
         endpoints, claims = list(self.touched), list(self._waiting)
         # whoever challenged this router has ignored all that it said so far
@@ -144,8 +175,11 @@ class Telling:
         if is_answer:
             claims, self._is_asked = list(self._open.values())[-MAX_ANSWERED:], False
             self._answered_at = now
+        homes = self._homes.take()
+        if is_answer:  # behind what is known: the later news counts
+            homes.extendleft(reversed(known(now)))
         is_silent = now - self._reported_at >= self._silent_seconds
-        has_news = endpoints or claims or self._ended or self._withdrawn
+        has_news = endpoints or claims or homes or self._ended or self._withdrawn
         is_met = self._challenges or self._answers
         if not (has_news or is_met or self._says_hello or is_silent):
             return []
@@ -154,7 +188,7 @@ class Telling:
         for waiting in (self.touched, self._waiting, self._ended, self._withdrawn):
             waiting.clear()
         self._reported_at = now
-        return [*self._messages(workers, claims, over, wall_us, is_whole=is_whole)]
+        return [*self._messages(workers, claims, homes, over, wall_us, is_whole=is_whole)]
 
     def _workers(self, endpoints: Sequence[str], loads: Loads, now: float) -> list[WorkerNews]:
         told = ((endpoint, loads.gauges(endpoint, now)) for endpoint in endpoints)
@@ -164,6 +198,7 @@ class Telling:
         self,
         workers: list[WorkerNews],
         claims: list[AnyClaim],
+        homes: deque[HomeNews],
         over: tuple[list[int], list[int]],
         wall_us: int,
         *,
@@ -180,11 +215,12 @@ class Telling:
         is_first, told = True, 0
         while True:
             some_workers = tuple(workers[told : told + MAX_WORKERS])
-            some_begun = _some(begun)
+            some_begun, some_homes = _some(begun), some_of(homes)
             over_now = 0 if begun else MAX_OVER
             some_ended = tuple(islice(ended, over_now))
             some_withdrawn = tuple(islice(withdrawn, over_now))
-            if not (is_first or some_workers or some_begun or some_ended or some_withdrawn):
+            some = some_workers or some_begun or some_homes or some_ended or some_withdrawn
+            if not (is_first or some):
                 return
             self._sequence += 1
             told += MAX_WORKERS
@@ -203,6 +239,7 @@ class Telling:
                 challenges,
                 answers,
                 tuple([one for one in some_begun if isinstance(one, OutlineNews)]),
+                some_homes,
             )
             yield encoded(news, self.keys)
             self._says_hello, is_first = False, False

@@ -16,6 +16,7 @@ from extproc.commands.whatif.engines import BLOCK_TOKENS, Fleet, Request, Result
 from extproc.config.schema import Policy
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate, Roster
+from extproc.routing.homes import Homes
 from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
 from extproc.routing.marks import Marks, marks_of
 from extproc.routing.query import Query, Snapshot
@@ -243,6 +244,7 @@ class Sharer:
             self.telling,
             self.loads,
             sent,
+            Homes(KEYS.marks),
             lambda: places,
             _forget_seconds(tick_seconds),
             lambda: chance.getrandbits(63),

@@ -46,6 +46,9 @@ class Fleet:
     def holdings(self, name: str) -> Holdings:
         return self._holdings[name]
 
+    def endpoint(self, name: str) -> str:
+        return next((one.endpoint for one in WORKERS if one.name == name), "")
+
     def block_size(self, _: str) -> int:
         return 1
 
@@ -83,6 +86,15 @@ class Told:
 
     def withdraw(self, claim: Claim) -> None:
         self.lines.append(("withdrawn", claim))
+
+    def note_turn(self, keys: Sequence[int], follows: int, endpoint: str) -> None:
+        self.lines.append((f"turn at {endpoint}", (tuple(keys), follows)))
+
+    def note_home(self, key: int, endpoint: str) -> None:
+        self.lines.append((f"home at {endpoint}", key))
+
+    def note_over(self, keys: Sequence[int], endpoint: str) -> None:
+        self.lines.append((f"over at {endpoint}", tuple(keys)))
 
 
 def books(config: Config, fleet: Fleet, telling: "Told | None" = None) -> Placing:

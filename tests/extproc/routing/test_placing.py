@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Config, Cost, Model
+from extproc.requests.outline import beginning_of
 from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.query import Query
@@ -386,3 +387,32 @@ def test_found_books_an_unsteered_request_once() -> None:
         assert one.loads.in_flight("b:1") == 1
         one.release(booking, 0.0)
     assert one.loads.in_flight("b:1") == 0
+
+
+def test_other_routers_are_told_where_conversations_and_responses_belong() -> None:
+    config = Config(models=(Model("m"),))
+    told = Told()
+    one = books(config, Fleet(config), told)
+    said = beginning_of(bytes(range(200)))
+    query = Query("m", reason="no_tokenizer", outline=said, session="s", salt=None)
+
+    def homes() -> list[tuple[str, object]]:
+        lines, told.lines = told.lines, []
+        return [line for line in lines if line[0].split()[0] in ("turn", "home", "over")]
+
+    made = decided(one, query)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    keys = made.basis.belonging.keys
+    assert (homes(), len(keys)) == ([(f"turn at {booking.endpoint}", (keys, 0))], 2)
+    other = next(each for each in WORKERS if each.endpoint != booking.endpoint)
+    one.move(booking, other.name, other.endpoint, 0.1)
+    assert homes() == [(f"turn at {other.endpoint}", (keys, 0))]
+    one.disclaim(booking)
+    one.disclaim(booking)
+    assert homes() == [(f"over at {other.endpoint}", keys)]
+    one.note_response(other.name, "resp_1", 0.2)
+    one.homes.note((), Holdings("gone"), 0.2)
+    assert [line for line, _ in homes()] == [f"home at {other.endpoint}"]
+    one.book(decided(one), 0.3)
+    assert homes() == []  # its tokens are known

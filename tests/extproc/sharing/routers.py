@@ -5,10 +5,21 @@ from random import Random
 
 import msgspec
 
+from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, Load, Loads
 from extproc.routing.marks import Marks
 from extproc.routing.sent import Claim, ClaimTable, Holdings
-from extproc.sharing.messages import Keys, News, decoded, encoded, keys_of, sender_tag, worker_id
+from extproc.sharing.home_reports import known_homes
+from extproc.sharing.messages import (
+    HomeNews,
+    Keys,
+    News,
+    decoded,
+    encoded,
+    keys_of,
+    sender_tag,
+    worker_id,
+)
 from extproc.sharing.picture import Peer, Picture, Place
 from extproc.sharing.telling import Telling
 
@@ -35,6 +46,7 @@ class Router:
         self.endpoints = {worker: EndpointLoad() for worker in workers}
         self.loads = Loads(self.endpoints, 1_000, self.telling.touched)
         self.sent = ClaimTable(keys.marks)
+        self.homes = Homes(keys.marks)
         self.holdings = {worker: Holdings(f"name of {worker}") for worker in workers}
         self._places = {
             worker_id(keys, worker): Place(worker, self.holdings[worker]) for worker in workers
@@ -44,6 +56,7 @@ class Router:
             self.telling,
             self.loads,
             self.sent,
+            self.homes,
             self.places,
             FORGET_SECONDS,
             lambda: chance.getrandbits(63),
@@ -53,7 +66,11 @@ class Router:
         return self._places
 
     def due(self, now: float) -> list[bytes]:
-        return self.telling.compose(self.loads, now, wall_us(now))
+        return self.telling.compose(self.loads, now, wall_us(now), self.known_homes)
+
+    def known_homes(self, now: float) -> list[HomeNews]:
+        ids = {each.holdings.worker: number for number, each in self._places.items()}
+        return known_homes(self.homes, ids, now)
 
     def hear(self, messages: Sequence[bytes], now: float) -> None:
         for message in messages:
@@ -78,6 +95,19 @@ class Router:
         claim = self.sent.record(self.holdings[worker], marks, now)
         self.telling.begin([claim], worker, tokens)
         return claim
+
+    def turn(self, keys: Sequence[int], follows: int, worker: str, now: float) -> None:
+        """Sends a conversation's request to a worker."""
+        self.homes.turn(keys, follows, self.holdings[worker], now)
+        self.telling.note_turn(keys, follows, worker)
+
+    def home_of(self, key: int, now: float) -> str:
+        """The worker that is the home of a key, "" if none is known."""
+        return self.homes.find_worker((key,), now).removeprefix("name of ")
+
+    def live(self, worker: str, now: float) -> int:
+        """How many conversations count at a worker."""
+        return self.holdings[worker].conversations.live(now)
 
 
 def tell_all(routers: Sequence[Router], now: float) -> None:

@@ -6,14 +6,19 @@ from hypothesis import strategies as st
 from extproc.routing.load import Gauges
 from extproc.routing.marks import LENGTHS, Marks
 from extproc.sharing.messages import (
+    KEYS_OF_HOME,
     MAGIC,
     MAX_BYTES,
     MAX_CHALLENGES,
     MAX_CLAIMS,
+    MAX_HOME_KEYS,
+    MAX_HOMES,
     MAX_OVER,
     MAX_WORKERS,
     Challenge,
     ClaimNews,
+    HomeKind,
+    HomeNews,
     MessageError,
     News,
     OutlineNews,
@@ -24,8 +29,10 @@ from extproc.sharing.messages import (
     encoded,
     is_from,
     keys_of,
+    known_news,
     packed,
     sender_tag,
+    turn_news,
     worker_id,
 )
 from tests.extproc.sharing.routers import KEYS, Router
@@ -38,6 +45,15 @@ TAG = st.binary(min_size=8, max_size=8)
 MARK_KEYS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=8)
 OUTLINES = st.dictionaries(st.integers(1, 63), st.integers(0, 2**64 - 1), min_size=1).map(
     lambda marks: Marks(tuple(sorted(marks)), tuple(marks.values()))
+)
+KEY = st.integers(0, 2**64 - 1)
+KNOWN = st.dictionaries(KEY, st.integers(0, 2**40), min_size=1, max_size=KEYS_OF_HOME)
+HOMES = (
+    st.builds(turn_news, NUMBER, st.lists(KEY, min_size=1, max_size=3), KEY)
+    | st.builds(
+        lambda worker, known: known_news(worker, list(known), list(known.values())), NUMBER, KNOWN
+    )
+    | st.builds(HomeNews, NUMBER, MARK_KEYS.map(packed), st.just(HomeKind.OVER))
 )
 NEWS = st.builds(
     News,
@@ -53,6 +69,7 @@ NEWS = st.builds(
     st.lists(st.builds(Challenge, TAG, NUMBER), max_size=3).map(tuple),
     st.lists(NUMBER, max_size=3).map(tuple),
     st.lists(st.builds(claim_news, NUMBER, NUMBER, OUTLINES), max_size=3).map(tuple),
+    st.lists(HOMES, max_size=3).map(tuple),
 )
 
 # What a router that knows the secret could write, though none of ours does.
@@ -131,6 +148,14 @@ def test_hear_accepts_any_sealed_body_within_bounds_or_refuses_it(body: bytes) -
         {"challenges": [[bytes(7), 0]]},
         {"challenges": [[bytes(8), 0]] * (MAX_CHALLENGES + 1)},
         {"answers": [-1]},
+        {"homes": [[1, bytes(7)]]},
+        {"homes": [[1, b""]]},
+        {"homes": [[1, bytes(8 * KEYS_OF_HOME + 8)]]},
+        {"homes": [[1, bytes(8)]] * (MAX_HOMES + 1)},
+        {"homes": [[1, bytes(8), 3]]},
+        {"homes": [[1, bytes(8), 0, bytes(7)]]},
+        {"homes": [[1, bytes(8), 0, b"", bytes(4)]]},
+        {"homes": [[1, bytes(16), 1, b"", bytes(4)]]},
     ],
     ids=str,
 )
@@ -138,7 +163,7 @@ def test_decoded_refuses_values_out_of_bounds(changes: dict[str, object]) -> Non
     whole: dict[str, object] = {
         "origin": "a", "incarnation": 1, "sequence": 1, "sent_us": 0, "is_hello": False,
         "is_whole": False, "workers": [], "claims": [], "ended": [],
-        "withdrawn": [], "challenges": [], "answers": [],
+        "withdrawn": [], "challenges": [], "answers": [], "outlines": [], "homes": [],
     }  # fmt: skip
     decoded(sealed(msgspec.msgpack.encode([*whole.values()])), KEYS)
     with pytest.raises(MessageError, match="malformed"):
@@ -159,6 +184,7 @@ def test_decoded_accepts_the_longest_message() -> None:
         (2**63 - 1,) * MAX_OVER,
         (Challenge(bytes(8), 2**63 - 1),) * MAX_CHALLENGES,
         (2**63 - 1,) * MAX_CHALLENGES,
+        homes=(turn_news(2**63 - 1, (1,) * (MAX_HOME_KEYS // MAX_HOMES), 2**64 - 1),) * MAX_HOMES,
     )  # fmt: skip
     wire = encoded(news, KEYS)
     assert len(wire) <= MAX_BYTES
@@ -168,9 +194,7 @@ def test_decoded_accepts_the_longest_message() -> None:
 
 
 def test_decoded_skips_fields_of_a_later_version() -> None:
-    body = msgspec.msgpack.encode(
-        ["a", 1, 1, 0, False, False, [], [], [], [], [], [], [], "later", {"more": 1}]
-    )
+    body = msgspec.msgpack.encode(["a", 1, 1, 0, False, False, *[[]] * 8, "later", {"more": 1}])
     assert decoded(sealed(body), KEYS) == News("a", 1, 1, 0)
 
 

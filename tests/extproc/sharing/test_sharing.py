@@ -20,6 +20,7 @@ import trustme
 
 from extproc.base.errors import StartError
 from extproc.config.sections import Sharing as Options
+from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.sent import ClaimTable, Holdings
 from extproc.sharing import sharing as sharing_module
@@ -111,7 +112,8 @@ async def part(**options: Any) -> AsyncIterator[Part]:
     chosen = Options(**options)
     telling = telling_of(chosen)
     fleet, clock = Fleet(telling.touched), Clock()
-    sharing = Sharing(chosen, telling, fleet, ClaimTable(telling.secret), clock)
+    sent, homes = ClaimTable(telling.secret), Homes(telling.secret)
+    sharing = Sharing(chosen, telling, fleet, sent, homes, clock)
     sharing.start()
     try:
         yield Part(sharing, fleet, telling, clock)

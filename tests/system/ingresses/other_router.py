@@ -75,7 +75,11 @@ class OtherRouter:
         return await decisions(self._session, self._metrics)
 
     async def explain(self, text: str) -> dict[str, Any]:
-        envelope = {"path": CHAT, "headers": {}, "body": chat(text)}
+        return await self.explain_body(chat(text), CHAT)
+
+    async def explain_body(self, body: dict[str, Any], path: str) -> dict[str, Any]:
+        """POST /explain."""
+        envelope = {"path": path, "headers": {}, "body": body}
         async with self._session.post(f"{self._admin}/explain", json=envelope) as response:
             decision: dict[str, Any] = await response.json()
         return decision
