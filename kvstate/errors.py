@@ -4,6 +4,7 @@ KVSteerError
 ├── PeerError           its text may quote the peer, made printable
 │   ├── WireError       a publisher sent bytes that are not an event batch
 │   └── ReplayError     a publisher did not answer a replay, or not completely
+├── DamagedError        a state file is not whole, or of no use here
 └── (extproc.base.errors)
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
@@ -45,3 +46,7 @@ class WireError(PeerError):
 
 class ReplayError(PeerError):
     """A publisher did not answer a replay, or not completely."""
+
+
+class DamagedError(KVSteerError):
+    """A state file is not whole, or of no use here; the text says why, and quotes nothing of it."""

@@ -80,13 +80,13 @@ class _Followed:
     task: asyncio.Task[None]
 
 
-# Returns what was saved of all ranks of a worker, in order, once; None if nothing was. Its
-# arguments: the worker's name, its model, and how many ranks it has.
-TakeSaved = Callable[[str, str, int], list[SavedRows] | None]
+# Returns what was saved of a worker's ranks, once, by rank. Its arguments: the worker's name, its
+# model, and how many ranks it has.
+TakeSaved = Callable[[str, str, int], Mapping[int, SavedRows]]
 
 
-def _nothing_saved(_worker: str, _model: str, _ranks: int) -> None:
-    return None
+def _nothing_saved(_worker: str, _model: str, _ranks: int) -> Mapping[int, SavedRows]:
+    return {}
 
 
 class FollowedWorkers:
@@ -109,6 +109,7 @@ class FollowedWorkers:
         cut: Callable[[str], None] = lambda _: None,
         times: FeedTimes = USUAL,
     ) -> None:
+        self.secret = secret
         self.names_ranks = False
         self.take_saved: TakeSaved = _nothing_saved
         self._index = Index(secret)
@@ -150,7 +151,7 @@ class FollowedWorkers:
                 self._index.add(worker, rank, model, len(transports)),
                 transport,
                 shared,
-                None if saved is None else saved[rank],
+                saved.get(rank),
             )
             for rank, transport in enumerate(transports)
         ]

@@ -26,6 +26,7 @@ from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
 from extproc.routing.steering import Steering
+from extproc.running.state_file import StateCollector
 from extproc.sharing.sharing import SharingCollector
 from tests.extproc.nobody import Nobody
 
@@ -110,6 +111,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics = Metrics(Nobody())
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(SharingCollector(None))
+    metrics.registry.register(StateCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))

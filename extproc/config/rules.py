@@ -413,6 +413,9 @@ def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
     report = config.report.file
     if report is not None and not is_there(posixpath.dirname(report) or "."):
         yield f"report.file: the folder of {report} is missing: the report is not kept"
+    state = config.state.file
+    if state is not None and not is_there(posixpath.dirname(state) or "."):
+        yield f"state.file: the folder of {state} is missing: nothing is known after a restart"
     file, directory = config.discovery.file, config.envoy.eds_directory
     if file is not None and not is_there(file):
         yield f"discovery.file: {file} does not exist: it adds no workers until it does"

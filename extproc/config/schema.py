@@ -19,6 +19,7 @@ from extproc.config.sections import (
     Routers,
     RouterTls,
     Sharing,
+    State,
     Steering,
     key,
 )
@@ -618,6 +619,7 @@ class Config:
     sharing: Sharing | None = key("several routers that decide as one", None)
     accounting: Accounting = key("which parts of responses are read", Accounting)
     report: Report = key("what GET /report tells", Report)
+    state: State = key("what the router knows after a restart", State)
     recorder: Recorder = key("a recording of what passes, without prompts", Recorder)
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 

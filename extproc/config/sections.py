@@ -206,6 +206,26 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """A file with what the router knows, so that it is not cold after a restart."""
+
+    file: str | None = key(
+        "a file with what the workers hold, how fast they are and what they run, with which the"
+        " router starts again: about 21 bytes a block, no text or tokens of prompts, readable by"
+        " the router's user only; with several processes, process n uses FILE.n. By default a"
+        " router begins with what the workers' publishers can replay",
+        None,
+    )
+    interval_ms: int = key(
+        "milliseconds between two writes; it is also written when the router stops. After a crash,"
+        " a worker is known again at once only if its replay buffer reaches back to the last write",
+        60_000,
+        minimum=1_000,
+        maximum=3_600_000,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Recorder:
     """A file in which requests are recorded, without their prompts."""
 

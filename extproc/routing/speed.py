@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from math import exp, inf
 from statistics import median, median_low
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 # The bounds of slowness.
 MIN_SLOWNESS, MAX_SLOWNESS = 1 / 16, 16.0
@@ -68,6 +68,9 @@ COMMON_SECONDS = 0.5
 AT_END_SECONDS = 0.1
 AT_END_SHARE = 0.5
 _AT_END_STEP = 0.1
+
+# No sum of what is measured comes near this.
+MOST_SAVED = 1e12
 
 Key = TypeVar("Key")
 
@@ -134,6 +137,15 @@ class Delay:
         self._work_work = _KEPT * self._work_work + weight * work * work
         self._work_seconds = _KEPT * self._work_seconds + weight * work * seconds
 
+    @property
+    def sums(self) -> tuple[float, float, float, float, float]:
+        """The sums from which the line is fitted."""
+        return self._weight, self._seconds, self._work, self._work_work, self._work_seconds
+
+    def restore(self, sums: tuple[float, float, float, float, float]) -> None:
+        """Begins with the sums of an earlier process."""
+        self._weight, self._seconds, self._work, self._work_work, self._work_seconds = sums
+
     def estimate(self, assumed_seconds: float) -> float:
         """Returns the delay in seconds, between 0 and the mean of what was measured and assumed."""
         weight = self._weight + _ASSUMED_WEIGHT
@@ -143,6 +155,26 @@ class Delay:
             return assumed_seconds
         line = self._work_work * seconds - self._work * self._work_seconds
         return min(max(0.0, line / spread), seconds / weight, MAX_DELAY_SECONDS)
+
+
+class SavedSpeed(NamedTuple):
+    """The measurements of one worker, for a later process.
+
+    age_seconds: how long ago the last one was. work, taken: their sums, in seconds. at_end: the
+    share of requests that ended when they were seen to be computed. delay: the sums of `Delay`.
+    """
+
+    age_seconds: float
+    work: float
+    taken: float
+    at_end: float
+    delay: tuple[float, float, float, float, float]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a worker can have been measured so."""
+        figures = (self.age_seconds, self.work, self.taken, self.at_end, *self.delay)
+        return all(0.0 <= one < MOST_SAVED for one in figures) and self.at_end <= 1.0
 
 
 class Speed(Generic[Key]):
@@ -282,6 +314,21 @@ class Speed(Generic[Key]):
         late = self._work_taken * faded + PRIOR_SECONDS * common.slowness + weight * taken
         late /= self._work * faded + PRIOR_SECONDS + weight * work
         self._set(max(self.slowness, late), self.confidence, common)
+
+    def saved(self, now: float) -> SavedSpeed | None:
+        """Returns its measurements, None if there are none."""
+        if not self._taken:
+            return None
+        age_seconds = max(0.0, now - self._at)
+        return SavedSpeed(age_seconds, self._work, self._taken, self._at_end, self._delay.sums)
+
+    def restore(self, saved: SavedSpeed, now: float) -> None:
+        """Begins with the measurements of an earlier process, unless it has its own."""
+        if self._taken:
+            return
+        self._at = now - saved.age_seconds
+        self._work, self._taken, self._at_end = saved.work, saved.taken, saved.at_end
+        self._delay.restore(saved.delay)
 
     def _late(self) -> float:
         """Returns by how much the measurement under way is too long: 0 between two events."""

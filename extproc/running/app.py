@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Protocol
 
 from aiohttp.web import Application, AppRunner
@@ -26,6 +27,7 @@ from extproc.config.sections import session_headers
 from extproc.fleet.discovery.configured import sources_of
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.view import listed
+from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
 from extproc.observing.fleet_families import ServerCollector
@@ -36,6 +38,7 @@ from extproc.routing.steering import Steering
 from extproc.running.parts import Part, started, task_part
 from extproc.running.processes import Member
 from extproc.running.readiness import Readiness, with_others
+from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
@@ -48,6 +51,8 @@ from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
+from kvstate.index import default_layout
+from kvstate.saved_state import About, SavedState
 
 log = logging.getLogger("kvsteer")
 
@@ -114,9 +119,9 @@ class Running:
     """What a router is made of, and what signals and commands act on.
 
     certificates: None if it speaks plain text. recorder: None if requests are not recorded.
-    sharing: None if it is not configured. own_readiness: that of this process alone. readiness:
-    that of all processes. steer: changes the percentage of requests that are steered, here and in
-    all other processes.
+    sharing, state: None if they are not configured. own_readiness: that of this process alone.
+    readiness: that of all processes. steer: changes the percentage of requests that are steered,
+    here and in all other processes.
     """
 
     config: Config
@@ -130,6 +135,7 @@ class Running:
     recorder: Recorder | None
     router: Router
     sharing: Sharing | None
+    state: StateFile | None
     own_readiness: Readiness
     readiness: Readiness
     steer: Callable[[float], None]
@@ -148,7 +154,9 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
     certificates = None if config.extproc.tls is None else Certificates(config.extproc.tls)
     discovery = Discovery(listed(config.workers), sources_of(config))
     telling = None if config.sharing is None else telling_of(config.sharing)
-    workers = _workers(config, discovery, telling, tokenizers)
+    saved = await _saved_state(config)
+    secret = secrets.randbits(64) if saved is None else saved.about.secret
+    fleet, workers = _workers(config, discovery, telling, tokenizers, secret)
     metrics = Metrics(workers.states)
     async with telemetry(os.environ, metrics) as traces:
         remote = remote_tokenizers(config, workers, metrics)
@@ -176,6 +184,7 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
             recorder=recorder,
             router=router,
             sharing=_sharing(config, telling, workers, router),
+            state=_state_file(config, saved, fleet, workers),
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
@@ -205,6 +214,7 @@ def parts_of(made: Running) -> list[Part]:
         *_endpoint_file_parts(made),
         Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
         Part("sampling", sampling.start, sampling.close),
+        *_state_parts(made),
         _server_part(made),
         *_member_parts(made),
     ]
@@ -215,8 +225,9 @@ def _workers(
     discovery: Discovery,
     telling: PromptTelling | None,
     tokenizers: Mapping[str, Tokenizer],
-) -> Workers:
-    """Returns the workers with their caches, whose feeds report to them."""
+    secret: int,
+) -> tuple[FollowedWorkers, Workers]:
+    """Returns the workers' caches, keyed by a secret, and the workers, to which feeds report."""
 
     def emptied(name: str) -> None:
         workers.note_emptied(name)
@@ -224,11 +235,38 @@ def _workers(
     def cut(name: str) -> None:
         workers.note_cut(name)
 
-    fleet = FollowedWorkers(
-        secrets.randbits(64), time.time, random.random, emptied=emptied, cut=cut
-    )
+    fleet = FollowedWorkers(secret, time.time, random.random, emptied=emptied, cut=cut)
     workers = Workers(config, fleet, _open, discovery.fault, telling=telling, tokenizers=tokenizers)
-    return workers
+    return fleet, workers
+
+
+async def _saved_state(config: Config) -> SavedState | None:
+    """Returns what the state file says, None if nothing that can be used."""
+    file = config.state.file
+    if file is None:
+        return None
+    return await asyncio.to_thread(read, file, default_layout(), time.time())
+
+
+def _state_file(
+    config: Config, saved: SavedState | None, fleet: FollowedWorkers, workers: Workers
+) -> StateFile | None:
+    """Returns the state file, None if none is configured; workers begin with what was saved."""
+
+    def about() -> About:
+        return About(default_layout(), version("kvsteer"), time.time(), fleet.secret)
+
+    def identity(name: str) -> str | None:
+        worker = workers.records.get(name)
+        return None if worker is None else worker.found.identity
+
+    if config.state.file is None:
+        return None
+    remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
+    seconds = config.state.interval_ms / 1000
+    return StateFile(
+        config.state.file, seconds, saved, fleet, about, identity, keepers=[remembered]
+    )
 
 
 def _recorder(config: Config) -> Recorder | None:
@@ -258,6 +296,7 @@ def _show(made: Running) -> None:
         )
     collectors = [
         SharingCollector(made.sharing),
+        StateCollector(made.state),
         DiscoveryCollector(made.discovery.status),
         VerifiedCollector(made.workers.verifying.of_models),
     ]
@@ -293,6 +332,13 @@ def _report_parts(made: Running) -> Iterator[Part]:
     if made.config.report.file is not None:
         file = ReportFile(made.config.report.file, made.metrics.report)
         yield Part("report", file.start, file.close)
+
+
+def _state_parts(made: Running) -> Iterator[Part]:
+    """Yields what waits for proof of what was restored, and writes the state file."""
+    state, discovery = made.state, made.discovery
+    if state is not None:
+        yield Part("state", lambda: state.start(lambda: discovery.is_complete), state.close)
 
 
 def _admin(made: Running) -> Application:

@@ -101,6 +101,9 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
         await stopped.wait()
         sweeper.close()
         router.readiness.is_stopping = True
+        if router.state is not None:
+            # and again at the end, for which whoever stops a container may not wait
+            router.state.hurry()
         if leave_ms:
             log.info(
                 "stopping: reporting not ready, accepting new streams for %d ms",

@@ -74,9 +74,9 @@ class Member(NamedTuple):
     def part_of(self, config: Config) -> Config:
         """Returns the configuration of this process: its own addresses and its own report.
 
-        Only the first process writes Envoy's files of endpoints. Each records to its own file, with
-        its part of the configured size. All share their requests: as configured, or else through
-        the common directory.
+        Only the first process writes Envoy's files of endpoints. Each has its own state file, and
+        records to its own file, with its part of the configured size. All share their requests: as
+        configured, or else through the common directory.
         """
         sharing = config.sharing or Sharing(f"{address.DIRECTORY_PREFIX}{self.directory}")
         name = sharing.name and f"{sharing.name}-{self.number}"
@@ -84,6 +84,9 @@ class Member(NamedTuple):
         report = config.report.file
         if report is not None and self.number:
             report = f"{report}.{self.number}"
+        state = config.state
+        if state.file is not None and self.number:
+            state = replace(state, file=f"{state.file}.{self.number}")
         recorder = config.recorder
         if recorder.file is not None and self.number:
             recorder = replace(recorder, file=f"{recorder.file}.{self.number}")
@@ -95,6 +98,7 @@ class Member(NamedTuple):
             metrics=replace(config.metrics, listen=self._own(config.metrics.listen)),
             envoy=replace(config.envoy, eds_directory=directory),
             report=replace(config.report, file=report),
+            state=state,
             recorder=recorder,
             sharing=replace(sharing, name=name),
         )

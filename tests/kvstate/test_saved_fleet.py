@@ -53,7 +53,7 @@ async def saved_after(fleet: FollowedWorkers, last: int) -> list[SavedRows]:
 
 
 def begin(fleet: FollowedWorkers, saved: list[SavedRows], *publishers: MemoryTransport) -> None:
-    fleet.take_saved = lambda *_: saved
+    fleet.take_saved = lambda *_: {one.rank.rank: one for one in saved}
     fleet.add("w", "m", publishers)
 
 

@@ -1,3 +1,4 @@
+import math
 from array import array
 from collections.abc import Sequence
 from random import Random
@@ -17,6 +18,7 @@ from extproc.routing.speed import (
     MIN_SLOWNESS,
     START_DELAY_SECONDS,
     Common,
+    SavedSpeed,
     Speed,
 )
 from kvstate.overlap import Prompt
@@ -303,3 +305,44 @@ def test_computed_keeps_speed_and_delay_within_the_measured_ones(
         slowest = max(each * 8_000.0 / tokens for tokens, each in measured)
         assert MIN_SLOWNESS <= load.speed.slowness <= min(MAX_SLOWNESS, max(1.0, slowest)) + 1e-9
         assert loads.load("a", now).slowness <= max(1.0, slowest) + 1e-9
+
+
+def test_speed_is_the_same_in_a_later_process() -> None:
+    queue = Queue(3.0)
+    for _ in range(20):
+        queue.send(0.4)
+        queue.until(queue.now + 2.0)
+    before, now = queue.speed, queue.now + 5.0
+    saved = before.saved(now)
+    assert saved is not None
+    assert saved.is_sound
+    later = Speed[int]()
+    later.restore(saved, 1000.0)
+    before.look(now, queue.common)
+    later.look(1000.0, queue.common)
+    assert later.slowness == pytest.approx(before.slowness)
+    assert later.confidence == pytest.approx(before.confidence)
+    assert later.delay_seconds == pytest.approx(before.delay_seconds)
+
+
+def test_own_measurements_count_more_than_those_of_an_earlier_process() -> None:
+    queue = Queue(3.0)
+    assert queue.speed.saved(0.0) is None
+    queue.send(0.4)
+    queue.until(2.0)
+    before = queue.speed.saved(2.0)
+    queue.speed.restore(SavedSpeed(0.0, 9.0, 1.0, 0.0, (0.0,) * 5), 2.0)
+    assert queue.speed.saved(2.0) == before
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        SavedSpeed(math.inf, 1.0, 1.0, 0.5, (0.0,) * 5),
+        SavedSpeed(0.0, -1.0, 1.0, 0.5, (0.0,) * 5),
+        SavedSpeed(0.0, 1.0, math.nan, 0.5, (0.0,) * 5),
+        SavedSpeed(0.0, 1.0, 1.0, 1.5, (0.0,) * 5),
+    ],
+)
+def test_impossible_measurements_are_not_sound(saved: SavedSpeed) -> None:
+    assert not saved.is_sound

@@ -1,0 +1,141 @@
+"""What a state file says: who wrote it, what its router held of each rank, and more by section.
+
+Sections: "about" first, then "rank" for each rank, directly followed by its "rows"; other packages
+add sections of their own, which are kept here as they are. One of an unknown name or version is
+skipped, with the rows that follow it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from kvstate.errors import DamagedError
+from kvstate.saved import SavedRank, SavedRows
+from kvstate.sections import Section, Writer, sections_in
+
+ABOUT, RANK, ROWS = "about", "rank", "rows"
+VERSION = 1  # of each of these sections
+
+# Caches do not live longer than this without a request; no file is used after it.
+MAX_AGE_SECONDS = 24 * 3600.0
+
+# Rows that are written together.
+ROWS_BYTES = 1024 * 1024
+
+
+class About(msgspec.Struct, frozen=True, array_like=True):
+    """Who wrote a state file.
+
+    layout: whose rows it has (`kvstate.index.default_layout`). release: the router's. written_at:
+    seconds since the epoch. secret: 64 random bits, from which block keys are computed.
+    """
+
+    layout: str
+    release: str
+    written_at: float
+    secret: int
+
+
+@dataclass(slots=True)
+class SavedState:
+    """What a state file says.
+
+    ranks: of each worker, by rank. others: the sections of other packages, by name.
+    """
+
+    about: About
+    ranks: dict[str, dict[int, SavedRows]] = field(default_factory=dict)
+    others: dict[str, list[Section]] = field(default_factory=dict)
+
+    @property
+    def rank_count(self) -> int:
+        """How many ranks it has."""
+        return sum(map(len, self.ranks.values()))
+
+    @property
+    def block_count(self) -> int:
+        """How many block hashes it has."""
+        return sum(one.rank.owner.blocks for ranks in self.ranks.values() for one in ranks.values())
+
+
+_Contents = TypeVar("_Contents", About, SavedRank)
+
+
+def section_of(writer: Writer, about: About) -> bytes:
+    """Returns the bytes of the section that says who writes a file."""
+    return writer.section(ABOUT, VERSION, msgspec.msgpack.encode(about))
+
+
+def sections_of(writer: Writer, saved: SavedRows) -> Iterator[bytes]:
+    """Yields the bytes of the sections of one rank."""
+    yield writer.section(RANK, VERSION, msgspec.msgpack.encode(saved.rank))
+    some: list[bytes] = []
+    length = 0
+    for rows in saved.rows:
+        if some and length + len(rows) > ROWS_BYTES:
+            yield writer.section(ROWS, VERSION, b"".join(some))
+            some, length = [], 0
+        some.append(rows)
+        length += len(rows)
+    yield writer.section(ROWS, VERSION, b"".join(some))
+
+
+def state_in(data: bytes, layout: str, now: float) -> SavedState:
+    """Returns what a state file says.
+
+    layout: of this process's core. now: seconds since the epoch.
+
+    Raises:
+        DamagedError: it is no whole state file, or of no use here; the text says why.
+    """
+    sections = sections_in(data)
+    first = next(sections, None)
+    if first is None or (first.name, first.version) != (ABOUT, VERSION):
+        raise DamagedError("it does not say who wrote it")
+    state = SavedState(_decoded(first, About))
+    about = state.about
+    if about.layout != layout:
+        raise DamagedError(f"it was written by another core ({printed(about.layout)})")
+    if not now - about.written_at <= MAX_AGE_SECONDS:
+        raise DamagedError(f"it is {(now - about.written_at) / 3600:.0f} hours old")
+    if not 0 <= about.secret < 1 << 64:
+        raise DamagedError("its secret is not one")
+    _fill(state, sections)
+    return state
+
+
+def printed(text: str) -> str:
+    """Returns a short text from a file for a message."""
+    return text[:40] if text.isprintable() else "unreadable"
+
+
+def _fill(state: SavedState, sections: Iterator[Section]) -> None:
+    rows: list[bytes] | None = None
+    for one in sections:
+        if one.name == ROWS:
+            if rows is not None and one.version == VERSION:
+                rows.append(bytes(one.contents))
+            continue
+        rows = None
+        if one.name == RANK and one.version == VERSION:
+            rows = []
+            _add(state, _decoded(one, SavedRank), rows)
+        elif one.name != RANK:
+            kept = one._replace(contents=bytes(one.contents))
+            state.others.setdefault(one.name, []).append(kept)
+
+
+def _add(state: SavedState, rank: SavedRank, rows: list[bytes]) -> None:
+    ranks = state.ranks.setdefault(rank.worker, {})
+    if not rank.is_sound or rank.rank in ranks:
+        raise DamagedError("one of its ranks is not possible")
+    ranks[rank.rank] = SavedRows(rank, rows)
+
+
+def _decoded(section: Section, kind: type[_Contents]) -> _Contents:
+    try:
+        return msgspec.msgpack.decode(section.contents, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DamagedError(f"section {section.name} at byte {section.at} is not readable") from None

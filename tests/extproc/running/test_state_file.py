@@ -1,0 +1,326 @@
+"""The state file: what is in it, when it is used, and that a damaged one is worth no more."""
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.running.state_file import StateCollector, StateFile, read
+from kvstate.feeds.feed import FeedState
+from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.fleet import FollowedWorkers
+from kvstate.index import default_layout
+from kvstate.overlap import Overlap
+from kvstate.saved_state import MAX_AGE_SECONDS, About, SavedState, section_of
+from kvstate.sections import Section, Writer, sections_in
+from tests.kvstate.publishing import block, chain, payload
+from tests.waiting import until
+
+SECRET = 0x0123_4567_89AB_CDEF
+LAYOUT = default_layout()
+NOW = 1_700_000_000.0
+ABOUT = About(LAYOUT, "1.0", NOW, SECRET)
+
+
+class Note:
+    """A keeper of one word."""
+
+    section, version = "note", 3
+
+    def __init__(self, word: bytes = b"") -> None:
+        self.word = word
+        self.proven: list[str] = []
+
+    def saved(self) -> Iterator[bytes]:
+        yield self.word
+
+    def restore(self, contents: bytes) -> None:
+        if not contents.isalpha():
+            raise ValueError("it is no word")
+        self.word = contents
+
+    def note_proven(self, worker: str) -> None:
+        self.proven.append(worker)
+
+
+def publisher(first: int, last: int) -> MemoryTransport:
+    """A publisher whose buffer has these batches; batch n stores block n + 1."""
+    numbers = range(first, last + 1)
+    made = MemoryTransport({n: payload(n, block(n + 1, n or None)) for n in numbers})
+    made.put(Connected())
+    return made
+
+
+def engine(_worker: str) -> str:
+    return "engine 1"
+
+
+@asynccontextmanager
+async def router(
+    path: Path, state: SavedState | None, note: Note | None = None
+) -> AsyncIterator[tuple[FollowedWorkers, StateFile]]:
+    """A router's caches with their state file, not started yet."""
+    fleet = FollowedWorkers(SECRET if state is None else state.about.secret, lambda: NOW)
+    about = msgspec.structs.replace(ABOUT, secret=fleet.secret)
+    keepers = [] if note is None else [note]
+    yield fleet, StateFile(str(path), 60.0, state, fleet, lambda: about, engine, keepers)
+    await fleet.close()
+
+
+async def written(path: Path, word: bytes = b"word") -> None:
+    """Writes the file of a router whose worker sent the batches 0 to 5."""
+    async with router(path, None, Note(word)) as (fleet, file):
+        fleet.add("w", "m", [publisher(0, 5)])
+        await until(lambda: fleet.state("w") is FeedState.LIVE)
+        await file.start()
+        await file.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+async def test_restarted_router_is_certain_before_it_serves(path: Path) -> None:
+    await written(path)
+    state, note = read(str(path), LAYOUT, NOW + 60), Note()
+    async with router(path, state, note) as (fleet, file):
+        fleet.add("w", "m", [publisher(5, 7)])
+        await file.start()
+        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
+        assert (note.word, note.proven) == (b"word", ["w"])
+        shown = {one.name: one.samples for one in StateCollector(file).collect()}
+        (proven, *_) = shown["kvsteer_state_file_workers"]
+        assert (proven.labels, proven.value) == ({"outcome": "proven"}, 1)
+        await file.close()
+        assert file.bytes == path.stat().st_size > 0
+
+
+async def test_worker_that_has_not_proven_it_yet_delays_no_start_for_long(path: Path) -> None:
+    await written(path)
+    state, note = read(str(path), LAYOUT, NOW), Note()
+    async with router(path, state, note) as (fleet, file):
+        late = MemoryTransport({5: payload(5, block(6, 5))})
+        fleet.add("w", "m", [late])
+        await file.start()
+        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, uncertain=6)}
+        late.put(Connected())
+        await until(lambda: note.proven)
+        await file.close()
+
+
+@pytest.mark.parametrize(
+    ("worker", "model", "ranks"), [("v", "m", 1), ("w", "other", 1), ("w", "m", 2)]
+)
+async def test_other_workers_begin_with_nothing(
+    path: Path, worker: str, model: str, ranks: int
+) -> None:
+    await written(path)
+    async with router(path, read(str(path), LAYOUT, NOW)) as (_, file):
+        assert file.take(worker, model, ranks) == {}
+        assert file.take("w", "m", 1).keys() == ({0} if worker == "v" else set())
+
+
+async def test_file_is_readable_by_its_user_alone_and_names_no_token(path: Path) -> None:
+    path.write_text("old")
+    path.chmod(0o644)
+    await written(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in path.parent.iterdir()] == ["state"]
+
+
+async def test_file_that_cannot_be_written_is_said_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with router(path / "no folder" / "file", None) as (_, file):
+        await file.write()
+        await file.write()
+        assert caplog.text.count("cannot be written: No such file or directory") == 1
+        assert file.bytes == 0
+
+
+async def test_router_that_did_not_start_leaves_the_file(path: Path) -> None:
+    await written(path)
+    before = path.read_bytes()
+    async with router(path, read(str(path), LAYOUT, NOW)) as (_, file):
+        await file.close()
+    assert path.read_bytes() == before
+
+
+async def test_file_is_written_at_once_before_a_stop(path: Path) -> None:
+    async with router(path, None) as (_, file):
+        await file.start()
+        file.hurry()
+        await until(path.exists)
+        await file.close()
+
+
+def test_no_router_without_a_file_shows_figures() -> None:
+    assert not any(one.samples for one in StateCollector(None).collect())
+
+
+def refusals(path: Path) -> dict[str, str]:
+    """Files that are refused, by the words that say why."""
+    files = {"cut off": path.read_bytes()[:-1], "not a state file": b""}
+    for why, about in {
+        "another core": msgspec.structs.replace(ABOUT, layout="plain 0"),
+        "hours old": msgspec.structs.replace(ABOUT, written_at=NOW - MAX_AGE_SECONDS - 1),
+        "its secret": msgspec.structs.replace(ABOUT, secret=-1),
+        "does not say who": None,
+    }.items():
+        writer = Writer()
+        said = b"" if about is None else section_of(writer, about)
+        files[why] = writer.begin() + said + writer.end()
+    return {why: str(_put(path.with_name(why), data)) for why, data in files.items()}
+
+
+def _put(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
+
+
+async def test_refused_files_are_named_with_the_reason(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await written(path)
+    for why, file in refusals(path).items():
+        caplog.clear()
+        assert read(file, LAYOUT, NOW) is None
+        assert f"{file} is not used: " in caplog.text
+        assert why in caplog.text
+
+
+async def test_files_that_others_may_have_written_are_refused(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await written(path)
+    path.chmod(0o666)
+    assert read(str(path), LAYOUT, NOW) is None
+    assert "other users may write to it" in caplog.text
+    path.chmod(0o600)
+    link = path.with_name("link")
+    link.symlink_to(path)
+    assert read(str(link), LAYOUT, NOW) is None
+    assert "cannot be read" in caplog.text
+    pipe = path.with_name("pipe")
+    os.mkfifo(pipe)
+    assert read(str(pipe), LAYOUT, NOW) is None
+    assert "it is not a file" in caplog.text
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        assert read(str(path), LAYOUT, NOW) is None
+        assert "it belongs to user 12345" in caplog.text
+
+
+def test_missing_file_is_no_fault(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert read(str(path), LAYOUT, NOW) is None
+    assert "there is no" in caplog.text
+
+
+async def test_section_of_another_version_is_skipped(path: Path) -> None:
+    await written(path)
+    state = read(str(path), LAYOUT, NOW)
+    assert state is not None
+    state.others["note"] = [Section("note", 4, b"other")]
+    note = Note(b"own")
+    async with router(path, state, note):
+        assert note.word == b"own"
+
+
+async def test_section_that_its_keeper_refuses_is_skipped(path: Path) -> None:
+    await written(path, b"no word at all")
+    note = Note(b"own")
+    async with router(path, read(str(path), LAYOUT, NOW), note):
+        assert note.word == b"own"
+
+
+def forged(whole: bytes, at: int, contents: bytes) -> bytes:
+    """The file with other contents of one section, under checksums that match."""
+    writer = Writer()
+    parts = [writer.begin()]
+    for number, one in enumerate(sections_in(whole)):
+        changed = contents if number == at else bytes(one.contents)
+        parts.append(writer.section(one.name, one.version, changed))
+    return b"".join([*parts, writer.end()])
+
+
+async def begins_clean(path: Path, data: bytes) -> None:
+    """Asserts that a router which finds this file is never certain of what it should not be."""
+    state = read(str(_put(path, data)), LAYOUT, NOW)
+    if state is None:
+        return
+    async with router(path, state, Note()) as (fleet, file):
+        fleet.add("w", "m", [publisher(0, 2)])  # it has restarted: none of the file is true
+        await asyncio.wait_for(file.start(), 10)
+        await until(lambda: fleet.state("w") is FeedState.LIVE)
+        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (3, 0, 0, 0))}
+        await file.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as it was written."""
+    path = tmp_path_factory.mktemp("whole") / "state"
+    asyncio.run(written(path))
+    return path
+
+
+DAMAGED_AT_ONCE = 10  # so thorough runs try a thousand files
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_damaged_files_begin_clean(whole: Path, data: st.DataObject) -> None:
+    before = whole.read_bytes()
+    for _ in range(DAMAGED_AT_ONCE):
+        at = data.draw(st.integers(0, len(before) - 1))
+        damaged = bytearray(before)
+        damaged[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
+        asyncio.run(begins_clean(whole.with_name("damaged"), bytes(damaged)))
+
+
+ANY = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=60),
+    st.just([]),
+)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_damaged_fields_begin_clean(whole: Path, data: st.DataObject) -> None:
+    before = whole.read_bytes()
+    sections = list(sections_in(before))
+    at = data.draw(st.integers(0, len(sections) - 1))
+    contents = bytes(sections[at].contents)
+    if sections[at].name in ("about", "rank"):
+        tree = msgspec.msgpack.decode(contents)
+        contents = msgspec.msgpack.encode(_changed(tree, data))
+    else:
+        begin = data.draw(st.integers(0, len(contents) - 1))
+        changed = data.draw(st.binary(max_size=30))
+        contents = contents[:begin] + changed + contents[begin + data.draw(st.integers(0, 30)) :]
+    asyncio.run(begins_clean(whole.with_name("damaged"), forged(before, at, contents)))
+
+
+def _changed(tree: list[object], data: st.DataObject) -> list[object]:
+    """One field of a section, however deep, has another value."""
+    at = data.draw(st.integers(0, len(tree) - 1))
+    inner = tree[at]
+    if isinstance(inner, list) and inner and data.draw(st.booleans()):
+        return [*tree[:at], _changed(inner, data), *tree[at + 1 :]]
+    return [*tree[:at], data.draw(ANY), *tree[at + 1 :]]
