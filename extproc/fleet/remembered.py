@@ -89,7 +89,7 @@ class RememberedWorkers:
         record, known = self._records.get(worker), self._restored.pop(worker, None)
         if record is None or known is None:
             return
-        if record.told.engine is None and known.engine is not None:
+        if record.engine_answer.engine is None and known.engine is not None:
             record.identify(EngineAnswer(known.engine, "", known.arguments))
             self._identifying.expect(record)
         if record.upstream is not None and known.speed is not None:
@@ -99,4 +99,4 @@ class RememberedWorkers:
         upstream = worker.upstream
         now = self._monotonic()
         speed = None if upstream is None else upstream.load.speed.saved(now)
-        return _Remembered(worker.told.engine, worker.told.arguments, speed)
+        return _Remembered(worker.engine_answer.engine, worker.engine_answer.arguments, speed)

@@ -317,17 +317,17 @@ class Speed(Generic[Key]):
 
     def saved(self, now: float) -> SavedSpeed | None:
         """Returns its measurements, None if there are none."""
-        if not self._taken:
+        if not self._work_taken:
             return None
-        age_seconds = max(0.0, now - self._at)
-        return SavedSpeed(age_seconds, self._work, self._taken, self._at_end, self._delay.sums)
+        age_seconds = max(0.0, now - self._updated_at)
+        return SavedSpeed(age_seconds, self._work, self._work_taken, self._at_end, self._delay.sums)
 
     def restore(self, saved: SavedSpeed, now: float) -> None:
         """Begins with the measurements of an earlier process, unless it has its own."""
-        if self._taken:
+        if self._work_taken:
             return
-        self._at = now - saved.age_seconds
-        self._work, self._taken, self._at_end = saved.work, saved.taken, saved.at_end
+        self._updated_at = now - saved.age_seconds
+        self._work, self._work_taken, self._at_end = saved.work, saved.taken, saved.at_end
         self._delay.restore(saved.delay)
 
     def _late(self) -> float:

@@ -258,7 +258,7 @@ def _state_file(
 
     def identity(name: str) -> str | None:
         worker = workers.records.get(name)
-        return None if worker is None else worker.found.identity
+        return None if worker is None else worker.sighting.identity
 
     if config.state.file is None:
         return None
