@@ -452,6 +452,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     chat = conversation(body.messages, options)
     if keep is not None and chat.has_media:
         raise RequestError("unsupported_truncation")
+    if keep is not None:
+        chat = msgspec.structs.replace(chat, is_truncated=True)
     if keep is not None and chat.add_special_tokens:
         # tokenizers spare the special tokens they add when they truncate, whatever the release
         chat = msgspec.structs.replace(chat, special_tokens_vary=True, dialect=None)
@@ -493,6 +495,7 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
         forms=forms,
         media=media_parts_of(messages) if has_media else (),
         processor_arguments=options.processor_arguments if has_media else {},
+        sent=messages,
     )
 
 

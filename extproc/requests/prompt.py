@@ -21,6 +21,17 @@ MAX_PROMPTS = 64
 MediaPart = tuple[str, dict[str, Any]]
 
 
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """The input of a response request, as the client sent it.
+
+    items: a text, or items of the API. tools: an empty list if there are none.
+    """
+
+    items: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] = []
+
+
 class Chat(msgspec.Struct, frozen=True, gc=False):
     """A conversation, as the chat template gets it.
 
@@ -35,6 +46,9 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
         conversation is not keyed. forms: those under which reading the request has put it.
     media: the media parts in order, as the client wrote them. processor_arguments: how the engine
         is to read them, {} for nothing.
+    sent: the messages before they were parsed for templates, in the form of chat completions.
+    response: what a response request sent, None for other APIs. is_truncated: the request asks for
+        the last tokens only (`InferenceRequest.keep_last_tokens`).
     """
 
     messages: list[dict[str, Any]]
@@ -48,6 +62,9 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     forms: int = 0
     media: tuple[MediaPart, ...] = ()
     processor_arguments: Mapping[str, Any] = {}
+    sent: list[dict[str, Any]] = []
+    response: Response | None = None
+    is_truncated: bool = False
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
@@ -75,8 +92,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 # they are proved.
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
-IN_CODE = 16384
-BY_RELEASE = 32768 - 16
+IN_CODE, DATE = 16384, 32768
+BY_RELEASE = 65536 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -93,6 +110,7 @@ FORM_NAMES = {
     NO_TOOLS: "conversations whose tools must not be used",
     REBUILT: "texts of a tokenizer that some releases rebuild",
     IN_CODE: "conversations that the engine renders in code",
+    DATE: "conversations with a date that may be another one in the engine",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

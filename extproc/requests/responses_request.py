@@ -19,7 +19,7 @@ from extproc.requests.chat_request import (
     function_of,
 )
 from extproc.requests.dialect import Dialect, Printed, Speaks, agreed
-from extproc.requests.prompt import ITEMS, NO_TOOLS, Chat, InferenceRequest
+from extproc.requests.prompt import ITEMS, NO_TOOLS, Chat, InferenceRequest, Response
 
 PATH = "/v1/responses"
 
@@ -91,7 +91,10 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     chat = _with_tools(conversation(turns.messages, options), body, dialect)
     # from 0.19 the tokenizer adds its special tokens to the rendered text
     adds = dialect is None or dialect.adds_special_tokens
-    chat = msgspec.structs.replace(chat, add_special_tokens=adds, special_tokens_vary=True)
+    response = Response(body.input, body.instructions, body.tools or [])
+    chat = msgspec.structs.replace(
+        chat, add_special_tokens=adds, special_tokens_vary=True, response=response
+    )
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 

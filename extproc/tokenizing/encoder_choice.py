@@ -11,6 +11,7 @@ tokens in different surroundings.
 import functools
 import importlib
 import importlib.metadata
+import json
 import logging
 import time
 from array import array
@@ -346,6 +347,28 @@ def choose(
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
     return Choice(text_encoder, around, plain.framed_ids, layout.added_tokens)
+
+
+def choose_ordinary(
+    source: str,
+    model: str,
+    clock: Callable[[], float] = time.thread_time,
+    proof_seconds: float = PROOF_SECONDS,
+) -> Encoder:
+    """Chooses how texts are tokenized in which no added token is found, for segments.
+
+    source: the text of a tokenizer.json. Other arguments as in `choose`.
+
+    Raises:
+        ValueError: it is no tokenizer.
+    """
+    content = json.loads(source)
+    content["added_tokens"] = []
+    content["post_processor"] = content["truncation"] = content["padding"] = None
+    bare = json.dumps(content)
+    library = tokenizers.Tokenizer.from_str(bare)
+    proofs = _Proofs(library, probes(()), model, clock, proof_seconds)
+    return _fast(bare, proofs, model) or PlainEncoder(library)
 
 
 class _Proofs:

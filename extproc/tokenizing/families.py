@@ -4,13 +4,25 @@ A family is found by the architectures in config.json, or by a model's files. A 
 chat template. To add a family: a renderer in a module of `extproc.renderers`, and a loader here.
 """
 
+import logging
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from extproc.base.tokenizer_files import read_file
+from extproc.renderers.deepseek_v4 import DeepSeekV4, DeepSeekV41
+from extproc.renderers.deepseek_v32 import DeepSeekV32
+from extproc.renderers.harmony import CONTROLS, Harmony
 from extproc.renderers.refusing import RefusingRenderer
 from extproc.renderers.renderer import Renderer
+from extproc.renderers.segments import Marks
+from extproc.tokenizing.encoder_choice import choose_ordinary
+from extproc.tokenizing.segment_encoder import segment_texts
 from extproc.tokenizing.text_encoder import TextEncoder
+from extproc.tokenizing.tokenizer_layout import read
+
+log = logging.getLogger("kvsteer.tokens")
 
 
 class InCode(NamedTuple):
@@ -25,11 +37,18 @@ class InCode(NamedTuple):
 
 
 class ModelFiles(NamedTuple):
-    """A model as a loader sees it. name: in messages. config: of config.json."""
+    """A model as a loader sees it.
+
+    name: in messages. config: of config.json. keeps_later_systems: returns whether vLLM 0.31 and
+    later find that the model renders system turns after the first: they ask its template.
+    max_known_bytes: memory for texts and their ids.
+    """
 
     name: str
     directory: Path
     config: Mapping[str, Any]
+    keeps_later_systems: Callable[[], bool]
+    max_known_bytes: int
 
 
 # Loads a family for a model; raises OSError or ValueError if a file cannot be used. A missing
@@ -49,12 +68,27 @@ def _unknown(_: ModelFiles) -> InCode:
     return refused("no_chat_template")
 
 
+def _gpt_oss(model: ModelFiles) -> InCode:
+    """Loads gpt-oss. The engine has its vocabulary in a library; tokenizer.json holds the same."""
+    source = read_file(model.directory / "tokenizer.json").decode()
+    added = {token.content: token.id for token in read(source).added_tokens}
+    if not CONTROLS.items() <= added.items():
+        log.warning(
+            "model %s: its tokenizer.json has other control tokens than gpt-oss", model.name
+        )
+        return refused("no_chat_template")
+    marks = Marks(CONTROLS.values())
+    texts = segment_texts(choose_ordinary(source, model.name), marks, model.max_known_bytes)
+    harmony = Harmony(lambda: datetime.now().astimezone(), model.keeps_later_systems)
+    return InCode(harmony, texts)
+
+
 _BY_ARCHITECTURE: Mapping[str, Loader] = {
-    "GptOssForCausalLM": _unknown,
-    "DeepseekV32ForCausalLM": _unknown,
-    "DeepseekV4ForCausalLM": _unknown,
-    "DeepseekV4ForConditionalGeneration": _unknown,
-    "DeepseekV41ForCausalLM": _unknown,
+    "GptOssForCausalLM": _gpt_oss,
+    "DeepseekV32ForCausalLM": lambda _: InCode(DeepSeekV32()),
+    "DeepseekV4ForCausalLM": lambda _: InCode(DeepSeekV4()),
+    "DeepseekV4ForConditionalGeneration": lambda _: InCode(DeepSeekV4()),
+    "DeepseekV41ForCausalLM": lambda _: InCode(DeepSeekV41()),
     "MoonshotKimiaForCausalLM": _unknown,
     "KimiK3ForConditionalGeneration": _unknown,
     "InklingForCausalLM": _unknown,

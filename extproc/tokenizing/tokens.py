@@ -4,6 +4,7 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,7 +203,7 @@ class Tokenizer:
             model_type = config.get("model_type")
             by_bytes = "ByteLevel" in repr(library.pre_tokenizer)
             is_doubtful = may_be_rebuilt(settings, model_type, by_bytes=by_bytes)
-            code = in_code(ModelFiles(model.name, files.directory, config))
+            code = in_code(_model_files(model.name, files.directory, config, override))
             # a template has no effect if the engine builds prompts in code
             templates = ChatTemplates({}) if code else load(files.directory, override)
             return cls(choice, templates, library, REBUILT if is_doubtful else 0, code)
@@ -287,6 +288,20 @@ class Tokenizer:
         if not chat.has_media:
             return template.render(chat, budget_seconds=seconds)
         return template.render_until_media(chat, added_tokens=self._added)
+
+
+def _model_files(
+    name: str, directory: Path, config: Mapping[str, Any], override: Path | None
+) -> ModelFiles:
+    def keeps_later_systems() -> bool:
+        try:
+            templates = load(directory, override)
+            chosen = [templates.chosen({}), templates.chosen({"tools": []})]
+        except (OSError, ValueError, RequestError):
+            return False
+        return all(template.keeps_later_systems for template in chosen)
+
+    return ModelFiles(name, directory, config, cache(keeps_later_systems), MAX_KNOWN_BYTES)
 
 
 def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[str, int]:

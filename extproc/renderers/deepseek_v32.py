@@ -1,0 +1,176 @@
+"""The prompts of DeepSeek V3.2.
+
+Source: behaviour of vLLM 0.32.0 (tokenizers/deepseek_v32.py, deepseek_v32_encoding.py). Thinking is
+off unless `thinking` or `enable_thinking` says otherwise. While the last turn is the user's, what
+the model thought before is left out, and so are developers' turns before it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from extproc.renderers.deepseek import (
+    ASKING,
+    ASSISTANT,
+    BOS,
+    END_THINK,
+    EOS,
+    THINK,
+    USER,
+    Tags,
+    calls_of,
+    closed,
+    last_asking,
+    opened,
+    refusal,
+    schemas,
+    written_calls,
+)
+from extproc.renderers.given import given
+from extproc.renderers.segments import Marks
+from extproc.requests.chat_request import Messages, flat
+from extproc.requests.prompt import Chat
+
+_TAGS = Tags(calls="function_calls")
+_RESULTS = "function_results"
+
+_TOOLS = f"""\
+## Tools
+You have access to a set of tools you can use to answer the user's question.
+You can invoke functions by writing a "{opened(_TAGS.calls)}" block like the following as part of \
+your reply to the user:
+{opened(_TAGS.calls)}
+{opened(_TAGS.call, ' name="$FUNCTION_NAME"')}
+{opened(_TAGS.argument, ' name="$PARAMETER_NAME" string="true|false"')}$PARAMETER_VALUE\
+{closed(_TAGS.argument)}
+...
+{closed(_TAGS.call)}
+{opened(_TAGS.call, ' name="$FUNCTION_NAME2"')}
+...
+{closed(_TAGS.call)}
+{closed(_TAGS.calls)}
+String and scalar parameters should be specified as is without any escaping or quotes, while lists \
+and objects should use JSON format. The "string" attribute should be set to "true" for string type \
+parameters and "false" for other types (numbers, booleans, arrays, objects).
+If the thinking_mode is enabled, then after function results you should strongly consider \
+outputting a thinking block. Here is an example:
+{opened(_TAGS.calls)}
+...
+{closed(_TAGS.calls)}
+<{_RESULTS}>
+...
+</{_RESULTS}>
+{THINK}...thinking about results{END_THINK}
+Here are the functions available in JSONSchema format:
+<functions>
+%s
+</functions>
+"""
+
+
+class DeepSeekV32:
+    """Renders conversations for DeepSeek V3.2 (`extproc.renderers.renderer.Renderer`)."""
+
+    marks: Marks | None = None
+
+    def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
+        """Returns the prompt of a conversation, as `Renderer.render`."""
+        del budget_seconds  # it takes microseconds a message
+        told, variables, forms = given(chat, chat.messages)
+        messages = [flat(message) for message in told]
+        thinks = bool(variables.get("thinking") or variables.get("enable_thinking"))
+        if thinks and messages[-1]["role"] == "user":
+            messages = _without_developers(messages)
+        tools = variables.get("tools")
+        beginning = f"{BOS}\n\n{_TOOLS % schemas(tools)}" if tools else BOS
+        return "".join([beginning, *_pieces(messages, thinks=thinks)]), forms
+
+
+def _without_developers(messages: Messages) -> list[dict[str, Any]]:
+    """Returns the messages without developers' turns before the last one that is answered.
+
+    What the model thought before that is never rendered.
+    """
+    last = last_asking(messages)
+    return [
+        message
+        for place, message in enumerate(messages)
+        if place >= last or message["role"] in ("user", "system", "tool", "assistant")
+    ]
+
+
+def _pieces(messages: Messages, *, thinks: bool) -> Iterator[str]:
+    last = last_asking(messages)
+    results = _Results()
+    for place, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            yield from results.add(content)
+            if results.are_all:
+                yield f"\n\n{THINK if thinks and place >= last else END_THINK}"
+            continue
+        results = _Results(len(calls_of(message)))
+        if role == "system":
+            yield content
+        elif role == "assistant":
+            yield _answer(message, is_shown=thinks and place > last)
+        elif role in ASKING:
+            yield _question(role, content)
+            yield THINK if thinks and place == last else END_THINK
+        else:
+            raise refusal()
+
+
+class _Results:
+    """The results of the calls of one turn. calls: how many there are."""
+
+    def __init__(self, calls: int = 0) -> None:
+        self._calls = calls
+        self._results = 0
+
+    @property
+    def are_all(self) -> bool:
+        """Whether each call has its result."""
+        return self._results == self._calls
+
+    def add(self, content: str) -> Iterator[str]:
+        """Yields the next result.
+
+        Raises:
+            RequestError: it is of no call.
+        """
+        self._results += 1
+        if self._results > self._calls:
+            raise refusal()
+        if self._results == 1:
+            yield f"\n\n<{_RESULTS}>"
+        yield f"\n<result>{content}</result>"
+        if self.are_all:
+            yield f"\n</{_RESULTS}>"
+
+
+def _question(role: str, content: str) -> str:
+    if role == "user":
+        return f"{USER}{content}{ASSISTANT}"
+    if not content:
+        raise refusal()
+    return f"{USER}\n\n# The user's message is: {content}{ASSISTANT}"
+
+
+def _answer(message: dict[str, Any], *, is_shown: bool) -> str:
+    """Returns a turn of the model. is_shown: whether it begins with what the model thought."""
+    thought = _thought(message) + END_THINK if is_shown else ""
+    functions = calls_of(message)
+    calls = f"\n\n{written_calls(functions, _TAGS)}" if functions else ""
+    return f"{thought}{message['content']}{calls}{EOS}"
+
+
+def _thought(message: dict[str, Any]) -> str:
+    """Returns what the model thought before an answer.
+
+    Raises:
+        RequestError: an answer to the last question has neither thoughts nor calls.
+    """
+    reasoning = message.get("reasoning")
+    if not reasoning and not message.get("tool_calls"):
+        raise refusal()
+    return str(reasoning or "")

@@ -1,0 +1,371 @@
+"""The prompts of DeepSeek V4 and V4.1.
+
+Source: behaviour of vLLM 0.32.0 (tokenizers/deepseek_v4.py, deepseek_v4_encoding.py, and the same
+for v41). Results of tools are part of the user's turn, in the order of their calls. Thinking is on
+unless `thinking`, `enable_thinking` or the effort `none` says otherwise. Without tools, what the
+model thought before the last question is left out, so a prompt need not begin with the one before.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from extproc.base.errors import RequestError
+from extproc.renderers.deepseek import (
+    ASKING,
+    ASSISTANT,
+    BOS,
+    END_THINK,
+    EOS,
+    REMINDER,
+    SYSTEM,
+    THINK,
+    USER,
+    Tags,
+    calls_of,
+    closed,
+    last_asking,
+    opened,
+    refusal,
+    schemas,
+    written_calls,
+)
+from extproc.renderers.given import Given, given
+from extproc.renderers.segments import Marks
+from extproc.requests.chat_request import Messages, in_parts
+from extproc.requests.prompt import Chat
+
+_V4_EFFORTS = {
+    "low": "",
+    "high": """\
+Reasoning Effort: Absolute maximum with no shortcuts permitted.
+You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve \
+the root cause, rigorously stress-testing your logic against all potential paths, edge cases, and \
+adversarial scenarios.
+Explicitly write out your entire deliberation process, documenting every intermediate step, \
+considered alternative, and rejected hypothesis to ensure absolutely no assumption is left \
+unchecked.
+
+""",
+    "max": """\
+Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.
+You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: \
+exhaustively decompose the problem into its most fundamental components, trace every causal chain \
+to its root, \
+and resolve the underlying cause rather than any surface symptom.
+Do not stop reasoning until you have independently verified the solution from multiple angles and \
+are certain that no assumption remains unchecked and no error remains undiscovered.
+
+""",
+}
+_V4_LOW_EFFORTS = ("low", "minimal", "medium")
+
+_V41_EFFORTS = {"low": 50, "high": 75, "xhigh": 75, "max": 100}
+_V41_MOST_EFFORT = 100
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+# Fields of a message by which a client would change more than its text.
+_V41_FIELDS = ("content_blocks", "mask", "prefix", "response_format", "task", "tools", "wo_eos")
+
+
+def _tools_text(tags: Tags) -> str:
+    """Returns the text before and after the functions, %s between."""
+    return f"""\
+## Tools
+
+You have access to a set of tools to help answer the user's question. You can invoke tools by \
+writing a "{opened(tags.calls)}" block like the following:
+
+{opened(tags.calls)}
+{opened(tags.call, ' name="$TOOL_NAME"')}
+{opened(tags.argument, ' name="$PARAMETER_NAME" string="true|false"')}$PARAMETER_VALUE\
+{closed(tags.argument)}
+...
+{closed(tags.call)}
+{opened(tags.call, ' name="$TOOL_NAME2"')}
+...
+{closed(tags.call)}
+{closed(tags.calls)}
+
+String parameters should be specified as is and set `string="true"`. For all other types (numbers, \
+booleans, arrays, objects), pass the value in JSON format and set `string="false"`.
+
+If thinking_mode is enabled (triggered by {THINK}), you MUST output your complete reasoning inside \
+{THINK}...{END_THINK} BEFORE any tool calls or final response.
+
+Otherwise, output directly after {END_THINK} with tool calls or final response.
+
+### Available Tool Schemas
+
+%s
+
+You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
+"""
+
+
+class _Thinking(NamedTuple):
+    """How a prompt treats thoughts.
+
+    is_on: whether the model thinks. keeps: whether what it thought before the last question is
+    rendered. last: the place of that question.
+    """
+
+    is_on: bool
+    keeps: bool
+    last: int
+
+    def begins_after(self, place: int) -> bool:
+        """Returns whether the answer to the turn at a place begins with a thought."""
+        return self.is_on and (self.keeps or place >= self.last)
+
+    def is_shown_in(self, place: int) -> bool:
+        """Returns whether the thought of the answer at a place is rendered."""
+        return self.is_on and (self.keeps or place > self.last)
+
+
+class DeepSeekV4:
+    """Renders conversations for DeepSeek V4 (`extproc.renderers.renderer.Renderer`)."""
+
+    marks: Marks | None = None
+    _tags = Tags()
+    _tools = _tools_text(_tags)
+    _later_system = ""
+
+    def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
+        """Returns the prompt of a conversation, as `Renderer.render`."""
+        del budget_seconds  # it takes microseconds a message
+        told = self._given(chat)
+        variables = told.variables
+        is_on, effort = self._effort(variables)
+        messages, tools = told.messages, variables.get("tools")
+        keeps = bool(tools) or not variables.get("drop_thinking", True)
+        if tools and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": ""}, *messages]
+        turns = _merged(messages)
+        if is_on and not keeps:
+            turns = self._without_developers(turns)
+        thinking = _Thinking(is_on, keeps, self._last_asking(turns))
+        pieces = self._pieces(turns, thinking, tools)
+        beginning = self._beginning(turns, effort if is_on else "")
+        return "".join([BOS, beginning, *pieces]), told.forms
+
+    def _given(self, chat: Chat) -> Given:
+        """Returns what the engine's code is given, each content as a text."""
+        told = given(chat, chat.messages)
+        shaped = [
+            {**message, "content": _joined(message["content"])}
+            for message in map(in_parts, told.messages)
+        ]
+        return told._replace(messages=shaped)
+
+    def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:
+        """Returns whether the model thinks, and the text about its effort."""
+        is_on, effort = _is_on(variables), variables.get("reasoning_effort")
+        if not isinstance(effort, str):
+            effort = "high"
+        elif effort == "none":
+            is_on = False
+        elif effort in _V4_LOW_EFFORTS:
+            effort = "low"
+        return is_on, _V4_EFFORTS.get(effort, _V4_EFFORTS["high"])
+
+    def _beginning(self, turns: Messages, effort: str) -> str:
+        """Returns what precedes the first turn."""
+        return effort if turns else ""
+
+    def _last_asking(self, turns: Messages) -> int:
+        return last_asking(turns)
+
+    def _without_developers(self, turns: Messages) -> list[dict[str, Any]]:
+        """Returns the turns without developers' ones before the last question."""
+        last = self._last_asking(turns)
+        return [
+            turn for place, turn in enumerate(turns) if place >= last or turn["role"] != "developer"
+        ]
+
+    def _pieces(
+        self, turns: Messages, thinking: _Thinking, tools: list[dict[str, Any]] | None
+    ) -> Iterator[str]:
+        shown = f"\n\n{self._tools % schemas(tools)}" if tools else ""
+        for place, turn in enumerate(turns):
+            role = turn["role"]
+            yield from self._turn(turn, place, thinking)
+            if role == "system":
+                yield shown
+                shown = ""  # after the first system turn alone
+            following = turns[place + 1]["role"] if place + 1 < len(turns) else ""
+            if following in ("", "assistant", "latest_reminder") and (
+                role in ASKING or self._is_answered(turns, place)
+            ):
+                yield ASSISTANT + (THINK if thinking.begins_after(place) else END_THINK)
+
+    def _turn(self, turn: dict[str, Any], place: int, thinking: _Thinking) -> Iterator[str]:
+        role, content = turn["role"], turn["content"]
+        if role == "system":
+            yield (self._later_system if place else "") + content
+        elif role == "assistant":
+            yield from self._answer(turn, is_shown=thinking.is_shown_in(place))
+        elif role == "latest_reminder":
+            yield REMINDER + content
+        elif role not in ASKING or (role == "developer" and not content):
+            raise refusal()
+        else:
+            yield USER + content
+
+    def _is_answered(self, turns: Messages, place: int) -> bool:
+        """Returns whether the turn at a place is a system turn that the model answers."""
+        following = [turn["role"] for turn in turns[place + 1 : place + 2]]
+        return turns[place]["role"] == "system" and following in ([], ["assistant"])
+
+    def _answer(self, turn: dict[str, Any], *, is_shown: bool) -> Iterator[str]:
+        if is_shown:
+            yield (turn.get("reasoning") or "") + END_THINK
+        yield turn["content"]
+        functions = [self._function(function) for function in calls_of(turn)]
+        if functions:
+            yield f"\n\n{written_calls(functions, self._tags)}"
+        yield EOS
+
+    def _function(self, function: dict[str, Any]) -> dict[str, Any]:
+        """Returns a function that a turn calls, with its arguments as an object."""
+        return function
+
+
+class DeepSeekV41(DeepSeekV4):
+    """Renders conversations for DeepSeek V4.1 (`extproc.renderers.renderer.Renderer`).
+
+    Its code reads the messages as the client sent them. Later system turns are questions.
+    """
+
+    _tags = Tags(" calls", " invoke", " parameter")
+    _tools = _tools_text(_tags)
+    _later_system = SYSTEM
+
+    def _given(self, chat: Chat) -> Given:
+        told = given(chat, chat.sent, drops_billing_lines=False)
+        if any(field in message for message in told.messages for field in _V41_FIELDS):
+            raise RequestError("unsupported_content")
+        return told._replace(messages=[_sent(message) for message in told.messages])
+
+    def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:
+        is_on, effort = _is_on(variables), variables.get("reasoning_effort")
+        if effort == "none":
+            is_on, effort = False, None
+        if effort is None:
+            effort = "high"
+        share = _V41_EFFORTS.get(effort, 0) if isinstance(effort, str) else effort
+        if type(share) is not int or not 1 <= share <= _V41_MOST_EFFORT:
+            raise refusal()
+        about = "(range 1-100, the higher the value, the more thorough the reasoning)"
+        return is_on, f"Reasoning Effort: {share} {about}\n\n"
+
+    def _beginning(self, turns: Messages, effort: str) -> str:
+        opens = bool(turns) and (bool(effort) or turns[0]["role"] == "system")
+        return (SYSTEM if opens else "") + super()._beginning(turns, effort)
+
+    def _last_asking(self, turns: Messages) -> int:
+        places = (
+            place
+            for place in reversed(range(len(turns)))
+            if turns[place]["role"] in ASKING or (place and turns[place]["role"] == "system")
+        )
+        return next(places, -1)
+
+    def _is_answered(self, turns: Messages, place: int) -> bool:
+        return place > 0 and turns[place]["role"] == "system"
+
+    def _function(self, function: dict[str, Any]) -> dict[str, Any]:
+        arguments = found = function["arguments"]
+        for _ in range(2):  # some clients encode JSON twice
+            if isinstance(found, str):
+                found = _decoded(found)
+        if not isinstance(found, dict):
+            found = {"arguments": arguments}
+        return {**function, "arguments": found}
+
+
+def _is_on(variables: Mapping[str, Any]) -> bool:
+    switches = [variables[key] for key in ("thinking", "enable_thinking") if key in variables]
+    return not switches or any(switches)
+
+
+def _joined(content: str | list[dict[str, Any]]) -> str:
+    """Returns a content as a text, with a blank line between its parts."""
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(part["text"] for part in content)
+
+
+def _sent(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with its content as a text, as V4.1 reads it."""
+    content = message.get("content")
+    if isinstance(content, list):
+        if any(part.get("type") not in _TEXT_PARTS for part in content):
+            raise refusal()
+        content = "\n\n".join(part.get("text", "") for part in content)
+    elif content is None:
+        content = _for_nothing(message["role"])
+    return {**message, "content": content}
+
+
+def _for_nothing(role: str) -> str:
+    """Returns the text of a turn without content."""
+    if role == "tool":
+        return "None"
+    if role == "user":
+        raise refusal()
+    return ""
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+class _Block(NamedTuple):
+    """A part of a user's turn. call: of whose result it is; None if it is the user's text."""
+
+    text: str
+    call: str | None = None
+
+
+def _merged(messages: Messages) -> list[dict[str, Any]]:
+    """Returns the turns: what the user and tools say between two other turns is one."""
+    turns: list[dict[str, Any]] = []
+    blocks: list[_Block] = []
+    order: dict[str, int] = {}
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            name = message.get("tool_call_id") or ""
+            blocks.append(_Block(f"<tool_result>{content}</tool_result>", str(name)))
+        elif role == "user":
+            blocks.append(_Block(content))
+        else:
+            _end_turn(turns, blocks, order)
+            turns.append(dict(message))
+            if message.get("tool_calls"):
+                order = _order_of(message["tool_calls"])
+    _end_turn(turns, blocks, order)
+    return turns
+
+
+def _order_of(calls: list[dict[str, Any]]) -> dict[str, int]:
+    """Returns the places of calls by their ids."""
+    names = ((call.get("id") or call["function"].get("id"), at) for at, call in enumerate(calls))
+    return {str(name): place for name, place in names if name}
+
+
+def _end_turn(turns: list[dict[str, Any]], blocks: list[_Block], order: dict[str, int]) -> None:
+    """Adds the user's turn, if there is one, with the results in the order of their calls."""
+    if not blocks:
+        return
+    results = [block for block in blocks if block.call is not None]
+    results.sort(key=lambda block: order.get(block.call or "", 0))
+    ordered = iter(results)
+    texts = [block.text if block.call is None else next(ordered).text for block in blocks]
+    turns.append({"role": "user", "content": "\n\n".join(texts)})
+    blocks.clear()

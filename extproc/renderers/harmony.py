@@ -1,0 +1,364 @@
+"""The prompts of gpt-oss, in the harmony format.
+
+Source: behaviour of vLLM 0.32.0 (entrypoints/openai/parser/harmony_utils.py, responses/harmony.py)
+with oss-harmony 0.0.11. Every text is tokenized by itself, and no text becomes a control token. The
+system turn of a conversation is its developer's instructions; a system turn of the format's own has
+the date. Of what the model thought, only what follows its last answer is rendered.
+
+Releases before 0.31 write parts of this otherwise; no such prompt counts before a worker proves it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from extproc.base.errors import RequestError
+from extproc.renderers.given import dialect_of, given
+from extproc.renderers.segments import Marks, Segment
+from extproc.renderers.typescript import namespace
+from extproc.requests.chat_request import Messages
+from extproc.requests.prompt import (
+    DATE,
+    EFFORT,
+    ITEMS,
+    NO_TOOLS,
+    REASONING,
+    Chat,
+    Response,
+)
+
+# The control tokens of gpt-oss, which are the same in all of its models.
+CHANNEL, START, END, MESSAGE, CALL = 200005, 200006, 200007, 200008, 200012
+CONTROLS = {
+    "<|channel|>": CHANNEL,
+    "<|start|>": START,
+    "<|end|>": END,
+    "<|message|>": MESSAGE,
+    "<|call|>": CALL,
+}
+
+_EFFORTS = ("low", "medium", "high")
+
+# By which thinking, which cannot be switched off, is made least. Source: vLLM 0.31 and 0.32.
+_OFF_EFFORT = "low"
+
+# Names of functions that need no care in the header of a message.
+_NAME = re.compile(r"[\w.:-]*")
+
+# Types of tools that run in the engine, if it has a server for them, as it has not by default.
+_BUILT_IN = frozenset(("web_search_preview", "code_interpreter", "container"))
+
+
+class _Message(NamedTuple):
+    """A message of the format. author: a role, or the name of a tool. texts: its content."""
+
+    author: str
+    texts: Sequence[str]
+    channel: str = ""
+    recipient: str = ""
+
+    @property
+    def is_models(self) -> bool:
+        """Whether the model wrote it."""
+        return self.author == "assistant"
+
+    def segments(self) -> Iterator[Segment]:
+        """Yields its segments."""
+        yield START
+        is_call = self.is_models and bool(self.recipient)
+        yield f"{self.author} to={self.recipient}" if is_call else self.author
+        if self.channel:
+            yield CHANNEL
+            yield f"{self.channel} json" if is_call else self._channel_of_result()
+        yield MESSAGE
+        yield from self.texts
+        yield CALL if is_call else END
+
+    def _channel_of_result(self) -> Segment:
+        return f"{self.channel} to={self.recipient}" if self.recipient else self.channel
+
+
+def _call(name: str, arguments: str) -> _Message:
+    return _Message("assistant", [arguments], "commentary", f"functions.{_checked(name)}")
+
+
+def _result(name: str, text: str) -> _Message:
+    return _Message(f"functions.{_checked(name)}", [text], "commentary", "assistant")
+
+
+def _thought(text: str) -> _Message:
+    return _Message("assistant", [text], "analysis")
+
+
+def _instructions(text: str) -> _Message:
+    return _Message("developer", [f"# Instructions\n\n{text}"])
+
+
+def _checked(name: object) -> str:
+    """Returns the name of a function, if a header cannot be misread with it.
+
+    Raises:
+        RequestError: it can.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError("unsupported_tools")
+    return name
+
+
+class Harmony:
+    """Renders conversations for gpt-oss (`extproc.renderers.renderer.Renderer`).
+
+    now: returns the time, in the time zone that the engines have. keeps_later_systems: as in
+        `given`.
+    """
+
+    def __init__(
+        self, now: Callable[[], datetime], keeps_later_systems: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._marks = Marks(CONTROLS.values())
+        self.marks: Marks | None = self._marks
+        self._now = now
+        self._keeps_later_systems = keeps_later_systems
+
+    def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
+        """Returns the prompt of a conversation, as `Renderer.render`."""
+        del budget_seconds  # it takes microseconds a message
+        if chat.is_truncated:
+            raise RequestError("unsupported_truncation")  # the engine does not truncate it
+        now = self._now()
+        if chat.response is None:
+            messages, forms = self._of_chat(chat, now)
+        else:
+            messages, forms = _of_response(chat, chat.response, now)
+        if not has_certain_date(now):
+            forms |= DATE
+        segments = (
+            one for message in _without_old_thoughts(messages) for one in message.segments()
+        )
+        return self._marks.joined([*segments, START, "assistant"]), forms
+
+    def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[_Message], int]:
+        told = given(
+            chat,
+            chat.sent,
+            _OFF_EFFORT,
+            self._keeps_later_systems,
+            drops_billing_lines=False,
+        )
+        instructions, turns = _instructions_in(told.messages)
+        tools = [tool["function"] for tool in told.variables.get("tools") or ()]
+        beginning = _beginning(now, instructions, tools, told.variables.get("reasoning_effort"))
+        return [*beginning, *_turns(turns)], told.forms
+
+
+# How much the clocks of the router and of an engine may differ.
+_CLOCKS_APART = timedelta(minutes=5)
+
+
+def has_certain_date(now: datetime) -> bool:
+    """Returns whether an engine writes the date of a moment, as the router does.
+
+    Not about midnight, since clocks differ; nor while it is another day in UTC, which is the time
+    zone of most containers.
+
+    now: with the router's time zone.
+    """
+    moments = (now - _CLOCKS_APART, now + _CLOCKS_APART)
+    dates = {zoned.date() for one in moments for zoned in (one, one.astimezone(UTC))}
+    return len(dates) == 1
+
+
+def _of_response(chat: Chat, response: Response, now: datetime) -> tuple[list[_Message], int]:
+    forms = chat.forms & (ITEMS | NO_TOOLS)
+    dialect_of(chat)
+    effort = None
+    if chat.effort:
+        forms |= EFFORT
+        effort = chat.effort
+    instructions, items = response.instructions, response.items
+    if instructions is None and isinstance(items, list):
+        instructions, items = _instructions_in(items)
+    beginning = _beginning(now, instructions, _functions(response.tools), effort)
+    if isinstance(items, str):
+        return [*beginning, _Message("user", [items])], forms
+    if any(item.get("type") == "reasoning" for item in items):
+        forms |= REASONING
+    return [*beginning, *_items(items)], forms
+
+
+def _beginning(
+    now: datetime, instructions: str | None, functions: list[dict[str, Any]], effort: str | None
+) -> Iterator[_Message]:
+    """Yields what precedes the conversation: the system turn, and the developer's."""
+    if effort is not None and effort not in _EFFORTS:
+        raise RequestError("template_failed")
+    for function in functions:
+        _checked(function["name"])
+    calls = "\nCalls to these tools must go to the commentary channel: 'functions'."
+    text = (
+        "You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\n"
+        f"Current date: {now:%Y-%m-%d}\n\n"
+        f"Reasoning: {effort or 'medium'}\n\n"
+        "# Valid channels: analysis, commentary, final."
+        f" Channel must be included for every message.{calls if functions else ''}"
+    )
+    yield _Message("system", [text])
+    sections = []
+    if instructions or (functions and instructions is not None):
+        sections += ["# Instructions", instructions]
+    if functions:
+        sections += ["# Tools", namespace(functions)]
+    if sections:
+        yield _Message("developer", ["\n\n".join(sections)])
+
+
+def _without_old_thoughts(messages: Sequence[_Message]) -> list[_Message]:
+    """Returns the messages without the model's thoughts before its last answer."""
+    answers = (
+        place
+        for place in reversed(range(len(messages)))
+        if messages[place].is_models and messages[place].channel == "final"
+    )
+    last = next(answers, -1)
+    return [
+        message
+        for place, message in enumerate(messages)
+        if place >= last or message.channel != "analysis"
+    ]
+
+
+def _instructions_in(messages: Messages) -> tuple[str | None, list[dict[str, Any]]]:
+    """Returns the instructions, if the first message has them, and the other messages."""
+    if messages and messages[0].get("role") in ("system", "developer"):
+        return _flat(messages[0].get("content")), list(messages[1:])
+    return None, list(messages)
+
+
+def _flat(content: object) -> str | None:
+    """Returns the texts of a content as one; None if there is none."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = _texts(content)
+    return "".join(texts) if texts else None
+
+
+def _texts(content: object) -> list[str]:
+    """Returns the texts of a content in parts.
+
+    Raises:
+        RequestError: a part has none.
+    """
+    if isinstance(content, str):
+        return [content]
+    texts = [part.get("text") for part in content] if isinstance(content, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("unsupported_content")
+    return texts  # type: ignore[return-value]
+
+
+def _turns(messages: Messages) -> Iterator[_Message]:
+    """Yields the turns of a chat completion."""
+    names: dict[Any, Any] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call.get("id")] = call["function"].get("name")
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        if role == "assistant":
+            yield from _answer(message)
+        elif role == "tool":
+            name = names.get(message.get("tool_call_id", ""), "")
+            yield _result(name, _flat(content) or "")
+        elif role in ("system", "developer"):
+            text = _flat(content)
+            if text is not None:
+                yield _instructions(text)
+        elif role == "user":
+            yield _Message("user", _texts(content or ""))
+        else:
+            raise RequestError("template_failed")
+
+
+def _answer(message: Mapping[str, Any]) -> Iterator[_Message]:
+    """Yields the messages of a turn of the model."""
+    reasoning, content, calls = (message.get(key) for key in ("reasoning", "content", "tool_calls"))
+    thoughts = [_thought(reasoning)] if reasoning else []
+    if not calls:
+        yield from thoughts
+        texts = _texts(content or "")
+        if texts and texts[0]:
+            yield _Message("assistant", texts, "final")
+        return
+    text = _flat(content)
+    if text:
+        yield _Message("assistant", [text], "commentary")
+    yield from thoughts
+    for call in calls:
+        function = call["function"]
+        yield _call(function.get("name", ""), _written(function.get("arguments")))
+
+
+def _written(arguments: object) -> str:
+    """Returns the arguments of a call as JSON; text is what the client wrote.
+
+    Anthropic's API has an object instead, which the engine writes as Python does.
+    """
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments or {})
+
+
+def _functions(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the functions among a response's tools.
+
+    Raises:
+        RequestError: a tool is of a kind that the engine refuses with this model.
+    """
+    functions = []
+    for tool in tools:
+        kind = tool.get("type")
+        if kind == "function":
+            functions.append(dict(tool))
+        elif kind not in _BUILT_IN:
+            raise RequestError("template_failed")
+    return functions
+
+
+def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_Message]:
+    """Yields the messages of a response's items."""
+    names: dict[object, object] = {}
+    for item in items:
+        kind, content = item.get("type", "message"), item.get("content")
+        if kind == "message":
+            yield from _said(item["role"], content)
+        elif kind == "reasoning":
+            texts = _texts(content or [])
+            if texts:
+                yield _thought("\n".join(texts))
+        elif kind == "function_call":
+            names[item.get("call_id")] = item.get("name")
+            yield _call(_checked(item.get("name")), str(item.get("arguments")))
+        elif kind == "function_call_output":
+            output = item.get("output")
+            if item.get("call_id") not in names or not isinstance(output, str):
+                raise RequestError("template_failed")
+            yield _result(_checked(names[item.get("call_id")]), output)
+        else:
+            raise RequestError("template_failed")
+
+
+def _said(role: str, content: object) -> Iterator[_Message]:
+    """Yields what an item of a role says."""
+    if role in ("system", "developer"):
+        text = _flat(content)
+        if text:
+            yield _instructions(text)
+    elif role == "assistant":
+        yield _Message(role, _texts(content), "final")
+    elif role == "user":
+        yield _Message(role, _texts(content))
+    else:
+        raise RequestError("template_failed")
