@@ -43,7 +43,7 @@ def test_chat_keeps_every_field_that_changes_the_prompt() -> None:
         "tools": [TOOL],
         "documents": [{"text": "d"}],
     }
-    conversation = Chat([USER], variables, add_special_tokens=True, effort="low")
+    conversation = Chat([USER], variables, add_special_tokens=True, effort="low", sent=[USER])
     assert parsed == InferenceRequest("m", [conversation], "s")
 
 
