@@ -129,7 +129,7 @@ class Play(logging.Handler):
         phrases = SimpleNamespace(encoded=lambda answer: answer)
         service = SimpleNamespace(
             metrics=metrics,
-            spoken=SimpleNamespace(phrases=phrases),
+            stream_settings=SimpleNamespace(phrases=phrases),
             joining=None,
             open=self.open,
         )
