@@ -42,7 +42,7 @@ MODULES = (
     "routing.query",
     "routing.ranks",
     "routing.sampling",
-    "routing.sent",
+    "routing.claim_table",
     "routing.sessions",
     "routing.survey",
     "routing.upstreams",

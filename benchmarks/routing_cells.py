@@ -18,7 +18,7 @@ from routing_workloads import (
     single_shot,
 )
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, Speed
+from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledSpeed
 from extproc.commands.whatif.routers import Arrivals, Stage
 
 # Tokens of KV cache of an engine.
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     lost_at: float = math.inf
     slow_from: float = 0.0
     slow_until: float = math.inf
-    rates: Sequence[float] = (Speed().prefill_rate,)
+    rates: Sequence[float] = (ModelledSpeed().prefill_rate,)
     strangers: Workload | None = None
 
     @property
@@ -56,14 +56,14 @@ class Cell(NamedTuple):
         return Stage(self._speeds, blocks, self.delay_seconds, self._turns, self.lost_at)
 
     @property
-    def _speeds(self) -> Sequence[Speed]:
+    def _speeds(self) -> Sequence[ModelledSpeed]:
         speeds = self._usual
         if not self.slow_from:
             speeds[0] = speeds[0].slower(self.slow)
         return speeds
 
     @property
-    def _turns(self) -> Sequence[tuple[float, int, Speed]]:
+    def _turns(self) -> Sequence[tuple[float, int, ModelledSpeed]]:
         first = self._usual[0]
         turns = []
         if self.slow_from:
@@ -73,8 +73,8 @@ class Cell(NamedTuple):
         return turns
 
     @property
-    def _usual(self) -> list[Speed]:
-        usual = Speed()
+    def _usual(self) -> list[ModelledSpeed]:
+        usual = ModelledSpeed()
         rates = [self.rates[number % len(self.rates)] for number in range(self.workers)]
         return [usual.slower(usual.prefill_rate / rate) for rate in rates]
 

@@ -23,7 +23,7 @@ from routing_workloads import (
     short_prompts,
 )
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, Fleet, Request, Speed
+from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledFleet, ModelledSpeed, Request
 from extproc.commands.whatif.routers import (
     LOOK_SECONDS,
     MAX_AHEAD,
@@ -37,6 +37,7 @@ from extproc.config.schema import Config, Model
 from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PREFILL, SGLANG
 from extproc.config.sections import Disaggregation as Rules
 from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.routing.claim_table import Holdings
 from extproc.routing.decision import Decision, Split
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Booking, Loads
@@ -44,7 +45,6 @@ from extproc.routing.marks import Marks
 from extproc.routing.pins import NO_CHOICE, RankChoice
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
-from extproc.routing.sent import Holdings
 from extproc.routing.upstreams import Upstreams
 from kvstate.overlap import Overlap, Prompt
 
@@ -178,7 +178,7 @@ class _Router:
         self,
         cell: Cell,
         contestant: Contestant,
-        fleet: Fleet,
+        fleet: ModelledFleet,
         marks: Mapping[int, Marks],
         seed: int,
     ) -> None:
@@ -261,9 +261,9 @@ class _Router:
 def run(cell: Cell, contestant: Contestant, seed: int) -> Result:
     """Serves the arrivals of a cell and seed."""
     requests = cell.workload(Random(seed))
-    speeds = [Speed()] * WORKERS
+    speeds = [ModelledSpeed()] * WORKERS
     blocks = CACHE_TOKENS // BLOCK_TOKENS
-    fleet = Fleet(speeds, blocks, DELAY_SECONDS, transfer_rate=cell.transfer_rate)
+    fleet = ModelledFleet(speeds, blocks, DELAY_SECONDS, transfer_rate=cell.transfer_rate)
     marks = dict(zip(map(id, requests), Arrivals.of(requests).marks, strict=True))
     router = _Router(cell, contestant, fleet, marks, seed)
     fleet.run(requests, router.pick, router.over)

@@ -35,11 +35,11 @@ import uvloop
 from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
 
-from extproc.config.sections import Sharing as Options
+from extproc.config.sections import SharingSettings as Options
+from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, GaugesOf, Loads
 from extproc.routing.marks import marks_of
-from extproc.routing.sent import ClaimTable, Holdings
 from extproc.running.event_loop import Sweeper
 from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
 

@@ -19,7 +19,7 @@ from workload import BLOCK_SIZE, Piece, message, stored
 from extproc.config.schema import Model
 from extproc.requests.outline import outline_of
 from extproc.requests.request import CHAT_PATH, Text, parse
-from extproc.routing.sent import ClaimTable
+from extproc.routing.claim_table import ClaimTable
 from extproc.tokenizing.tokens import Tokenizer
 
 MICROSECONDS = 1e6

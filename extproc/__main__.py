@@ -314,9 +314,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     with _loading():
         from extproc.running.event_loop import run
         from extproc.running.lifetime import serve
-        from extproc.running.processes import Member
+        from extproc.running.processes import ProcessMember
 
-    member = None if arguments.member is None else Member.parse(arguments.member)
+    member = None if arguments.member is None else ProcessMember.parse(arguments.member)
     run(serve(arguments.config, config, member))
     return 0
 
@@ -371,12 +371,12 @@ def _envoy(arguments: argparse.Namespace) -> int:
 
 def _patch(arguments: argparse.Namespace, config: "Config") -> int:
     from extproc.config.reader import read_text
-    from extproc.envoy.envoy_patch import Choice, difference, patched
+    from extproc.envoy.envoy_patch import PatchOptions, difference, patched
     from extproc.envoy.yaml_edit import MAX_CHARACTERS
 
     name = arguments.patch
     text = read_text(name, MAX_CHARACTERS)
-    choice = Choice(tuple(arguments.cluster), arguments.listener, arguments.access_log)
+    choice = PatchOptions(tuple(arguments.cluster), arguments.listener, arguments.access_log)
     patch = patched(text, name, config, choice)
     sys.stdout.write(difference(text, patch.text, name) if arguments.diff else patch.text)
     for note in patch.notes:

@@ -18,7 +18,7 @@ import msgspec
 
 from simulator.dialects import Habits
 from simulator.events import ATTENTION, DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event
-from simulator.hashing import Hashing, Namespace, VllmHashing, chain_of
+from simulator.hashing import CacheNamespace, Hashing, VllmHashing, chain_of
 
 _RESERVED = 1  # vLLM keeps block 0 as a placeholder ("null block"): N blocks hold N - 1
 _GROUP = 0  # a model with one kind of attention has one group of caches
@@ -28,7 +28,7 @@ _GROUP = 0  # a model with one kind of attention has one group of caches
 class Holding:
     """The blocks that one request uses while it runs."""
 
-    namespace: Namespace
+    namespace: CacheNamespace
     session_id: str | None
     tokens: list[int]
     """All tokens whose KV is computed: the prompt, then all generated ones but the last."""
@@ -61,7 +61,7 @@ class PrefixCache:
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._hashing = shape.hashing
-        self._pool = BlockPool(shape.blocks)
+        self._pool = DeviceBlocks(shape.blocks)
         self._host = HostTier(shape.host_blocks)
         self._block_size = shape.block_size
         self._events: list[Event] = []
@@ -78,7 +78,7 @@ class PrefixCache:
         """Blocks with reusable content, copies included: on the device, and off it."""
         return self._pool.filled, len(self._host)
 
-    def held_tokens(self, prompt: Sequence[int], namespace: Namespace) -> int:
+    def held_tokens(self, prompt: Sequence[int], namespace: CacheNamespace) -> int:
         """Returns how many leading tokens of a prompt are cached, at least one being computed."""
         digests = chain_of(prompt, self._block_size, namespace, self._hashing)
         return sum(1 for _ in self._find(digests, len(prompt))) * self._block_size
@@ -86,7 +86,7 @@ class PrefixCache:
     def begin(
         self,
         prompt: Sequence[int],
-        namespace: Namespace,
+        namespace: CacheNamespace,
         *,
         session_id: str | None = None,
         reuse: bool = True,
@@ -239,7 +239,7 @@ class PrefixCache:
         )
 
 
-class BlockPool:
+class DeviceBlocks:
     """The blocks on the device: their users, their content, and the order of eviction.
 
     blocks: counted as vLLM's --num-gpu-blocks-override does, the reserved block included.

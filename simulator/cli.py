@@ -10,7 +10,7 @@ from pathlib import Path
 from simulator.dialects import DIALECTS
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 
 _NOWHERE = "none"
 _REPLAY_LIMIT = "messages of a replay that wait for a slow reader; 0: any (default: %(default)s)"
@@ -131,7 +131,7 @@ async def _serve(settings: Settings) -> None:
         await stop.wait()
 
 
-def _greeting(worker: Worker) -> str:
+def _greeting(worker: SimulatedWorker) -> str:
     parts = [f"worker {worker.name} listening on {worker.url}"]
     if worker.events_endpoints:
         parts.append(f"events {' '.join(worker.events_endpoints)}")

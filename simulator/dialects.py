@@ -26,7 +26,7 @@ _OPTIONAL = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class EventLayout:
     """The fields of one dialect's events, in their order on the wire."""
 
     positional: bool
@@ -148,14 +148,14 @@ _HABITS: dict[EngineName, Habits] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class EventDialect:
     """One engine from one release on."""
 
     name: str
     engine: EngineName
     version: str
     """The release that is imitated."""
-    layout: Layout
+    layout: EventLayout
     replay_topic: bool
     """Whether answers of the replay socket have a topic frame."""
     random_root: bool = False
@@ -171,7 +171,7 @@ class Dialect:
     habits: Habits = field(default_factory=Habits)
 
 
-_OLDEST = Layout(
+_OLDEST = EventLayout(
     positional=True,
     stored=("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id"),
     removed=("block_hashes",),
@@ -179,7 +179,7 @@ _OLDEST = Layout(
 )
 
 
-def _vllm() -> Iterable[Dialect]:
+def _vllm() -> Iterable[EventDialect]:
     """Yields vLLM's dialects; each release adds to the one before it.
 
     Fields that a simulated worker never sets (`locality`, `ownership`) are not listed: they came
@@ -203,7 +203,7 @@ def _vllm() -> Iterable[Dialect]:
         ("vllm-0.26", "0.26.0", v0_24),
         ("vllm-0.32", "0.32.0", v0_32),
     ):
-        yield Dialect(
+        yield EventDialect(
             name=name,
             engine="vllm",
             version=version,
@@ -216,7 +216,7 @@ def _vllm() -> Iterable[Dialect]:
         )
 
 
-def _sglang() -> Iterable[Dialect]:
+def _sglang() -> Iterable[EventDialect]:
     optional = _OLDEST.optional | {"lora_name"}
     v0_4 = replace(_OLDEST, merges_removals=True, nulls=frozenset({"lora_id"}), optional=optional)
     v0_5_9 = _with_fields(v0_4, ("medium",), ("medium",), tiers=True)
@@ -230,7 +230,7 @@ def _sglang() -> Iterable[Dialect]:
         ("sglang-0.5.20", "0.5.20", v0_5_20),
         ("sglang-0.5.22", "0.5.23", v0_5_22),
     ):
-        yield Dialect(
+        yield EventDialect(
             name=name,
             engine="sglang",
             version=version,
@@ -242,7 +242,7 @@ def _sglang() -> Iterable[Dialect]:
         )
 
 
-def _trtllm() -> Iterable[Dialect]:
+def _trtllm() -> Iterable[EventDialect]:
     """Yields TensorRT-LLM's dialect, with those fields of its wire format that the engine fills."""
     layout = replace(
         _with_fields(_OLDEST, ("medium", "lora_name"), ("medium",)),
@@ -250,7 +250,7 @@ def _trtllm() -> Iterable[Dialect]:
         nulls=frozenset({"lora_name"}),
         merges_removals=True,
     )
-    yield Dialect(
+    yield EventDialect(
         name="trtllm",
         engine="trtllm",
         version="1.4.0",
@@ -261,12 +261,12 @@ def _trtllm() -> Iterable[Dialect]:
 
 
 def _with_fields(
-    layout: Layout,
+    layout: EventLayout,
     stored: tuple[str, ...],
     removed: tuple[str, ...] = (),
     *,
     tiers: bool | None = None,
-) -> Layout:
+) -> EventLayout:
     """Returns the layout with further fields at its end."""
     return replace(
         layout,
@@ -276,7 +276,7 @@ def _with_fields(
     )
 
 
-DIALECTS: dict[str, Dialect] = {
+DIALECTS: dict[str, EventDialect] = {
     dialect.name: dialect for dialect in (*_vllm(), *_sglang(), *_trtllm())
 }
 DEFAULT = "vllm-0.32"

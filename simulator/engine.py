@@ -10,7 +10,7 @@ from typing import Literal
 
 from simulator.cache import Holding, PrefixCache
 from simulator.events import Event
-from simulator.hashing import NO_NAMESPACE, Namespace
+from simulator.hashing import NO_NAMESPACE, CacheNamespace
 from simulator.responses import Writer
 
 
@@ -42,7 +42,7 @@ class Job:
     output_tokens: int
     ends_turn: bool = False
     """Whether the last of them is the end-of-turn token, as if the model had finished."""
-    namespace: Namespace = NO_NAMESPACE
+    namespace: CacheNamespace = NO_NAMESPACE
     session_id: str | None = None
     choice: int = 0
     """Distinguishes several answers to one prompt."""
@@ -86,7 +86,7 @@ class _Request:
     holding: Holding | None = None
 
 
-class Engine:
+class SimulatedEngine:
     """Runs jobs on one cache.
 
     publish: is called with the events of every step, possibly none. publishes_idle: whether it is

@@ -11,13 +11,13 @@ import msgspec
 from aiohttp import web
 
 from simulator import requests
-from simulator.engine import Engine, Job, Step
+from simulator.engine import Job, SimulatedEngine, Step
 from simulator.handover import Half
-from simulator.hashing import Namespace
-from simulator.requests import Chat, Completion, Generation, Message
-from simulator.responses import ApiError, Body, Form, Usage, Writer, bad_request
+from simulator.hashing import CacheNamespace
+from simulator.requests import ChatRequest, Completion, Generation, Message
+from simulator.responses import ApiError, Body, Form, UsageCounts, Writer, bad_request
 from simulator.tokens import ModelTokens
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 
 _DEFAULT_COMPLETION_TOKENS = 16  # the OpenAI API's own default for completions
 _RANK_HEADER = "X-data-parallel-rank"
@@ -29,9 +29,9 @@ Sink = Callable[[int, Step], Awaitable[None]]
 class _Run:
     """The jobs of one request, and their total usage."""
 
-    engine: Engine
+    engine: SimulatedEngine
     jobs: Sequence[Job]
-    usage: Usage
+    usage: UsageCounts
     reports_last_answer: bool
 
     async def to_end(self, sink: Sink) -> None:
@@ -58,7 +58,7 @@ class _Run:
 class Generator:
     """Answers completions and chats, each on one of a worker's ranks."""
 
-    def __init__(self, tokens: ModelTokens, writer: Writer, worker: Worker) -> None:
+    def __init__(self, tokens: ModelTokens, writer: Writer, worker: SimulatedWorker) -> None:
         self._settings = worker.settings
         self._tokens = tokens
         self._writer = writer
@@ -80,7 +80,7 @@ class Generator:
             jobs += self._jobs(request, body, prompt, limit)
         return await self._answer(request, body, jobs, chat=False)
 
-    async def chat(self, request: web.Request, body: Chat) -> web.StreamResponse:
+    async def chat(self, request: web.Request, body: ChatRequest) -> web.StreamResponse:
         """Answers POST /v1/chat/completions."""
         self.check_model(body.model)
         prompt = await requests.of_chat(self._tokens, body)
@@ -118,7 +118,7 @@ class Generator:
                 prompt=prompt,
                 output_tokens=min(length, room),
                 ends_turn=limit is None and length <= room,
-                namespace=Namespace(self._adapters.get(body.model or ""), body.cache_salt),
+                namespace=CacheNamespace(self._adapters.get(body.model or ""), body.cache_salt),
                 session_id=request.headers.get("X-Session-ID") or body.session_id,
                 choice=choice,
                 reuse=body.prompt_logprobs is None and self._settings.prefix_caching,
@@ -145,7 +145,7 @@ class Generator:
         )
         dialect = self._settings.speaks
         # Several answers to one prompt share its tokens.
-        usage = Usage(
+        usage = UsageCounts(
             prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice),
             names_no_hits=dialect.names_no_hits,
         )
@@ -163,7 +163,7 @@ class Generator:
         async with self._worker.handover.taking_part(half, missing):
             return await self._send(request, body, run, form)
 
-    async def _pulled(self, job: Job, source: str, engine: Engine) -> Job:
+    async def _pulled(self, job: Job, source: str, engine: SimulatedEngine) -> Job:
         """Returns the job after fetching the blocks that another worker holds beyond this one's."""
         held = engine.cache.held_tokens(job.prompt, job.namespace)
         tokens = await self._worker.handover.pull(source, job.prompt, job.namespace, held)
@@ -176,7 +176,7 @@ class Generator:
             return await self._stream(request, body, run, form)
         return await self._answer_whole(run, form)
 
-    def _engine_for(self, request: web.Request) -> Engine:
+    def _engine_for(self, request: web.Request) -> SimulatedEngine:
         named = None if self._settings.ignores_ranks else request.headers.get(_RANK_HEADER)
         try:
             return self._worker.pick_rank(named).engine

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp import web
 
-from simulator.hashing import Namespace
+from simulator.hashing import CacheNamespace
 from simulator.rank import Rank
 from simulator.requests import Generation
 from simulator.responses import ApiError, bad_request
@@ -113,7 +113,9 @@ class Handover:
         source = (body.kv_transfer_params or {}).get("remote_kv_source")
         return "" if source is None else f"{source['remote_host']}:{source['remote_port']}"
 
-    async def pull(self, place: str, prompt: Sequence[int], namespace: Namespace, held: int) -> int:
+    async def pull(
+        self, place: str, prompt: Sequence[int], namespace: CacheNamespace, held: int
+    ) -> int:
         """Fetches the blocks that another worker holds beyond those held here.
 
         Returns how many leading tokens are held afterwards; `held` if the other worker does not
@@ -138,7 +140,7 @@ class Handover:
 
     async def _report_cached(self, request: web.Request) -> web.Response:
         asked = await request.json()
-        namespace = Namespace(salt=asked["salt"])
+        namespace = CacheNamespace(salt=asked["salt"])
         held = [rank.engine.cache.held_tokens(asked["tokens"], namespace) for rank in self._ranks]
         return web.Response(text=str(max(held, default=0)))
 

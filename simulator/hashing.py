@@ -32,7 +32,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Namespace:
+class CacheNamespace:
     """The namespace of cached blocks: the adapter that computed them, and a salt."""
 
     adapter: Adapter | None = None
@@ -56,7 +56,7 @@ class Namespace:
         return None if keys is None else tuple(key[1] for key in keys)
 
 
-NO_NAMESPACE = Namespace()
+NO_NAMESPACE = CacheNamespace()
 """The namespace of most requests."""
 
 
@@ -68,7 +68,7 @@ class Hashing(Protocol):
         """Tokens after a block that its digest contains too: 1 with bigrams, else 0."""
 
     def block_digest(
-        self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
+        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace
     ) -> bytes:
         """Returns the digest of one full block after `parent`, or of a first block if that is None.
 
@@ -83,7 +83,7 @@ class Hashing(Protocol):
 
 
 def chain_of(
-    tokens: Sequence[int], block_size: int, namespace: Namespace, hashing: Hashing
+    tokens: Sequence[int], block_size: int, namespace: CacheNamespace, hashing: Hashing
 ) -> Iterator[bytes]:
     """Yields the digests of all full blocks of `tokens`, first to last."""
     parent = None
@@ -114,7 +114,7 @@ class SglangHashing:
         return int(self.bigrams)
 
     def block_digest(
-        self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
+        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace
     ) -> bytes:
         """Returns the 32-byte digest of one full page, followed by the adapter's name."""
         before = _seed(namespace.salt) if parent is None else parent[:_DIGEST_BYTES]
@@ -154,7 +154,7 @@ class VllmHashing:
     lookahead = 0
 
     def block_digest(
-        self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
+        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace
     ) -> bytes:
         """Returns the 32-byte digest of one full block."""
         keys = namespace.hashed_keys(first=parent is None)

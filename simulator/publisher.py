@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from simulator.dialects import Dialect, WireEvent
+from simulator.dialects import EventDialect, WireEvent
 from simulator.events import Event
 from simulator.interference import Interference, ReplayFault
 
@@ -44,7 +44,7 @@ class PublisherOptions:
 
     endpoint: str
     replay_endpoint: str | None
-    dialect: Dialect
+    dialect: EventDialect
     topic: str
     buffer_batches: int
     rank: int
@@ -242,7 +242,7 @@ class ReplaySocket:
         *,
         topic: bytes,
         send_limit_messages: int,
-        dialect: Dialect,
+        dialect: EventDialect,
         interference: Interference,
     ) -> None:
         self._history = kept

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from simulator.cache import PrefixCache, Shape
-from simulator.dialects import Dialect
-from simulator.engine import Engine, Latency
+from simulator.dialects import EventDialect
+from simulator.engine import Latency, SimulatedEngine
 from simulator.events import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
 from simulator.hashing import ROOT, Hashing, SglangHashing, VllmHashing
 from simulator.interference import Interference
@@ -154,7 +154,7 @@ class Rank:
         self._settings = settings
         self.publisher = self._open_publisher()
         self._drain = self._new_drain()
-        self.engine = Engine(
+        self.engine = SimulatedEngine(
             self._new_cache(),
             Latency(settings.prefill_tokens_per_second, settings.decode_tokens_per_second),
             writer,
@@ -249,7 +249,7 @@ class Rank:
         )
 
 
-def _hashing(dialect: Dialect, *, bigrams: bool) -> Hashing:
+def _hashing(dialect: EventDialect, *, bigrams: bool) -> Hashing:
     if dialect.engine == "sglang":
         return SglangHashing(bigrams=bigrams)
     return VllmHashing(os.urandom(_ROOT_BYTES) if dialect.random_root else ROOT)

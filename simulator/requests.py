@@ -63,7 +63,7 @@ class Completion(Generation, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
 
-class Chat(Generation, frozen=True, kw_only=True):
+class ChatRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/chat/completions. `tools` reach the template only: no answer calls one."""
 
     messages: Messages
@@ -82,13 +82,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     system: NonEmpty | list[dict[str, str | dict[str, str]]] | None = None
     stream: bool | None = None
 
-    def as_chat(self) -> Chat:
+    def as_chat(self) -> ChatRequest:
         """Returns the conversation to which the engine converts it."""
         said = self.system
         if isinstance(said, list):  # the engine joins the texts
             said = "".join(str(part.get("text", "")) for part in said)
         system = [{"role": "system", "content": said}] if said else []
-        return Chat(
+        return ChatRequest(
             messages=[*system, *self.messages], model=self.model, max_tokens=self.max_tokens
         )
 
@@ -159,7 +159,7 @@ async def of_completion(tokens: ModelTokens, body: Completion) -> list[Tokens]:
     return [await _of_prompt(tokens, prompt) for prompt in prompts]
 
 
-async def of_chat(tokens: ModelTokens, body: Chat | Tokenize) -> Tokens:
+async def of_chat(tokens: ModelTokens, body: ChatRequest | Tokenize) -> Tokens:
     """Returns the ids of a conversation."""
 
     def render() -> Tokens:

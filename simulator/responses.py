@@ -45,7 +45,7 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageCounts:
     """Token counts of one request; several prompts add up, several answers share theirs."""
 
     prompt_tokens: int = 0
@@ -84,7 +84,7 @@ class Form:
     message: bool = False
     """Whether it answers POST /v1/messages."""
 
-    def answer(self, choices: Sequence[tuple[str, str | None]], usage: Usage) -> Body:
+    def answer(self, choices: Sequence[tuple[str, str | None]], usage: UsageCounts) -> Body:
         """Returns the answer to a request without `stream`: text and reason of each choice."""
         if self.message:
             return self._message_of(*choices[0], usage)
@@ -94,7 +94,7 @@ class Form:
         ]
         return self._envelope(listed, usage=usage.body())
 
-    def _message_of(self, text: str, reason: str | None, usage: Usage) -> Body:
+    def _message_of(self, text: str, reason: str | None, usage: UsageCounts) -> Body:
         return {
             "id": self.id,
             "type": "message",
@@ -117,7 +117,7 @@ class Form:
         delta = {"delta": {"content": text}} if self.chat else {"text": text}
         return self._envelope([self._choice(index, delta, reason)], chunk=True)
 
-    def closing(self, usage: Usage) -> Body:
+    def closing(self, usage: UsageCounts) -> Body:
         """Returns the last chunk, for requests that ask for usage."""
         return self._envelope([], chunk=True, usage=usage.body())
 

@@ -27,11 +27,11 @@ from simulator.generation import Generator
 from simulator.handover import Handover
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
 from simulator.rank import Rank
-from simulator.requests import CachedPrefix, Chat, Completion, Message, Misbehave, Tokenize
+from simulator.requests import CachedPrefix, ChatRequest, Completion, Message, Misbehave, Tokenize
 from simulator.responses import ApiError, Writer, bad_request, decoded, json_response
 from simulator.settings import Settings, split_address
 from simulator.tokens import ModelTokens
-from simulator.worker import Faults, Worker
+from simulator.worker import Faults, SimulatedWorker
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Far above any prompt that fits a context; prevents a client from filling the memory."""
@@ -41,13 +41,13 @@ _BACKLOG = 1024
 
 # The engines' names for themselves, as the owners of their models.
 _OWNERS: dict[EngineName, str] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
-__all__ = ["Worker", "running"]
+__all__ = ["SimulatedWorker", "running"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Body = dict[str, Any]
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Worker]:
+async def running(settings: Settings) -> AsyncIterator[SimulatedWorker]:
     """Starts a worker in the current event loop, and stops it on leaving.
 
     Raises:
@@ -62,7 +62,7 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
             rank = Rank(number, settings, writer, end_of_turn=tokens.end_of_turn)
             ranks.append(stack.enter_context(closing(rank)))
         endpoint = _address_of(listener)
-        worker = Worker(
+        worker = SimulatedWorker(
             name=settings.name or endpoint,
             endpoint=endpoint,
             settings=settings,
@@ -128,7 +128,7 @@ def _address_of(listener: socket.socket) -> str:
 class Api:
     """The endpoints of one worker."""
 
-    def __init__(self, tokens: ModelTokens, generator: Generator, worker: Worker) -> None:
+    def __init__(self, tokens: ModelTokens, generator: Generator, worker: SimulatedWorker) -> None:
         self._settings = worker.settings
         self._tokens = tokens
         self._generator = generator
@@ -184,7 +184,7 @@ class Api:
         return [web.post("/tokenize", self._tokenize)]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generator.chat(request, await decoded(request, Chat))
+        return await self._generator.chat(request, await decoded(request, ChatRequest))
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generator.completion(request, await decoded(request, Completion))
@@ -257,7 +257,7 @@ async def _errors_as_openai_sends_them(
 class Inspection:
     """The endpoints that Settings.misbehave opens."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
 
     def routes(self) -> list[web.RouteDef]:
@@ -324,7 +324,7 @@ class Inspection:
             raise bad_request("no such rank", "rank")
 
 
-def kv_event_sources(worker: Worker) -> Body:
+def kv_event_sources(worker: SimulatedWorker) -> Body:
     """Returns the answer to GET /kv_event_sources of vLLM 0.30 and later, by data-parallel rank."""
     return {
         str(rank.number): _source(rank.publisher, worker.settings)
@@ -333,7 +333,7 @@ def kv_event_sources(worker: Worker) -> Body:
     }
 
 
-def server_info(worker: Worker) -> Body:
+def server_info(worker: SimulatedWorker) -> Body:
     """Returns the answer to GET /server_info of SGLang: its release, events and templates."""
     settings = worker.settings
     return {
@@ -363,7 +363,7 @@ def _source(publisher: Publisher, settings: Settings) -> Body:
     }
 
 
-def _kv_events(worker: Worker) -> Body | None:
+def _kv_events(worker: SimulatedWorker) -> Body | None:
     if worker.events_endpoint is None:
         return None
     host, port = _host_and_port(worker.events_endpoint)
@@ -389,7 +389,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
     return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)
 
 
-def registry(worker: Worker) -> CollectorRegistry:
+def registry(worker: SimulatedWorker) -> CollectorRegistry:
     """Returns a registry with only this worker's metrics."""
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker))
@@ -399,7 +399,7 @@ def registry(worker: Worker) -> CollectorRegistry:
 class WorkerCollector(Collector):
     """Reads the counters of all ranks at each scrape, and adds them up."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SimulatedWorker) -> None:
         self._engines = [rank.engine for rank in worker.ranks]
         self._model = worker.settings.model
         self._settings = worker.settings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from simulator.dialects import DEFAULT, DIALECTS, Dialect
+from simulator.dialects import DEFAULT, DIALECTS, EventDialect
 from simulator.hashing import Adapter
 
 _MAX_PORT = 65535
@@ -185,7 +185,7 @@ class Settings:
             raise ValueError("SGLang tells one port for all ranks: give it one that is not 0")
 
     @property
-    def speaks(self) -> Dialect:
+    def speaks(self) -> EventDialect:
         """The dialect itself."""
         return DIALECTS[self.dialect]
 

@@ -91,7 +91,7 @@ class Tally:
         return ", ".join(parts)
 
 
-class Chat:
+class ChatTraffic:
     """One chat after the other, each with one of a few system prompts and its own words."""
 
     def __init__(self, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
@@ -161,7 +161,7 @@ async def _hold_all(arguments: argparse.Namespace) -> Tally:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         chats = [
-            asyncio.create_task(Chat(session, arguments).hold_on(tally))
+            asyncio.create_task(ChatTraffic(session, arguments).hold_on(tally))
             for _ in range(arguments.chats)
         ]
         until = time.monotonic() + arguments.seconds

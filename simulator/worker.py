@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simulator.engine import Engine
+from simulator.engine import SimulatedEngine
 from simulator.handover import Handover
-from simulator.hashing import Namespace
+from simulator.hashing import CacheNamespace
 from simulator.interference import Corruption, ReplayFault
 from simulator.rank import Rank
 from simulator.settings import Settings
@@ -118,7 +118,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class SimulatedWorker:
     """A running worker. Events are those of rank 0 if no rank is named."""
 
     name: str
@@ -162,7 +162,7 @@ class Worker:
         return [rank.load.endpoint for rank in self.ranks if rank.load]
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> SimulatedEngine:
         """The engine of rank 0."""
         return self.ranks[0].engine
 
@@ -185,7 +185,7 @@ class Worker:
             IndexError: there is no such rank.
         """
         adapter = None if lora is None else self.settings.adapters[lora]
-        namespace = Namespace(adapter, salt)
+        namespace = CacheNamespace(adapter, salt)
         return self.ranks[rank].engine.cache.held_tokens(prompt_tokens, namespace)
 
     def pick_rank(self, pinned: str | None) -> Rank:

@@ -11,16 +11,16 @@ from unittest.mock import patch
 from tokenizers import Tokenizer
 
 from extproc.tokenizing import encoder_choice, tokens
-from extproc.tokenizing.encoder_choice import Choice
+from extproc.tokenizing.encoder_choice import EncoderChoice
 from extproc.tokenizing.text_encoder import TextEncoder
 
 # A busy machine may need more time for a proof than the product takes.
 PROOF_SECONDS = 600.0
 
-_MADE: dict[str, Choice] = {}
+_MADE: dict[str, EncoderChoice] = {}
 
 
-def _chosen(tokenizer: Tokenizer, model: str, max_known_bytes: int) -> Choice:
+def _chosen(tokenizer: Tokenizer, model: str, max_known_bytes: int) -> EncoderChoice:
     source = tokenizer.to_str()
     if source not in _MADE:
         _MADE[source] = encoder_choice.choose(

@@ -20,7 +20,7 @@ import pytest
 
 import compile_path
 from extproc.base import structs
-from extproc.running.request_path import Choice, chosen
+from extproc.running.request_path import CompiledChoice, chosen
 from tests.imports import MODULES, ROOT, tree_of
 from tests.sanitize import copy_tree
 
@@ -54,7 +54,7 @@ def installed(here: Path, suffix: str = EXTENSION_SUFFIXES[0]) -> Path:
 
 
 def test_compiled_modules_of_these_sources_are_chosen(tmp_path: Path) -> None:
-    assert chosen(None, installed(tmp_path)) == Choice(is_compiled=True)
+    assert chosen(None, installed(tmp_path)) == CompiledChoice(is_compiled=True)
 
 
 def test_plain_python_is_chosen_where_no_module_is_compiled(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from extproc.disaggregation.legs import WORDS
 from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.observing import outcomes
-from extproc.observing.elsewhere import Deliveries, SteeringCollector
+from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector

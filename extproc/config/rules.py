@@ -18,8 +18,8 @@ from extproc.config.schema import (
     Config,
     Envoy,
     FoundWorker,
-    Worker,
     WorkerEvents,
+    WorkerSettings,
 )
 from extproc.config.sections import (
     BOTH,
@@ -32,7 +32,7 @@ from extproc.config.sections import (
     SGLANG,
     STANDBY,
     Routers,
-    Sharing,
+    SharingSettings,
 )
 
 # A valid name for a header that the router asks a proxy to set (RFC 9110, section 5.1).
@@ -325,7 +325,7 @@ def _listens_on_loopback(text: str) -> bool:
         return False
 
 
-def _sharing(sharing: Sharing | None, processes: int) -> Iterator[str]:
+def _sharing(sharing: SharingSettings | None, processes: int) -> Iterator[str]:
     """Yields the faults of the section sharing.
 
     processes: processes of a router; if there are several, each appends its number to the name.
@@ -382,7 +382,7 @@ def _open_to_others(config: Config) -> Iterator[str]:
             yield f"{key}: anyone who reaches {text} can {power} without a password: use 127.0.0.1"
 
 
-def _open_fleet(sharing: Sharing | None) -> Iterator[str]:
+def _open_fleet(sharing: SharingSettings | None) -> Iterator[str]:
     """Yields a note if anyone who can connect to the server can forge messages."""
     if sharing is None or sharing.secret_file is not None or sharing.password_file is not None:
         return
@@ -466,7 +466,7 @@ def _adapters(config: Config) -> Iterator[str]:
         yield from (f"{key}.lora: {name!r} is not in any model's lora" for name in unknown)
 
 
-def _workers(config: Config) -> Iterator[tuple[str, Worker | FoundWorker]]:
+def _workers(config: Config) -> Iterator[tuple[str, WorkerSettings | FoundWorker]]:
     for position, worker in enumerate(config.workers):
         yield f"workers[{position}]", worker
     for position, name in enumerate(config.discovery.dns):

@@ -13,14 +13,14 @@ from extproc.config.sections import (
     CacheAware,
     Disaggregation,
     Log,
-    PrefixCache,
-    Recorder,
-    Report,
+    PrefixCacheSettings,
+    RecorderSettings,
+    ReportSettings,
     Routers,
     RouterTls,
-    Sharing,
+    SharingSettings,
     State,
-    Steering,
+    SteeringSettings,
     key,
 )
 
@@ -111,7 +111,7 @@ _ENGINE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerSettings:
     """One engine server."""
 
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
@@ -254,7 +254,7 @@ class Kubernetes:
 
 
 @dataclass(frozen=True, slots=True)
-class Discovery:
+class DiscoverySettings:
     """Sources of workers besides `workers`, followed while the router runs."""
 
     file: str | None = key(
@@ -387,7 +387,7 @@ class Admin:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricsSettings:
     """The HTTP server for scrapers: /metrics, /healthz, /readyz."""
 
     listen: str = key("address of the metrics server, host:port", "127.0.0.1:9091")
@@ -498,7 +498,7 @@ class Policy:
     )
     cost: Cost = key("the weights of cost", Cost)
     cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
-    prefix_cache: PrefixCache = key("the settings of prefix_cache", PrefixCache)
+    prefix_cache: PrefixCacheSettings = key("the settings of prefix_cache", PrefixCacheSettings)
     sample: int | None = key(
         "how many workers the policy cost compares: this many chosen at random, and those that"
         " hold part of the prompt; 0 compares all. By default 32, and 12 while other routers"
@@ -551,7 +551,7 @@ START, OFF = "start", "off"
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteTokenizer:
+class RemoteTokenizerSettings:
     """The model's workers as its tokenizer (POST /tokenize), instead of local files."""
 
     remote: bool = key(
@@ -576,7 +576,7 @@ class Model:
     name: str = key("the name that requests use")
     aliases: tuple[str, ...] = key("other names for the same model", ())
     lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
-    tokenizer: str | RemoteTokenizer | None = key(
+    tokenizer: str | RemoteTokenizerSettings | None = key(
         "a directory, a tokenizer.json, a hub id found in the local Hugging Face cache, or"
         " {remote: true}; without a tokenizer the model is routed by load",
         None,
@@ -602,28 +602,32 @@ class Config:
 
     extproc: ExtProc = key("the gRPC server that Envoy talks to", ExtProc)
     admin: Admin = key("the operator's HTTP server", Admin)
-    metrics: Metrics = key("the HTTP server for scrapers", Metrics)
+    metrics: MetricsSettings = key("the HTTP server for scrapers", MetricsSettings)
     log: Log = key("what is logged", Log)
     log_prompts: bool = key("true puts prompt text into debug logs", default=False)
     events: Events = key("whether the workers' events are used", Events)
     models: tuple[Model, ...] = key("the models served, at least one", ())
-    workers: tuple[Worker, ...] = key(
+    workers: tuple[WorkerSettings, ...] = key(
         "the engine servers; at least one, unless discovery finds them", ()
     )
-    discovery: Discovery = key("where workers are found that are not listed", Discovery)
+    discovery: DiscoverySettings = key(
+        "where workers are found that are not listed", DiscoverySettings
+    )
     policy: Policy = key("how a worker is picked", Policy)
-    steering: Steering = key("how many requests are steered", Steering)
+    steering: SteeringSettings = key("how many requests are steered", SteeringSettings)
     disaggregation: Disaggregation = key(
         "how a prompt may be computed by one worker and continued by another", Disaggregation
     )
-    sharing: Sharing | None = key("several routers that decide as one", None)
+    sharing: SharingSettings | None = key("several routers that decide as one", None)
     accounting: Accounting = key("which parts of responses are read", Accounting)
-    report: Report = key("what GET /report tells", Report)
+    report: ReportSettings = key("what GET /report tells", ReportSettings)
     state: State = key("what the router knows after a restart", State)
-    recorder: Recorder = key("a recording of what passes, without prompts", Recorder)
+    recorder: RecorderSettings = key(
+        "a recording of what passes, without prompts", RecorderSettings
+    )
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 
-    def model_of(self, worker: Worker) -> str:
+    def model_of(self, worker: WorkerSettings) -> str:
         """Returns the name of the model that a worker serves."""
         return worker.model or self.models[0].name
 

@@ -125,7 +125,7 @@ class Disaggregation:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharingSettings:
     """Several routers that decide as one: where they meet, and how they authenticate each other."""
 
     url: str = key(
@@ -170,7 +170,7 @@ STEERS_ALL = "must be 100: SGLang's decode workers answer nothing that only the 
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class SteeringSettings:
     """How many requests are steered; the others are decided and recorded, but left to the proxy."""
 
     percent: float = key(
@@ -194,7 +194,7 @@ class Steering:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportSettings:
     """What GET /report returns: the results of requests, by time."""
 
     file: str | None = key(
@@ -226,7 +226,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorder:
+class RecorderSettings:
     """A file in which requests are recorded, without their prompts."""
 
     file: str | None = key(
@@ -276,7 +276,7 @@ class CacheAware:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCache:
+class PrefixCacheSettings:
     """The settings of policy `prefix_cache`, the same as AIBrix's."""
 
     imbalance_requests: int = key(

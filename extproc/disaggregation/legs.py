@@ -27,7 +27,7 @@ from extproc.config.sections import (
     SGLANG,
     Disaggregation,
 )
-from extproc.routing.decision import Decision, Source, Split, decide
+from extproc.routing.decision import Decision, PullSource, Split, decide
 from extproc.routing.eligibility import Candidate, why_excluded
 from extproc.routing.load import Load
 from extproc.routing.policies import Chance
@@ -196,7 +196,7 @@ def with_source(query: Query, decision: Decision, least: int, ejected: Collectio
     own = _certain(held, decision.worker)
     ports = {worker.name: worker.transfer_port for worker in decision.basis.workers}
     able = [
-        Source(worker.endpoint, worker.transfer_port, _certain(held, worker.name) - own)
+        PullSource(worker.endpoint, worker.transfer_port, _certain(held, worker.name) - own)
         for worker, why in zip(decision.basis.workers, decision.basis.excluded, strict=True)
         if worker.transfer_port is not None and not why and worker.endpoint not in ejected
     ]

@@ -67,7 +67,7 @@ class Patch(NamedTuple):
     notes: list[str]
 
 
-class Choice(NamedTuple):
+class PatchOptions(NamedTuple):
     """What to patch if the file leaves a choice; access_log: also add fields to JSON logs."""
 
     clusters: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def _lines(text: str) -> list[str]:
     return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
-def patched(text: str, name: str, config: Config, choice: Choice) -> Patch:
+def patched(text: str, name: str, config: Config, choice: PatchOptions) -> Patch:
     """Returns an envoy.yaml with KVSteer added, or the same text if it is already there.
 
     name: the file's name, for messages.
@@ -109,7 +109,7 @@ def patched(text: str, name: str, config: Config, choice: Choice) -> Patch:
 class _Patcher:
     """Reads one file and edits it."""
 
-    def __init__(self, file: YamlText, config: Config, choice: Choice) -> None:
+    def __init__(self, file: YamlText, config: Config, choice: PatchOptions) -> None:
         self._file, self._config, self._choice = file, config, choice
         self._notes: list[str] = []
 

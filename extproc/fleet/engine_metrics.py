@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from extproc.routing.load import Report
+from extproc.routing.load import LoadSample
 from kvstate.events import EngineLoad
 
 # Longer texts are cut; an engine's metrics take about 100 KiB.
@@ -29,7 +29,7 @@ _SAMPLE = re.compile(
 )
 
 
-def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
+def report_of_metrics(text: bytes, asked_at: float) -> LoadSample | None:
     """Returns the load in a worker's metrics, over all its series; None if it is missing."""
     values: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text[:MAX_METRICS_BYTES]):
@@ -42,7 +42,7 @@ def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
         return None
     usage = [max(values[name]) for name in _USAGE if name in values]
     is_share = bool(usage) and usage[0] <= 1.0
-    return Report(running[0], waiting[0], asked_at, cache_usage=usage[0] if is_share else None)
+    return LoadSample(running[0], waiting[0], asked_at, cache_usage=usage[0] if is_share else None)
 
 
 def _requests(series: Sequence[float]) -> int:
@@ -57,7 +57,7 @@ def _number(value: bytes) -> float | None:
     return number if math.isfinite(number) and 0 <= number <= _MAX_REQUESTS else None
 
 
-def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Report | None:
+def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> LoadSample | None:
     """Returns the load of a worker, from the loads that its ranks' feeds reported.
 
     loads: each with its age in seconds since it arrived. Returns None if no feed reports any.
@@ -67,7 +67,7 @@ def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Re
     age = max(seconds + load.age_ms / 1000 for load, seconds in loads)
     pending = [tokens for load, _ in loads if (tokens := _pending(load)) is not None]
     used = [share for load, _ in loads if (share := _usage(load)) is not None]
-    return Report(
+    return LoadSample(
         running=sum(load.running for load, _ in loads),
         waiting=sum(load.waiting for load, _ in loads),
         asked_at=now - age,

@@ -54,17 +54,17 @@ _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 
 
-class SilentError(Exception):
+class EngineSilentError(Exception):
     """A worker does not answer for now."""
 
 
 # How asking a worker fails.
-FAILURES = (SilentError, aiohttp.ClientError, TimeoutError, OSError)
+FAILURES = (EngineSilentError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 def in_words(error: Exception) -> str:
     """Returns why a worker did not answer, without what it sent."""
-    why = str(error) if isinstance(error, SilentError) else type(error).__name__
+    why = str(error) if isinstance(error, EngineSilentError) else type(error).__name__
     return f"it does not answer: {why}"
 
 
@@ -218,7 +218,7 @@ async def _answer(client: Client, endpoint: str, path: str) -> bytes | str:
     limit = MAX_ANSWER_BYTES
     status, body = await client.get(endpoint, path, TIMEOUT_SECONDS, limit + 1)
     if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
-        raise SilentError(f"{path}: status {status}")
+        raise EngineSilentError(f"{path}: status {status}")
     if status != _OK:
         return f"status {status}"
     return f"more than {limit} bytes" if len(body) > limit else body

@@ -32,7 +32,7 @@ class Card(msgspec.Struct):
     root: str | None = None
 
 
-class _Cards(msgspec.Struct):
+class _ModelCards(msgspec.Struct):
     data: list[Card]
 
 
@@ -62,7 +62,7 @@ def from_models(answer: bytes, models: Sequence[Model]) -> Learned:
 def cards_in(answer: bytes) -> list[Card] | None:
     """Returns the entries of an answer to GET /v1/models, up to `MAX_LISTED`; None if invalid."""
     try:
-        return msgspec.json.decode(answer, type=_Cards).data[:MAX_LISTED]
+        return msgspec.json.decode(answer, type=_ModelCards).data[:MAX_LISTED]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

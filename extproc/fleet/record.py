@@ -13,14 +13,14 @@ from extproc.base import address
 from extproc.base.engine import Engine
 from extproc.config.schema import WorkerEvents
 from extproc.fleet.discovery.view import Fleet as Members
-from extproc.fleet.discovery.view import Member, Sighting
+from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.identity import EngineAnswer, EngineRecord, identity_of
 from extproc.fleet.polling import Poll
 from extproc.observing.outcomes import WorkerOutcomes
 from extproc.proof.lookups import Lookups
 from extproc.proof.state import TokenProof
+from extproc.routing.claim_table import Holdings
 from extproc.routing.pins import PinFindings
-from extproc.routing.sent import Holdings
 from extproc.routing.upstreams import Upstream, Upstreams
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.feeds.backoff import Backoff
@@ -132,7 +132,7 @@ class Worker:
         "upstream",
     )
 
-    def __init__(self, name: str, member: Member) -> None:
+    def __init__(self, name: str, member: FleetMember) -> None:
         self.name = name
         self.member = member
         self.place = address.parse(name)

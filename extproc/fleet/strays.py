@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from extproc.fleet.record import Table
-from extproc.observing.elsewhere import NOBODY_FOLLOWED
+from extproc.observing.deliveries import NOBODY_FOLLOWED
 
 
 class Strays:

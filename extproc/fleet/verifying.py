@@ -21,10 +21,10 @@ from extproc.fleet.record import Table, Worker
 from extproc.proof.golden import (
     GOLDEN,
     MAX_ANSWER_BYTES,
-    Encoder,
+    GoldenEncoder,
     GoldenTokens,
     NoTokenizeError,
-    SilentError,
+    TokenizerSilentError,
     comparison,
     own_tokens,
     tokens_there,
@@ -80,7 +80,7 @@ class Verifying:
         self,
         table: Table,
         models: Sequence[schema.Model],
-        encoders: Mapping[str, Encoder],
+        encoders: Mapping[str, GoldenEncoder],
         model_of: Callable[[Worker], str | None],
         proofs: Proofs,
         chance: Callable[[], float],
@@ -139,7 +139,7 @@ class Verifying:
                 found = await self._compared(client, worker, model, encoder)
         except NoTokenizeError as error:
             self._take(worker, model, str(error))
-        except (SilentError, TimeoutError) as error:
+        except (TokenizerSilentError, TimeoutError) as error:
             why = str(error) or "it takes too long to answer"
             self._proofs.uncompared(worker, why, for_now=True)
             return max(LEAST_SECONDS, questioned.retries.next_seconds())
@@ -159,7 +159,7 @@ class Verifying:
         return max(least, a_worker * len(self._table)) * (0.9 + 0.2 * self._chance())
 
     async def _compared(
-        self, client: Client, worker: Worker, model: str, encoder: Encoder
+        self, client: Client, worker: Worker, model: str, encoder: GoldenEncoder
     ) -> Comparison:
         """Returns the result of all golden requests; a new difference counts if found twice."""
         for _ in range(2):
@@ -172,7 +172,7 @@ class Verifying:
             self._own_tokens.pop(model, None)  # the date that a template wrote may be outdated
         return found
 
-    async def _ours_of(self, model: str, encoder: Encoder) -> list[Tokens | str]:
+    async def _ours_of(self, model: str, encoder: GoldenEncoder) -> list[Tokens | str]:
         now = self._monotonic()
         at, known = self._own_tokens.get(model, (now - OURS_SECONDS, []))
         if now - at >= OURS_SECONDS:
@@ -299,9 +299,9 @@ async def _post(client: Client, endpoint: str, asked: bytes) -> tuple[int, bytes
     try:
         return await client.post(endpoint, PATH, asked, TIMEOUT_SECONDS, MAX_ANSWER_BYTES + 1)
     except TimeoutError:
-        raise SilentError(f"no answer to {PATH} within {TIMEOUT_SECONDS:g} s") from None
+        raise TokenizerSilentError(f"no answer to {PATH} within {TIMEOUT_SECONDS:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise SilentError(f"{PATH}: {type(error).__name__}") from None
+        raise TokenizerSilentError(f"{PATH}: {type(error).__name__}") from None
 
 
 class VerifiedCollector(Collector):

@@ -23,11 +23,11 @@ from extproc.fleet.resolving import Resolving
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
-from extproc.proof.golden import Encoder
+from extproc.proof.golden import GoldenEncoder
 from extproc.proof.trust import Proofs
 from extproc.routing.load import Loads
 from extproc.routing.pins import PinFindings
-from extproc.routing.placing import Telling
+from extproc.routing.placing import ClaimReporter
 from kvstate.fleet import FollowedWorkers
 
 log = logging.getLogger("kvsteer.workers")
@@ -61,9 +61,9 @@ class Workers:
         source_fault: Callable[[str], str] = _no_fault,
         chance: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
-        telling: Telling | None = None,
+        telling: ClaimReporter | None = None,
         *,
-        tokenizers: Mapping[str, Encoder] | None = None,
+        tokenizers: Mapping[str, GoldenEncoder] | None = None,
         make_client: Callable[[], Client] = Client,
         times: AskingTimes = USUAL,
     ) -> None:

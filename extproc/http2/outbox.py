@@ -21,7 +21,7 @@ _Queue = deque[bytes | bytearray | memoryview]
 _NO_QUEUE: _Queue = deque(maxlen=0)
 
 
-class Stream:
+class Http2Stream:
     """A stream that is open or half closed.
 
     window: bytes that the peer may still send. unreturned: used bytes not yet given back by
@@ -87,10 +87,10 @@ class Outbox:
         self.chunks: list[bytes | memoryview] = []
         self._window = DEFAULT_WINDOW
         self._initial_window = DEFAULT_WINDOW
-        self._waiting: dict[int, Stream] = {}
+        self._waiting: dict[int, Http2Stream] = {}
         # the streams that wait only for the connection's window
-        self.ready: dict[int, Stream] = {}
-        self.finished_streams: list[Stream] = []
+        self.ready: dict[int, Http2Stream] = {}
+        self.finished_streams: list[Http2Stream] = []
         self._pumped = 0
         self._is_paused = False
 
@@ -119,7 +119,7 @@ class Outbox:
         """Sends DATA again, since the transport takes more."""
         self._is_paused = False
 
-    def send(self, stream: Stream, data: bytes) -> bool:
+    def send(self, stream: Http2Stream, data: bytes) -> bool:
         """Sends DATA now or as windows allow; returns False if there is no room to keep it."""
         size = len(data)
         if (
@@ -144,14 +144,14 @@ class Outbox:
             self.ready[stream.id] = stream
         return True
 
-    def end(self, stream: Stream, block: bytes, *, is_due: bool = True) -> bool:
+    def end(self, stream: Http2Stream, block: bytes, *, is_due: bool = True) -> bool:
         """Sends trailers after any waiting DATA; returns whether they could be sent now."""
         stream.trailers = block
         if is_due or not stream.is_received:
             self.is_due = True
         return self._ended(stream)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Http2Stream) -> None:
         """Drops the waiting data of an ended stream."""
         if stream.queued:
             self._budget.give_back(stream.queued)
@@ -165,7 +165,7 @@ class Outbox:
         self._window += increment
         return self._window <= MAX_WINDOW
 
-    def grant_stream(self, stream: Stream, increment: int) -> bool:
+    def grant_stream(self, stream: Http2Stream, increment: int) -> bool:
         """Takes a stream's WINDOW_UPDATE; returns False if the window gets too large."""
         stream.credit += increment
         if self._initial_window + stream.credit > MAX_WINDOW:
@@ -181,14 +181,14 @@ class Outbox:
             if size + stream.credit > 0:
                 self.ready[stream.id] = stream
 
-    def finished(self) -> list[Stream]:
+    def finished(self) -> list[Http2Stream]:
         """Returns the streams whose trailers, after a wait, were sent since the last call."""
         done = self.finished_streams
         if done:
             self.finished_streams = []
         return done
 
-    def stalled(self, ticks: int) -> list[Stream]:
+    def stalled(self, ticks: int) -> list[Http2Stream]:
         """Returns the streams whose DATA made no progress in more than this many calls."""
         for stream in self._waiting.values():
             stream.stalled_ticks += 1
@@ -210,7 +210,7 @@ class Outbox:
             elif self._initial_window + stream.credit <= 0:
                 del self.ready[stream.id]
 
-    def _send_queued(self, stream: Stream) -> None:
+    def _send_queued(self, stream: Http2Stream) -> None:
         """Sends one frame of waiting DATA."""
         queue = stream.queue
         piece = memoryview(queue[0])
@@ -230,7 +230,7 @@ class Outbox:
         else:
             queue[0] = piece[size:]
 
-    def _ended(self, stream: Stream) -> bool:
+    def _ended(self, stream: Http2Stream) -> bool:
         if stream.queued or stream.trailers is None:
             return False
         self.chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
@@ -241,7 +241,7 @@ class Outbox:
         return True
 
 
-def _keep(stream: Stream, data: bytes) -> None:
+def _keep(stream: Http2Stream, data: bytes) -> None:
     queue = stream.queue
     if queue is _NO_QUEUE:
         queue = stream.queue = deque()

@@ -25,7 +25,7 @@ from extproc.http2.frames import (
 )
 from extproc.http2.header_blocks import RequestHead
 from extproc.http2.limits import Limits
-from extproc.http2.outbox import Outbox, Stream
+from extproc.http2.outbox import Http2Stream, Outbox
 
 
 class Floods:
@@ -206,7 +206,7 @@ class Streams:
     """
 
     def __init__(self, limits: Limits, outbox: Outbox, floods: Floods) -> None:
-        self.open: dict[int, Stream] = {}
+        self.open: dict[int, Http2Stream] = {}
         self.events: list[Event] = []
         self.last_id = 0
         self.is_draining = False
@@ -309,7 +309,7 @@ class Streams:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
         self._outbox.set_initial_window(size)
 
-    def consume(self, stream: Stream, size: int) -> None:
+    def consume(self, stream: Http2Stream, size: int) -> None:
         """Notes that bytes of a request were used, so that the peer may send that many more."""
         if stream.is_received:
             return
@@ -319,13 +319,13 @@ class Streams:
             self._outbox.write(window_update(stream.id, stream.unreturned))
             stream.unreturned = 0
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         """Ends an open stream at once with RST_STREAM."""
         del self.open[stream.id]
         self._outbox.forget(stream)
         self._say_reset(stream.id, code)
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: Http2Stream) -> None:
         """Closes a stream whose answer has ended."""
         del self.open[stream.id]
         if not stream.is_received:
@@ -340,7 +340,7 @@ class Streams:
         self._outbox.write(window_update(0, self._unreturned))
         self._unreturned = 0
 
-    def _deliver(self, stream: Stream, data: bytes | memoryview, *, is_last: bool) -> None:
+    def _deliver(self, stream: Http2Stream, data: bytes | memoryview, *, is_last: bool) -> None:
         if is_last:
             if stream.expected is not None and stream.expected != stream.received:
                 self._refuse(stream.id, ErrorCode.PROTOCOL_ERROR)
@@ -357,7 +357,9 @@ class Streams:
         if stream_id not in self._reset:
             self._refuse(stream_id, ErrorCode.STREAM_CLOSED)
 
-    def _receive_trailers(self, stream: Stream, head: RequestHead | None, *, is_last: bool) -> None:
+    def _receive_trailers(
+        self, stream: Http2Stream, head: RequestHead | None, *, is_last: bool
+    ) -> None:
         if stream.is_received:
             self._refuse(stream.id, ErrorCode.STREAM_CLOSED)
         elif head is None or not is_last or not head.is_trailers:
@@ -375,7 +377,7 @@ class Streams:
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
         else:
             self._floods.stream_opened()
-            stream = Stream(stream_id, self._limits.stream_window_bytes, head.content_length)
+            stream = Http2Stream(stream_id, self._limits.stream_window_bytes, head.content_length)
             stream.is_received = is_last
             self.open[stream_id] = stream
             self.events.append(Opened(stream_id, head, is_last))

@@ -19,14 +19,14 @@ from extproc.routing.decision import Decision
 PHASES = ("parse", "tokens", "lookup", "pick")
 
 
-class Trace(NamedTuple):
+class TraceContext(NamedTuple):
     """The trace that a request belongs to, "" if none. is_sampled: whether it is recorded."""
 
     trace_id: str = ""
     is_sampled: bool = False
 
 
-NO_TRACE = Trace()
+NO_TRACE = TraceContext()
 
 
 class Course:
@@ -90,7 +90,7 @@ class Course:
 class Traces(Protocol):
     """Records decisions as spans."""
 
-    def record(self, decision: Decision, course: Course) -> Trace:
+    def record(self, decision: Decision, course: Course) -> TraceContext:
         """Records a decision if its trace is sampled; returns the trace that it belongs to.
 
         It never fails: an error in a span must not affect the request.

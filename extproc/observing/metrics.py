@@ -31,7 +31,7 @@ OPENMETRICS = "application/openmetrics-text"
 AT_ONCE = 32
 
 
-class Fleet(Protocol):
+class MetricsFleet(Protocol):
     """The parts of the workers that metrics need.
 
     records: by name; each keeps the outcomes of its worker's requests.
@@ -70,7 +70,7 @@ class Metrics(Collector):
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, fleet: MetricsFleet, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
         self._clock = clock
         self._decisions = DecisionCounts()

@@ -30,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, histogram_family
-from extproc.observing.elsewhere import DELIVERED, ELSEWHERE, UNTOLD, Answers
+from extproc.observing.deliveries import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
 from extproc.routing.decision import Decision
 from extproc.routing.query import Media

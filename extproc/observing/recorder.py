@@ -29,7 +29,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.base.structs import Record
-from extproc.config.sections import Recorder as Settings
+from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.upstreams import FIRST_FAILURE

@@ -23,7 +23,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from extproc.observing.decisions import Course, Trace, parse
+from extproc.observing.decisions import Course, TraceContext, parse
 from extproc.routing.decision import Decision
 
 log = logging.getLogger("kvsteer.tracing")
@@ -42,7 +42,7 @@ class SpanRecorder:
         self._tracer = tracer
         self._clock_ns = clock_ns
 
-    def record(self, decision: Decision, course: Course) -> Trace:
+    def record(self, decision: Decision, course: Course) -> TraceContext:
         """Records a decision that was just made, if its trace is sampled; returns its trace.
 
         It never raises, whatever a sampler or an exporter of the environment does.
@@ -51,9 +51,9 @@ class SpanRecorder:
             return self._record(decision, course)
         except Exception as error:  # noqa: BLE001 - a span is no matter of the request's
             log.error("a span could not be recorded: %s", type(error).__name__)
-            return Trace()
+            return TraceContext()
 
-    def _record(self, decision: Decision, course: Course) -> Trace:
+    def _record(self, decision: Decision, course: Course) -> TraceContext:
         now = self._clock_ns()
 
         def at(moment: float) -> int:
@@ -74,8 +74,8 @@ class SpanRecorder:
             span.end(now)
         context = span.get_span_context()
         if not context.is_valid:
-            return Trace()
-        return Trace(format_trace_id(context.trace_id), context.trace_flags.sampled)
+            return TraceContext()
+        return TraceContext(format_trace_id(context.trace_id), context.trace_flags.sampled)
 
 
 def _context_of(traceparent: str) -> Context:

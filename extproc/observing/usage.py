@@ -76,7 +76,7 @@ _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 _NULL = msgspec.Raw(b"null")
 
 
-class _Answer(msgspec.Struct):
+class _UsageFields(msgspec.Struct):
     """The fields of an answer or event that may have usage, whatever they hold."""
 
     usage: msgspec.Raw = _NULL
@@ -95,8 +95,8 @@ class _Inner(msgspec.Struct):
     object: msgspec.Raw = _NULL
 
 
-_answer = msgspec.json.Decoder(_Answer)
-_answers = msgspec.json.Decoder(list[_Answer])
+_answer = msgspec.json.Decoder(_UsageFields)
+_answers = msgspec.json.Decoder(list[_UsageFields])
 _inner = msgspec.json.Decoder(_Inner)
 _object = msgspec.json.Decoder(dict[str, Any])
 _text = msgspec.json.Decoder(str)
@@ -185,7 +185,7 @@ class UsageScanner:
             return
 
 
-def _figures_of(answer: _Answer) -> dict[str, int]:
+def _figures_of(answer: _UsageFields) -> dict[str, int]:
     """Returns the figures of the answer's own level."""
     found: dict[str, int] = {}
     for outer in (answer.response, answer.message):
@@ -196,7 +196,7 @@ def _figures_of(answer: _Answer) -> dict[str, int]:
     return found
 
 
-def _id_of(answer: _Answer) -> str:
+def _id_of(answer: _UsageFields) -> str:
     """Returns the id of the response that an answer is or has, "" if there is none."""
     response = _inner.decode(answer.response) if _is_object(answer.response) else answer
     if bytes(response.object) != b'"response"' or not bytes(response.id).startswith(b'"'):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.proof.state import Comparison, Mismatch, Verdict
+from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
 from extproc.requests import chat_request, completion_request, messages_request, responses_request
 from extproc.requests.prompt import (
     CONVERSATION,
@@ -126,7 +126,7 @@ class GoldenTokens(NamedTuple):
     engines: Tokens | str
 
 
-class Encoder(Protocol):
+class GoldenEncoder(Protocol):
     """KVSteer's tokenizer of a model."""
 
     def encode(self, prompt: Prompt) -> Tokens:
@@ -150,7 +150,7 @@ _NO_SUCH_PATH = (404, 405, 501)
 _REFUSALS = (400, 413, 422)
 
 
-class SilentError(Exception):
+class TokenizerSilentError(Exception):
     """A worker gives no answer for now; the message says why."""
 
 
@@ -158,12 +158,12 @@ class NoTokenizeError(Exception):
     """A worker does not tokenize; the message says why."""
 
 
-def own_tokens(encoder: Encoder) -> list[Tokens | str]:
+def own_tokens(encoder: GoldenEncoder) -> list[Tokens | str]:
     """Returns KVSteer's tokens of all golden requests; this takes some milliseconds."""
     return [_encoded(encoder, golden) for golden in GOLDEN]
 
 
-def _encoded(encoder: Encoder, golden: Golden) -> Tokens | str:
+def _encoded(encoder: GoldenEncoder, golden: Golden) -> Tokens | str:
     try:
         return encoder.encode(golden.prompt)
     except RequestError as error:
@@ -196,13 +196,13 @@ def _answer(status: int, body: bytes) -> Tokens | str:
     if status in _REFUSALS:
         return f"{PATH}: status {status}"
     if status != _OK:
-        raise SilentError(f"{PATH}: status {status}")
+        raise TokenizerSilentError(f"{PATH}: status {status}")
     if len(body) > MAX_ANSWER_BYTES:
-        raise SilentError(f"{PATH}: an answer of more than {MAX_ANSWER_BYTES} bytes")
+        raise TokenizerSilentError(f"{PATH}: an answer of more than {MAX_ANSWER_BYTES} bytes")
     try:
         return answered(body)
     except RequestError:
-        raise SilentError(f"{PATH}: an answer that cannot be read") from None
+        raise TokenizerSilentError(f"{PATH}: an answer that cannot be read") from None
 
 
 def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
@@ -214,7 +214,7 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
 
     text_of: returns the text of token ids, by the tokenizer here.
     """
-    found: dict[int, Verdict] = {}
+    found: dict[int, GoldenVerdict] = {}
     compared, why, first = 0, "", None
     for golden, here, there in told:
         if isinstance(here, str):
@@ -222,23 +222,23 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
         if isinstance(there, str):
             reason = f"{golden.name} is not compared: {there}"
             why = why or reason
-            _note(found, golden.forms, Verdict(None, reason))
+            _note(found, golden.forms, GoldenVerdict(None, reason))
             continue
         compared += 1
         different = mismatch(golden, here, there, text_of)
         if different is None:
-            _note(found, golden.forms, Verdict(is_same=True))
+            _note(found, golden.forms, GoldenVerdict(is_same=True))
         else:
-            verdict = Verdict(False, in_words(different), different)
+            verdict = GoldenVerdict(False, in_words(different), different)
             first = first or verdict
-            _note(found, golden.forms & ~blamed(golden.forms), Verdict(None, verdict.reason))
+            _note(found, golden.forms & ~blamed(golden.forms), GoldenVerdict(None, verdict.reason))
             _note(found, blamed(golden.forms), verdict)
     if first is not None and found.get(CONVERSATION, first).is_same is None:
         found = {form: first if one.is_same is None else one for form, one in found.items()}
     return Comparison(compared, found, why if found else "no golden request is keyed here")
 
 
-def _note(found: dict[int, Verdict], forms: int, verdict: Verdict) -> None:
+def _note(found: dict[int, GoldenVerdict], forms: int, verdict: GoldenVerdict) -> None:
     """Adds a verdict on some forms: a difference outweighs the same, that outweighs no answer."""
     for form in FORM_NAMES:
         if form & forms:

@@ -104,7 +104,7 @@ class FormState(NamedTuple):
         return None if self.changed_at is None else now - self.changed_at
 
 
-class Verdict(NamedTuple):
+class GoldenVerdict(NamedTuple):
     """What golden requests say about a form.
 
     is_same: None if they were not compared. reason: in words. mismatch: the first one.
@@ -123,7 +123,7 @@ class Comparison(NamedTuple):
     """
 
     compared: int
-    forms: dict[int, Verdict]
+    forms: dict[int, GoldenVerdict]
     reason: str = ""
 
 
@@ -167,7 +167,7 @@ class FormProof:
 
     def __init__(self) -> None:
         self.state = FormState(Proof.UNPROVED, NOT_SEEN, None)
-        self._golden = Verdict(None)
+        self._golden = GoldenVerdict(None)
         self._is_stored = False
         self._unproved_why = NOT_SEEN
         self._lookups = _Tally(PROMPTS_NOT_STORED, PROMPTS_STORED)
@@ -179,7 +179,7 @@ class FormProof:
         """Whether most of the last prompts were not stored as they are tokenized here."""
         return self._lookups.is_raised
 
-    def compare(self, verdict: Verdict, now: float) -> None:
+    def compare(self, verdict: GoldenVerdict, now: float) -> None:
         """Takes the verdict of golden requests.
 
         If they are the same after a difference, what was counted before no longer counts.
@@ -209,7 +209,7 @@ class FormProof:
         self._is_stored = False
         self._unproved_why = RESTARTED
         if self._golden.is_same is not False:
-            self._golden = Verdict(None)
+            self._golden = GoldenVerdict(None)
         self._settle(now)
 
     def _settle(self, now: float) -> None:
@@ -272,7 +272,7 @@ class TokenProof:
         self.compared, self.reason = comparison.compared, comparison.reason
         self._keyed = sum(comparison.forms)
         for form, proof in self._forms.items():
-            proof.compare(comparison.forms.get(form, Verdict(None)), now)
+            proof.compare(comparison.forms.get(form, GoldenVerdict(None)), now)
         self._note()
 
     def uncompared(self, why: str, now: float, *, for_now: bool) -> None:
@@ -281,7 +281,9 @@ class TokenProof:
         for_now: the worker only did not answer; what it answered before then remains.
         """
         if not for_now:
-            self.compare(Comparison(0, dict.fromkeys(FORM_NAMES, Verdict(None, why)), why), now)
+            self.compare(
+                Comparison(0, dict.fromkeys(FORM_NAMES, GoldenVerdict(None, why)), why), now
+            )
         elif not self.compared:
             self.reason = why
 

@@ -22,7 +22,7 @@ from extproc.requests.prompt import (
     REASONING,
     Chat,
 )
-from extproc.templates.told import merged_systems, with_reasoning
+from extproc.templates.conversions import merged_systems, with_reasoning
 
 _REASONING = ("reasoning", "reasoning_content")
 

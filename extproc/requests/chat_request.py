@@ -395,7 +395,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     processor_arguments: Mapping[str, Any] = {}
 
 
-class _Body(msgspec.Struct):
+class _ChatBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
@@ -418,7 +418,7 @@ class _Body(msgspec.Struct):
     media_io_kwargs: Any = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_ChatBody)
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:

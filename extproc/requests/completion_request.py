@@ -187,7 +187,7 @@ def parse_tokens(content: bytes) -> InferenceRequest:
 PATH = "/v1/completions"
 
 
-class _Body(msgspec.Struct):
+class _CompletionBody(msgspec.Struct):
     prompt: msgspec.Raw
     model: str | None = None
     add_special_tokens: bool = True
@@ -202,7 +202,7 @@ class _Body(msgspec.Struct):
     n: Any = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_CompletionBody)
 
 
 def parse(content: bytes) -> InferenceRequest:

@@ -28,7 +28,7 @@ class _Message(msgspec.Struct):
     content: str | list[dict[str, Any]]
 
 
-class _Body(msgspec.Struct):
+class _MessagesBody(msgspec.Struct):
     messages: list[_Message]
     model: str | None = None
     system: str | list[dict[str, Any]] | None = None
@@ -41,7 +41,7 @@ class _Body(msgspec.Struct):
     cache_salt: str | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_MessagesBody)
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
@@ -77,7 +77,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     return InferenceRequest(body.model, [conversation(messages, options)], body.cache_salt)
 
 
-def _effort(body: _Body, dialect: Dialect | None) -> tuple[str, Effort | None]:
+def _effort(body: _MessagesBody, dialect: Dialect | None) -> tuple[str, Effort | None]:
     """Returns the effort of a request, and what templates get of it."""
     effort = effort_in((body.output_config or {}).get("effort"))
     rule = None if dialect is None else dialect.messages_effort

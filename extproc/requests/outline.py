@@ -142,7 +142,7 @@ class Outline(Light, frozen=True, gc=False):
         )
 
 
-class _Body(msgspec.Struct, gc=False):
+class _OutlineBody(msgspec.Struct, gc=False):
     tools: Any = None
     functions: Any = None
     system: Any = None
@@ -162,7 +162,7 @@ class _User(msgspec.Struct, gc=False):
 
 
 _user = msgspec.json.Decoder(_User)
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_OutlineBody)
 _sorted = msgspec.json.Encoder(order="sorted")
 
 
@@ -223,7 +223,7 @@ def _least(last: int, count: int) -> int:
     return LEAST_BYTES if count < MANY else max(LEAST_BYTES, last // MANY_SHARE)
 
 
-def _session(body: _Body) -> str:
+def _session(body: _OutlineBody) -> str:
     """Returns the client's name for its session, "" without one.
 
     OpenAI's `conversation` (an id, or an object with one) and `prompt_cache_key`, and Anthropic's
@@ -250,7 +250,7 @@ class _Media(bytes):
     kind = ""
 
 
-def _pieces(body: _Body, digests: MediaDigests) -> Iterator[bytes]:
+def _pieces(body: _OutlineBody, digests: MediaDigests) -> Iterator[bytes]:
     """Yields the canonical form, which has no more objects at a time than the body."""
     for tools in (body.tools, body.functions):
         for tool in tools if isinstance(tools, list) else ():

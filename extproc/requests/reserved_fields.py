@@ -90,7 +90,7 @@ def without_reserved(body: bytes) -> bytes | None:
     return None if len(body) > MAX_EDITED_BYTES else _edited(body, edits)
 
 
-def _edits(text: bytes, fields: _Fields) -> "list[_Edit] | None":
+def _edits(text: bytes, fields: _Fields) -> "list[_FieldEdit] | None":
     """Returns what takes these fields out of an object, None if it is none.
 
     Returns None, too, if it has more members of these names than any client writes.
@@ -98,19 +98,19 @@ def _edits(text: bytes, fields: _Fields) -> "list[_Edit] | None":
     found = scan.members(text, (*fields.own, *fields.inner))
     if found is None:
         return None
-    edits: list[_Edit] = []
+    edits: list[_FieldEdit] = []
     for start, end in found:
         name, at = scan.named(text, (start, end))
         inner = fields.inner.get(name)
         if inner is None:
-            edits.append(_Edit(start, end, None))
+            edits.append(_FieldEdit(start, end, None))
         elif _OBJECT.match(text, at, end):
             value = text[at:end]
             new = _clean_object(value, inner)
             if new is None:
                 return None
             if new is not value:
-                edits.append(_Edit(at, end, new))
+                edits.append(_FieldEdit(at, end, new))
     return edits
 
 
@@ -158,7 +158,7 @@ def _is_costly(body: bytes) -> bool:
     return False
 
 
-class _Edit(NamedTuple):
+class _FieldEdit(NamedTuple):
     """A change of a part of an object: new replaces it, None cuts out the member that it is."""
 
     start: int
@@ -166,7 +166,7 @@ class _Edit(NamedTuple):
     new: bytes | None
 
 
-def _edited(text: bytes, edits: list[_Edit]) -> bytes:
+def _edited(text: bytes, edits: list[_FieldEdit]) -> bytes:
     """Returns an object with these changes, and without the commas that it needs no more."""
     kept, at = [], 0
     for start, end, new in edits:

@@ -37,7 +37,7 @@ _CUSTOM_PARAMETERS = {
 _FUNCTION, _NAMESPACE, _CUSTOM = "function", "namespace", "custom"
 
 
-class _Body(msgspec.Struct):
+class _ResponsesBody(msgspec.Struct):
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
@@ -55,7 +55,7 @@ class _Body(msgspec.Struct):
     media_io_kwargs: Any = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_ResponsesBody)
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
@@ -98,7 +98,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 
-def _refuse_what_differs(body: _Body) -> None:
+def _refuse_what_differs(body: _ResponsesBody) -> None:
     history = (body.previous_response_id, body.previous_input_messages, body.prompt)
     if any(part is not None for part in history):
         raise RequestError("unsupported_previous_response")
@@ -110,7 +110,7 @@ def _refuse_what_differs(body: _Body) -> None:
         raise RequestError("unsupported_kv_transfer")
 
 
-def _with_tools(chat: Chat, body: _Body, dialect: Dialect | None) -> Chat:
+def _with_tools(chat: Chat, body: _ResponsesBody, dialect: Dialect | None) -> Chat:
     if not body.tools or dialect is None:
         return chat
     forms, is_none = chat.forms | ITEMS, body.tool_choice == "none"

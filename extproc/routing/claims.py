@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from extproc.base.structs import Light
 from extproc.config.schema import Cost
-from extproc.routing.sent import Expected
+from extproc.routing.claim_table import Expected
 from kvstate.overlap import Overlap, worth_tokens
 
 # In this state a feed is complete: blocks missing in the index are not cached, or on their way.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from extproc.base.structs import Frozen
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belonging_of
+from extproc.routing.claim_table import ClaimTable
 from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
 from extproc.routing.load import Load
@@ -23,7 +24,6 @@ from extproc.routing.policies import (
 from extproc.routing.query import Media, Query, Snapshot
 from extproc.routing.ranks import rank_of
 from extproc.routing.sampling import SAMPLED, sample_of
-from extproc.routing.sent import ClaimTable
 from extproc.routing.survey import Survey, is_full, survey_of
 from kvstate.overlap import Overlap, of_any_rank
 
@@ -65,7 +65,7 @@ class Split(Frozen, frozen=True):
     outcome: str = ""
 
 
-class Source(NamedTuple):
+class PullSource(NamedTuple):
     """Another worker to pull a part of the prompt from.
 
     endpoint: the worker's; port: where it hands over. tokens: how many more it holds than the pick.
@@ -145,7 +145,7 @@ class Decision(Frozen, frozen=True):
     rank: PinnedRank | None = None
     is_steered: bool = True
     split: Split | None = None
-    source: Source | None = None
+    source: PullSource | None = None
 
     @property
     def prefill(self) -> "Decision | None":

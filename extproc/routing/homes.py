@@ -10,8 +10,8 @@ and a client can only move its own requests.
 from collections.abc import Iterable, Iterator, Sequence
 
 from extproc.base.structs import Light
+from extproc.routing.claim_table import Holdings
 from extproc.routing.marks import Marks, root_key
-from extproc.routing.sent import Holdings
 
 # By so many tokens a conversation's worker is preferred beyond what it is expected to hold.
 HOME_TOKENS = 1_024.0

@@ -41,7 +41,7 @@ MAX_TOLD_WINDOWS = 4.0
 _MEAN_STEP = 0.05
 
 
-class Report(NamedTuple):
+class LoadSample(NamedTuple):
     """A worker's report of its load.
 
     running, waiting: requests. asked_at: when the worker was asked, or the figures were taken.
@@ -69,7 +69,7 @@ class Load(Light, frozen=True, gc=False):
     backlog_tokens: float = 0.0
     others: float = 0.0
     utilization: float = 0.0
-    report: Report | None = None
+    report: LoadSample | None = None
     age_seconds: float = 0.0
     slowness: float = 1.0
 
@@ -135,7 +135,7 @@ class EndpointLoad:
     booked_tokens: float = 0.0
     backlog_tokens: float = 0.0
     backlog_at: float = -math.inf
-    report: Report | None = None
+    report: LoadSample | None = None
     others: float = 0.0
     excess_tokens: float = 0.0
     lately_tokens: float = 0.0
@@ -330,7 +330,7 @@ class Loads:
         self._add(booking, now)
         return True
 
-    def report(self, endpoint: str, report: Report, now: float) -> None:
+    def report(self, endpoint: str, report: LoadSample, now: float) -> None:
         """Records a worker's report of its load; ignores one that is older than the last."""
         state = self._record(endpoint)
         if state.report is not None and report.asked_at < state.report.asked_at:
@@ -345,7 +345,7 @@ class Loads:
         state.excess_tokens = excess
 
     def _pending(
-        self, state: EndpointLoad, report: Report, total: int
+        self, state: EndpointLoad, report: LoadSample, total: int
     ) -> tuple[float, float, float]:
         """Returns the least and most queued tokens that a report allows, and the tokens of others.
 

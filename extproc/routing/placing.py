@@ -10,6 +10,7 @@ from typing import Protocol
 
 from extproc.config.schema import Config
 from extproc.routing.belonging import RESPONSE
+from extproc.routing.claim_table import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
@@ -19,7 +20,6 @@ from extproc.routing.policies import policy_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
 from extproc.routing.sampling import sample_size
-from extproc.routing.sent import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.upstreams import Upstreams, is_uncomputed
 from kvstate.overlap import Overlap, Prompt
 
@@ -33,7 +33,7 @@ REQUESTS_A_LOOK = 8
 NOWHERE = ""
 
 
-class Fleet(Protocol):
+class PlacingFleet(Protocol):
     """What picks need of the workers, each by its name.
 
     upstreams: the records of their endpoints. loads: reads and updates the load in these.
@@ -73,7 +73,7 @@ class Fleet(Protocol):
         """
 
 
-class Telling(Protocol):
+class ClaimReporter(Protocol):
     """Reports to other routers which requests were sent where.
 
     touched: collects the endpoints whose requests changed.
@@ -115,7 +115,7 @@ class Placing:
     """
 
     def __init__(
-        self, config: Config, secret: int, fleet: Fleet, telling: Telling | None = None
+        self, config: Config, secret: int, fleet: PlacingFleet, telling: ClaimReporter | None = None
     ) -> None:
         self._fleet = fleet
         self._telling = telling

@@ -23,7 +23,7 @@ from typing import Protocol
 from extproc.base.structs import Light
 from extproc.config import schema
 from extproc.config.schema import Cost, Policy
-from extproc.config.sections import CacheAware, PrefixCache
+from extproc.config.sections import CacheAware, PrefixCacheSettings
 
 # From this utilization on, the delay of later requests counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
@@ -72,7 +72,7 @@ class Columns(Light, frozen=True, gc=False):
     in_flight: Callable[[], Sequence[float]]
     turn: int
     cache_aware: CacheAware = CacheAware()
-    prefix_cache: PrefixCache = PrefixCache()
+    prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
 
 
 Order = Sequence[float] | Sequence[tuple[float, float]]

@@ -7,11 +7,11 @@ from msgspec import structs
 from extproc.base.structs import Frozen
 from extproc.config.schema import Policy
 from extproc.requests.outline import Outline
+from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load
 from extproc.routing.ranks import Ranks
-from extproc.routing.sent import ClaimTable
 from kvstate.overlap import Overlap, Prompt
 
 

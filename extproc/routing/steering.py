@@ -63,7 +63,7 @@ def hash_of(beginning: bytes) -> int:
     return xxhash.xxh3_64_intdigest(beginning) if beginning else 0
 
 
-class _Message(msgspec.Struct, gc=False):
+class _SteeringMessage(msgspec.Struct, gc=False):
     role: str = ""
     content: msgspec.Raw = NULL
 
@@ -72,8 +72,8 @@ class _Part(msgspec.Struct, gc=False):
     text: str = ""
 
 
-class _Body(msgspec.Struct, gc=False):
-    messages: list[_Message] = []
+class _SteeringBody(msgspec.Struct, gc=False):
+    messages: list[_SteeringMessage] = []
     system: msgspec.Raw = NULL
     instructions: msgspec.Raw = NULL
     input: msgspec.Raw = NULL
@@ -83,8 +83,8 @@ class _Body(msgspec.Struct, gc=False):
     token_ids: msgspec.Raw = NULL
 
 
-_body = msgspec.json.Decoder(_Body)
-_messages = msgspec.json.Decoder(list[_Message])
+_body = msgspec.json.Decoder(_SteeringBody)
+_messages = msgspec.json.Decoder(list[_SteeringMessage])
 _parts = msgspec.json.Decoder(list[_Part])
 _text = msgspec.json.Decoder(str)
 
@@ -106,7 +106,7 @@ def beginning_of(path: str, body: bytes) -> bytes:
         return b""
 
 
-def _conversation_text(body: _Body) -> bytes:
+def _conversation_text(body: _SteeringBody) -> bytes:
     if body.messages:
         return _of_messages((body.system,), body.messages)
     for prompt in (body.input, body.prompt, body.text, body.input_ids, body.token_ids):
@@ -115,7 +115,7 @@ def _conversation_text(body: _Body) -> bytes:
     return b""
 
 
-def _of_messages(before: Sequence[msgspec.Raw], messages: Sequence[_Message]) -> bytes:
+def _of_messages(before: Sequence[msgspec.Raw], messages: Sequence[_SteeringMessage]) -> bytes:
     """Returns the system's texts, in whichever field, and the messages up to the user's first."""
     said = [text for raw in before for text in _texts(raw)]
     first = next((at for at, one in enumerate(messages) if one.role == "user"), 0)

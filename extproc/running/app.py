@@ -22,10 +22,10 @@ from extproc.admin.routes import discovery_routes, sharing_routes, steering_rout
 from extproc.base import address
 from extproc.base.errors import importing_extra
 from extproc.config.schema import Config
-from extproc.config.schema import RemoteTokenizer as RemoteTokenizerOptions
+from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
 from extproc.config.sections import session_headers
-from extproc.fleet.discovery.configured import sources_of
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
+from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector
@@ -36,7 +36,7 @@ from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.routing.steering import Steering
 from extproc.running.parts import Part, started, task_part
-from extproc.running.processes import Member
+from extproc.running.processes import ProcessMember
 from extproc.running.readiness import Readiness, with_others
 from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
@@ -125,7 +125,7 @@ class Running:
     """
 
     config: Config
-    member: Member | None
+    member: ProcessMember | None
     certificates: Certificates | None
     discovery: Discovery
     workers: Workers
@@ -142,7 +142,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, member: Member | None = None) -> AsyncIterator[Running]:
+async def running(config: Config, member: ProcessMember | None = None) -> AsyncIterator[Running]:
     """Runs a router in this event loop.
 
     member: its place among several processes; it is ready once each of them has been ready.
@@ -419,7 +419,7 @@ def _member_parts(made: Running) -> Iterator[Part]:
         yield task_part("steering", lambda: member.follow(steer))
 
 
-def _steer(steering: Steering, member: Member | None, percent: float) -> None:
+def _steer(steering: Steering, member: ProcessMember | None, percent: float) -> None:
     """Steers this percentage of requests from now on, here and in all other processes."""
     if percent != steering.percent:
         log.info("steering %g %% of requests from now on", percent)

@@ -19,7 +19,7 @@ from extproc.config.rules import doubts
 from extproc.config.schema import Config
 from extproc.running.app import Running, running
 from extproc.running.event_loop import Sweeper
-from extproc.running.processes import Member
+from extproc.running.processes import ProcessMember
 from extproc.running.request_path import CHOICE
 from extproc.running.single_flight import SingleFlight
 from extproc.serving.listening import raise_file_limit
@@ -43,7 +43,7 @@ FEW_FILES = 4096
 STOP_SECONDS = 10.0
 
 
-async def serve(path: str, config: Config, member: Member | None = None) -> None:
+async def serve(path: str, config: Config, member: ProcessMember | None = None) -> None:
     """Runs a router until SIGTERM or SIGINT.
 
     path: the file that `config` was read from. member: its place among several processes with this
@@ -176,7 +176,7 @@ def _end_with_parent(
     loop.add_reader(lifeline, ended)
 
 
-def _read(path: str, processes: int, member: Member | None) -> Config:
+def _read(path: str, processes: int, member: ProcessMember | None) -> Config:
     """Reads the configuration again, for the same process.
 
     Raises:

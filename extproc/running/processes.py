@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 from extproc.base import address
 from extproc.base.errors import StartError
 from extproc.config.schema import Config
-from extproc.config.sections import ALL_PERCENT, Sharing
+from extproc.config.sections import ALL_PERCENT, SharingSettings
 from kvstate.feeds.backoff import Backoff
 
 log = logging.getLogger("kvsteer.processes")
@@ -48,7 +48,7 @@ _MAX_SHARE_BYTES = 64
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a directory of its own is made in it
 
 
-class Member(NamedTuple):
+class ProcessMember(NamedTuple):
     """One process among several.
 
     number: from 0. processes: how many there are. directory: the private directory that they share.
@@ -78,7 +78,7 @@ class Member(NamedTuple):
         records to its own file, with its part of the configured size. All share their requests: as
         configured, or else through the common directory.
         """
-        sharing = config.sharing or Sharing(f"{address.DIRECTORY_PREFIX}{self.directory}")
+        sharing = config.sharing or SharingSettings(f"{address.DIRECTORY_PREFIX}{self.directory}")
         name = sharing.name and f"{sharing.name}-{self.number}"
         directory = config.envoy.eds_directory if self.number == 0 else None
         report = config.report.file
@@ -289,12 +289,12 @@ async def serve(path: str, count: int) -> int:
     with _directory() as directory:
 
         def command(number: int) -> list[str]:
-            member = str(Member(number, count, directory))
+            member = str(ProcessMember(number, count, directory))
             start = [sys.executable, "-m", "extproc", "serve", "--config", path]
             return [*start, "--processes", str(count), "--member", member]
 
         def was_ready(number: int) -> bool:
-            return Member(number, count, directory).was_ready(number)
+            return ProcessMember(number, count, directory).was_ready(number)
 
         return await Processes(command, count, was_ready).run()
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from extproc.running.processes import Member
+from extproc.running.processes import ProcessMember
 
 STARTING = "starting: the ext_proc server does not listen yet"
 STOPPING = "stopping: open streams may finish, new ones are not accepted"
@@ -44,6 +44,6 @@ class Readiness:
         return "" if self._monotonic() >= self._deadline else self._awaited()
 
 
-def with_others(own: Readiness, member: Member, seconds: float) -> Readiness:
+def with_others(own: Readiness, member: ProcessMember, seconds: float) -> Readiness:
     """Returns a readiness that waits for all other processes too, for at most so many seconds."""
     return Readiness(lambda: own.hindrance() or member.hindrance(), seconds, time.monotonic)

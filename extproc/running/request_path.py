@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).resolve().parents[1]  # the folder `extproc`
 
 
-class Choice(NamedTuple):
+class CompiledChoice(NamedTuple):
     """Whether the compiled modules run, and if not, why; the reason is "" if none were built."""
 
     is_compiled: bool
@@ -31,23 +31,25 @@ class Choice(NamedTuple):
         return f"{self.name}: {self.reason}" if self.reason else self.name
 
 
-def chosen(environment: str | None, here: Path = _HERE) -> Choice:
+def chosen(environment: str | None, here: Path = _HERE) -> CompiledChoice:
     """Returns the choice. environment: the value of KVSTEER_REQUEST_PATH, None if not set."""
     manifest = _manifest(here)
     if manifest is None:
-        return Choice(is_compiled=False)
+        return CompiledChoice(is_compiled=False)
     if environment == "plain":
-        return Choice(is_compiled=False, reason="KVSTEER_REQUEST_PATH is set to plain")
+        return CompiledChoice(is_compiled=False, reason="KVSTEER_REQUEST_PATH is set to plain")
     if manifest["suffix"] not in EXTENSION_SUFFIXES:
-        return Choice(is_compiled=False, reason="compiled for another Python")
+        return CompiledChoice(is_compiled=False, reason="compiled for another Python")
     for name, digest in manifest["sources"].items():
         source = here.parent / name
         if not source.is_file() or hashlib.sha256(source.read_bytes()).hexdigest() != digest:
-            return Choice(is_compiled=False, reason=f"{name} has changed since it was compiled")
-    return Choice(is_compiled=True)
+            return CompiledChoice(
+                is_compiled=False, reason=f"{name} has changed since it was compiled"
+            )
+    return CompiledChoice(is_compiled=True)
 
 
-def take(choice: Choice, here: Path = _HERE) -> None:
+def take(choice: CompiledChoice, here: Path = _HERE) -> None:
     """Makes Python find the compiled modules before their sources, if they are chosen."""
     if not choice.is_compiled:
         return

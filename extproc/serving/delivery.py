@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from extproc.fleet.workers import Workers
-from extproc.observing.elsewhere import Deliveries, WarningLimit
+from extproc.observing.deliveries import Deliveries, WarningLimit
 from extproc.routing.decision import Decision
 
 log = logging.getLogger("kvsteer.decision")

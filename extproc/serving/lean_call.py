@@ -81,7 +81,7 @@ class Wire(Protocol):
         """Writes what was sent; needed only outside of `Call.receive`."""
 
 
-class State:
+class CallState:
     """Where a call is. It is compared by identity, and shows its name."""
 
     def __init__(self, name: str) -> None:
@@ -93,17 +93,17 @@ class State:
 
 
 # The request goes on; no message of it has come, messages have, an answer was sent.
-OPENED: Final = State("OPENED")
-ASKED: Final = State("ASKED")
-ANSWERING: Final = State("ANSWERING")
+OPENED: Final = CallState("OPENED")
+ASKED: Final = CallState("ASKED")
+ANSWERING: Final = CallState("ANSWERING")
 # The request has ended, but some of it may still be kept.
-WHOLE: Final = State("WHOLE")
-WHOLE_ANSWERING: Final = State("WHOLE_ANSWERING")
+WHOLE: Final = CallState("WHOLE")
+WHOLE_ANSWERING: Final = CallState("WHOLE_ANSWERING")
 # All of the request was taken.
-TAKEN: Final = State("TAKEN")
-TAKEN_ANSWERING: Final = State("TAKEN_ANSWERING")
+TAKEN: Final = CallState("TAKEN")
+TAKEN_ANSWERING: Final = CallState("TAKEN_ANSWERING")
 # The status was sent, or the stream is gone.
-OVER: Final = State("OVER")
+OVER: Final = CallState("OVER")
 
 # What follows a state, by event; where a state is missing, the event cannot come.
 AFTER_MESSAGE: Final = {

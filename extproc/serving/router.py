@@ -19,7 +19,7 @@ from extproc.disaggregation.handover import may_split
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Course, Traces
-from extproc.observing.elsewhere import Deliveries, SteeringCollector
+from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.requests.costly_json import is_light
@@ -43,8 +43,8 @@ from extproc.serving.observers import Observer
 from extproc.serving.queries import (
     Queries,
 )
+from extproc.serving.token_watch import TokenWatch
 from extproc.serving.variants import by_variant
-from extproc.serving.watched import Watched
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from kvstate.feeds.feed import FeedState
 from kvstate.overlap import Prompt, usable_tokens
@@ -110,7 +110,7 @@ class Router:
         self.placing = Placing(config, rng.getrandbits(64), candidates, workers.telling)
         self._disaggregator = Disaggregator(config, self.placing, workers.upstreams)
         self._learns = config.policy.learn
-        self.watched = Watched(workers.proofs, compares=config.accounting.responses == "usage")
+        self.watched = TokenWatch(workers.proofs, compares=config.accounting.responses == "usage")
         self._observer = observer
         self.steering = Steering(config.steering.percent, config.steering.header)
         self.unsteered: Counter[str | None] = Counter()

@@ -276,7 +276,7 @@ class CollectedBody:
                 self._pieces.append(joined)
 
 
-class State(StrEnum):
+class StreamState(StrEnum):
     """The states of the table above, in the words that errors use."""
 
     HEAD = "before the request headers"
@@ -337,7 +337,7 @@ class Stream:
     """
 
     def __init__(self, spoken: StreamSettings, *, wants_status: bool = False) -> None:
-        self.state = State.HEAD
+        self.state = StreamState.HEAD
         self.response_head: ResponseHead | None = None
         self.is_duplex = self._echoes_response = spoken.dialect == "epp"
         self._mode: int = _DUPLEX if self.is_duplex else ProcessingMode.BUFFERED
@@ -387,7 +387,7 @@ class Stream:
         """Returns the answers that carry the pick for the last `Ask`."""
         spoken = self._settings
         names_model, owned = spoken.names_model, spoken.owned
-        self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
+        self.state = StreamState.ENDED if self.is_duplex and self._is_last else StreamState.PLACED
         if self._asked_with == "request_body" and not self.is_duplex:
             phrases = spoken.phrases
             return [phrases.body_placed(placement, names_model=names_model, owned=owned)]
@@ -409,7 +409,7 @@ class Stream:
 
     def refuse(self, refusal: Refusal) -> Answers:
         """Returns the answer that refuses the request of the last `Ask`."""
-        self.state = State.REFUSED
+        self.state = StreamState.REFUSED
         self.close()
         return [say.refused(refusal)]
 
@@ -431,7 +431,7 @@ class Stream:
         self._echoes_response = response_mode == _DUPLEX
 
     def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
-        self.state = State.ASKED
+        self.state = StreamState.ASKED
         self._asked_with = kind
         finds_model = self._settings.names_model and not self.is_duplex
         return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
@@ -451,7 +451,7 @@ class Stream:
             self._unkeyed, reason = unkeyed, ""
         if reason:
             return self._ask("request_headers", None, reason)
-        self.state = State.BODY
+        self.state = StreamState.BODY
         if self.is_duplex:
             return []
         return [self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)]
@@ -516,7 +516,7 @@ class Stream:
             return [say.request_body_goes_on()]
         part = message.request_body
         if part.end_of_stream:
-            self.state = State.ENDED
+            self.state = StreamState.ENDED
         body = self._body_of(message)
         return list(say.request_body_echo(body, end_of_stream=part.end_of_stream))
 
@@ -531,7 +531,7 @@ class Stream:
         return self._ask("request_trailers", None, "no_body")
 
     def _request_trailers_after_pick(self, _: ProcessingRequest) -> Step:
-        self.state = State.ENDED
+        self.state = StreamState.ENDED
         return [say.request_trailers_go_on()]
 
     def _request_trailers_alone(self, _: ProcessingRequest) -> Step:
@@ -554,14 +554,14 @@ class Stream:
         part = message.response_body
         return list(say.response_body_echo(part.body, end_of_stream=part.end_of_stream))
 
-    _rows: ClassVar[Mapping[tuple[State, str], _Row]] = {
-        (State.HEAD, "request_headers"): _request_headers,
-        (State.HEAD, "request_trailers"): _request_trailers_alone,
-        (State.BODY, "request_body"): _request_body,
-        (State.BODY, "request_trailers"): _request_trailers_with_pick,
-        (State.PLACED, "request_body"): _request_body_after_pick,
-        (State.PLACED, "request_trailers"): _request_trailers_after_pick,
-        (State.ENDED, "request_body"): _request_body_after_end,
-        (State.REFUSED, "request_body"): _nothing,
-        (State.REFUSED, "request_trailers"): _nothing,
+    _rows: ClassVar[Mapping[tuple[StreamState, str], _Row]] = {
+        (StreamState.HEAD, "request_headers"): _request_headers,
+        (StreamState.HEAD, "request_trailers"): _request_trailers_alone,
+        (StreamState.BODY, "request_body"): _request_body,
+        (StreamState.BODY, "request_trailers"): _request_trailers_with_pick,
+        (StreamState.PLACED, "request_body"): _request_body_after_pick,
+        (StreamState.PLACED, "request_trailers"): _request_trailers_after_pick,
+        (StreamState.ENDED, "request_body"): _request_body_after_end,
+        (StreamState.REFUSED, "request_body"): _nothing,
+        (StreamState.REFUSED, "request_trailers"): _nothing,
     }

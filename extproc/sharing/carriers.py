@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from extproc.base import address
 from extproc.base.address import Meeting
 from extproc.base.errors import StartError, importing_extra
-from extproc.config.sections import Sharing as Options
+from extproc.config.sections import SharingSettings as Options
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
@@ -69,7 +69,7 @@ class Access(NamedTuple):
     ca: str = ""
 
 
-class Engine:
+class StoreConnection:
     """A connection to an engine, made again whenever it is lost.
 
     The client library signs on. Then this class reads the bytes as they arrive: waking up a task
@@ -517,4 +517,4 @@ def transport_of(
         return Datagrams(meeting.directory, hear, opened)
     password = password_of(options)
     access = Access(meeting, options.channel, options.username or "", password, options.ca or "")
-    return Engine(access, hear, opened, answer_seconds)
+    return StoreConnection(access, hear, opened, answer_seconds)

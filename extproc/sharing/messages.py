@@ -275,7 +275,7 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: _Number
 
 
-class News(msgspec.Struct, frozen=True, array_like=True):
+class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     """One message.
 
     origin: the sender's name. incarnation: higher after every restart. sequence: counts the
@@ -306,7 +306,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(News)
+_decoder = msgspec.msgpack.Decoder(RouterNews)
 
 
 @lru_cache(maxsize=128)  # it is the same in each message of a router
@@ -315,7 +315,7 @@ def sender_tag(origin: str, incarnation: int) -> bytes:
     return blake2b(f"{incarnation} {origin}".encode(), digest_size=_TAG_BYTES).digest()
 
 
-def encoded(news: News, keys: Keys) -> bytes:
+def encoded(news: RouterNews, keys: Keys) -> bytes:
     """Returns a message as bytes, with its seal."""
     body = _encoder.encode(news)
     head = MAGIC + keys.fleet + sender_tag(news.origin, news.incarnation)
@@ -327,7 +327,7 @@ def is_from(wire: bytes, tag: bytes) -> bool:
     return wire.startswith(tag, _HEAD_BYTES - _TAG_BYTES)
 
 
-def decoded(wire: bytes, keys: Keys) -> News:
+def decoded(wire: bytes, keys: Keys) -> RouterNews:
     """Returns a received message; the bytes may be anything.
 
     Raises:

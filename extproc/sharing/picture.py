@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
-from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.messages import (
     MAX_HOME_KEYS,
     MAX_MARKS,
@@ -27,11 +27,11 @@ from extproc.sharing.messages import (
     HomeKind,
     HomeNews,
     MessageError,
-    News,
+    RouterNews,
     decoded,
     sender_tag,
 )
-from extproc.sharing.telling import Telling
+from extproc.sharing.reporter import Reporter
 
 MAX_ROUTERS = 64
 
@@ -138,7 +138,7 @@ class Picture:
 
     def __init__(
         self,
-        telling: Telling,
+        telling: Reporter,
         loads: Loads,
         sent: ClaimTable,
         homes: Homes,
@@ -162,7 +162,7 @@ class Picture:
         self.unknown_workers = 0
         self.excess_claims = 0
 
-    def hear(self, wire: bytes, now: float, wall_us: int) -> News | None:
+    def hear(self, wire: bytes, now: float, wall_us: int) -> RouterNews | None:
         """Merges a message and returns it; returns None if it was rejected.
 
         wall_us: microseconds since 1970.
@@ -222,13 +222,13 @@ class Picture:
         for other in list(self.peers.values()):
             self._drop(other, now)
 
-    def _answer(self, news: News) -> None:
+    def _answer(self, news: RouterNews) -> None:
         """Answers the challenge to this router in a message, if there is one."""
         for one in news.challenges:
             if one.tag == self._telling.tag:
                 self._telling.answer(one.number)
 
-    def _sender(self, news: News, now: float, wall_us: int) -> Peer:
+    def _sender(self, news: RouterNews, now: float, wall_us: int) -> Peer:
         """Returns the record of a message's sender.
 
         Raises:
@@ -248,7 +248,7 @@ class Picture:
         other.lag = least
         return other
 
-    def _newcomer(self, identity: Identity, news: News, now: float, wall_us: int) -> Peer:
+    def _newcomer(self, identity: Identity, news: RouterNews, now: float, wall_us: int) -> Peer:
         """Returns a record for a sender that has answered its challenge; else challenges it.
 
         Raises:
@@ -277,7 +277,7 @@ class Picture:
         other = self.peers[identity] = Peer(identity, now, now, _lag(news, wall_us))
         return other
 
-    def _merge(self, other: Peer, news: News, now: float) -> None:
+    def _merge(self, other: Peer, news: RouterNews, now: float) -> None:
         if news.workers or news.claims or news.outlines:
             places = self._places()
             told, key, is_known = self._loads.record_report, other.key, other.is_known
@@ -296,7 +296,9 @@ class Picture:
             if (known := claims.pop(number, None)) is not None:
                 self._claims.withdraw(known)
 
-    def _claim(self, other: Peer, news: News, places: Mapping[int, Place], now: float) -> None:
+    def _claim(
+        self, other: Peer, news: RouterNews, places: Mapping[int, Place], now: float
+    ) -> None:
         left = MAX_MARKS
         claims: tuple[AnyClaim, ...] = (*news.claims, *news.outlines)
         for claim in claims:
@@ -350,6 +352,6 @@ class Picture:
             self._claims.end(claim, now)
 
 
-def _lag(news: News, wall_us: int) -> float:
+def _lag(news: RouterNews, wall_us: int) -> float:
     """Returns how long a message took and how far the wall clocks differ, together, in seconds."""
     return (wall_us - news.sent_us) / 1e6

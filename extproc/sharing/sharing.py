@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.config.sections import Sharing as Options
+from extproc.config.sections import SharingSettings as Options
+from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
-from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
     CONNECTING,
@@ -34,7 +34,7 @@ from extproc.sharing.home_reports import known_homes
 from extproc.sharing.messages import HomeNews, Keys, is_from, keys_of, worker_id
 from extproc.sharing.outages import Outages
 from extproc.sharing.picture import Picture, Place
-from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
+from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
 
 log = logging.getLogger("kvsteer.sharing")
 
@@ -61,7 +61,7 @@ MOST_SECONDS = 0.02
 _NO_NAME = re.compile(r"[^!-~]")
 
 
-class Fleet(Protocol):
+class SharingFleet(Protocol):
     """The parts of the workers into which other routers' requests are merged."""
 
     @property
@@ -78,7 +78,7 @@ class Fleet(Protocol):
         """Returns an event, which is another object after every change of the workers."""
 
 
-class PromptTelling(Telling):
+class PromptTelling(Reporter):
     """Also signals news that should not wait for the next tick.
 
     news: set when a request begins that has enough work to be reported. meeting: set when another
@@ -148,7 +148,7 @@ class Sharing:
         self,
         options: Options,
         telling: PromptTelling,
-        fleet: Fleet,
+        fleet: SharingFleet,
         sent: ClaimTable,
         homes: Homes,
         monotonic: Callable[[], float],

@@ -65,7 +65,7 @@ from extproc.templates.bounds import (
     guard,
     joined,
 )
-from extproc.templates.told import merged_developers, merged_systems, with_reasoning
+from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "

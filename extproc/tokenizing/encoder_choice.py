@@ -297,7 +297,7 @@ NO_FRAME = Frame()
 PROOF_SECONDS = 0.5
 
 
-class Choice(NamedTuple):
+class EncoderChoice(NamedTuple):
     """The encoder, cutter and frame with which the texts of one model are tokenized.
 
     frame: the ids that add_special_tokens adds; None if only `encode_whole` knows them.
@@ -318,7 +318,7 @@ def choose(
     *,
     clock: Callable[[], float] = time.thread_time,
     proof_seconds: float = PROOF_SECONDS,
-) -> Choice:
+) -> EncoderChoice:
     """Returns the cheapest way to get the same ids as `tokenizers`, and logs which it is.
 
     model: its name, for the log.
@@ -332,7 +332,7 @@ def choose(
     source = tokenizer.to_str()
     layout = read(source)
     texts = probes(layout.added_tokens)
-    proofs = _Proofs(tokenizer, texts, model, clock, proof_seconds)
+    proofs = _EncoderProof(tokenizer, texts, model, clock, proof_seconds)
     plain = PlainEncoder(tokenizer)
     encoder = _fast(source, proofs, model) or plain
     cutter = Cutter(layout.added_tokens) if tokenizes_piecewise(layout) else None
@@ -346,7 +346,7 @@ def choose(
     cut_at = len(cutter.contents) if cutter else 0
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
-    return Choice(text_encoder, around, plain.framed_ids, layout.added_tokens)
+    return EncoderChoice(text_encoder, around, plain.framed_ids, layout.added_tokens)
 
 
 def choose_ordinary(
@@ -367,11 +367,11 @@ def choose_ordinary(
     content["post_processor"] = content["truncation"] = content["padding"] = None
     bare = json.dumps(content)
     library = tokenizers.Tokenizer.from_str(bare)
-    proofs = _Proofs(library, probes(()), model, clock, proof_seconds)
+    proofs = _EncoderProof(library, probes(()), model, clock, proof_seconds)
     return _fast(bare, proofs, model) or PlainEncoder(library)
 
 
-class _Proofs:
+class _EncoderProof:
     """Compares with `tokenizers`, encoding one text at a time, as engines may."""
 
     def __init__(
@@ -421,7 +421,7 @@ def framed_ids(ids: Tokens, around: Frame) -> Tokens:
     return framed
 
 
-def _fast(source: str, proofs: _Proofs, model: str) -> Encoder | None:
+def _fast(source: str, proofs: _EncoderProof, model: str) -> Encoder | None:
     try:
         encoder = FastEncoder(source)
     except ImportError:

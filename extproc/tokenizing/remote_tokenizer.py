@@ -171,7 +171,7 @@ class RemoteTokenizer:
     def __init__(
         self,
         model: schema.Model,
-        options: schema.RemoteTokenizer,
+        options: schema.RemoteTokenizerSettings,
         endpoints: Callable[[], Endpoints],
         count: Callable[[str], object] = lambda _: None,
     ) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import INLINE_SYSTEM, Chat, Text
-from extproc.templates.told import with_reasoning
+from extproc.templates.conversions import with_reasoning
 from kvstate.overlap import Tokens
 
 PATH = "/tokenize"
@@ -30,12 +30,12 @@ _REASONING = frozenset(("reasoning", "reasoning_content"))
 _FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
 
 
-class _Answer(msgspec.Struct):
+class _TokenizeAnswer(msgspec.Struct):
     tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]]
     count: int | None = None
 
 
-_answer = msgspec.json.Decoder(_Answer)
+_answer = msgspec.json.Decoder(_TokenizeAnswer)
 
 
 def question(prompt: Chat | Text, model: str | None) -> bytes:

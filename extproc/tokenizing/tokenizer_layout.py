@@ -82,7 +82,7 @@ class AddedToken(msgspec.Struct, frozen=True):
     special: bool = False
 
 
-class Model(msgspec.Struct, frozen=True):
+class TokenizerModel(msgspec.Struct, frozen=True):
     """The head of `model`; its vocabulary is skipped. dropout: the chance to skip a merge."""
 
     type: str = ""
@@ -92,7 +92,7 @@ class Model(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """The parts of a tokenizer.json that are read here."""
 
-    model: Model
+    model: TokenizerModel
     added_tokens: list[AddedToken] = []
     normalizer: Step | None = None
     pre_tokenizer: Step | None = None

@@ -18,10 +18,10 @@ from extproc.renderers.renderer import Renderer
 from extproc.requests.prompt import FRAME, IN_CODE, REBUILT, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.tokenizing.cpu_limit import run_within
-from extproc.tokenizing.declared import KINDS, added_by_settings, may_be_rebuilt, text_of
-from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
+from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.text_encoder import Encoded, TextEncoder
+from extproc.tokenizing.tokenizer_config import KINDS, added_by_settings, may_be_rebuilt, text_of
 from extproc.tokenizing.tokenizer_layout import Frame
 from kvstate.overlap import Tokens
 
@@ -170,7 +170,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        choice: Choice,
+        choice: EncoderChoice,
         templates: ChatTemplates,
         library: tokenizers.Tokenizer,
         forms: int = 0,
@@ -324,7 +324,7 @@ def _start_segments(
 
 def _chosen(
     file: Path, model: str, settings: Mapping[str, Any]
-) -> tuple[tokenizers.Tokenizer, Choice]:
+) -> tuple[tokenizers.Tokenizer, EncoderChoice]:
     """Returns the tokenizer of a tokenizer.json, and how it is used.
 
     settings: of tokenizer_config.json.
@@ -334,7 +334,7 @@ def _chosen(
     """
     text = read_file(file).decode()
 
-    def load_and_choose() -> tuple[tokenizers.Tokenizer, Choice]:
+    def load_and_choose() -> tuple[tokenizers.Tokenizer, EncoderChoice]:
         library = tokenizers.Tokenizer.from_str(text)
         # leftovers of training in the file; engines switch both off
         library.no_truncation()

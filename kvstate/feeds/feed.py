@@ -95,7 +95,7 @@ import msgspec
 
 from kvstate.events import Batch
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.held import HeldBatches
+from kvstate.feeds.held_batches import HeldBatches
 from kvstate.feeds.replay_trust import ReplayTrust
 from kvstate.feeds.stamps import Doubt, Stamps
 from kvstate.saved import MAX_REASON, SavedFeed

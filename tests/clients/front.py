@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.clients.scripted_model import (
     CHAT,
     MESSAGES,
@@ -119,7 +119,7 @@ class Front:
 
     def __init__(self, seconds: float, renderer: Renderer | None, *, names_engine: bool) -> None:
         self.port = free_port()
-        self.worker: Worker | None = None
+        self.worker: SimulatedWorker | None = None
         self.turns: list[Turn] = []
         self.faults: list[str] = []
         self._seconds = seconds
@@ -197,7 +197,7 @@ async def fronted(
     fronts = [Front(seconds, renderer, names_engine=names_engine) for _ in range(WORKERS)]
     waiting = iter(fronts)
 
-    def proxied(worker: Worker) -> str:
+    def proxied(worker: SimulatedWorker) -> str:
         front = next(waiting)
         front.worker = worker
         return front.endpoint

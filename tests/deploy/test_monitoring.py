@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.deploy.prometheus_process import Prometheus, needs_prometheus, running_prometheus
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
@@ -178,13 +178,13 @@ async def fired(prometheus: Prometheus) -> set[tuple[str, str]]:
     return {(one["metric"]["alertname"], one["metric"].get("worker", "")) for one in found}
 
 
-async def feed_of(system: System, worker: Worker) -> dict[str, Any]:
+async def feed_of(system: System, worker: SimulatedWorker) -> dict[str, Any]:
     told = {one["name"]: one for one in await system.status()}
     feed: dict[str, Any] = told[worker.endpoint]["feeds"][0]
     return feed
 
 
-async def heals(system: System, worker: Worker) -> None:
+async def heals(system: System, worker: SimulatedWorker) -> None:
     async def is_live() -> bool:
         feed = await feed_of(system, worker)
         return (feed["state"], feed["reason"]) == ("live", "")

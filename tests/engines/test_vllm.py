@@ -33,7 +33,7 @@ from extproc.config.reader import load
 from extproc.envoy.envoy_config import render
 from simulator.settings import TINY_MODEL
 from tests.engines import vllm_engine
-from tests.engines.held import Held
+from tests.engines.held_blocks import Held
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy

@@ -14,7 +14,7 @@ import aiohttp
 import yaml
 
 from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.deploy.manifests import of_kind
 from tests.extproc.serving.identities import Identities
 from tests.ports import free_port
@@ -124,7 +124,9 @@ def published(overlay: str) -> Tree:
     return dict(found)
 
 
-def here(configuration: Tree, workers: Sequence[Worker], port: int, directory: Path) -> Tree:
+def here(
+    configuration: Tree, workers: Sequence[SimulatedWorker], port: int, directory: Path
+) -> Tree:
     """A published configuration with the workers, the tokenizer and the ports of this machine.
 
     port: the gateway's. directory: for a certificate, if the router is to have one.

@@ -12,7 +12,7 @@ from kvstate.events import Batch
 from kvstate.feeds import stamps as stamps_module
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.held import HeldBatches
+from kvstate.feeds.held_batches import HeldBatches
 from kvstate.feeds.stamps import STRANGE_BATCHES
 
 BUFFER_BATCHES = 6

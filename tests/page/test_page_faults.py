@@ -9,15 +9,15 @@ import pytest
 from selenium.webdriver.support.select import Select
 
 from extproc.base.engine import Engine, Release
-from extproc.fleet.discovery.view import Report
+from extproc.fleet.discovery.view import SourceReport
 from extproc.fleet.identity import EngineAnswer
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.observing.usage import Usage
-from extproc.proof.state import Comparison, Verdict
+from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION
 from extproc.requests.request import Ask, Head
 from kvstate.overlap import Overlap
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served, serving
 from tests.page.background import Background, in_background
@@ -59,18 +59,18 @@ def test_verification_is_shown_in_words_and_as_text(browser: Browser) -> None:
     with in_background(serving()) as served, browser.visiting():
         record = served.it.workers.records[WORKER]
 
-        async def compare(verdict: Verdict) -> None:
+        async def compare(verdict: GoldenVerdict) -> None:
             record.proof.expect()
             served.it.workers.proofs.compared(record, Comparison(1, {CONVERSATION: verdict}))
 
         browser.open(f"{served.it.url}/")
-        served.do(compare(Verdict(is_same=False, reason=f"of a text, after {EVIL}")))
+        served.do(compare(GoldenVerdict(is_same=False, reason=f"of a text, after {EVIL}")))
         said = f"its tokens differ from the router's: of a text, after {EVIL}"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "they differ")
-        served.do(compare(Verdict(None, "it has not answered yet")))
+        served.do(compare(GoldenVerdict(None, "it has not answered yet")))
         said = "its tokens are not proved: it has not answered yet"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "nobody knows")
-        served.do(compare(Verdict(is_same=True)))
+        served.do(compare(GoldenVerdict(is_same=True)))
         browser.until(lambda: "its tokens" not in browser.texts("#workers tr")[0], "all is well")
 
 
@@ -171,7 +171,9 @@ def test_dead_replay_socket_is_shown_on_a_live_feed(browser: Browser) -> None:
         browser.until(lambda: browser.texts("#workers .pill") == ["live"] * 2, "it is back")
 
 
-async def hidden(worker: Worker, *, events: bool | None = None, replay: bool | None = None) -> None:
+async def hidden(
+    worker: SimulatedWorker, *, events: bool | None = None, replay: bool | None = None
+) -> None:
     """Hides sockets of a worker, or shows them again."""
     if events is not None:
         worker.faults.hide_events(hidden=events)
@@ -179,7 +181,7 @@ async def hidden(worker: Worker, *, events: bool | None = None, replay: bool | N
         worker.faults.hide_replay("absent" if replay else None)
 
 
-async def lost(worker: Worker) -> None:
+async def lost(worker: SimulatedWorker) -> None:
     """Makes the next batch reach nobody."""
     worker.faults.drop(1)
 
@@ -269,7 +271,7 @@ class Away:
 
     name = "pods"
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         report.fault("no answer")
         await asyncio.Event().wait()
 

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from simulator.server import Worker, running
+from simulator.server import SimulatedWorker, running
 from simulator.settings import Settings
 from simulator.tokens import ModelTokens
 
@@ -43,7 +43,7 @@ def tokens() -> ModelTokens:
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
+async def worker() -> AsyncIterator[SimulatedWorker]:
     settings = Settings(
         name="w", loras=("ad-a",), topic="kv", buffer_batches=4, max_model_len_tokens=512
     )
@@ -52,6 +52,6 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-async def client(worker: Worker) -> AsyncIterator[aiohttp.ClientSession]:
+async def client(worker: SimulatedWorker) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(worker.url) as session:
         yield session

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from simulator.server import Worker
+from simulator.server import SimulatedWorker
 
 Client = aiohttp.ClientSession
 Body = dict[str, Any]
@@ -59,7 +59,7 @@ async def socket(kind: int, endpoint: str | None) -> AsyncIterator[zmq.asyncio.S
 
 
 @asynccontextmanager
-async def subscribed(worker: Worker, client: Client) -> AsyncIterator[zmq.asyncio.Socket]:
+async def subscribed(worker: SimulatedWorker, client: Client) -> AsyncIterator[zmq.asyncio.Socket]:
     """A subscriber that gets rank 0's next batch and has seen all before."""
     async with socket(zmq.SUB, worker.events_endpoint) as sub, asyncio.timeout(10):
         sub.subscribe(b"")
@@ -67,7 +67,7 @@ async def subscribed(worker: Worker, client: Client) -> AsyncIterator[zmq.asynci
         yield sub
 
 
-async def joined(worker: Worker, client: Client, sub: zmq.asyncio.Socket) -> None:
+async def joined(worker: SimulatedWorker, client: Client, sub: zmq.asyncio.Socket) -> None:
     """Publishes until a subscription has arrived, since it has no answer."""
     while not await sub.poll(20):
         await store_block(client)
@@ -75,7 +75,7 @@ async def joined(worker: Worker, client: Client, sub: zmq.asyncio.Socket) -> Non
         pass
 
 
-async def replay(worker: Worker, start: int, *, rank: int = 0) -> list[Message]:
+async def replay(worker: SimulatedWorker, start: int, *, rank: int = 0) -> list[Message]:
     """All batches kept from a sequence number on, without the end marker."""
     async with socket(zmq.DEALER, worker.replay_endpoints[rank]) as dealer, asyncio.timeout(5):
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
@@ -102,7 +102,7 @@ def events_of(message: Message) -> list[Any]:
     return events
 
 
-async def published(worker: Worker, *, rank: int = 0) -> list[Any]:
+async def published(worker: SimulatedWorker, *, rank: int = 0) -> list[Any]:
     """All events since the worker started, in order."""
     messages = await replay(worker, 0, rank=rank)
     return [event for message in messages for event in events_of(message)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator.cache import Holding, PrefixCache, Shape
 from simulator.dialects import DEFAULT, DIALECTS
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
-from simulator.hashing import NO_NAMESPACE, Namespace, VllmHashing, chain_of
+from simulator.hashing import NO_NAMESPACE, CacheNamespace, VllmHashing, chain_of
 from simulator.tokens import ModelTokens
 
 Recorded = Callable[[str], list[dict[str, Any]]]
@@ -64,7 +64,7 @@ def drive(cache: PrefixCache, record: dict[str, Any], tokens: ModelTokens) -> tu
     prompts, wanted = prompts_of(record, tokens), recorded_batches(record)
     length = record["response"]["usage"]["completion_tokens"] // len(prompts)
     answers = outputs(prompts, length, wanted)
-    namespace = Namespace(salt=record["body"].get("cache_salt"))
+    namespace = CacheNamespace(salt=record["body"].get("cache_salt"))
     session = (record["headers"] or {}).get("X-Session-ID")
     apart = record["scenario"] == ARRIVED_APART
     holdings: dict[int, Holding] = {}
@@ -184,7 +184,7 @@ def test_announced_copies_predict_every_hit(
     cache = PrefixCache(Shape(blocks=7, block_size=2))
     copies: Counter[WireHash] = Counter()
     for salt, length, generated in operations:
-        namespace = Namespace(salt=str(salt))
+        namespace = CacheNamespace(salt=str(salt))
         hashing = VllmHashing()
         hashes = list(map(hashing.wire, chain_of(range(length), 2, namespace, hashing)))
         expected = len(list(takewhile(lambda key: copies[key] > 0, hashes[: (length - 1) // 2])))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from simulator import publisher
-from simulator.dialects import DIALECTS, Layout
+from simulator.dialects import DIALECTS, EventLayout
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from simulator.server import running
 from simulator.settings import Settings
@@ -39,7 +39,7 @@ def events_in(payload: bytes) -> list[Event]:
     return msgspec.convert(filled, list[Event])
 
 
-def encoded_again(payload: bytes, layout: Layout) -> bytes:
+def encoded_again(payload: bytes, layout: EventLayout) -> bytes:
     timestamp, _, rank = msgspec.msgpack.decode(payload)
     return publisher.batch(timestamp, layout.encode(events_in(payload)), rank)
 

@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 
 from simulator.interference import Fate, Interference
-from simulator.server import Worker, running
+from simulator.server import SimulatedWorker, running
 from simulator.settings import Settings
 from tests.simulator.readers import (
     Client,
@@ -32,13 +32,13 @@ PROMPT = range(100, 117)
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
+async def worker() -> AsyncIterator[SimulatedWorker]:
     async with running(Settings(loras=("ad-a",), misbehave=True)) as worker:
         yield worker
 
 
 @pytest.fixture
-async def client(worker: Worker) -> AsyncIterator[Client]:
+async def client(worker: SimulatedWorker) -> AsyncIterator[Client]:
     async with Client(worker.url) as session:
         yield session
 
@@ -54,7 +54,7 @@ async def ask(dealer: zmq.asyncio.Socket) -> None:
 
 @pytest.mark.parametrize(("fault", "kept"), [("drop", True), ("lose", False)])
 async def test_dropped_batches_can_be_replayed_and_lost_ones_cannot(
-    worker: Worker, client: Client, fault: str, *, kept: bool
+    worker: SimulatedWorker, client: Client, fault: str, *, kept: bool
 ) -> None:
     async with subscribed(worker, client) as sub:
         start = worker.next_sequence()
@@ -65,7 +65,9 @@ async def test_dropped_batches_can_be_replayed_and_lost_ones_cannot(
         assert again == ([start, start + 1, start + 2] if kept else [start + 2])
 
 
-async def test_duplicate_is_sent_twice_and_kept_once(worker: Worker, client: Client) -> None:
+async def test_duplicate_is_sent_twice_and_kept_once(
+    worker: SimulatedWorker, client: Client
+) -> None:
     async with subscribed(worker, client) as sub:
         start = worker.next_sequence()
         await post(client, "/misbehave", {"duplicate": 1})
@@ -75,7 +77,7 @@ async def test_duplicate_is_sent_twice_and_kept_once(worker: Worker, client: Cli
 
 
 async def test_reorder_swaps_two_batches_on_the_way_and_not_in_the_buffer(
-    worker: Worker, client: Client
+    worker: SimulatedWorker, client: Client
 ) -> None:
     async with subscribed(worker, client) as sub:
         start = worker.next_sequence()
@@ -107,7 +109,7 @@ async def test_corrupt_event_leaves_its_batch_readable(dialect: str) -> None:
 
 
 async def test_corrupt_batch_is_no_msgpack_after_a_real_change(
-    worker: Worker, client: Client
+    worker: SimulatedWorker, client: Client
 ) -> None:
     async with subscribed(worker, client) as sub:
         await post(client, "/misbehave", {"corrupt": "batch"})
@@ -120,7 +122,7 @@ async def test_corrupt_batch_is_no_msgpack_after_a_real_change(
         assert events_of((await received(sub, 1))[0])
 
 
-async def test_garbage_takes_sequence_numbers(worker: Worker, client: Client) -> None:
+async def test_garbage_takes_sequence_numbers(worker: SimulatedWorker, client: Client) -> None:
     async with subscribed(worker, client) as sub:
         start = worker.next_sequence()
         await post(client, "/misbehave", {"garbage": 50})
@@ -131,7 +133,9 @@ async def test_garbage_takes_sequence_numbers(worker: Worker, client: Client) ->
         assert worker.next_sequence() == start + 51
 
 
-async def test_restart_keeps_the_ports_and_nothing_else(worker: Worker, client: Client) -> None:
+async def test_restart_keeps_the_ports_and_nothing_else(
+    worker: SimulatedWorker, client: Client
+) -> None:
     before = (worker.events_endpoint, worker.replay_endpoint)
     async with subscribed(worker, client) as sub:
         await complete(client, PROMPT)
@@ -171,7 +175,9 @@ async def test_request_waiting_for_room_runs_after_a_restart() -> None:
         first.cancel()
 
 
-async def test_silent_replay_socket_answers_no_request(worker: Worker, client: Client) -> None:
+async def test_silent_replay_socket_answers_no_request(
+    worker: SimulatedWorker, client: Client
+) -> None:
     await store_block(client)
     await post(client, "/misbehave", {"hide_replay": "silent"})
     async with socket(zmq.DEALER, worker.replay_endpoint) as dealer:
@@ -182,7 +188,7 @@ async def test_silent_replay_socket_answers_no_request(worker: Worker, client: C
         assert await dealer.poll(5000)
 
 
-async def test_truncated_replay_stops_half_way(worker: Worker, client: Client) -> None:
+async def test_truncated_replay_stops_half_way(worker: SimulatedWorker, client: Client) -> None:
     await store(client, 4)
     worker.faults.hide_replay("truncated")
     async with socket(zmq.DEALER, worker.replay_endpoint) as dealer, asyncio.timeout(5):
@@ -194,7 +200,7 @@ async def test_truncated_replay_stops_half_way(worker: Worker, client: Client) -
 
 
 async def test_absent_replay_socket_refuses_until_it_returns(
-    worker: Worker, client: Client
+    worker: SimulatedWorker, client: Client
 ) -> None:
     await store_block(client)
     endpoint = worker.replay_endpoint
@@ -212,7 +218,7 @@ async def test_absent_replay_socket_refuses_until_it_returns(
 
 
 async def test_hidden_events_are_refused_and_kept_while_the_worker_serves(
-    worker: Worker, client: Client
+    worker: SimulatedWorker, client: Client
 ) -> None:
     assert worker.events_endpoint is not None
     port = int(worker.events_endpoint.rpartition(":")[2])
@@ -265,7 +271,7 @@ async def test_unknown_fault_is_refused(client: Client, body: Any) -> None:
     assert (await client.post("/misbehave", json=body)).status == 400
 
 
-async def test_cache_route_lists_the_held_blocks(worker: Worker, client: Client) -> None:
+async def test_cache_route_lists_the_held_blocks(worker: SimulatedWorker, client: Client) -> None:
     await complete(client, PROMPT, cache_salt="s", model="ad-a")
     listed = await (await client.get("/cache")).json()
     assert listed == [{"rank": 0, "blocks": 1, "host_blocks": 0, "next_sequence": 1}]
@@ -277,7 +283,9 @@ async def test_cache_route_lists_the_held_blocks(worker: Worker, client: Client)
         assert (await client.post("/cache/prefix", json=tokens | wrong)).status == 400
 
 
-async def test_held_prefix_equals_the_hit_of_a_request(worker: Worker, client: Client) -> None:
+async def test_held_prefix_equals_the_hit_of_a_request(
+    worker: SimulatedWorker, client: Client
+) -> None:
     for length in (40, 33, 32, 17, 16, 1, 64):
         prompt = range(length)
         assert worker.held_prefix_tokens(prompt) == await complete(client, prompt, generate=3)

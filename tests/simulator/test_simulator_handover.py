@@ -10,7 +10,7 @@ import pytest
 
 from simulator.server import running
 from simulator.settings import Settings
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.ports import free_port
 
 WORDS = {"model": "tiny", "prompt": "word " * 200, "max_tokens": 3}
@@ -18,12 +18,12 @@ SGLANG = "sglang-0.5.22"
 
 
 class Pair(NamedTuple):
-    prefill: Worker
-    decode: Worker
+    prefill: SimulatedWorker
+    decode: SimulatedWorker
     port: int
     session: aiohttp.ClientSession
 
-    async def ask(self, worker: Worker, **fields: Any) -> int:
+    async def ask(self, worker: SimulatedWorker, **fields: Any) -> int:
         url = f"{worker.url}/v1/completions"
         async with self.session.post(url, json=WORDS | fields) as response:
             await response.read()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulator.cache import PrefixCache, Shape
 from simulator.dialects import DIALECTS, Habits
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
-from simulator.hashing import NO_NAMESPACE, Adapter, Namespace, VllmHashing, chain_of
+from simulator.hashing import NO_NAMESPACE, Adapter, CacheNamespace, VllmHashing, chain_of
 from simulator.server import running
 from simulator.settings import Settings
 from tests.simulator.readers import Client, complete, published
@@ -36,7 +36,9 @@ def new_cache(
     )
 
 
-def run(cache: PrefixCache, first: int, length: int, namespace: Namespace = NO_NAMESPACE) -> int:
+def run(
+    cache: PrefixCache, first: int, length: int, namespace: CacheNamespace = NO_NAMESPACE
+) -> int:
     holding = cache.begin(range(first, first + length), namespace)
     assert holding is not None
     cache.release(holding)
@@ -68,7 +70,7 @@ def test_evicted_block_is_announced_on_the_host_and_restored_by_a_hit() -> None:
 
 def test_host_block_is_described_as_on_the_device() -> None:
     cache = new_cache()
-    namespace = Namespace(Adapter("a", 1), "s")
+    namespace = CacheNamespace(Adapter("a", 1), "s")
     run(cache, 0, 8, namespace)
     run(cache, 100, 8)
     stored = [event for event in cache.take_events() if isinstance(event, BlockStored)]
@@ -145,7 +147,7 @@ def test_announced_copies_on_each_medium_predict_every_hit(
     cache = PrefixCache(Shape(blocks=7, block_size=2, host_blocks=host_blocks, habits=habits))
     copies: Counter[tuple[str | None, WireHash]] = Counter()
     for salt, length, generated in operations:
-        namespace = Namespace(salt=str(salt))
+        namespace = CacheNamespace(salt=str(salt))
         hashes = list(map(HASHING.wire, chain_of(range(length), 2, namespace, HASHING)))
         usable = hashes[: (length - 1) // 2]
         announced = {key for (_, key), number in copies.items() if number}

@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 
 from simulator.engine import Latency
-from simulator.server import Worker, running
+from simulator.server import SimulatedWorker, running
 from simulator.settings import Settings
 from simulator.tokens import ModelTokens
 from tests.simulator.readers import END, Body, Client, post, replay, socket
@@ -160,7 +160,7 @@ async def test_tokenize_returns_the_tokens_of_prompts_and_chats(
 
 
 async def test_operator_routes_show_models_version_health_and_event_sources(
-    worker: Worker, client: Client
+    worker: SimulatedWorker, client: Client
 ) -> None:
     models = await (await client.get("/v1/models")).json()
     assert [(model["id"], model["parent"]) for model in models["data"]] == [
@@ -191,7 +191,7 @@ async def test_metrics_have_the_names_of_vllm(client: Client) -> None:
     }
 
 
-async def test_events_reach_a_subscriber(worker: Worker, client: Client) -> None:
+async def test_events_reach_a_subscriber(worker: SimulatedWorker, client: Client) -> None:
     async with socket(zmq.SUB, worker.events_endpoint) as sub, asyncio.timeout(5):
         sub.subscribe(b"kv")
         # A subscription has no answer: publish until it has arrived.
@@ -206,7 +206,7 @@ async def test_events_reach_a_subscriber(worker: Worker, client: Client) -> None
 
 
 async def test_replay_returns_kept_batches_from_the_requested_sequence(
-    worker: Worker, client: Client
+    worker: SimulatedWorker, client: Client
 ) -> None:
     for token in range(6):
         await post(client, "/v1/completions", {"prompt": [token] * 16, "max_tokens": 1})
@@ -216,7 +216,7 @@ async def test_replay_returns_kept_batches_from_the_requested_sequence(
     assert await replay(worker, 10**6) == []
 
 
-async def test_replay_request_without_delimiter_gets_no_answer(worker: Worker) -> None:
+async def test_replay_request_without_delimiter_gets_no_answer(worker: SimulatedWorker) -> None:
     async with socket(zmq.DEALER, worker.replay_endpoint) as dealer, asyncio.timeout(5):
         await dealer.send(b"\0" * 8)
         await dealer.send_multipart([b"", b"\0" * 8])
@@ -224,7 +224,9 @@ async def test_replay_request_without_delimiter_gets_no_answer(worker: Worker) -
         assert not await dealer.poll(0)
 
 
-async def test_reset_is_announced_with_the_next_step(worker: Worker, client: Client) -> None:
+async def test_reset_is_announced_with_the_next_step(
+    worker: SimulatedWorker, client: Client
+) -> None:
     body = {"prompt": [7] * 17, "max_tokens": 1}
     await post(client, "/v1/completions", body)
     assert await post(client, "/reset_prefix_cache", {}) == {"success": True}

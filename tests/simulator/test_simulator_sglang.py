@@ -12,7 +12,7 @@ import zmq
 from simulator.cache import PrefixCache, Shape
 from simulator.dialects import DIALECTS
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from simulator.hashing import NO_NAMESPACE, Adapter, Namespace, SglangHashing
+from simulator.hashing import NO_NAMESPACE, Adapter, CacheNamespace, SglangHashing
 from simulator.server import running, server_info
 from simulator.settings import Settings
 from tests.simulator.readers import Client, complete, published, socket, subscribed
@@ -33,7 +33,7 @@ def new_cache(*, blocks: int = 100, page: int = 16, bigrams: bool = False) -> Pr
 def run(
     cache: PrefixCache,
     prompt: Sequence[int],
-    namespace: Namespace = NO_NAMESPACE,
+    namespace: CacheNamespace = NO_NAMESPACE,
     *,
     generated: Sequence[int] = (),
 ) -> int:
@@ -63,8 +63,8 @@ def test_recorded_requests_give_the_recorded_events(recording: Recording) -> Non
         ("a2_same_again", NO_NAMESPACE),
         ("b_longer_suffix", NO_NAMESPACE),
         ("b2_diverge_splits_node", NO_NAMESPACE),
-        ("f_cache_salt", Namespace(salt="tenant-A")),
-        ("e_extra_key_unregistered", Namespace(Adapter("lora-ns", 1))),
+        ("f_cache_salt", CacheNamespace(salt="tenant-A")),
+        ("e_extra_key_unregistered", CacheNamespace(Adapter("lora-ns", 1))),
         ("b5_shorter_than_page_no_event", NO_NAMESPACE),
     ):
         run(cache, records[scenario]["prompt_token_ids"], namespace)
@@ -111,7 +111,7 @@ def test_equal_pages_are_kept_once() -> None:
 def test_pages_of_an_adapter_share_hashes_with_the_base_model_and_no_blocks() -> None:
     cache = new_cache(page=4)
     cache.take_events()
-    adapter = Namespace(Adapter("a", 1))
+    adapter = CacheNamespace(Adapter("a", 1))
     assert [run(cache, range(9), one) for one in (NO_NAMESPACE, adapter, adapter)] == [0, 0, 8]
     base, other = (event for event in cache.take_events() if isinstance(event, BlockStored))
     assert base.block_hashes == other.block_hashes
@@ -149,7 +149,7 @@ async def test_pages_of_an_answer_are_announced_at_its_end() -> None:
 
 def test_pages_differ_by_tokens_salt_and_adapter_only() -> None:
     cache = new_cache(page=4)
-    for namespace in (NO_NAMESPACE, Namespace(salt="s"), Namespace(Adapter("a", 1), "s")):
+    for namespace in (NO_NAMESPACE, CacheNamespace(salt="s"), CacheNamespace(Adapter("a", 1), "s")):
         assert run(cache, range(9), namespace) == 0
         assert run(cache, range(9), namespace) == 8
     kinds = [type(event) for event in cache.take_events()]

@@ -11,8 +11,8 @@ import pytest
 from simulator import publisher
 from simulator.dialects import DIALECTS
 from simulator.events import BlockRemoved, BlockStored, Event
-from simulator.hashing import Adapter, Namespace, VllmHashing, chain_of
-from simulator.requests import Chat, Completion
+from simulator.hashing import Adapter, CacheNamespace, VllmHashing, chain_of
+from simulator.requests import ChatRequest, Completion
 from simulator.settings import TINY_MODEL
 from simulator.tokens import ModelTokens, PromptError
 
@@ -21,7 +21,7 @@ Recorded = Callable[[str], list[dict[str, Any]]]
 
 def ids_of(tokens: ModelTokens, record: dict[str, Any]) -> list[int]:
     if record["path"] == "/v1/chat/completions":
-        chat = msgspec.convert(record["body"], Chat)
+        chat = msgspec.convert(record["body"], ChatRequest)
         return tokens.of_chat(chat.messages, tools=chat.tools)
     prompt = msgspec.convert(record["body"], Completion).prompt
     return tokens.of_text(prompt) if isinstance(prompt, str) else list(record["body"]["prompt"])
@@ -48,7 +48,7 @@ def test_recorded_prompts_have_the_hashes_of_vllm(recorded: Recorded, name: str)
                 if event["type"] == "BlockStored":
                     announced.update(event["block_hashes"])
         if record["status"] == 200 and record.get("prompt_token_ids"):
-            namespace = Namespace(salt=record["body"].get("cache_salt"))
+            namespace = CacheNamespace(salt=record["body"].get("cache_salt"))
             digests = chain_of(record["prompt_token_ids"], 32, namespace, VllmHashing())
             assert {VllmHashing().wire(digest) for digest in digests} <= announced, record[
                 "scenario"
@@ -67,15 +67,20 @@ def test_recorded_payloads_encode_to_the_same_bytes(recorded: Recorded, name: st
 
 
 def test_adapter_and_salt_are_published_as_vllm_does() -> None:
-    namespace = Namespace(Adapter("ad-a", 1), "tenant-A")
+    namespace = CacheNamespace(Adapter("ad-a", 1), "tenant-A")
     assert namespace.published_keys(first=True) == ("ad-a", "tenant-A")
     assert namespace.published_keys(first=False) == ("ad-a",)
-    assert Namespace(salt="tenant-A").published_keys(first=False) is None
+    assert CacheNamespace(salt="tenant-A").published_keys(first=False) is None
 
 
 def test_adapters_and_salts_do_not_share_blocks() -> None:
     adapter = Adapter("same", 1)
-    namespaces = [Namespace(), Namespace(salt="same"), Namespace(adapter), Namespace(adapter, "x")]
+    namespaces = [
+        CacheNamespace(),
+        CacheNamespace(salt="same"),
+        CacheNamespace(adapter),
+        CacheNamespace(adapter, "x"),
+    ]
     assert len({next(chain_of(range(16), 16, one, VllmHashing())) for one in namespaces}) == 4
 
 

@@ -17,7 +17,7 @@ from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests import copies
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy
@@ -56,12 +56,12 @@ Stop = Callable[[], Awaitable[None]]
 
 async def started(
     stack: contextlib.AsyncExitStack, settings: Sequence[Settings]
-) -> tuple[list[Worker], dict[str, Stop]]:
+) -> tuple[list[SimulatedWorker], dict[str, Stop]]:
     """Starts workers that end with the stack.
 
     Returns them, and by endpoint the functions that stop one of them earlier.
     """
-    workers: list[Worker] = []
+    workers: list[SimulatedWorker] = []
     stops: dict[str, Stop] = {}
     for one in settings:
         own = await stack.enter_async_context(contextlib.AsyncExitStack())
@@ -81,7 +81,7 @@ class System:
         self,
         session: aiohttp.ClientSession,
         config_file: Path,
-        workers: Sequence[Worker],
+        workers: Sequence[SimulatedWorker],
         stops: Mapping[str, Stop] = MappingProxyType({}),
     ) -> None:
         config = load(str(config_file))
@@ -169,7 +169,7 @@ class System:
             answer = await response.json() if is_json else {"text": await response.text()}
             return response.status, response.headers.get("x-worker", ""), answer
 
-    async def serve(self, worker: Worker, text: str) -> None:
+    async def serve(self, worker: SimulatedWorker, text: str) -> None:
         """Sends a request to this worker directly, so that it computes and publishes blocks."""
         async with self.session.post(f"{worker.url}{CHAT}", json=chat(text)) as response:
             assert response.status == 200, await response.text()
@@ -213,7 +213,7 @@ async def running(
     changes: dict[str, Any] | None = None,
     envoy_config: Callable[[Config], str] = render,
     roles: Sequence[str] = (),
-    proxied: Callable[[Worker], str] | None = None,
+    proxied: Callable[[SimulatedWorker], str] | None = None,
     each: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> AsyncIterator[System]:
@@ -264,7 +264,7 @@ def _ports() -> dict[str, str]:
     }
 
 
-def _half_of(worker: Worker) -> dict[str, Any]:
+def _half_of(worker: SimulatedWorker) -> dict[str, Any]:
     """What the configuration says of a worker's role, if it has one."""
     settings = worker.settings
     if settings.transfer_listen is None:
@@ -273,7 +273,7 @@ def _half_of(worker: Worker) -> dict[str, Any]:
     return {"role": settings.role, "transfer_port": port}
 
 
-def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str, Any]:
+def _configuration(workers: Sequence[SimulatedWorker], models: Sequence[str]) -> dict[str, Any]:
     return {
         "extproc": {"listen": f"127.0.0.1:{free_port()}"},
         "admin": {"listen": f"127.0.0.1:{free_port()}"},

@@ -22,16 +22,24 @@ from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
 from extproc.commands.doctor import feed_visit, token_visit, worker_visit
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
-from extproc.commands.doctor.feed_visit import Telling, judge_swapped
+from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
 from extproc.commands.doctor.worker_visit import Means, WebClient
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
 from extproc.config.rules import doubts
-from extproc.config.schema import Config, Tls, Worker
-from extproc.config.sections import Sharing
-from extproc.fleet.discovery.configured import sources_of
-from extproc.fleet.discovery.view import STATIC, Report, Sighting, Source, View, listed, merged
+from extproc.config.schema import Config, Tls, WorkerSettings
+from extproc.config.sections import SharingSettings
+from extproc.fleet.discovery.sources import sources_of
+from extproc.fleet.discovery.view import (
+    STATIC,
+    Sighting,
+    Source,
+    SourceReport,
+    View,
+    listed,
+    merged,
+)
 from extproc.serving.certificates import Certificates
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.messages import MessageError, decoded
@@ -133,7 +141,7 @@ async def examine(
         means = Means(config, web, tokenizers, seconds, probes)
         fleet, discovered = await visit_sources(config, seconds)
         turns = asyncio.Semaphore(MAX_WORKERS)
-        tellings: list[Telling] = []
+        tellings: list[FeedReport] = []
         found = await asyncio.gather(
             _bounded(
                 Subject(f"envoy {at}"),
@@ -155,7 +163,7 @@ async def examine(
 
 
 async def _in_turn(
-    means: Means, found: Sighting, turns: asyncio.Semaphore, tellings: list[Telling]
+    means: Means, found: Sighting, turns: asyncio.Semaphore, tellings: list[FeedReport]
 ) -> Sequence[Finding]:
     """Examines one worker, at most `MAX_WORKERS` at a time.
 
@@ -172,10 +180,10 @@ async def _in_turn(
 
 
 async def _worker(
-    means: Means, worker: Worker, about: Subject, tellings: list[Telling]
+    means: Means, worker: WorkerSettings, about: Subject, tellings: list[FeedReport]
 ) -> Sequence[Finding]:
     visited = await worker_visit.visit(means, worker, about)
-    tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
+    tellings.append(FeedReport(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
     parts = [feed_visit.visit(means, worker, visited, about)]
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
@@ -266,7 +274,7 @@ async def _ask(source: Source, seconds: float) -> tuple[View, list[Finding]]:
         faults.append(fault)
         answered.set()
 
-    running = asyncio.create_task(source.run(Report(take, lambda: None, fail)))
+    running = asyncio.create_task(source.run(SourceReport(take, lambda: None, fail)))
     waiting = asyncio.create_task(answered.wait())
     await asyncio.wait((running, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
@@ -343,7 +351,7 @@ class Overheard(NamedTuple):
     rejected: Mapping[str, int]
 
 
-async def overhear(options: Sharing, seconds: float) -> Overheard:
+async def overhear(options: SharingSettings, seconds: float) -> Overheard:
     """Receives messages for so many seconds, as a router with this configuration does; sends none.
 
     Raises:

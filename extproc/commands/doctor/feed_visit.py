@@ -24,7 +24,7 @@ from extproc.commands.doctor.probe import (
     replayed,
 )
 from extproc.commands.doctor.worker_visit import Means, ReportedSources, WorkerReport
-from extproc.config.schema import AUTO, Worker, WorkerEvents
+from extproc.config.schema import AUTO, WorkerEvents, WorkerSettings
 from extproc.fleet.feed_sources import configured
 from kvstate.errors import WireError
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
@@ -75,7 +75,7 @@ class Greeting(NamedTuple):
 Looks = Mapping[str, Greeting]  # by ZMQ endpoint
 
 
-class Telling(NamedTuple):
+class FeedReport(NamedTuple):
     """A worker, the configured addresses of its feed, and what it reports about its feed itself."""
 
     worker: str
@@ -84,7 +84,7 @@ class Telling(NamedTuple):
 
 
 async def visit(
-    means: Means, worker: Worker, visited: WorkerReport, about: Subject
+    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Examines a worker's feed; returns the findings."""
     if not means.config.events.enabled:
@@ -104,7 +104,7 @@ async def visit(
     return [about.note("events", says + told)]
 
 
-def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
+def zmq_places(worker: WorkerSettings) -> Sequence[ZmqSource]:
     """Returns a worker's ZMQ feed as configured, rank by rank; () if it has none."""
     if not isinstance(worker.events, WorkerEvents):
         return ()
@@ -113,7 +113,7 @@ def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
 
 
 async def _configured(
-    means: Means, worker: Worker, visited: WorkerReport, about: Subject
+    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     assert isinstance(worker.events, WorkerEvents)
     source = configured(worker.events)
@@ -133,7 +133,7 @@ async def _configured(
 
 async def _connection(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     source: GrpcSource | DrainSource,
     about: Subject,
@@ -163,7 +163,7 @@ def _place_of(source: GrpcSource | DrainSource) -> str:
 
 async def _listen(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     listeners: list[Listener],
     about: Subject,
@@ -202,7 +202,7 @@ def _judge_drain(
 
 async def visit_zmq(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     sources: Sequence[ZmqSource],
     about: Subject,
@@ -234,7 +234,7 @@ async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
 
 async def _listened(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     sources: Mapping[int, ZmqSource],
     about: Subject,
@@ -256,7 +256,7 @@ async def _listened(
 
 async def _zmq_heard(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     both: tuple[list[Listener], list[Listener]],
     about: Subject,
@@ -356,7 +356,7 @@ def judge_reported(
         yield about.wrong("replay-unused", says)
 
 
-def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
+def judge_swapped(fleet: Sequence[FeedReport]) -> Iterator[Finding]:
     """Yields a finding for each configured feed that another worker reports as its own.
 
     An address that no worker reports may still be right: something in between may map ports.
@@ -382,7 +382,7 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
                 yield about.wrong("replay-swapped", says)
 
 
-def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
+def _owners(fleet: Sequence[FeedReport], what: str) -> dict[str, str]:
     """Returns the worker that reports each address; leaves out addresses that several report."""
     owners: dict[str, str] = {}
     shared: set[str] = set()

@@ -227,7 +227,7 @@ MAX_SAID = 400
 MAX_SHOWN = 8
 
 
-class Verdict(enum.Enum):
+class Severity(enum.Enum):
     """How bad a finding is; a `NOTE` could not be checked, or could be better."""
 
     RIGHT = "right"
@@ -244,7 +244,7 @@ class Finding(NamedTuple):
 
     subject: str
     check: str
-    verdict: Verdict
+    verdict: Severity
     says: str
     code: str = ""
     fix: str = ""
@@ -257,11 +257,11 @@ class Subject(NamedTuple):
 
     def right(self, check: str, says: str) -> Finding:
         """Returns the finding of a check that found nothing wrong."""
-        return Finding(self.subject, check, Verdict.RIGHT, printable(says, MAX_SAID))
+        return Finding(self.subject, check, Severity.RIGHT, printable(says, MAX_SAID))
 
     def note(self, check: str, says: str) -> Finding:
         """Returns a note: something could not be checked, or could be better."""
-        return Finding(self.subject, check, Verdict.NOTE, printable(says, MAX_SAID))
+        return Finding(self.subject, check, Severity.NOTE, printable(says, MAX_SAID))
 
     def wrong(self, code: str, says: str) -> Finding:
         """Returns a fault.
@@ -269,7 +269,7 @@ class Subject(NamedTuple):
         code: one of `FAULTS`, which gives the check and the fix.
         """
         check, fix = FAULTS[code]
-        return Finding(self.subject, check, Verdict.WRONG, printable(says, MAX_SAID), code, fix)
+        return Finding(self.subject, check, Severity.WRONG, printable(says, MAX_SAID), code, fix)
 
 
 def name_list(names: Sequence[str]) -> str:
@@ -289,9 +289,9 @@ def as_text(findings: Sequence[Finding]) -> str:
             lines.append(f"  {one.verdict.value:5}  {one.check}: {one.says}{code}")
             if one.fix:
                 lines.append(f"         fix: {one.fix}")
-    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
-    told = (counts[Verdict.WRONG], counts[Verdict.RIGHT], counts[Verdict.NOTE])
-    notes = "note" if counts[Verdict.NOTE] == 1 else "notes"
+    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Severity}
+    told = (counts[Severity.WRONG], counts[Severity.RIGHT], counts[Severity.NOTE])
+    notes = "note" if counts[Severity.NOTE] == 1 else "notes"
     return "\n".join([*lines, "{} wrong, {} right, {} {}".format(*told, notes)])
 
 
@@ -304,7 +304,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 def exit_status(findings: Sequence[Finding]) -> int:
     """Returns 0 when nothing is wrong, 1 otherwise."""
-    return int(any(one.verdict is Verdict.WRONG for one in findings))
+    return int(any(one.verdict is Severity.WRONG for one in findings))
 
 
 def _first(finding: Finding, findings: Sequence[Finding]) -> int:
@@ -314,4 +314,4 @@ def _first(finding: Finding, findings: Sequence[Finding]) -> int:
 
 def _rank(finding: Finding) -> int:
     """Orders faults before notes, and notes before what is right."""
-    return (Verdict.WRONG, Verdict.NOTE, Verdict.RIGHT).index(finding.verdict)
+    return (Severity.WRONG, Severity.NOTE, Severity.RIGHT).index(finding.verdict)

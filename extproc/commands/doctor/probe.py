@@ -12,7 +12,7 @@ from extproc.base.errors import RequestError, importing_extra
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.token_visit import engine_tokens
 from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_block_size, judge_clock
-from extproc.config.schema import Worker
+from extproc.config.schema import WorkerSettings
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, BlocksStored, EventBatch
@@ -258,7 +258,7 @@ def judge_heard(about: Subject, heard: Iterable[MessageSummary]) -> Iterator[Fin
 
 
 def judge_sizes(
-    means: Means, worker: Worker, heard: Sequence[MessageSummary], about: Subject
+    means: Means, worker: WorkerSettings, heard: Sequence[MessageSummary], about: Subject
 ) -> Iterator[Finding]:
     """Yields whether the blocks in events have the configured size."""
     for size in sorted({size for one in heard for size in one.block_sizes}):
@@ -281,7 +281,7 @@ class ProbeResult(NamedTuple):
 
 async def judge_probe(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     listeners: Sequence[Listener],
     about: Subject,
@@ -306,7 +306,7 @@ async def judge_probe(
 
 async def probe(
     means: Means,
-    worker: Worker,
+    worker: WorkerSettings,
     visited: WorkerReport,
     listeners: Sequence[Listener],
     rank: int | None,
@@ -346,7 +346,7 @@ def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[i
 
 
 async def _send(
-    means: Means, worker: Worker, visited: WorkerReport, text: str, rank: int | None
+    means: Means, worker: WorkerSettings, visited: WorkerReport, text: str, rank: int | None
 ) -> str:
     """Requests the completion; returns why it was refused, "" if it was not."""
     body = {"model": visited.model_name, "prompt": text, "max_tokens": 1, "temperature": 0}
@@ -358,7 +358,7 @@ async def _send(
 
 
 async def _tokens(
-    means: Means, worker: Worker, visited: WorkerReport, text: str
+    means: Means, worker: WorkerSettings, visited: WorkerReport, text: str
 ) -> tuple[Tokens | None, bool]:
     """Returns the prompt's token ids, None if unknown, and whether they are the engine's own."""
     theirs = await engine_tokens(means, worker, visited, Text(text))

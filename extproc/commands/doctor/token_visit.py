@@ -6,14 +6,14 @@ import time
 from extproc.base.errors import RequestError
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.worker_visit import OK, Means, WorkerReport
-from extproc.config.schema import RemoteTokenizer, Worker
+from extproc.config.schema import RemoteTokenizerSettings, WorkerSettings
 from extproc.proof.golden import (
     GOLDEN,
     TEXTS,
     GoldenTokens,
     NoTokenizeError,
-    SilentError,
     TextOf,
+    TokenizerSilentError,
     comparison,
     in_words,
     own_tokens,
@@ -25,14 +25,14 @@ from kvstate.overlap import Tokens
 
 
 async def visit(
-    means: Means, worker: Worker, visited: WorkerReport, about: Subject
+    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
     """Compares a local tokenizer with the worker's, or tests the worker as a remote tokenizer."""
     model = visited.model
     if model is None or model.tokenizer is None:
         return []
     options = model.tokenizer
-    if isinstance(options, RemoteTokenizer):
+    if isinstance(options, RemoteTokenizerSettings):
         return await _remote(means, worker, visited, options, about) if options.remote else []
     tokenizer = means.tokenizers.get(model.name)
     if tokenizer is None:
@@ -41,28 +41,28 @@ async def visit(
         theirs = await tokens_there(
             lambda asked: _post(means, worker, asked), visited.model_name or None
         )
-    except (SilentError, NoTokenizeError) as error:
+    except (TokenizerSilentError, NoTokenizeError) as error:
         return [about.note("tokens", f"not compared: {error}")]
     ours = await asyncio.to_thread(own_tokens, tokenizer)
     told = [GoldenTokens(*one) for one in zip(GOLDEN, ours, theirs, strict=True)]
     return [judge_tokens(about, told, tokenizer.text_of), *_uncompared(about, told)]
 
 
-async def _post(means: Means, worker: Worker, asked: bytes) -> tuple[int, bytes]:
+async def _post(means: Means, worker: WorkerSettings, asked: bytes) -> tuple[int, bytes]:
     answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
     if answer.reason and answer.status in (0, OK):
-        raise SilentError(f"{PATH}: {answer.reason}")
+        raise TokenizerSilentError(f"{PATH}: {answer.reason}")
     return answer.status, answer.body
 
 
 async def engine_tokens(
-    means: Means, worker: Worker, visited: WorkerReport, prompt: Chat | Text
+    means: Means, worker: WorkerSettings, visited: WorkerReport, prompt: Chat | Text
 ) -> Tokens | str:
     """Returns the engine's token ids for a prompt, or the reason why there are none."""
     return await _tokenize_at(means, worker, question(prompt, visited.model_name or None))
 
 
-async def _tokenize_at(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
+async def _tokenize_at(means: Means, worker: WorkerSettings, asked: bytes) -> Tokens | str:
     answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
     if not answer.is_ok:
         return f"{PATH}: {answer.reason or f'status {answer.status}'}"
@@ -73,7 +73,11 @@ async def _tokenize_at(means: Means, worker: Worker, asked: bytes) -> Tokens | s
 
 
 async def _remote(
-    means: Means, worker: Worker, visited: WorkerReport, options: RemoteTokenizer, about: Subject
+    means: Means,
+    worker: WorkerSettings,
+    visited: WorkerReport,
+    options: RemoteTokenizerSettings,
+    about: Subject,
 ) -> list[Finding]:
     """Asks as the router does; returns findings on whether each answer would be in time."""
     findings: list[Finding] = []

@@ -15,7 +15,7 @@ import msgspec
 from extproc.base import address
 from extproc.base.engine import CONFIGURED
 from extproc.commands.doctor.findings import Finding, Subject, name_list
-from extproc.config.schema import Config, Model, Worker, WorkerEvents
+from extproc.config.schema import Config, Model, WorkerEvents, WorkerSettings
 from extproc.fleet import identifying, identity, learning
 from extproc.fleet.feed_sources import PATHS, discovered
 from extproc.fleet.polling import Client
@@ -38,7 +38,7 @@ _PREFIX_CACHING = re.compile(
 )
 
 
-class Served(NamedTuple):
+class ListedModels(NamedTuple):
     """Models that GET /v1/models lists, and the adapters that name one of them as their parent."""
 
     models: tuple[str, ...]
@@ -170,7 +170,7 @@ class WorkerReport(NamedTuple):
     findings: list[Finding]
     is_there: bool = False
     model: Model | None = None
-    served: Served | None = None
+    served: ListedModels | None = None
     sources: ReportedSources | None = None
 
     @property
@@ -188,7 +188,7 @@ class WorkerReport(NamedTuple):
         return next((name for name in names if name in listed), self.model.name)
 
 
-async def visit(means: Means, worker: Worker, about: Subject) -> WorkerReport:
+async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerReport:
     """Asks a worker about itself; returns the findings and its answers."""
     health = await means.web.get(f"http://{worker.endpoint}{HEALTH}")
     if health.status == 0:
@@ -215,7 +215,7 @@ async def visit(means: Means, worker: Worker, about: Subject) -> WorkerReport:
     findings.append(judge_engine(about, worker, engine))
     sources = _find_sources(worker, listings)
     findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
-    model = model_served(means.config, worker, served or Served((), frozenset()))
+    model = model_served(means.config, worker, served or ListedModels((), frozenset()))
     return WorkerReport(findings, is_there=True, model=model, served=served, sources=sources)
 
 
@@ -239,7 +239,7 @@ async def _engine(endpoint: str, seconds: float) -> identity.EngineAnswer:
         await client.close()
 
 
-def _ranks(worker: Worker, told: ReportedSources | None) -> int:
+def _ranks(worker: WorkerSettings, told: ReportedSources | None) -> int:
     """Returns how many ranks a worker has: as configured, else as it reports."""
     if isinstance(worker.events, WorkerEvents):
         return worker.events.ranks
@@ -247,7 +247,7 @@ def _ranks(worker: Worker, told: ReportedSources | None) -> int:
 
 
 def judge_ranks(
-    about: Subject, worker: Worker, told: identity.EngineAnswer, ranks: int
+    about: Subject, worker: WorkerSettings, told: identity.EngineAnswer, ranks: int
 ) -> Iterator[Finding]:
     """Yields on which APIs a worker of several ranks reads no rank from a request."""
     engine = identity.identity_of(worker.engine, CONFIGURED, told).engine
@@ -258,7 +258,7 @@ def judge_ranks(
             yield about.note("ranks", f"{says} as uncertain there, and requests may miss them")
 
 
-def judge_engine(about: Subject, worker: Worker, told: identity.EngineAnswer) -> Finding:
+def judge_engine(about: Subject, worker: WorkerSettings, told: identity.EngineAnswer) -> Finding:
     """Returns whether a worker's engine is known, and the one that is configured.
 
     told: what the worker says.
@@ -276,7 +276,7 @@ def judge_engine(about: Subject, worker: Worker, told: identity.EngineAnswer) ->
 
 
 def _block_size(
-    means: Means, worker: Worker, about: Subject, listings: list[Answer]
+    means: Means, worker: WorkerSettings, about: Subject, listings: list[Answer]
 ) -> list[Finding]:
     for path, answer in zip(PATHS, listings, strict=True):
         size = learning.block_size_in(answer.body) if answer.is_ok else None
@@ -285,7 +285,7 @@ def _block_size(
     return []
 
 
-def _find_sources(worker: Worker, listings: list[Answer]) -> ReportedSources | None:
+def _find_sources(worker: WorkerSettings, listings: list[Answer]) -> ReportedSources | None:
     host = address.parse(worker.endpoint).host
     for path, answer in zip(PATHS, listings, strict=True):
         told = sources_in(path, answer.body, host) if answer.is_ok else None
@@ -302,16 +302,16 @@ def _unread(path: str, answer: Answer) -> str:
     return f"{path}: its answer of {len(answer.body)} bytes cannot be read"
 
 
-def models_of(answer: bytes) -> Served | None:
+def models_of(answer: bytes) -> ListedModels | None:
     """Returns the models that an answer to GET /v1/models lists; None if it cannot be read."""
     cards = learning.cards_in(answer)
     if cards is None:
         return None
     models = tuple(card.id for card in cards if not card.parent)
-    return Served(models, frozenset(card.id for card in cards if card.parent))
+    return ListedModels(models, frozenset(card.id for card in cards if card.parent))
 
 
-def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
+def model_served(config: Config, worker: WorkerSettings, told: ListedModels) -> Model | None:
     """Returns the configured model that a worker serves; None if unknown."""
     listed = [one for one in config.models if not {one.name, *one.aliases}.isdisjoint(told.models)]
     if worker.model is not None or len(config.models) == 1:
@@ -320,7 +320,9 @@ def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
     return listed[0] if listed else None
 
 
-def judge_models(about: Subject, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
+def judge_models(
+    about: Subject, config: Config, worker: WorkerSettings, told: ListedModels
+) -> Iterator[Finding]:
     """Yields findings on whether a worker serves the model that its requests name, and adapters."""
     model = model_served(config, worker, told)
     names = name_list(told.models)
@@ -340,7 +342,7 @@ def judge_models(about: Subject, config: Config, worker: Worker, told: Served) -
 
 
 def _adapters(
-    about: Subject, worker: Worker, model: Model, listed: frozenset[str]
+    about: Subject, worker: WorkerSettings, model: Model, listed: frozenset[str]
 ) -> Iterator[Finding]:
     wanted = model.lora if worker.lora is None else worker.lora
     strangers = sorted(listed - {*model.lora, *wanted})
@@ -370,7 +372,7 @@ def judge_clock(about: Subject, ahead_seconds: float, witness: str) -> Finding:
 
 
 def judge_block_size(
-    about: Subject, config: Config, worker: Worker, size: int, witness: str
+    about: Subject, config: Config, worker: WorkerSettings, size: int, witness: str
 ) -> Finding:
     """Returns whether the engine's block size is the configured one.
 
@@ -389,7 +391,7 @@ def judge_block_size(
     return about.right("block size", f"{size} tokens according to {witness}")
 
 
-class _ServerInfo(msgspec.Struct):
+class _ReportedServerInfo(msgspec.Struct):
     disable_radix_cache: bool = False
 
 
@@ -403,7 +405,7 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
         says = "the engine's prefix cache is off (/metrics): it reuses nothing"
         yield about.wrong("prefix-caching-off", says)
     try:
-        is_off = msgspec.json.decode(info, type=_ServerInfo).disable_radix_cache
+        is_off = msgspec.json.decode(info, type=_ReportedServerInfo).disable_radix_cache
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         is_off = False
     if is_off:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from extproc.base.errors import RequestError, StartError
 from extproc.commands.admin_client import ask
-from extproc.commands.whatif.engines import Result, Speed
+from extproc.commands.whatif.engines import ModelledSpeed, Result
 from extproc.commands.whatif.outlook import (
     Measured,
     Results,
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="recordings, JSON lines; - is standard input")
     add("--workers", type=_whole_number(_MOST_WORKERS), default=8, metavar="N", help="default 8")
-    add("--speed", type=_speed, default=Speed().prefill_rate, metavar="TOKENS/S",
+    add("--speed", type=_speed, default=ModelledSpeed().prefill_rate, metavar="TOKENS/S",
         help="prompt tokens that a worker computes in a second, or `learned`: as a running router"
         " has learned it; default 12000")  # fmt: skip
     add("--admin", default="http://127.0.0.1:9090", metavar="URL",
@@ -159,7 +159,7 @@ class Plan(NamedTuple):
 
     arrivals: Arrivals
     contestants: Sequence[Contestant]
-    speed: Speed
+    speed: ModelledSpeed
     source: str
     cache_blocks: int
     block_tokens: int
@@ -186,8 +186,8 @@ def _plan(
         raise StartError(f"whatif: {error}") from None
     rules = Policy() if config is None else config.policy
     prefill_rate, source = _rate(arguments)
-    usual = Speed()
-    speed = Speed(
+    usual = ModelledSpeed()
+    speed = ModelledSpeed(
         prefill_rate,
         usual.chunk_tokens,
         1 / arguments.decode,
@@ -224,7 +224,7 @@ def _contestants(names: Sequence[str], rules: Policy, routers: int) -> list[Cont
 def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
     """Returns a worker's prompt tokens per second, and where the figure comes from."""
     if arguments.speed != _LEARNED:
-        is_given = arguments.speed != Speed().prefill_rate
+        is_given = arguments.speed != ModelledSpeed().prefill_rate
         return arguments.speed, "as given" if is_given else "assumed"
     shown = ask("whatif", arguments.admin, "/workers")
     try:

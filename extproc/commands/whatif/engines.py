@@ -29,7 +29,7 @@ _NO_TOKENS, _NO_STEPS = 1e-6, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class ModelledSpeed:
     """The speed of a model on its machine.
 
     A step takes step_seconds, request_seconds for each answer under way, and the time for its
@@ -42,9 +42,9 @@ class Speed:
     request_seconds: float = 0.000_15
     max_running: int = 256
 
-    def slower(self, factor: float) -> "Speed":
+    def slower(self, factor: float) -> "ModelledSpeed":
         """Returns this speed with each step taking so many times as long."""
-        return Speed(
+        return ModelledSpeed(
             self.prefill_rate / factor,
             self.chunk_tokens,
             self.step_seconds * factor,
@@ -145,10 +145,10 @@ class Cache:
 
 
 @dataclass(slots=True)
-class Engine:
+class ModelledEngine:
     """One engine. Its state is as of the time `at`, in seconds."""
 
-    speed: Speed
+    speed: ModelledSpeed
     cache: Cache
     block_tokens: int = BLOCK_TOKENS
     at: float = 0.0
@@ -247,7 +247,7 @@ class Engine:
 
 
 @dataclass(slots=True)
-class Fleet:
+class ModelledFleet:
     """Engines and what they publish.
 
     speeds: one for each engine. delay_seconds: from an event until the router sees it. published:
@@ -255,14 +255,14 @@ class Fleet:
     order of time. transfer_rate: tokens per second from one engine to another.
     """
 
-    speeds: Sequence[Speed]
+    speeds: Sequence[ModelledSpeed]
     cache_blocks: int
     delay_seconds: float
     now: float = 0.0
-    turns: Sequence[tuple[float, int, Speed]] = ()
+    turns: Sequence[tuple[float, int, ModelledSpeed]] = ()
     transfer_rate: float = float("inf")
     block_tokens: int = BLOCK_TOKENS
-    engines: list[Engine] = field(default_factory=list)
+    engines: list[ModelledEngine] = field(default_factory=list)
     published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
     _changes: list[tuple[float, int, int]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
@@ -272,7 +272,7 @@ class Fleet:
     def __post_init__(self) -> None:
         for number, speed in enumerate(self.speeds):
             cache = Cache(self.cache_blocks, self._publisher(number))
-            self.engines.append(Engine(speed, cache, self.block_tokens))
+            self.engines.append(ModelledEngine(speed, cache, self.block_tokens))
 
     def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
         def publish(stored: Sequence[int], removed: Sequence[int]) -> None:

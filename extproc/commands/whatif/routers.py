@@ -12,19 +12,26 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from extproc.commands.whatif.engines import BLOCK_TOKENS, Fleet, Request, Result, Speed, result_of
+from extproc.commands.whatif.engines import (
+    BLOCK_TOKENS,
+    ModelledFleet,
+    ModelledSpeed,
+    Request,
+    Result,
+    result_of,
+)
 from extproc.config.schema import Policy
+from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
-from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
+from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, LoadSample
 from extproc.routing.marks import Marks, marks_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import sample_size
-from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
-from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
+from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
 from kvstate.overlap import Overlap, Prompt
 
 # Envoy's own policies, with its defaults. The first takes the one of two random workers that has
@@ -50,16 +57,16 @@ class Stage(NamedTuple):
     pick, and the router knows `UNFIT_SECONDS` later.
     """
 
-    speeds: Sequence[Speed]
+    speeds: Sequence[ModelledSpeed]
     cache_blocks: int
     delay_seconds: float = 0.02
-    turns: Sequence[tuple[float, int, Speed]] = ()
+    turns: Sequence[tuple[float, int, ModelledSpeed]] = ()
     lost_at: float = math.inf
     block_tokens: int = BLOCK_TOKENS
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> ModelledFleet:
         """Returns the engines, idle and with empty caches."""
-        return Fleet(
+        return ModelledFleet(
             self.speeds,
             self.cache_blocks,
             self.delay_seconds,
@@ -116,7 +123,7 @@ def _known_marks(prompt: Prompt) -> Marks:
 class View:
     """What the router knows of the engines' blocks: the holders of each, as bits of a number."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: ModelledFleet) -> None:
         self._fleet = fleet
         self._holders: dict[int, int] = {}
         self._all = (1 << len(fleet.engines)) - 1
@@ -237,7 +244,7 @@ class Sharer:
         learns: bool = False,
     ) -> None:
         chance = Random(number)
-        self.telling = Telling(KEYS, f"router-{number}", 1)
+        self.telling = Reporter(KEYS, f"router-{number}", 1)
         self.loads = Loads(endpoints, prefill_rate, self.telling.touched, learns=learns)
         places = {worker_id(KEYS, name): Place(name, one) for name, one in holdings.items()}
         self.picture = Picture(
@@ -274,7 +281,7 @@ class _Appointment:
     messages: Sequence[bytes] | None = field(compare=False, default=None)
 
 
-class Exchange:
+class RouterExchange:
     """The messages between routers; the ticks of each begin at a random time."""
 
     def __init__(self, sharers: Sequence[Sharer], tick_seconds: float, chance: Random) -> None:
@@ -326,7 +333,13 @@ class _Router:
     """
 
     def __init__(
-        self, stage: Stage, contestant: Contestant, fleet: Fleet, view: View, number: int, seed: int
+        self,
+        stage: Stage,
+        contestant: Contestant,
+        fleet: ModelledFleet,
+        view: View,
+        number: int,
+        seed: int,
     ) -> None:
         self.fleet = fleet
         self._contestant = contestant
@@ -368,7 +381,7 @@ class _Router:
         self._scraped_at = now
         for number, engine in enumerate(self.fleet.engines):
             running = len(engine.running) + (engine.head is not None)
-            self._loads.report(str(number), Report(running, len(engine.waiting), now), now)
+            self._loads.report(str(number), LoadSample(running, len(engine.waiting), now), now)
 
     def know(self) -> None:
         """Sets each engine's true speed, if the contestant knows it."""
@@ -469,7 +482,7 @@ class _Routers:
         self._chance = Random(seed + 5)
         self._strangers = Random(seed + 99)
         sharers = [one.sharer for one in self.all if one.sharer is not None]
-        self._exchange = Exchange(sharers, contestant.tick_seconds, self._chance)
+        self._exchange = RouterExchange(sharers, contestant.tick_seconds, self._chance)
         self._by_number: dict[int, _Router] = {}
         self._learns = contestant.learns
         self._looked_at = 0.0

@@ -81,7 +81,7 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
 
 
-class _Line(msgspec.Struct):
+class _TraceLine(msgspec.Struct):
     timestamp: float | None = None
     time: float | str | None = None
     began: float = 0.0
@@ -107,7 +107,7 @@ class _Line(msgspec.Struct):
     ttft_ms: float | None = None
 
 
-_line = msgspec.json.Decoder(_Line)
+_line = msgspec.json.Decoder(_TraceLine)
 
 
 class Trace:
@@ -180,7 +180,7 @@ class Trace:
             raise ValueError(TOO_LONG)
         self._requests.append(recorded)
 
-    def _recorded(self, line: _Line, text: bytes) -> Recorded:
+    def _recorded(self, line: _TraceLine, text: bytes) -> Recorded:
         usage = line.usage or _Usage()
         answer = _count("the answer's length", line.output_length, line.completion_tokens,
             line.output_tokens, usage.completion_tokens, usage.output_tokens)  # fmt: skip
@@ -202,7 +202,7 @@ class Trace:
             raise ValueError(f"`block_size` must be from 1 to {MAX_BLOCK_TOKENS}")
         return made._replace(tokens=tokens, hashes=line.hash_ids, block_tokens=line.block_size)
 
-    def _time(self, line: _Line) -> float:
+    def _time(self, line: _TraceLine) -> float:
         if line.timestamp is not None:
             return _number("began", line.began) + _number("timestamp", line.timestamp) / 1000
         if isinstance(line.time, str):
@@ -213,7 +213,7 @@ class Trace:
             raise ValueError("has neither `timestamp` nor `time`: give --arrivals")
         return self._gap_seconds * len(self._requests)
 
-    def _tokens(self, line: _Line, body: bytes) -> Tokens:
+    def _tokens(self, line: _TraceLine, body: bytes) -> Tokens:
         if self._tokenize is None:
             raise ValueError("is a request with its body: give --tokenizer or --config")
         path = line.path or line.url or (_CHAT if b'"messages"' in body else _COMPLETION)
@@ -233,7 +233,7 @@ def _number(what: str, given: float) -> float:
     return given
 
 
-def _session(line: _Line) -> str:
+def _session(line: _TraceLine) -> str:
     return line.session or line.session_id or line.conversation_id or ""
 
 

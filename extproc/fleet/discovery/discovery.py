@@ -15,8 +15,8 @@ from extproc.fleet.discovery.view import (
     MAX_FOUND,
     STATIC,
     Fleet,
-    Report,
     Source,
+    SourceReport,
     View,
     doubles,
     merged,
@@ -100,7 +100,7 @@ class Discovery:
 
     async def _keep_running(self, source: Source) -> None:
         seen = self._last_reports[source.name]
-        report = Report(
+        report = SourceReport(
             view=functools.partial(self._take, source.name, seen),
             confirm=lambda: self._confirm(source.name, seen),
             fault=lambda fault: self._note(source.name, seen, fault),

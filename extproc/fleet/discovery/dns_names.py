@@ -12,7 +12,7 @@ import dns.resolver
 from extproc.base import address
 from extproc.base.address import Address
 from extproc.config.schema import DnsName, FoundWorker
-from extproc.fleet.discovery.view import Report, Sighting, worker_at
+from extproc.fleet.discovery.view import Sighting, SourceReport, worker_at
 
 # The time limit of one lookup, over all servers and tries.
 LOOKUP_SECONDS = 5.0
@@ -49,7 +49,7 @@ class DnsNames:
         self.name = f"dns:{options.name}"
         self._options = options
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         """Looks the name up again and again until it is cancelled."""
         try:
             resolver = await asyncio.to_thread(_resolver, self._options.nameserver)

@@ -52,7 +52,7 @@ from extproc.fleet.discovery.pods import (
     read_thing,
     read_version,
 )
-from extproc.fleet.discovery.view import PartReports, Report
+from extproc.fleet.discovery.view import PartReports, SourceReport
 from kvstate.feeds.backoff import Backoff
 
 # The client's own log of failures is off: this source reports them as faults.
@@ -70,7 +70,7 @@ T = TypeVar("T", bound=Thing)
 Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
 # Follows the pods of a selector, each with engines on these ports.
-Follow = Callable[[str, tuple[int, ...], Report], Coroutine[Any, Any, None]]
+Follow = Callable[[str, tuple[int, ...], SourceReport], Coroutine[Any, Any, None]]
 
 _POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
 
@@ -94,7 +94,7 @@ class KubernetesPods:
         self._config = config
         self._access = ApiAccess(options.kubeconfig)
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         """Follows the pods, and the pool if one is configured, until it is cancelled."""
         from kubernetes_asyncio import client
 
@@ -131,7 +131,7 @@ class KubernetesPods:
                 await ListWatch(ask, Pool, pool.take, asked, random.random).run()
 
     async def _follow(
-        self, pods: Ask, selector: str, ports: tuple[int, ...], report: Report
+        self, pods: Ask, selector: str, ports: tuple[int, ...], report: SourceReport
     ) -> None:
         engines = Engines(PodSettings(self._options.worker, self._config.models, ports))
 
@@ -254,7 +254,7 @@ class ListWatch(Generic[T]):
         ask: Ask,
         kind: type[T],
         changed: Callable[[Mapping[str, T]], None],
-        report: Report,
+        report: SourceReport,
         chance: Callable[[], float],
     ) -> None:
         self._ask = ask

@@ -123,7 +123,7 @@ class WatchEvent(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RefusalStatus(msgspec.Struct, frozen=True):
     """A `Status` object."""
 
     code: int = 0
@@ -158,12 +158,12 @@ def read_thing(raw: msgspec.Raw, kind: type[Part]) -> Part | None:
     return thing if thing.metadata.uid else None
 
 
-def read_refusal(body: bytes | msgspec.Raw) -> Refusal:
+def read_refusal(body: bytes | msgspec.Raw) -> RefusalStatus:
     """Returns why the server refuses; an empty `Refusal` if it does not say."""
     try:
-        return msgspec.json.decode(body, type=Refusal)
+        return msgspec.json.decode(body, type=RefusalStatus)
     except (msgspec.DecodeError, RecursionError):
-        return Refusal()
+        return RefusalStatus()
 
 
 def read_version(raw: msgspec.Raw) -> str:

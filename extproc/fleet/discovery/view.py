@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from extproc.base.address import Address
 from extproc.base.engine import CONFIGURED
-from extproc.config.schema import EventPorts, FoundWorker, Worker, WorkerEvents
+from extproc.config.schema import EventPorts, FoundWorker, WorkerEvents, WorkerSettings
 
 # More from one source is a mistake, such as a selector that takes in the whole cluster.
 MAX_FOUND = 10_000
@@ -27,14 +27,14 @@ class Sighting:
     only numbers. engine_source: who says which engine it is, if the worker's `engine` does.
     """
 
-    worker: Worker
+    worker: WorkerSettings
     excluded: str = ""
     identity: str = ""
     adapters: tuple[tuple[int, str], ...] = ()
     engine_source: str = CONFIGURED
 
 
-class Member(NamedTuple):
+class FleetMember(NamedTuple):
     """A worker of the fleet, and the name of the source that it is taken from."""
 
     sighting: Sighting
@@ -42,20 +42,20 @@ class Member(NamedTuple):
 
 
 View = Sequence[Sighting]
-Fleet = Mapping[str, Member]  # by endpoint as it was configured or found
+Fleet = Mapping[str, FleetMember]  # by endpoint as it was configured or found
 
 
-def listed(workers: Sequence[Worker]) -> tuple[Sighting, ...]:
+def listed(workers: Sequence[WorkerSettings]) -> tuple[Sighting, ...]:
     """Returns the view of a list in the form of the configuration's `workers`."""
     return tuple(Sighting(worker) for worker in workers)
 
 
-def merged(views: Mapping[str, View]) -> dict[str, Member]:
+def merged(views: Mapping[str, View]) -> dict[str, FleetMember]:
     """Merges all views into the fleet; the first source of an endpoint describes its worker."""
-    fleet: dict[str, Member] = {}
+    fleet: dict[str, FleetMember] = {}
     for source, view in views.items():
         for found in view:
-            fleet.setdefault(found.worker.endpoint, Member(found, source))
+            fleet.setdefault(found.worker.endpoint, FleetMember(found, source))
     return fleet
 
 
@@ -80,7 +80,7 @@ class TakeView(Protocol):
         """
 
 
-class Report(NamedTuple):
+class SourceReport(NamedTuple):
     """Where a source reports; each may be called at any time.
 
     view: reports all workers. confirm: reports that the last view is still current. fault: reports
@@ -99,7 +99,7 @@ class Source(Protocol):
     def name(self) -> str:
         """Its name in the log and in metrics; there are only a few."""
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         """Reports until it is cancelled; reports failures as faults and tries again."""
 
 
@@ -110,17 +110,17 @@ class PartReports:
     while another part fails does not end that part's fault.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: SourceReport) -> None:
         self._report = report
         self._faults: dict[str, str] = {}
 
-    def viewing(self, part: str) -> Report:
+    def viewing(self, part: str) -> SourceReport:
         """Returns the report of the part that provides the views and confirms them."""
-        return Report(
+        return SourceReport(
             self._view, lambda: self._confirm(part), lambda fault: self._note(part, fault)
         )
 
-    def part_report(self, part: str) -> Report:
+    def part_report(self, part: str) -> SourceReport:
         """Returns the report of a part without views: its `confirm` only ends its own fault."""
         return self.viewing(part)._replace(confirm=lambda: self._confirm_aside(part))
 
@@ -154,14 +154,14 @@ class PartReports:
 
 def worker_at(
     host: str, port: int, of_all: FoundWorker, *, draining: bool = False, offset: int = 0
-) -> Worker:
+) -> WorkerSettings:
     """Returns the worker at host:port.
 
     host: an IP address. of_all: the settings that the source's workers share. offset: how many
     engines on the same host come before it; each uses a gRPC port, or for each ZMQ endpoint as many
     ports as it has ranks.
     """
-    return Worker(
+    return WorkerSettings(
         endpoint=str(Address(host, port)),
         model=of_all.model,
         block_size=of_all.block_size,

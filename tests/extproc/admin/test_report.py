@@ -18,7 +18,7 @@ from extproc.admin.report_page import CONTENT_SECURITY_POLICY
 from extproc.base.address import Address
 from extproc.config.reader import parse
 from extproc.observing.report import MAX_BYTES, Report, read
-from extproc.running.processes import Member
+from extproc.running.processes import ProcessMember
 from tests.extproc.observing.simulated import BEGIN, over
 from tests.page.background import in_background
 from tests.ports import free_port
@@ -142,16 +142,16 @@ async def test_report_notes_a_malformed_answer_of_another_process(answer: bytes)
 
 
 def test_others_are_the_addresses_of_the_other_processes() -> None:
-    assert Member(1, 3, "d").other_addresses("127.0.0.1:9100") == {
+    assert ProcessMember(1, 3, "d").other_addresses("127.0.0.1:9100") == {
         0: "127.0.0.1:9090",
         2: "127.0.0.1:9110",
     }
-    assert Member(0, 2, "d").other_addresses("[::]:9090") == {1: "[::]:9100"}
+    assert ProcessMember(0, 2, "d").other_addresses("[::]:9090") == {1: "[::]:9100"}
 
 
 def test_part_of_gives_each_process_a_file_of_its_own() -> None:
     config = parse("models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\nreport: {file: r}", "c")
-    files = [Member(number, 2, "/d").part_of(config).report.file for number in (0, 1)]
+    files = [ProcessMember(number, 2, "/d").part_of(config).report.file for number in (0, 1)]
     assert files == ["r", "r.1"]
 
 

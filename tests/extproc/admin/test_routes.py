@@ -16,7 +16,7 @@ from extproc.admin.routes import MAX_READERS, discovery_routes
 from extproc.base.address import Address
 from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
-from extproc.fleet.discovery.view import Member, listed
+from extproc.fleet.discovery.view import FleetMember, listed
 from extproc.fleet.workers import Workers
 from kvstate.fleet import FollowedWorkers
 from tests.extproc.admin.decisions import decided
@@ -108,7 +108,7 @@ async def test_workers_are_complete_while_others_come_and_go(
 
         assert await told() == names
         stay = listed(parse(config, "c").workers)[::2]
-        some = {one.worker.endpoint: Member(one, "workers") for one in stay}
+        some = {one.worker.endpoint: FleetMember(one, "workers") for one in stay}
         answers, _ = await asyncio.gather(told(), served.workers.replace(some))
         assert set(some) <= set(answers) <= set(names)
         assert await told() == list(some)

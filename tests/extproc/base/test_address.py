@@ -12,7 +12,7 @@ from extproc.base.address import (
     parse_meeting,
     parse_tcp,
 )
-from extproc.config.schema import Admin, ExtProc, Metrics
+from extproc.config.schema import Admin, ExtProc, MetricsSettings
 
 
 @pytest.mark.parametrize(
@@ -135,5 +135,5 @@ def test_ports_of_different_last_digits_do_not_collide_in_any_process(
 
 
 def test_default_ports_have_different_last_digits() -> None:
-    ports = [parse(one.listen).port for one in (ExtProc(), Admin(), Metrics())]
+    ports = [parse(one.listen).port for one in (ExtProc(), Admin(), MetricsSettings())]
     assert len({port % PORT_STEP for port in ports}) == len(ports)

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from extproc.base.errors import StartError
-from extproc.commands.demo import Part, Ports, keep_running, ready, run, running, started
+from extproc.commands.demo import DemoProcess, Ports, keep_running, ready, run, running, started
 from extproc.commands.demo_workload import Row, compare, report
 from tests.ports import free_port
 from tests.waiting import until
@@ -132,7 +132,7 @@ def test_port_of_another_envoy_is_refused() -> None:
 
 
 async def test_ready_names_a_part_that_ended_with_its_last_words() -> None:
-    part = Part("envoy", [sys.executable, "-c", "exit('no room')"], decisions=False)
+    part = DemoProcess("envoy", [sys.executable, "-c", "exit('no room')"], decisions=False)
     async with started(part):
         with pytest.raises(StartError, match="demo: envoy ended with 1"):
             await ready([f"http://127.0.0.1:{free_port()}/"], [part])
@@ -144,7 +144,7 @@ async def test_ready_names_parts_that_are_late_with_their_output(
 ) -> None:
     monkeypatch.setattr("extproc.commands.demo.READY_TIMEOUT_SECONDS", 1.0)
     waits = "import time; print('no feed is live', flush=True); time.sleep(1000)"
-    router = Part("router", [sys.executable, "-c", waits], decisions=False)
+    router = DemoProcess("router", [sys.executable, "-c", waits], decisions=False)
     async with started(router):
         await until(router.last_output, "the router says something")
         with pytest.raises(StartError, match="last output of router:\n  no feed is live"):
@@ -160,7 +160,7 @@ async def test_ready_notices_an_ended_part_behind_another_server() -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
-    envoy = Part("envoy", [sys.executable, "-c", "exit('cannot bind')"], decisions=False)
+    envoy = DemoProcess("envoy", [sys.executable, "-c", "exit('cannot bind')"], decisions=False)
     async with started(envoy):
         await envoy.ended()
         with pytest.raises(StartError, match="envoy ended with 1\n  cannot bind"):
@@ -224,7 +224,7 @@ async def test_keep_running_reports_and_restarts_an_ended_worker(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     once = f"import os; os.mkdir('{tmp_path}/' + str(os.getpid())); exit('killed')"
-    worker = Part("worker a", [sys.executable, "-c", once], decisions=False, comes_back=True)
+    worker = DemoProcess("worker a", [sys.executable, "-c", once], decisions=False, comes_back=True)
     async with started(worker):
         keeping = asyncio.create_task(keep_running([worker], again_seconds=0.01))
         await until(lambda: _count_in(tmp_path) >= 3 or keeping.done(), "it came back twice")
@@ -264,8 +264,8 @@ async def test_demo_continues_when_the_router_is_killed_as_it_suggests(tmp_path:
 
 
 async def test_demo_ends_with_envoy() -> None:
-    forever = Part("worker a", ["sleep", "1000"], decisions=False, comes_back=True)
-    envoy = Part("envoy", [sys.executable, "-c", "exit('lost')"], decisions=False)
+    forever = DemoProcess("worker a", ["sleep", "1000"], decisions=False, comes_back=True)
+    envoy = DemoProcess("envoy", [sys.executable, "-c", "exit('lost')"], decisions=False)
     async with started(forever), started(envoy):
         with pytest.raises(StartError, match="demo: envoy ended with 1\n  lost"):
             await keep_running([forever, envoy])

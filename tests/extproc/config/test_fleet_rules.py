@@ -11,15 +11,15 @@ from extproc.config.fleet_rules import (
 from extproc.config.reader import parse
 from extproc.config.schema import (
     Config,
-    Discovery,
+    DiscoverySettings,
     DnsName,
     EventPorts,
     FoundWorker,
     Kubernetes,
     Model,
-    Worker,
     WorkerEngine,
     WorkerEvents,
+    WorkerSettings,
 )
 
 ONE = Config(models=(Model("m"),))
@@ -27,11 +27,11 @@ TWO = Config(models=(Model("m"), Model("n")))
 
 
 def of_worker(config: Config = ONE, **worker: object) -> list[str]:
-    one = Worker(**{"endpoint": "10.0.0.1:1", **worker})  # type: ignore[arg-type]
+    one = WorkerSettings(**{"endpoint": "10.0.0.1:1", **worker})  # type: ignore[arg-type]
     return list(worker_faults("workers", [one], config))
 
 
-def found(discovery: Discovery, config: Config = ONE) -> list[str]:
+def found(discovery: DiscoverySettings, config: Config = ONE) -> list[str]:
     return list(fleet_faults(Config(models=config.models, discovery=discovery)))
 
 
@@ -43,14 +43,14 @@ def of_events(**keys: object) -> list[str]:
 
 
 def test_workers_must_be_listed_or_discovered() -> None:
-    assert found(Discovery()) == ["workers: at least one is needed"]
-    assert found(Discovery(file="x")) == []
-    assert list(fleet_faults(Config(models=ONE.models, workers=(Worker("a:1"),)))) == []
+    assert found(DiscoverySettings()) == ["workers: at least one is needed"]
+    assert found(DiscoverySettings(file="x")) == []
+    assert list(fleet_faults(Config(models=ONE.models, workers=(WorkerSettings("a:1"),)))) == []
 
 
 def test_endpoint_must_be_an_address_given_once() -> None:
     assert of_worker(endpoint="x") == ["workers[0].endpoint: must be host:port, is 'x'"]
-    twice = [Worker("a:1"), Worker("a:1")]
+    twice = [WorkerSettings("a:1"), WorkerSettings("a:1")]
     assert list(worker_faults("w", twice, ONE)) == ["w: the endpoint a:1 is given 2 times"]
 
 
@@ -78,7 +78,9 @@ def test_endpoint_host_must_be_connectable(host: str) -> None:
 def test_feed_of_two_workers_is_a_fault() -> None:
     one = WorkerEvents("tcp://a:5557")
     assert list(
-        worker_faults("w", [Worker("a:1", events=one), Worker("a:2", events=one)], ONE)
+        worker_faults(
+            "w", [WorkerSettings("a:1", events=one), WorkerSettings("a:2", events=one)], ONE
+        )
     ) == ["w[1].events.zmq: a:5557 is already used by w[0]"]
 
 
@@ -95,7 +97,7 @@ def test_version_of_an_engine_must_be_a_release() -> None:
     assert of_worker(engine=bad) == [f"workers[0].{said}"]
     assert of_worker(engine=WorkerEngine("vllm", "0.32.0rc1")) == []
     pods = Kubernetes(selector="a=b", worker=FoundWorker(engine=bad))
-    assert found(Discovery(kubernetes=pods)) == [f"discovery.kubernetes.worker.{said}"]
+    assert found(DiscoverySettings(kubernetes=pods)) == [f"discovery.kubernetes.worker.{said}"]
 
 
 def test_events_need_exactly_one_kind_of_source() -> None:
@@ -140,38 +142,40 @@ def test_rank_ports_must_be_valid_and_not_overlap() -> None:
 )
 def test_event_ports_of_discovered_workers_are_checked(ports: EventPorts, fault: str) -> None:
     assert list(event_ports_faults("e", ports)) == [fault]
-    assert found(Discovery(dns=(DnsName("a", worker=FoundWorker(events=ports)),))) == [
+    assert found(DiscoverySettings(dns=(DnsName("a", worker=FoundWorker(events=ports)),))) == [
         fault.replace("e", "discovery.dns[0].worker.events", 1)
     ]
 
 
 def test_dns_name_needs_a_valid_server_and_port_and_is_given_once() -> None:
     bad = DnsName("a", nameserver="dns:53", worker=FoundWorker(port=70000))
-    assert found(Discovery(dns=(bad, DnsName("a")))) == [
+    assert found(DiscoverySettings(dns=(bad, DnsName("a")))) == [
         "discovery.dns: the name a is given 2 times",
         "discovery.dns[0].nameserver: must be ip:port, is 'dns:53'",
         "discovery.dns[0].worker.port: is above 65535",
     ]
-    assert found(Discovery(dns=(DnsName("a", nameserver="127.0.0.1:53"),))) == []
+    assert found(DiscoverySettings(dns=(DnsName("a", nameserver="127.0.0.1:53"),))) == []
 
 
 def test_pods_need_exactly_one_selector_or_pool() -> None:
     needed = ["discovery.kubernetes: needs exactly one of selector and inference_pool"]
-    assert found(Discovery(kubernetes=Kubernetes())) == needed
-    assert found(Discovery(kubernetes=Kubernetes(selector="a", inference_pool="b"))) == needed
-    assert found(Discovery(kubernetes=Kubernetes(selector="a"))) == []
+    assert found(DiscoverySettings(kubernetes=Kubernetes())) == needed
+    assert (
+        found(DiscoverySettings(kubernetes=Kubernetes(selector="a", inference_pool="b"))) == needed
+    )
+    assert found(DiscoverySettings(kubernetes=Kubernetes(selector="a"))) == []
 
 
 def test_discovered_workers_may_learn_their_model() -> None:
     learns, does_not = FoundWorker(), FoundWorker(learn=False)
-    assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=learns)), TWO) == []
-    assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=does_not)), TWO) == [
+    assert found(DiscoverySettings(kubernetes=Kubernetes(selector="a", worker=learns)), TWO) == []
+    assert found(DiscoverySettings(kubernetes=Kubernetes(selector="a", worker=does_not)), TWO) == [
         "discovery.kubernetes.worker.model: missing; there are 2 models: m, n"
     ]
 
 
 def clashes(*events: WorkerEvents) -> list[str]:
-    workers = [Worker(f"a:{port}", events=one) for port, one in enumerate(events, 1)]
+    workers = [WorkerSettings(f"a:{port}", events=one) for port, one in enumerate(events, 1)]
     return list(shared_feeds("w", workers))
 
 
@@ -186,7 +190,9 @@ def clashes(*events: WorkerEvents) -> list[str]:
     ],
 )
 def test_shared_endpoint_is_a_fault(one: str, other: str, said: str) -> None:
-    assert list(shared_endpoints("w", [Worker(one), Worker("b:1"), Worker(other)])) == [said]
+    assert list(
+        shared_endpoints("w", [WorkerSettings(one), WorkerSettings("b:1"), WorkerSettings(other)])
+    ) == [said]
 
 
 @pytest.mark.parametrize(
@@ -227,9 +233,9 @@ def test_bound_feed_is_shared_whatever_its_topic() -> None:
 def test_shared_feeds_ignore_malformed_addresses() -> None:
     wrong = WorkerEvents("a:1", ranks=2)
     workers = [
-        Worker("a:1", events="auto"),
-        Worker("a:2", events=wrong),
-        Worker("a:3", events=wrong),
+        WorkerSettings("a:1", events="auto"),
+        WorkerSettings("a:2", events=wrong),
+        WorkerSettings("a:3", events=wrong),
     ]
     assert list(shared_feeds("w", workers)) == []
     assert clashes(WorkerEvents("tcp://a:65535", ranks=3)) == []

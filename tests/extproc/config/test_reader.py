@@ -13,7 +13,13 @@ from extproc.config.reader import (
     parse_workers,
     values_in,
 )
-from extproc.config.schema import Config, Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.config.schema import (
+    Config,
+    Model,
+    RemoteTokenizerSettings,
+    WorkerEvents,
+    WorkerSettings,
+)
 from extproc.config.sections import SESSION_HEADERS, session_headers
 from simulator.settings import TINY_MODEL
 
@@ -31,7 +37,7 @@ def faults(text: str | bytes) -> list[str]:
 
 def test_keys_left_out_have_their_defaults() -> None:
     config = parse(MINIMAL, "c.yaml")
-    assert config == Config(models=(Model("tiny"),), workers=(Worker("127.0.0.1:8001"),))
+    assert config == Config(models=(Model("tiny"),), workers=(WorkerSettings("127.0.0.1:8001"),))
     assert config.extproc.deadline_ms == 250
     assert config.model_of(config.workers[0]) == "tiny"
 
@@ -43,12 +49,12 @@ def test_parse_reads_sections_lists_and_json() -> None:
     config = parse(text % TINY_MODEL, "c.json")
     assert config.models == (Model("m", ("a",), ("l",), str(TINY_MODEL)),)
     events = WorkerEvents("tcp://a:5557", "tcp://a:5558", "t", ranks=1)
-    assert config.workers == (Worker("[::1]:1", "m", 64, events),)
+    assert config.workers == (WorkerSettings("[::1]:1", "m", 64, events),)
 
 
 def test_tokenizer_is_a_text_or_a_section() -> None:
     text = "models: [{name: m, tokenizer: {remote: true}}]\nworkers: [{endpoint: 'a:1'}]"
-    assert parse(text, "c.yaml").models[0].tokenizer == RemoteTokenizer()
+    assert parse(text, "c.yaml").models[0].tokenizer == RemoteTokenizerSettings()
 
 
 def test_events_auto_asks_the_worker() -> None:

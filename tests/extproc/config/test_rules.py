@@ -11,19 +11,25 @@ from extproc.config.rules import (
 from extproc.config.schema import (
     Admin,
     Config,
-    Discovery,
+    DiscoverySettings,
     DnsName,
     Envoy,
     ExtProc,
     FoundWorker,
     Kubernetes,
-    Metrics,
+    MetricsSettings,
     Model,
     Tls,
-    Worker,
     WorkerEvents,
+    WorkerSettings,
 )
-from extproc.config.sections import Disaggregation, Recorder, Report, Routers, RouterTls
+from extproc.config.sections import (
+    Disaggregation,
+    RecorderSettings,
+    ReportSettings,
+    Routers,
+    RouterTls,
+)
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
 MODEL = "models: [{name: m}]"
@@ -211,7 +217,7 @@ def test_listener_of_several_processes_needs_an_address_of_its_own(listen: str, 
 def test_listeners_of_processes_must_not_overlap() -> None:
     two = ExtProc(processes=2)
     (fault,) = of_listeners(
-        extproc=two, admin=Admin("127.0.0.1:9100"), metrics=Metrics("127.0.0.1:9110")
+        extproc=two, admin=Admin("127.0.0.1:9100"), metrics=MetricsSettings("127.0.0.1:9110")
     )
     assert "admin.listen of process 1" in fault
 
@@ -223,8 +229,8 @@ def test_drained_and_bound_feeds_are_refused_with_several_processes(key: str) ->
         "bind": WorkerEvents(zmq="tcp://*:1", bind=True),
     }
     workers = [
-        Worker("a:1", events=alone[key]),
-        Worker("b:1", events=WorkerEvents(zmq="tcp://b:2")),
+        WorkerSettings("a:1", events=alone[key]),
+        WorkerSettings("b:1", events=WorkerEvents(zmq="tcp://b:2")),
     ]
     (fault,) = of_listeners(extproc=ExtProc(processes=2), workers=workers)
     assert fault.startswith(f"workers[0].events.{key}: cannot be shared by 2 processes")
@@ -265,7 +271,7 @@ def test_listeners_on_different_addresses_are_valid(other: str) -> None:
 
 
 def test_listeners_on_port_0_never_clash() -> None:
-    assert of_listeners(admin=Admin("127.0.0.1:0"), metrics=Metrics("127.0.0.1:0")) == []
+    assert of_listeners(admin=Admin("127.0.0.1:0"), metrics=MetricsSettings("127.0.0.1:0")) == []
 
 
 def test_envoy_addresses_must_not_clash_with_the_router_on_one_host() -> None:
@@ -335,27 +341,29 @@ def doubts(config: Config, *there: str) -> list[str]:
     return rules.doubts(config, lambda name: name in there)
 
 
-LISTED = Config(models=(Model("m"),), workers=(Worker("a:1"),))
+LISTED = Config(models=(Model("m"),), workers=(WorkerSettings("a:1"),))
 WITH_ADAPTERS = Config(models=(Model("m", lora=("a",)), Model("n", lora=("b",))))
 
 
 def test_model_needs_a_worker_where_all_workers_are_listed() -> None:
-    named, learning = Worker("a:1", "m"), Worker("a:2", learn=True)
+    named, learning = WorkerSettings("a:1", "m"), WorkerSettings("a:2", learn=True)
     alone = replace(WITH_ADAPTERS, workers=(named,))
     assert doubts(alone) == ["models[1]: no worker serves 'n'"]
-    assert doubts(replace(WITH_ADAPTERS, workers=(named, Worker("a:2", "n")))) == []
+    assert doubts(replace(WITH_ADAPTERS, workers=(named, WorkerSettings("a:2", "n")))) == []
     assert doubts(replace(WITH_ADAPTERS, workers=(named, learning))) == []
-    assert doubts(replace(alone, discovery=Discovery(file="x")), "x") == []
-    assert doubts(Config(models=(Model("m"),), workers=(Worker("a:1"),))) == []
+    assert doubts(replace(alone, discovery=DiscoverySettings(file="x")), "x") == []
+    assert doubts(Config(models=(Model("m"),), workers=(WorkerSettings("a:1"),))) == []
 
 
 def test_adapters_of_a_worker_must_belong_to_a_model() -> None:
     unknown = "lora: 'x' is not in any model's lora"
-    workers = (Worker("a:1", "m", lora=("a", "x")), Worker("a:2", "n", lora=()))
+    workers = (WorkerSettings("a:1", "m", lora=("a", "x")), WorkerSettings("a:2", "n", lora=()))
     assert doubts(replace(WITH_ADAPTERS, workers=workers)) == [f"workers[0].{unknown}"]
     found = FoundWorker(lora=("b", "x"))
     pods, names = Kubernetes(selector="a", worker=found), (DnsName("a", worker=found),)
-    assert doubts(replace(WITH_ADAPTERS, discovery=Discovery(dns=names, kubernetes=pods))) == [
+    assert doubts(
+        replace(WITH_ADAPTERS, discovery=DiscoverySettings(dns=names, kubernetes=pods))
+    ) == [
         f"discovery.dns[0].worker.{unknown}",
         f"discovery.kubernetes.worker.{unknown}",
     ]
@@ -392,7 +400,9 @@ def test_doubts_name_operator_servers_that_others_reach(host: str) -> None:
 
 
 def test_doubts_name_missing_files() -> None:
-    config = replace(LISTED, discovery=Discovery(file="/w"), envoy=Envoy(eds_directory="/d"))
+    config = replace(
+        LISTED, discovery=DiscoverySettings(file="/w"), envoy=Envoy(eds_directory="/d")
+    )
     assert [one.partition(":")[0] for one in doubts(config)] == [
         "discovery.file",
         "envoy.eds_directory",
@@ -401,16 +411,16 @@ def test_doubts_name_missing_files() -> None:
 
 
 def test_doubts_name_a_report_without_a_folder() -> None:
-    config = replace(LISTED, report=Report("/away/report"))
+    config = replace(LISTED, report=ReportSettings("/away/report"))
     assert doubts(config) == [
         "report.file: the folder of /away/report is missing: the report is not kept"
     ]
     assert doubts(config, "/away") == []
-    assert doubts(replace(LISTED, report=Report("report")), ".") == []
+    assert doubts(replace(LISTED, report=ReportSettings("report")), ".") == []
 
 
 def test_doubts_name_a_recording_without_a_folder() -> None:
-    config = replace(LISTED, recorder=Recorder("/away/trace"))
+    config = replace(LISTED, recorder=RecorderSettings("/away/trace"))
     (told,) = doubts(config)
     assert told.startswith("recorder.file: the folder of /away/trace is missing")
     assert doubts(config, "/away") == []
@@ -418,7 +428,7 @@ def test_doubts_name_a_recording_without_a_folder() -> None:
 
 def of_roles(mode: str | None, connector: str, *roles: str) -> str:
     """The doubts about workers with these roles."""
-    workers = tuple(Worker(f"a:{port}", role=role) for port, role in enumerate(roles, 1))
+    workers = tuple(WorkerSettings(f"a:{port}", role=role) for port, role in enumerate(roles, 1))
     return " ".join(
         doubts(replace(ONE, workers=workers, disaggregation=Disaggregation(mode, connector)))
     )
@@ -432,7 +442,7 @@ def test_doubts_name_roles_that_leave_requests_unanswered() -> None:
     assert of_roles("header", "nixl", "decode", "prefill") == ""
     assert "none takes whole requests" in of_roles("mirror", "sglang", "decode", "prefill")
     assert of_roles("mirror", "sglang", "decode", "prefill", "both") == ""
-    found = replace(ONE, discovery=Discovery(dns=(DnsName("a"),)))
+    found = replace(ONE, discovery=DiscoverySettings(dns=(DnsName("a"),)))
     assert doubts(replace(found, disaggregation=Disaggregation("header"))) == []
 
 

@@ -1,7 +1,7 @@
 from dataclasses import dataclass, fields
 
 from extproc.base.engine import Engine, Release
-from extproc.config.schema import Config, Model, Worker, WorkerEngine
+from extproc.config.schema import Config, Model, WorkerEngine, WorkerSettings
 from extproc.config.sections import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
 
 
@@ -27,8 +27,8 @@ def test_number_bounds_fit_timers_and_memory() -> None:
 
 def test_model_of_a_worker_is_its_own_or_the_first() -> None:
     config = Config(models=(Model("m"), Model("n")))
-    assert config.model_of(Worker("10.0.0.1:1")) == "m"
-    assert config.model_of(Worker("10.0.0.1:1", model="n")) == "n"
+    assert config.model_of(WorkerSettings("10.0.0.1:1")) == "m"
+    assert config.model_of(WorkerSettings("10.0.0.1:1", model="n")) == "n"
 
 
 def test_engine_of_a_worker_is_known_by_its_release() -> None:

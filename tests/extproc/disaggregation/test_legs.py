@@ -15,7 +15,7 @@ from extproc.disaggregation.announcement import Announcer
 from extproc.disaggregation.handover import Transfer, edited, may_split, pulled, transfer
 from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
 from extproc.requests.reserved_fields import MAX_EDITED_BYTES
-from extproc.routing.decision import Decision, Source, Split, Verdict, decide
+from extproc.routing.decision import Decision, PullSource, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.load import Load
@@ -403,7 +403,7 @@ def test_pulled_body_replaces_the_source_that_the_client_names() -> None:
 def test_source_header_is_set_by_the_router_and_no_client() -> None:
     rules = Disaggregation("header", "offloading", min_pulled_tokens=64)
     legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
-    made = msgspec.structs.replace(placed(), source=Source("b:1", 5710, 64))
+    made = msgspec.structs.replace(placed(), source=PullSource("b:1", 5710, 64))
     assert legs.announce(made, CHAT, b"{}") == ((("x-kv-cache-source-host-port", "b:1"),), None)
     assert legs.announce(placed(), CHAT, b"{}") == ((), None)
     assert {"x-kv-cache-source-host-port", "x-encoder-hosts-ports"} < set(legs.headers)
@@ -419,7 +419,9 @@ def test_pulled_body_names_its_source_where_no_sidecar_runs() -> None:
     rules = Disaggregation(None, "offloading", min_pulled_tokens=64)
     legs = Announcer(Config(models=(Model("m"),), disaggregation=rules))
     said = legs.announce(
-        msgspec.structs.replace(placed(), source=Source("b:1", 5710, 64)), CHAT, b'{"model": "m"}'
+        msgspec.structs.replace(placed(), source=PullSource("b:1", 5710, 64)),
+        CHAT,
+        b'{"model": "m"}',
     )
     assert said is not None
     assert said[1] is not None

@@ -14,7 +14,7 @@ import yaml
 from aiohttp import web
 
 from extproc.config.reader import parse
-from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, Worker
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, WorkerSettings
 from extproc.config.sections import ROUTER_CHOICES, SESSION_HEADERS, Routers
 from extproc.envoy.envoy_config import render
 from tests.ports import free_port
@@ -25,14 +25,17 @@ STEERING_HEADERS = {"x-gateway-destination-endpoint", "x-kvsteer-model"}
 
 
 def configuration(*endpoints: str, **sections: Any) -> Config:
-    workers = tuple(Worker(endpoint) for endpoint in endpoints or ("127.0.0.1:8001",))
+    workers = tuple(WorkerSettings(endpoint) for endpoint in endpoints or ("127.0.0.1:8001",))
     return Config(models=(Model("tiny"),), workers=workers, **sections)
 
 
 def two_models(first: str = "tiny", second: str = "org/big", port: int = 8001) -> Config:
     return Config(
         models=(Model(first), Model(second)),
-        workers=(Worker(f"127.0.0.1:{port}", first), Worker("127.0.0.1:8002", second)),
+        workers=(
+            WorkerSettings(f"127.0.0.1:{port}", first),
+            WorkerSettings("127.0.0.1:8002", second),
+        ),
     )
 
 
@@ -372,7 +375,7 @@ def test_request_without_a_known_model_goes_to_the_first_model() -> None:
 
 def test_model_finder_runs_with_several_models() -> None:
     models = (Model('a"]\n'), Model("b", aliases=("ü",), lora=("c",)))
-    config = Config(models=models, workers=(Worker("127.0.0.1:1", "b"),))
+    config = Config(models=models, workers=(WorkerSettings("127.0.0.1:1", "b"),))
     *_, finder, _ = connection_manager(parsed(config))["http_filters"]
     code = finder["typed_config"]["default_source_code"]["inline_string"]
     table = code.splitlines()[0].encode()

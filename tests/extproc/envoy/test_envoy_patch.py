@@ -15,7 +15,7 @@ from extproc.__main__ import main
 from extproc.base.errors import ConfigError
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.envoy.envoy_patch import Choice, Patch, difference, patched
+from extproc.envoy.envoy_patch import Patch, PatchOptions, difference, patched
 
 ROOT = Path(__file__).parents[3]
 PORTS = {"port": 8443, "admin": 9901, "first": 8001, "second": 8002, "shop": 7000}
@@ -57,7 +57,7 @@ def changed(*replacements: tuple[str, str]) -> str:
     return text
 
 
-def patch(text: str = USER, choice: Choice = Choice(), more: str = "") -> Patch:
+def patch(text: str = USER, choice: PatchOptions = PatchOptions(), more: str = "") -> Patch:
     found = patched(text, "envoy.yaml", config(more), choice)
     again = patched(found.text, "envoy.yaml", config(more), choice)
     assert again.text == found.text
@@ -103,7 +103,7 @@ def plain(value: Any) -> Any:
     return re.sub(r"(\.\d*?)0+s$", r"\1s", value) if isinstance(value, str) else value
 
 
-def refusal(text: str, choice: Choice = Choice(), more: str = "") -> str:
+def refusal(text: str, choice: PatchOptions = PatchOptions(), more: str = "") -> str:
     with pytest.raises(ConfigError) as caught:
         patched(text, "envoy.yaml", config(more), choice)
     (fault,) = caught.value.faults
@@ -202,7 +202,7 @@ def test_patch_keeps_an_override_that_also_names_the_served_endpoint() -> None:
     assert "selected_host_key" in override(tree(without))
     mine = tree(text)
     manager(mine)["http_filters"].pop(1)
-    again = patched(yaml.safe_dump(mine), "f", config(), Choice())
+    again = patched(yaml.safe_dump(mine), "f", config(), PatchOptions())
     assert "selected_host_key" in override(tree(again.text))
 
 
@@ -220,11 +220,11 @@ def test_patch_keeps_present_outlier_detection_and_retries() -> None:
 
 def test_patch_adds_fields_to_json_access_logs_on_request() -> None:
     assert "kvsteer_picked" not in patch().text
-    (log,) = manager(tree(patch(choice=Choice(access_log=True)).text))["access_log"]
+    (log,) = manager(tree(patch(choice=PatchOptions(access_log=True)).text))["access_log"]
     fields = log["typed_config"]["log_format"]["json_format"]
     assert list(fields) == ["path", "kvsteer_picked", "kvsteer_answered"]
     text = changed(("json_format:\n", "text_format:\n"))
-    found = patch(text, Choice(access_log=True))
+    found = patch(text, PatchOptions(access_log=True))
     (note,) = found.notes
     assert "has no JSON access log; to a text format, add %DYNAMIC_METADATA(envoy.lb:" in note
 
@@ -249,11 +249,11 @@ SECOND = """
 def test_patch_changes_each_listener_of_the_workers_or_the_named_one() -> None:
     text = changed(("\n  clusters:\n", SECOND))
 
-    def filters(choice: Choice) -> int:
+    def filters(choice: PatchOptions) -> int:
         return json.dumps(tree(patch(text, choice).text)).count(f'{{"name": "{FILTER}"')
 
-    assert filters(Choice()) == 2
-    assert filters(Choice(listener="second")) == 1
+    assert filters(PatchOptions()) == 2
+    assert filters(PatchOptions(listener="second")) == 1
 
 
 def test_patch_finds_the_cluster_by_its_workers_or_its_name() -> None:
@@ -263,13 +263,15 @@ def test_patch_finds_the_cluster_by_its_workers_or_its_name() -> None:
     other = 'workers: [{endpoint: "10.0.0.9:80"}]\n'
     mine = parse("models: [{name: m}]\n" + other, "c")
     with pytest.raises(ConfigError, match="which cluster has the workers: engines, shop"):
-        patched(USER, "f", mine, Choice())
-    found = patched(USER, "f", mine, Choice(clusters=("engines",)))
+        patched(USER, "f", mine, PatchOptions())
+    found = patched(USER, "f", mine, PatchOptions(clusters=("engines",)))
     assert found.notes == [
         "10.0.0.9:80: not an endpoint of cluster engines; requests picked for them go elsewhere"
     ]
     only = changed(("{ cluster: shop, timeout: 5s }", "{ cluster: engines }"))
-    assert "override_host" in str(cluster(tree(patched(only, "f", mine, Choice()).text), "engines"))
+    assert "override_host" in str(
+        cluster(tree(patched(only, "f", mine, PatchOptions()).text), "engines")
+    )
 
 
 LB = "lb_policy: ROUND_ROBIN  # fair"
@@ -316,7 +318,7 @@ def test_patch_notes_surprising_settings(
 def test_patch_names_the_first_of_many_workers_that_are_no_endpoints() -> None:
     many = [{"endpoint": f"10.0.0.{number}:80"} for number in range(9)]
     mine = parse(yaml.safe_dump({"models": [{"name": "m"}], "workers": many}), "c")
-    (note,) = patched(USER, "f", mine, Choice(clusters=("engines",))).notes
+    (note,) = patched(USER, "f", mine, PatchOptions(clusters=("engines",))).notes
     assert note.startswith("10.0.0.0:80, ")
     assert "10.0.0.4:80 and 4 more: not an endpoint of cluster engines" in note
 
@@ -326,7 +328,7 @@ def test_patch_does_not_compare_a_cluster_with_dynamic_endpoints() -> None:
     del cluster(mine, "engines")["load_assignment"]
     cluster(mine, "engines")["cluster_type"] = {"name": "envoy.cluster.eds"}
     text = yaml.safe_dump(mine)
-    assert patch(text, Choice(clusters=("engines",))).notes == []
+    assert patch(text, PatchOptions(clusters=("engines",))).notes == []
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def test_patch_notes_a_loopback_router_beside_workers_in_containers(
     worker: str, more: str, said: int
 ) -> None:
     mine = parse(f'models: [{{name: m}}]\nworkers: [{{endpoint: "{worker}"}}]\n{more}', "c")
-    notes = patched(USER, "f", mine, Choice(clusters=("engines",))).notes
+    notes = patched(USER, "f", mine, PatchOptions(clusters=("engines",))).notes
     assert sum("at 127.0.0.1:9002, which is Envoy's own host" in note for note in notes) == said
 
 
@@ -353,7 +355,7 @@ def test_patch_accepts_a_cluster_for_each_of_several_models() -> None:
         'workers: [{endpoint: "127.0.0.1:8001", model: m}, {endpoint: "127.0.0.1:7000", model: n}]',
         "c",
     )
-    found = patched(USER, "f", mine, Choice())
+    found = patched(USER, "f", mine, PatchOptions())
     for name in ("engines", "shop"):
         assert "override_host" in str(cluster(tree(found.text), name))
     assert "several models" in found.notes[-1]
@@ -361,77 +363,97 @@ def test_patch_accepts_a_cluster_for_each_of_several_models() -> None:
 
 DYNAMIC = "dynamic_resources: {lds_config: {}, cds_config: {ads: {}}}\n"
 HCM = ".http_connection_manager.v3.HttpConnectionManager"
-REFUSED: list[tuple[list[tuple[str, str]] | str, Choice, str, str]] = [
-    ("[]", Choice(), "", "is not an envoy.yaml: it must be a mapping"),
-    ("static_resources: []", Choice(), "", "static_resources: a mapping was expected"),
-    (DYNAMIC, Choice(), "", "has no static_resources"),
-    (f"{DYNAMIC}static_resources: {{}}", Choice(), "", "its listeners come from LDS"),
-    ("static_resources: {listeners: 5}", Choice(), "", "a list of mappings was expected"),
-    ("static_resources: {}", Choice(), "", "has no static listener with an HttpConnectionManager"),
-    ("staticResources: {}", Choice(), "", "write staticResources as static_resources"),
-    ([(HCM, ".tcp_proxy.v3.TcpProxy")], Choice(), "", "with an HttpConnectionManager"),
-    ([], Choice(listener="x"), "", "has no listener 'x' but edge"),
-    ([], Choice(clusters=("x",)), "", "has no static cluster 'x' but engines, shop"),
-    ([("admin:", f"{DYNAMIC}admin:")], Choice(clusters=("x",)), "", "clusters from CDS"),
-    ([("- name: shop\n", "- name: engines\n")], Choice(), "", "have the same name"),
-    ([("route_config:", "x:")], Choice(), "", "has no static route that leads to a cluster"),
+REFUSED: list[tuple[list[tuple[str, str]] | str, PatchOptions, str, str]] = [
+    ("[]", PatchOptions(), "", "is not an envoy.yaml: it must be a mapping"),
+    ("static_resources: []", PatchOptions(), "", "static_resources: a mapping was expected"),
+    (DYNAMIC, PatchOptions(), "", "has no static_resources"),
+    (f"{DYNAMIC}static_resources: {{}}", PatchOptions(), "", "its listeners come from LDS"),
+    ("static_resources: {listeners: 5}", PatchOptions(), "", "a list of mappings was expected"),
+    (
+        "static_resources: {}",
+        PatchOptions(),
+        "",
+        "has no static listener with an HttpConnectionManager",
+    ),
+    ("staticResources: {}", PatchOptions(), "", "write staticResources as static_resources"),
+    ([(HCM, ".tcp_proxy.v3.TcpProxy")], PatchOptions(), "", "with an HttpConnectionManager"),
+    ([], PatchOptions(listener="x"), "", "has no listener 'x' but edge"),
+    ([], PatchOptions(clusters=("x",)), "", "has no static cluster 'x' but engines, shop"),
+    ([("admin:", f"{DYNAMIC}admin:")], PatchOptions(clusters=("x",)), "", "clusters from CDS"),
+    ([("- name: shop\n", "- name: engines\n")], PatchOptions(), "", "have the same name"),
+    ([("route_config:", "x:")], PatchOptions(), "", "has no static route that leads to a cluster"),
     (
         [("cluster: engines   # vLLM", "cluster: shop")],
-        Choice(clusters=("engines",)),
+        PatchOptions(clusters=("engines",)),
         "",
         "no static route leads to the cluster 'engines'",
     ),
-    ([(LB, "type: LOGICAL_DNS")], Choice(), "", "is of the type LOGICAL_DNS"),
-    ([(LB, "lb_subset_config: {}")], Choice(), "", "lb_subset_config cannot be combined"),
-    ([(LB, "ring_hash_lb_config: {}")], Choice(), "", "write it as load_balancing_policy"),
-    ([(LB, "lb_policy: CLUSTER_PROVIDED")], Choice(), "", "CLUSTER_PROVIDED is not supported"),
+    ([(LB, "type: LOGICAL_DNS")], PatchOptions(), "", "is of the type LOGICAL_DNS"),
+    ([(LB, "lb_subset_config: {}")], PatchOptions(), "", "lb_subset_config cannot be combined"),
+    ([(LB, "ring_hash_lb_config: {}")], PatchOptions(), "", "write it as load_balancing_policy"),
+    (
+        [(LB, "lb_policy: CLUSTER_PROVIDED")],
+        PatchOptions(),
+        "",
+        "CLUSTER_PROVIDED is not supported",
+    ),
     (
         [(LB, "load_balancing_policy: {policies: [{x: v3.OverrideHost}]}")],
-        Choice(),
+        PatchOptions(),
         "",
         "already has an override_host with other settings",
     ),
     (
         [("- name: shop\n", "- name: kvsteer\n")],
-        Choice(),
+        PatchOptions(),
         "",
         "a cluster 'kvsteer' already exists",
     ),
-    ([("http.lua\n", "http.ext_proc\n")], Choice(), "", "already exists with other settings"),
+    ([("http.lua\n", "http.ext_proc\n")], PatchOptions(), "", "already exists with other settings"),
     (
         [("filters.http.lua.v3.Lua\n", "x.ExternalProcessor\n                      y: kvsteer\n")],
-        Choice(),
+        PatchOptions(),
         "",
         "already asks 'kvsteer' under another name",
     ),
     (
         [("http.router\n", "x\n"), ("http.router.v3.Router", "x")],
-        Choice(),
+        PatchOptions(),
         "",
         "has no envoy.filters.http.router to put the filter before",
     ),
-    ([('domains: ["*"]', "matcher: {}")], Choice(), "", "chooses routes by a matcher"),
-    ([("virtual_hosts:", "vhds: {}\n                  virtual_hosts:")], Choice(), "", "from VHDS"),
+    ([('domains: ["*"]', "matcher: {}")], PatchOptions(), "", "chooses routes by a matcher"),
+    (
+        [("virtual_hosts:", "vhds: {}\n                  virtual_hosts:")],
+        PatchOptions(),
+        "",
+        "from VHDS",
+    ),
     (
         [("                          route:\n", f"{TYPED}                          route:\n")],
-        Choice(),
+        PatchOptions(),
         "",
         "is set on routes to the workers",
     ),
     (
         [(SHOP, SHOP + "\n" + TYPED.replace("disabled", "x").rstrip())],
-        Choice(),
+        PatchOptions(),
         "",
         "is already set, with other settings",
     ),
-    ([], Choice(), "disaggregation: {mode: header}\n", "the configuration has disaggregation"),
-    ([], Choice(), "extproc: {tls: {certificate: c, key: k}}\n", "envoy.router_tls: missing"),
+    (
+        [],
+        PatchOptions(),
+        "disaggregation: {mode: header}\n",
+        "the configuration has disaggregation",
+    ),
+    ([], PatchOptions(), "extproc: {tls: {certificate: c, key: k}}\n", "envoy.router_tls: missing"),
 ]
 
 
 @pytest.mark.parametrize(("given", "choice", "more", "why"), REFUSED)
 def test_patch_refuses_unknown_structures(
-    given: list[tuple[str, str]] | str, choice: Choice, more: str, why: str
+    given: list[tuple[str, str]] | str, choice: PatchOptions, more: str, why: str
 ) -> None:
     text = given if isinstance(given, str) else changed(*given)
     assert why in refusal(text, choice, more)
@@ -521,7 +543,7 @@ def test_patch_never_raises_another_error_for_a_broken_file(
             lines[place] = lines[place].rstrip("\n") + junk + "\n"
     text = "".join(lines)
     try:
-        found = patched(text, "f", config(), Choice())
+        found = patched(text, "f", config(), PatchOptions())
     except ConfigError as error:
         assert str(error).startswith("f: ")  # noqa: PT017 - or it is none
         return

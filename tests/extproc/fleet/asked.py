@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp import web
 
 from extproc.config.reader import parse
-from extproc.config.schema import Worker as Configured
+from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.asking import Pace
 from extproc.fleet.discovery.view import listed, merged
 from extproc.fleet.polling import Client

@@ -6,7 +6,7 @@ from typing import Any
 from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.discovery.view import Member, Sighting
+from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected, MemoryTransport
@@ -43,10 +43,12 @@ async def until_live(one: Workers) -> dict[str, Any]:
             await asyncio.sleep(0)
 
 
-def members(*found: Sighting) -> dict[str, Member]:
-    return {one.worker.endpoint: Member(one, "file") for one in found}
+def members(*found: Sighting) -> dict[str, FleetMember]:
+    return {one.worker.endpoint: FleetMember(one, "file") for one in found}
 
 
 def following(endpoint: str, port: int = 5557, **more: Any) -> Sighting:
-    worker = schema.Worker(endpoint, "a", events=schema.WorkerEvents(f"tcp://127.0.0.1:{port}"))
+    worker = schema.WorkerSettings(
+        endpoint, "a", events=schema.WorkerEvents(f"tcp://127.0.0.1:{port}")
+    )
     return Sighting(worker, **more)

@@ -60,7 +60,7 @@ async def test_learned_model_is_dropped_for_the_next_engine() -> None:
     async with worker(**answers) as endpoint:
         one = workers('{endpoint: "127.0.0.1:9", model: a}')
         await one.start()
-        asked = schema.Worker(endpoint, learn=True)
+        asked = schema.WorkerSettings(endpoint, learn=True)
         await one.replace(members(Sighting(asked, identity="old")))
         await until(lambda: one.candidates.model_of(one.records[endpoint]) == "b")
         answers["v1/models"]["data"] = [{"id": "a"}]

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Config
-from extproc.config.schema import Worker as Configured
+from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.asking import LOOKS_WHILE_IDLE, MAX_AHEAD, MAX_TOKENS_A_LOOK, Computed
-from extproc.fleet.discovery.view import Member, Sighting
+from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table
 from extproc.routing.load import Booking, Loads
@@ -24,7 +24,7 @@ class Fleet:
 
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size
-        members = {name: Member(Sighting(Configured(name)), "workers") for name in (A, B)}
+        members = {name: FleetMember(Sighting(Configured(name)), "workers") for name in (A, B)}
         self.table = Table(members)
         self.loads = Loads(self.table.upstreams.loads, 1_000.0, learns=True)
         self.held: list[tuple[str, Prompt, int]] = []
@@ -204,7 +204,9 @@ def test_look_slows_a_worker_for_late_prompts_and_forgets_old_ones() -> None:
 
 def test_look_skips_a_worker_without_an_address() -> None:
     fleet = Fleet()
-    members = {"nowhere.example:80": Member(Sighting(Configured("nowhere.example:80")), "workers")}
+    members = {
+        "nowhere.example:80": FleetMember(Sighting(Configured("nowhere.example:80")), "workers")
+    }
     fleet.table.replace(members)
     for _ in range(LOOKS_WHILE_IDLE):
         fleet.look(1.0)

@@ -21,14 +21,14 @@ from extproc.base.errors import RequestError
 from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
-from extproc.fleet.discovery.view import Report, Sighting
+from extproc.fleet.discovery.view import Sighting, SourceReport
 from extproc.fleet.polling import Client
 from extproc.fleet.record import Worker
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.usage import Usage
-from extproc.proof.state import Comparison, Verdict
+from extproc.proof.state import Comparison, GoldenVerdict
 from extproc.requests.prompt import TEXT, Text
 from extproc.requests.request import Ask, Head
 from extproc.routing.decision import Decision
@@ -65,9 +65,9 @@ class Source:
     name = "test"
 
     def __init__(self) -> None:
-        self.report: Report | None = None
+        self.report: SourceReport | None = None
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         """Keeps the report, and waits for ever."""
         self.report = report
         await asyncio.Event().wait()
@@ -148,7 +148,7 @@ class System:
         names = [f"127.1.{n % 250}.{1 + n // 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
         feeds = [FEED if n % WITH_FEED == 0 else None for n in range(AT_ONCE)]
         self.source.see(
-            Sighting(schema.Worker(name, learn=True, events=feed))
+            Sighting(schema.WorkerSettings(name, learn=True, events=feed))
             for name, feed in zip(names, feeds, strict=True)
         )
         await until(lambda: set(self.workers.records) == set(names))
@@ -202,7 +202,7 @@ class System:
         upstreams.eject(upstream, Judge.DOUBTS, "is dead")
         assert len(upstream.against) == len(Judge)
         self.workers.proofs.note_sent(worker.name, Prompt("a", IDS), TEXT, None)
-        refuting = Comparison(1, {TEXT: Verdict(is_same=False, reason="it differs")})
+        refuting = Comparison(1, {TEXT: GoldenVerdict(is_same=False, reason="it differs")})
         self.workers.proofs.compared(worker, refuting)
 
     async def go(self) -> None:

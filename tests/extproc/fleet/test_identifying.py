@@ -9,7 +9,7 @@ import pytest
 
 from extproc.base.engine import Engine, Release
 from extproc.config.reader import parse
-from extproc.config.schema import Worker, WorkerEngine
+from extproc.config.schema import WorkerEngine, WorkerSettings
 from extproc.fleet import identifying
 from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.record import Worker as Record
@@ -215,7 +215,7 @@ async def test_changed_engine_is_told_to_those_who_watch() -> None:
     async with running(Settings()) as engine, followed(engine.endpoint) as (workers, one):
         workers.identifying.watch(lambda name: told.append((name, workers.records[name].engine)))
         await until_runs(one, "vllm", 0, 32)
-        named = Worker(one.name, engine=WorkerEngine("sglang", "0.5.9"))
+        named = WorkerSettings(one.name, engine=WorkerEngine("sglang", "0.5.9"))
         await workers.replace(merged({"file": (Sighting(named),)}))
         await workers.replace(merged({"file": (Sighting(named),)}))
     engines = [Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 9))]

@@ -7,7 +7,9 @@ from tests.extproc.fleet.fleets import following, members, workers
 
 async def test_unready_worker_gets_no_requests() -> None:
     one = workers('{endpoint: "127.0.0.1:9", model: a}')
-    await one.replace(members(Sighting(schema.Worker("127.0.0.1:1", "a"), "its pod is not ready")))
+    await one.replace(
+        members(Sighting(schema.WorkerSettings("127.0.0.1:1", "a"), "its pod is not ready"))
+    )
     assert one.candidates.list_for("a")[0].excluded == "its pod is not ready"
     assert one.lanes.answering() == {"a": [("127.0.0.1:1", False)]}
     await one.close()
@@ -28,7 +30,9 @@ async def test_draining_is_set_by_a_source_and_by_an_operator() -> None:
 async def test_worker_has_no_endpoint_before_its_address_and_model_are_known() -> None:
     one = workers('{endpoint: "h:1", learn: true}, {endpoint: "127.0.0.1:2", model: a}')
     assert one.lanes.unplaced() is None
-    await one.replace(members(Sighting(schema.Worker("127.0.0.1:3")), following("127.0.0.1:2")))
+    await one.replace(
+        members(Sighting(schema.WorkerSettings("127.0.0.1:3")), following("127.0.0.1:2"))
+    )
     assert one.lanes.unplaced() == {"127.0.0.1:3"}
     await one.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
-from extproc.config.schema import Worker
+from extproc.config.schema import WorkerSettings
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.discovery.view import Fleet, Sighting, merged
 from extproc.fleet.polling import Client
@@ -66,7 +66,7 @@ async def engine(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[
 
 
 def member(name: str, **more: Any) -> Fleet:
-    return merged({"file": (Sighting(Worker(name, learn=True), **more),)})
+    return merged({"file": (Sighting(WorkerSettings(name, learn=True), **more),)})
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,8 @@ from aiohttp import web
 from extproc.fleet.asking import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
+from extproc.routing.claim_table import ClaimTable
 from extproc.routing.load import Loads
-from extproc.routing.sent import ClaimTable
 from extproc.routing.upstreams import FAILURES_UNTIL_DEAD, Judge
 from kvstate.overlap import Prompt
 from tests.extproc.fleet.asked import (

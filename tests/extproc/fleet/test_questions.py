@@ -13,7 +13,7 @@ async def test_worker_that_no_longer_learns_is_no_longer_asked() -> None:
         await one.start()
         record = one.records[endpoint]
         await until(lambda: record.learned.model == "b")
-        await one.replace(members(Sighting(schema.Worker(endpoint, "a"))))
+        await one.replace(members(Sighting(schema.WorkerSettings(endpoint, "a"))))
         assert one.records[endpoint] is record
         assert (record.learned, "models" in record.polls) == (Learned(), False)
         await one.close()

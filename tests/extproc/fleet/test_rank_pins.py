@@ -3,8 +3,8 @@ from array import array
 import pytest
 
 from extproc.config.schema import Config, Policy, WorkerEngine
-from extproc.config.schema import Worker as Configured
-from extproc.fleet.discovery.view import Member, Sighting
+from extproc.config.schema import WorkerSettings as Configured
+from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table
 from extproc.routing.load import Booking, EndpointLoad
@@ -19,7 +19,7 @@ SGLANG = WorkerEngine("sglang", "0.5.23")
 
 
 def table(engine: WorkerEngine | None = SGLANG) -> Table:
-    return Table({NAME: Member(Sighting(Configured(NAME, engine=engine)), "workers")})
+    return Table({NAME: FleetMember(Sighting(Configured(NAME, engine=engine)), "workers")})
 
 
 def booked(rank: int | None) -> Booking:

@@ -6,8 +6,8 @@ import pytest
 from extproc.fleet.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table
+from extproc.routing.claim_table import ClaimTable
 from extproc.routing.load import REPORT_SECONDS, Loads
-from extproc.routing.sent import ClaimTable
 from extproc.routing.upstreams import Judge
 from kvstate.events import EngineLoad
 from kvstate.overlap import Prompt

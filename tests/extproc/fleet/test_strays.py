@@ -1,4 +1,4 @@
-from extproc.observing.elsewhere import NOBODY_FOLLOWED
+from extproc.observing.deliveries import NOBODY_FOLLOWED
 from tests.extproc.fleet.fleets import workers
 
 FIRST, SECOND = "127.0.0.1:1", "127.0.0.1:2"

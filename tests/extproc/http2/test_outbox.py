@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from extproc.http2.frames import MAX_FRAME_BYTES, MAX_WINDOW, ErrorCode, FrameType
 from extproc.http2.limits import Budget
-from extproc.http2.outbox import Outbox, Stream
+from extproc.http2.outbox import Http2Stream, Outbox
 from tests.extproc.http2.peer import Sent, frames_of, resets
 
 WINDOW = 65_535
 LAST_HEADERS = (FrameType.HEADERS, 5, 1, b"end")
 
 
-def stream(number: int = 1, *, is_received: bool = True) -> Stream:
-    one = Stream(number, 0, None)
+def stream(number: int = 1, *, is_received: bool = True) -> Http2Stream:
+    one = Http2Stream(number, 0, None)
     one.is_received = is_received
     return one
 

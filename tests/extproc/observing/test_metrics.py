@@ -10,12 +10,12 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.observing.decisions import Course, Trace
+from extproc.observing.decisions import Course, TraceContext
 from extproc.observing.metrics import AT_ONCE, Metrics
 from extproc.observing.usage import Usage
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load, Report
+from extproc.routing.load import Load, LoadSample
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody
@@ -31,7 +31,7 @@ def decision() -> Decision:
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
-def course(trace: Trace | None = None) -> Course:
+def course(trace: TraceContext | None = None) -> Course:
     times = iter((1.0, 1.003))
     one = Course(lambda: next(times))
     one.note_picked()
@@ -86,7 +86,7 @@ def test_decision_is_counted_with_its_time() -> None:
 
 async def test_openmetrics_exposition_shows_the_trace_of_a_decision() -> None:
     metrics = Metrics(Nobody(), clock=lambda: 12.5)
-    metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=True)))
+    metrics.observe_decision(decision(), course(TraceContext(TRACE, is_sampled=True)))
     text, content_type = await metrics.exposed(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
     families = {one.name: one for one in openmetrics_families(text.decode())}  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ async def test_openmetrics_exposition_shows_the_trace_of_a_decision() -> None:
 
 async def test_exposition_omits_an_unrecorded_trace() -> None:
     metrics = Metrics(Nobody())
-    metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=False)))
+    metrics.observe_decision(decision(), course(TraceContext(TRACE, is_sampled=False)))
     assert TRACE.encode() not in (await metrics.exposed(OPENMETRICS))[0]
 
 
@@ -124,7 +124,7 @@ def test_series_of_a_removed_worker_end() -> None:
 
 def test_cost_terms_of_a_worker_are_shown() -> None:
     fleet = Nobody()
-    fleet.shown, fleet.loads = [worker("w")], Load(1, 512.0, 2.0, 0.25, Report(1, 0, 0.0), 1.5)
+    fleet.shown, fleet.loads = [worker("w")], Load(1, 512.0, 2.0, 0.25, LoadSample(1, 0, 0.0), 1.5)
     metrics = Metrics(fleet)
     shown = {name: value for name, labels, value in samples(metrics) if labels == {"worker": "w"}}
     assert shown["kvsteer_worker_backlog_tokens"] == 512

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.config.sections import Recorder as Settings
+from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.observing.recorder import (
     MAX_OLDER,

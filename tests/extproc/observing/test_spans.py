@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
-from extproc.observing.decisions import Course, Trace
+from extproc.observing.decisions import Course, TraceContext
 from extproc.observing.spans import SpanRecorder
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
@@ -43,7 +43,7 @@ class Recording:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.recorder = SpanRecorder(provider.get_tracer("test"), lambda: NOW_NS)
 
-    def record(self, traceparent: str = "") -> Trace:
+    def record(self, traceparent: str = "") -> TraceContext:
         return self.recorder.record(decision(), course(traceparent))
 
 
@@ -54,7 +54,7 @@ def test_span_is_recorded_for_the_decision_and_each_phase() -> None:
     assert [span.name for span in phases] == ["parse", "tokens", "lookup", "pick"]
     assert whole.name == "kvsteer decision"
     assert {span.parent.span_id for span in phases if span.parent} == {whole.context.span_id}
-    assert trace == Trace(f"{whole.context.trace_id:032x}", is_sampled=True)
+    assert trace == TraceContext(f"{whole.context.trace_id:032x}", is_sampled=True)
 
 
 def test_spans_cover_the_times_of_their_phases() -> None:
@@ -81,7 +81,7 @@ def test_span_joins_the_trace_of_its_request() -> None:
 
 def test_span_is_not_recorded_if_its_parent_is_not_sampled() -> None:
     recording = Recording()
-    assert recording.record(f"00-{TRACE}-{SPAN}-00") == Trace(TRACE, is_sampled=False)
+    assert recording.record(f"00-{TRACE}-{SPAN}-00") == TraceContext(TRACE, is_sampled=False)
     assert recording.exporter.get_finished_spans() == ()
 
 
@@ -115,4 +115,4 @@ def test_span_fault_does_not_fail_the_request() -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Broken())
     recorder = SpanRecorder(provider.get_tracer("test"), lambda: NOW_NS)
-    assert recorder.record(decision(), course()) == Trace()
+    assert recorder.record(decision(), course()) == TraceContext()

@@ -10,7 +10,7 @@ from extproc.proof.golden import (
     MAX_ANSWER_BYTES,
     GoldenTokens,
     NoTokenizeError,
-    SilentError,
+    TokenizerSilentError,
     comparison,
     in_words,
     mismatch,
@@ -264,9 +264,9 @@ async def test_engine_has_tokens_or_refuses_a_question() -> None:
     ("status", "body", "error"),
     [
         (404, b"", NoTokenizeError),
-        (500, b"", SilentError),
-        (200, b"no JSON", SilentError),
-        (200, b" " * (MAX_ANSWER_BYTES + 1), SilentError),
+        (500, b"", TokenizerSilentError),
+        (200, b"no JSON", TokenizerSilentError),
+        (200, b" " * (MAX_ANSWER_BYTES + 1), TokenizerSilentError),
     ],
 )
 async def test_engine_without_any_answer_is_silent_or_cannot_tokenize(

@@ -15,10 +15,10 @@ from extproc.proof.state import (
     PROMPTS_NOT_STORED,
     PROMPTS_STORED,
     Comparison,
+    GoldenVerdict,
     Mismatch,
     Proof,
     TokenProof,
-    Verdict,
 )
 from extproc.requests.prompt import (
     ALL_FORMS,
@@ -30,10 +30,10 @@ from extproc.requests.prompt import (
     blamed,
 )
 
-DIFFERENT = Verdict(
+DIFFERENT = GoldenVerdict(
     is_same=False, reason="they differ", mismatch=Mismatch("a text", 3, 1, 2, "another tokenizer")
 )
-SAME, UNTOLD = Verdict(is_same=True), Verdict(None, "status 400")
+SAME, UNTOLD = GoldenVerdict(is_same=True), GoldenVerdict(None, "status 400")
 OF_REQUESTS = (CONVERSATION, CONVERSATION | TOOLS, CONVERSATION | TOOLS | REASONING | EFFORT)
 
 
@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
     kind: str
     forms: int = ALL_FORMS
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[GoldenVerdict, ...] = ()
 
 
 LIVE = [
@@ -217,7 +217,7 @@ TABLE = [  # as in the docstring of the module: after one finding, and after man
 
 @pytest.mark.parametrize(("kind", "verdict", "once", "often"), TABLE)
 def test_state_follows_the_table(
-    kind: str, verdict: Verdict | None, once: tuple[Proof, ...], often: tuple[Proof, ...]
+    kind: str, verdict: GoldenVerdict | None, once: tuple[Proof, ...], often: tuple[Proof, ...]
 ) -> None:
     finding = Finding(kind, CONVERSATION, (verdict,) * len(FORM_NAMES) if verdict else ())
     for begin, one, many in zip((U, P, R), once, often, strict=True):

@@ -25,8 +25,8 @@ from extproc.proof.state import (
     PROMPTS_NOT_STORED,
     PROMPTS_STORED,
     Comparison,
+    GoldenVerdict,
     Mismatch,
-    Verdict,
 )
 from extproc.proof.trust import Proofs
 from extproc.requests import request
@@ -42,7 +42,7 @@ from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.owner import Owner
-from simulator.server import Worker, running
+from simulator.server import SimulatedWorker, running
 from simulator.settings import TINY_MODEL, Settings
 from tests.waiting import until
 
@@ -96,7 +96,7 @@ WORDS = [
 class Checked:
     """A router in front of one worker, and a separate clock for the state of its tokens."""
 
-    worker: Worker
+    worker: SimulatedWorker
     fleet: FollowedWorkers
     workers: Workers
     router: Router
@@ -310,7 +310,9 @@ async def test_template_that_drifts_at_a_restart_is_doubted(run: Run) -> None:
     """As an update of the model would: golden requests are off, and what was stored is gone."""
     async with run(WITH_SYSTEM_LINE) as one:
         (record,) = one.workers.records.values()
-        one.workers.proofs.compared(record, Comparison(1, {CONVERSATION: Verdict(is_same=True)}))
+        one.workers.proofs.compared(
+            record, Comparison(1, {CONVERSATION: GoldenVerdict(is_same=True)})
+        )
         assert one.status()["state"] == "proved"
         one.workers.note_emptied(one.worker.endpoint)
         assert one.status()["state"] == "off"
@@ -327,7 +329,7 @@ async def test_refuted_tokens_are_uncertain_and_doubted_ones_count_what_was_sent
         assert explained["overlap_tokens"] >= 64  # the first turn has no difference in it
         assert explained["approximate_tokens"] > 64  # as without events
         (record,) = one.workers.records.values()
-        refuting = Comparison(1, {CONVERSATION: Verdict(is_same=False, reason="a date")})
+        refuting = Comparison(1, {CONVERSATION: GoldenVerdict(is_same=False, reason="a date")})
         one.workers.proofs.compared(record, refuting)
         explained = await one.explain(*turns)
         assert explained["overlap_tokens"] == 0
@@ -518,7 +520,7 @@ async def test_golden_requests_lower_the_credit_of_the_form_that_differs_alone(r
         assert held
         (record,) = one.workers.records.values()
         found = Mismatch("a conversation", 3, 1, 2, "another template")
-        differs = Verdict(is_same=False, reason="another template", mismatch=found)
+        differs = GoldenVerdict(is_same=False, reason="another template", mismatch=found)
         one.workers.proofs.compared(record, Comparison(1, {CONVERSATION: differs}))
         explained = await one.explain(text(1))
         assert (explained["overlap_tokens"], explained["uncertain_tokens"]) == (0, held)
@@ -526,7 +528,7 @@ async def test_golden_requests_lower_the_credit_of_the_form_that_differs_alone(r
         assert explained["overlap_tokens"]
         assert (one.status()["state"], one.status()["position"]) == ("refuted", 3)
         assert one.sample("kvsteer_tokens_differ") == 1
-        same = Comparison(1, {CONVERSATION: Verdict(is_same=True)})
+        same = Comparison(1, {CONVERSATION: GoldenVerdict(is_same=True)})
         one.workers.proofs.compared(record, same)
         assert (await one.explain(text(1)))["overlap_tokens"] == held
 
@@ -559,7 +561,7 @@ async def test_form_that_releases_read_differently_is_certain_once_it_is_proved(
         after = await one.explain_body(PATH, body)
         assert (after["overlap_tokens"], after["state"]) == (0, "unproved")
         assert after["uncertain_tokens"] == before["overlap_tokens"]
-        refuting = Comparison(1, {BILLING: Verdict(is_same=False, reason="a line")})
+        refuting = Comparison(1, {BILLING: GoldenVerdict(is_same=False, reason="a line")})
         one.workers.proofs.compared(record, refuting)
         assert (await one.explain_body(PATH, body))["state"] == "differs"
         assert (await one.explain(text(1)))["state"] == "live"

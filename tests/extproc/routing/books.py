@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from extproc.config.schema import Config, Model, Policy
+from extproc.routing.claim_table import Claim, Holdings
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
@@ -13,7 +14,6 @@ from extproc.routing.marks import Marks
 from extproc.routing.pins import Pin, RankChoice
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
-from extproc.routing.sent import Claim, Holdings
 from extproc.routing.upstreams import (
     Judge,
     Upstream,

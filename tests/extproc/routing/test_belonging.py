@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from extproc.config.schema import Policy
 from extproc.requests.outline import Outline, outline_of
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
+from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import explanation, reason_sentence
 from extproc.routing.homes import HOME_TOKENS, Homes
 from extproc.routing.load import Load
 from extproc.routing.query import Query, Snapshot
-from extproc.routing.sent import ClaimTable, Holdings
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
 IDLE: Mapping[str, Load] = {}

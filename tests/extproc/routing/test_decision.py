@@ -8,13 +8,13 @@ import pytest
 
 from extproc.config.schema import Cost, Policy
 from extproc.requests.outline import beginning_of
+from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decision import FINDS_MODEL, Decision, Verdict, decide
 from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.load import Load
 from extproc.routing.pins import Pin, PinnedRank, RankChoice
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.ranks import Ranks
-from extproc.routing.sent import ClaimTable, Holdings
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))

@@ -8,13 +8,13 @@ from msgspec import structs
 from extproc.config.schema import Cost, Policy
 from extproc.requests.outline import beginning_of
 from extproc.routing.belonging import RESPONSE
+from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import decided_by, explanation, reason_sentence
 from extproc.routing.homes import Homes
-from extproc.routing.load import Load, Report
+from extproc.routing.load import Load, LoadSample
 from extproc.routing.query import Query, Snapshot
-from extproc.routing.sent import ClaimTable, Holdings
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -41,7 +41,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
 
 
 def test_explanation_holds_every_term_of_every_cost() -> None:
-    load = Load(1, 7.0, 2.0, 0.0, Report(2, 1, 0.0), 0.25)
+    load = Load(1, 7.0, 2.0, 0.0, LoadSample(2, 1, 0.0), 0.25)
     shown = explanation(decision(workers="a", load=load), lambda name: f"state of {name}")
     uncached = 100 - 32 - 0.8 * 16 - 8
     assert shown == {

@@ -26,10 +26,10 @@ from extproc.commands.whatif import routers
 from extproc.commands.whatif.engines import (
     BLOCK_TOKENS,
     HANDOVER_SECONDS,
-    Fleet,
+    ModelledFleet,
+    ModelledSpeed,
     Request,
     Result,
-    Speed,
 )
 from extproc.commands.whatif.routers import Contestant, run
 from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
@@ -48,7 +48,7 @@ def results(cell: Cell, *contestants: Contestant) -> list[Result]:
 
 
 def test_request_waits_for_earlier_prompts_and_its_own() -> None:
-    fleet = Fleet([Speed(1_000.0, 1_000, 0.0, 0.0)], 1_000, 0.0)
+    fleet = ModelledFleet([ModelledSpeed(1_000.0, 1_000, 0.0, 0.0)], 1_000, 0.0)
     requests = [Request(0.0, range(n, n + 10), 1_280, 0, ()) for n in (0, 100, 0)]
     fleet.run(requests, lambda *_: 0, lambda *_: None)
     cached = 9 * BLOCK_TOKENS
@@ -59,8 +59,8 @@ def test_request_waits_for_earlier_prompts_and_its_own() -> None:
 
 
 def test_transferred_prompt_waits_for_no_waiting_prompt() -> None:
-    speed = Speed(1_000.0, 1_000, 0.000_1, 0.0)
-    fleet = Fleet([speed, speed], 1_000, 0.0, transfer_rate=10_000.0)
+    speed = ModelledSpeed(1_000.0, 1_000, 0.000_1, 0.0)
+    fleet = ModelledFleet([speed, speed], 1_000, 0.0, transfer_rate=10_000.0)
     requests = [Request(0.0, range(n, n + 10), 1_280, 0, ()) for n in (0, 100, 200, 300)]
     requests[2].prefill = 0
     fleet.run(requests, lambda *_: 1, lambda *_: None)
@@ -80,7 +80,7 @@ def test_split_decisions_beat_every_fixed_rule() -> None:
 
 
 def test_full_cache_evicts_the_least_recently_used() -> None:
-    fleet = Fleet([Speed()], 12, 0.0)
+    fleet = ModelledFleet([ModelledSpeed()], 12, 0.0)
     requests = [Request(float(at), range(n, n + 5), 640, 1) for at, n in enumerate((0, 10, 20, 0))]
     fleet.run(requests, lambda *_: 0, lambda *_: None)
     removed = [block for _, _, _, blocks in fleet.published for block in blocks]

@@ -15,7 +15,7 @@ from extproc.routing.load import (
     Gauges,
     Load,
     Loads,
-    Report,
+    LoadSample,
 )
 from extproc.routing.pins import Pin, PinnedRank
 from kvstate.overlap import Prompt
@@ -225,7 +225,7 @@ def test_endpoint_that_returns_is_idle() -> None:
 
 def test_report_of_a_removed_endpoint_changes_nothing() -> None:
     loads = Loads({})
-    loads.report("a", Report(3, 0, 1.0), now=1.0)
+    loads.report("a", LoadSample(3, 0, 1.0), now=1.0)
     booking = loads.begin("a", 100, 1.0)
     loads.end(booking, now=0.0)
     assert (loads.load("a", 1.0), loads.in_flight("a")) == (Load(), 0)
@@ -251,7 +251,7 @@ def test_work_by_rank_counts_requests_that_name_a_rank() -> None:
 def test_report_counts_requests_of_others_and_fades_with_its_age() -> None:
     loads = loads_of()
     loads.begin("a", 0, now=0.0)
-    report = Report(running=5, waiting=0, asked_at=0.0)
+    report = LoadSample(running=5, waiting=0, asked_at=0.0)
     loads.report("a", report, now=0.0)
     assert loads.load("a", 0.0) == Load(1, 0.0, 4.0, 0.0, report, 0.0)
     assert loads.load("a", REPORT_SECONDS / 2).others == 2.0
@@ -262,23 +262,23 @@ def test_report_of_own_requests_adds_none_of_others() -> None:
     loads = loads_of()
     for _ in range(3):
         loads.begin("a", 100, now=0.0)
-    loads.report("a", Report(running=2, waiting=1, asked_at=0.0), now=0.0)
+    loads.report("a", LoadSample(running=2, waiting=1, asked_at=0.0), now=0.0)
     assert loads.load("a", 0.0).others == 0.0
 
 
 def test_pending_tokens_of_a_report_replace_the_estimate() -> None:
     loads = loads_of()
     loads.begin("a", 1000, now=0.0)
-    loads.report("a", Report(1, 0, asked_at=0.1, pending_tokens=400), now=0.1)
+    loads.report("a", LoadSample(1, 0, asked_at=0.1, pending_tokens=400), now=0.1)
     assert loads.load("a", 0.1).backlog_tokens == 400
-    loads.report("a", Report(1, 0, asked_at=0.1, pending_tokens=50), now=0.1)
+    loads.report("a", LoadSample(1, 0, asked_at=0.1, pending_tokens=50), now=0.1)
     assert loads.load("a", 0.1).backlog_tokens == 50
 
 
 def test_pending_tokens_beyond_the_own_backlog_count_as_work_of_others() -> None:
     loads = loads_of()
     loads.begin("a", 100, now=0.0)
-    loads.report("a", Report(1, 4, asked_at=0.1, pending_tokens=900), now=0.1)
+    loads.report("a", LoadSample(1, 4, asked_at=0.1, pending_tokens=900), now=0.1)
     assert loads.load("a", 0.1).backlog_tokens == 900
     assert loads.load("a", 0.1 + REPORT_SECONDS / 2).backlog_tokens == 400
 
@@ -286,7 +286,10 @@ def test_pending_tokens_beyond_the_own_backlog_count_as_work_of_others() -> None
 def test_report_keeps_requests_sent_after_it_in_the_backlog() -> None:
     loads = loads_of()
     loads.begin("a", 700, now=1.0)
-    for report in (Report(0, 0, asked_at=0.99, pending_tokens=0), Report(0, 0, asked_at=0.99)):
+    for report in (
+        LoadSample(0, 0, asked_at=0.99, pending_tokens=0),
+        LoadSample(0, 0, asked_at=0.99),
+    ):
         loads.report("a", report, now=1.0)
         assert loads.load("a", 1.0).backlog_tokens == 700
 
@@ -295,7 +298,7 @@ def test_report_without_waiting_requests_keeps_one_request_in_the_backlog() -> N
     loads = loads_of()
     for number, tokens in enumerate((3000, 2000, 1000)):
         loads.begin("a", tokens, now=number / 1000)
-    loads.report("a", Report(3, 0, asked_at=0.01), now=0.01)
+    loads.report("a", LoadSample(3, 0, asked_at=0.01), now=0.01)
     assert loads.load("a", 0.01).backlog_tokens == 1000
 
 
@@ -303,7 +306,7 @@ def test_report_with_waiting_requests_keeps_the_latest_in_the_backlog() -> None:
     loads = loads_of()
     for number, tokens in enumerate((9000, 3000, 2000, 1000)):
         loads.begin("a", tokens, now=number / 1000)
-    loads.report("a", Report(2, 2, asked_at=60.0), now=60.0)
+    loads.report("a", LoadSample(2, 2, asked_at=60.0), now=60.0)
     assert loads.load("a", 60.0).backlog_tokens == 2000 + 1000
 
 
@@ -313,22 +316,22 @@ def test_report_counts_a_share_of_waiting_requests_as_work_of_others() -> None:
         loads.end(loads.begin("b", 1000, now=0.0), now=0.0)
     loads.begin("a", 300, now=0.0)
     loads.begin("a", 700, now=0.1)
-    loads.report("a", Report(0, 4, asked_at=0.2), now=0.2)
+    loads.report("a", LoadSample(0, 4, asked_at=0.2), now=0.2)
     assert loads.load("a", 0.2).others == 2
     assert 2850 < loads.load("a", 0.2).backlog_tokens <= 3000
 
 
 def test_report_older_than_the_last_one_is_ignored() -> None:
     loads = loads_of()
-    loads.report("a", Report(5, 0, asked_at=2.0), now=2.0)
-    loads.report("a", Report(9, 0, asked_at=1.0), now=2.0)
+    loads.report("a", LoadSample(5, 0, asked_at=2.0), now=2.0)
+    loads.report("a", LoadSample(9, 0, asked_at=1.0), now=2.0)
     assert loads.load("a", 2.0).others == 5.0
 
 
 def test_report_outlives_the_requests_of_this_router() -> None:
     loads = loads_of()
     booking = loads.begin("a", 10, now=0.0)
-    loads.report("a", Report(3, 0, asked_at=0.0), now=0.0)
+    loads.report("a", LoadSample(3, 0, asked_at=0.0), now=0.0)
     loads.end(booking, now=0.0)
     assert loads.load("a", 0.0).others == 2.0
 

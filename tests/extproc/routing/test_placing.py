@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
+from extproc.routing.claim_table import Claim, ClaimTable, Expected, Holdings
 from extproc.routing.load import Booking
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.query import Query
-from extproc.routing.sent import Claim, ClaimTable, Expected, Holdings
 from extproc.routing.upstreams import (
     EJECTED_SECONDS,
     FAILURES_UNTIL_EJECTED,

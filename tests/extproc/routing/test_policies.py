@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.schema import Cost, Policy
-from extproc.config.sections import CacheAware, PrefixCache
+from extproc.config.sections import CacheAware, PrefixCacheSettings
 from extproc.routing.load import EndpointLoad, Gauges, Loads
 from extproc.routing.policies import POLICIES, Columns, affinity_of, best
 from extproc.routing.sampling import SAMPLE_ALONE, SAMPLE_AMONG_ROUTERS, sample_of, sample_size
@@ -83,12 +83,12 @@ def test_cache_aware_compares_load_alone_beyond_both_thresholds() -> None:
 
 def test_prefix_cache_takes_the_longest_match_that_is_not_busier_than_most() -> None:
     assert order("prefix_cache", (0, 20, 1), (0, 50, 2), (0, 0, 1)) == [0, 2, 1]
-    wide = PrefixCache(sigma_percent=200)
+    wide = PrefixCacheSettings(sigma_percent=200)
     assert order("prefix_cache", (0, 20, 1), (0, 50, 2), (0, 0, 1), prefix_cache=wide)[0] == 1
 
 
 def test_prefix_cache_compares_load_alone_when_the_fleet_is_unbalanced() -> None:
-    wide = PrefixCache(imbalance_requests=8, sigma_percent=900)
+    wide = PrefixCacheSettings(imbalance_requests=8, sigma_percent=900)
     assert order("prefix_cache", (0, 99, 9), (0, 0, 0), prefix_cache=wide) == [1, 0]
     assert order("prefix_cache", (0, 99, 8), (0, 0, 0), prefix_cache=wide) == [0, 1]
 

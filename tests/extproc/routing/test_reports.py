@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
-from extproc.routing.load import Report
+from extproc.routing.load import LoadSample
 from kvstate.events import EngineLoad
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -22,12 +22,12 @@ sglang:token_usage{model_name="m"} 0.52
 
 
 def test_report_of_metrics_reads_vllm_names_and_adds_up_engines() -> None:
-    expected = Report(running=5, waiting=1, asked_at=1.5, cache_usage=0.5)
+    expected = LoadSample(running=5, waiting=1, asked_at=1.5, cache_usage=0.5)
     assert report_of_metrics(VLLM, 1.5) == expected
 
 
 def test_report_of_metrics_reads_sglang_names() -> None:
-    expected = Report(running=8, waiting=4, asked_at=1.5, cache_usage=0.52)
+    expected = LoadSample(running=8, waiting=4, asked_at=1.5, cache_usage=0.52)
     assert report_of_metrics(SGLANG, 1.5) == expected
 
 
@@ -47,7 +47,7 @@ def test_report_of_metrics_takes_the_cache_usage_of_the_fullest_rank(
 ) -> None:
     load = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
     report = report_of_metrics(load + lines, 0.0)
-    assert report == Report(1, 0, 0.0, cache_usage=usage)
+    assert report == LoadSample(1, 0, 0.0, cache_usage=usage)
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,18 @@ def test_report_of_feeds_adds_up_ranks_and_takes_the_oldest_age() -> None:
         (EngineLoad(3, 1, waiting_uncached_tokens=500, cache_usage=0.9), 0.5),
         (EngineLoad(2, 0, 100, 200, cache_usage=1.0, active_cache_usage=0.5, age_ms=1_000), 0.25),
     ]
-    assert report_of_feeds(loads, 10.0) == Report(5, 1, 10.0 - 1.25, 700, 0.9)
+    assert report_of_feeds(loads, 10.0) == LoadSample(5, 1, 10.0 - 1.25, 700, 0.9)
 
 
 def test_report_of_feeds_knows_pending_tokens_only_of_complete_ranks() -> None:
     loads = [(EngineLoad(1, 0, 100), 0.0), (EngineLoad(1, 0), 0.0)]
-    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0)
+    assert report_of_feeds(loads, 0.0) == LoadSample(2, 0, 0.0)
 
 
 def test_report_of_feeds_takes_cache_usage_from_the_ranks_that_publish_it() -> None:
     loads = [(EngineLoad(1, 0, cache_usage=usage), 0.0) for usage in (0.25, None, 0.0)]
-    assert report_of_feeds(loads, 0.0) == Report(3, 0, 0.0, cache_usage=0.25)
-    assert report_of_feeds(loads[2:], 0.0) == Report(1, 0, 0.0, cache_usage=0.0)
+    assert report_of_feeds(loads, 0.0) == LoadSample(3, 0, 0.0, cache_usage=0.25)
+    assert report_of_feeds(loads[2:], 0.0) == LoadSample(1, 0, 0.0, cache_usage=0.0)
 
 
 def test_report_of_feeds_is_none_without_loads() -> None:

@@ -12,7 +12,7 @@ import pytest
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.proof.state import PROMPTS_NOT_STORED, Comparison, Verdict
+from extproc.proof.state import PROMPTS_NOT_STORED, Comparison, GoldenVerdict
 from extproc.requests.prompt import CONVERSATION, FORM_NAMES
 from extproc.requests.request import Ask, Head
 from extproc.routing.decision import Decision
@@ -159,7 +159,7 @@ async def test_conversation_stays_on_its_first_worker_for_any_state_of_trust(tru
         await workers.enable_events(enabled=False)
     elif trust == "differs":
         for name in workers.records:
-            refuting = Comparison(1, dict.fromkeys(FORM_NAMES, Verdict(is_same=False)))
+            refuting = Comparison(1, dict.fromkeys(FORM_NAMES, GoldenVerdict(is_same=False)))
             workers.proofs.compared(workers.records[name], refuting)
     elif trust == "doubted":
         for name in workers.records:

@@ -1,8 +1,8 @@
 from extproc.config import schema
 from extproc.config.schema import Policy
+from extproc.routing.claim_table import Lifetimes
 from extproc.routing.load import PREFILL_TOKENS_PER_SECOND
 from extproc.routing.policies import POLICIES, endpoints_named, policy_of
-from extproc.routing.sent import Lifetimes
 
 
 def test_policy_defaults_equal_those_of_the_modules() -> None:

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from extproc.base import address
 from extproc.base.errors import ConfigError
 from extproc.config.reader import parse
-from extproc.config.sections import Sharing
+from extproc.config.sections import SharingSettings
 from extproc.running import processes
-from extproc.running.processes import Member, Processes
+from extproc.running.processes import Processes, ProcessMember
 from tests.ports import free_ports_apart
 from tests.waiting import until
 
@@ -153,7 +153,7 @@ async def test_follow_steers_no_other_percentage_than_one_from_0_to_100(
     steered: list[float] = []
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "LOOK_SECONDS", 0.0)
-        following = asyncio.create_task(Member(0, 2, directory).follow(steered.append))
+        following = asyncio.create_task(ProcessMember(0, 2, directory).follow(steered.append))
         for content in (*contents, b"7.25"):
             new = Path(directory) / "new"
             new.write_bytes(content)
@@ -275,7 +275,7 @@ async def test_sockets_of_killed_processes_are_replaced(tmp_path: Path) -> None:
 
 
 def test_readiness_needs_every_process_once(tmp_path: Path) -> None:
-    first, second = (Member(number, 2, str(tmp_path)) for number in range(2))
+    first, second = (ProcessMember(number, 2, str(tmp_path)) for number in range(2))
     asyncio.run(first.announce(lambda: True))
     assert first.hindrance() == second.hindrance() == "process 1 of 2 is not ready yet"
     readiness = iter([False, True])
@@ -285,19 +285,22 @@ def test_readiness_needs_every_process_once(tmp_path: Path) -> None:
 
 def test_part_of_gives_envoy_files_to_the_first_process_only() -> None:
     config = parse(yaml.safe_dump({**MINIMAL, "envoy": {"eds_directory": "/"}}), "c")
-    parts = [Member.parse(str(Member(number, 3, "/a:b"))).part_of(config) for number in range(3)]
+    parts = [
+        ProcessMember.parse(str(ProcessMember(number, 3, "/a:b"))).part_of(config)
+        for number in range(3)
+    ]
     assert [part.envoy.eds_directory for part in parts] == ["/", None, None]
     assert [part.extproc.listen for part in parts] == [f"127.0.0.1:90{n}2" for n in range(3)]
-    assert {part.sharing for part in parts} == {Sharing("directory:/a:b")}
-    named = replace(config, sharing=Sharing("redis://a", name="r"))
-    sharing = Member(2, 3, "/a").part_of(named).sharing
-    assert sharing == Sharing("redis://a", name="r-2")
+    assert {part.sharing for part in parts} == {SharingSettings("directory:/a:b")}
+    named = replace(config, sharing=SharingSettings("redis://a", name="r"))
+    sharing = ProcessMember(2, 3, "/a").part_of(named).sharing
+    assert sharing == SharingSettings("redis://a", name="r-2")
 
 
 def test_part_of_gives_each_process_a_recording_and_a_share_of_its_bytes() -> None:
     recorder = {"file": "trace.jsonl", "bytes": 3 << 20}
     config = parse(yaml.safe_dump({**MINIMAL, "recorder": recorder}), "c")
-    parts = [Member(number, 3, "/a").part_of(config).recorder for number in range(3)]
+    parts = [ProcessMember(number, 3, "/a").part_of(config).recorder for number in range(3)]
     assert [one.file for one in parts] == ["trace.jsonl", "trace.jsonl.1", "trace.jsonl.2"]
     assert {one.bytes for one in parts} == {1 << 20}
 

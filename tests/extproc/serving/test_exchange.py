@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 from google.protobuf.json_format import ParseDict
 
-from extproc.config.sections import Recorder as RecorderSettings
+from extproc.config.sections import RecorderSettings
 from extproc.observing.outcomes import Outcome
 from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import (

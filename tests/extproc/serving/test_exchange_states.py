@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from extproc.base.errors import ProtocolError
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.config.sections import Recorder as RecorderSettings
+from extproc.config.sections import RecorderSettings
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome

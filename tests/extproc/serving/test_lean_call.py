@@ -19,7 +19,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
 from extproc.running.request_path import CHOICE
 from extproc.serving import lean_call
 from extproc.serving.exchange import Service
-from extproc.serving.lean_call import ExtProcCall, State
+from extproc.serving.lean_call import CallState, ExtProcCall
 from extproc.serving.lean_server import Host, LeanConnection
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
 from tests.waiting import until
@@ -289,7 +289,7 @@ def test_call_ends_once_when_its_connection_is_lost(events: Sequence[tuple[str, 
 
 
 def test_states_all_lead_on_from_the_first_and_never_back() -> None:
-    tables: list[Mapping[State, State]] = [
+    tables: list[Mapping[CallState, CallState]] = [
         lean_call.AFTER_MESSAGE,
         lean_call.AFTER_ANSWER,
         lean_call.AFTER_LAST,
@@ -299,7 +299,9 @@ def test_states_all_lead_on_from_the_first_and_never_back() -> None:
     for state in order:
         order += [t[state] for t in tables if state in t and t[state] not in order]
     assert {one.name for one in order} == {
-        name for name, one in vars(lean_call).items() if isinstance(one, State) and name != "OVER"
+        name
+        for name, one in vars(lean_call).items()
+        if isinstance(one, CallState) and name != "OVER"
     }
     assert all(
         before is after or before not in reached_from(tables, after)
@@ -308,7 +310,7 @@ def test_states_all_lead_on_from_the_first_and_never_back() -> None:
     )
 
 
-def reached_from(tables: list[Mapping[State, State]], state: State) -> set[State]:
+def reached_from(tables: list[Mapping[CallState, CallState]], state: CallState) -> set[CallState]:
     found = {state}
     while more := {t[one] for t in tables for one in found if one in t} - found:
         found |= more

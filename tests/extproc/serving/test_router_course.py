@@ -9,7 +9,7 @@ import pytest
 
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
-from extproc.observing.decisions import Course, Trace
+from extproc.observing.decisions import Course, TraceContext
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.request import Ask, Head
@@ -34,9 +34,9 @@ class Recorder:
     def __init__(self) -> None:
         self.courses: list[Course] = []
 
-    def record(self, _: Decision, course: Course) -> Trace:
+    def record(self, _: Decision, course: Course) -> TraceContext:
         self.courses.append(course)
-        return Trace(TRACE, is_sampled=True)
+        return TraceContext(TRACE, is_sampled=True)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.requests.request import Ask, Head
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream import NamingHeaders, State, Stream, StreamSettings
+from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, StreamState
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
 from tests.extproc.messages import body, head, trailers
 
@@ -104,7 +104,7 @@ def test_request_with_a_prompt_is_placed_with_its_body() -> None:
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_body"
     assert set_headers(answer) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
-    assert one.state is State.PLACED
+    assert one.state is StreamState.PLACED
     assert not one.is_duplex
 
 
@@ -238,7 +238,7 @@ def test_trailers_after_the_pick_continue_and_end_the_request() -> None:
 def test_envoy_that_names_no_mode_is_taken_to_buffer() -> None:
     one = stream()
     assert kinds(one.receive(head(mode=None))) == ["request_headers"]
-    assert one.state is State.BODY
+    assert one.state is StreamState.BODY
 
 
 def test_bodies_after_the_pick_continue() -> None:
@@ -265,7 +265,7 @@ def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
     assert answers[0].HasField("dynamic_metadata")
     assert not answers[0].HasField("mode_override")
     assert echoed(answers) == [(b'{"a": 1}', True)]
-    assert one.state is State.ENDED
+    assert one.state is StreamState.ENDED
 
 
 def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
@@ -291,7 +291,7 @@ def test_duplex_request_without_a_body_is_answered_on_its_headers() -> None:
     one = stream()
     assert ask(one.receive(duplex_head(end_of_stream=True))).reason == "no_body"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
-    assert one.state is State.ENDED
+    assert one.state is StreamState.ENDED
 
 
 def test_duplex_request_without_a_prompt_is_echoed_behind_its_headers() -> None:
@@ -327,7 +327,7 @@ def test_duplex_body_above_the_limit_is_placed_by_load_and_echoed() -> None:
     assert not any(last for _, last in echoed(answers))
     last = only(one.receive(body(b"z")))
     assert echoed([last]) == [(b"z", True)]
-    assert one.state is State.ENDED
+    assert one.state is StreamState.ENDED
 
 
 def test_trailers_end_a_duplex_body_in_its_place() -> None:
@@ -338,7 +338,7 @@ def test_trailers_end_a_duplex_body_in_its_place() -> None:
     answers = one.place(PLACEMENT)
     assert kinds(answers) == ["request_headers", "request_body", "request_trailers"]
     assert echoed(answers) == [(b"{}", False)]
-    assert one.state is State.ENDED
+    assert one.state is StreamState.ENDED
 
 
 def test_trailers_alone_end_a_duplex_request_without_a_body() -> None:

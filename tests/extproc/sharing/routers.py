@@ -5,15 +5,15 @@ from random import Random
 
 import msgspec
 
+from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, Load, Loads
 from extproc.routing.marks import Marks
-from extproc.routing.sent import Claim, ClaimTable, Holdings
 from extproc.sharing.home_reports import known_homes
 from extproc.sharing.messages import (
     HomeNews,
     Keys,
-    News,
+    RouterNews,
     decoded,
     encoded,
     keys_of,
@@ -21,7 +21,7 @@ from extproc.sharing.messages import (
     worker_id,
 )
 from extproc.sharing.picture import Peer, Picture, Place
-from extproc.sharing.telling import Telling
+from extproc.sharing.reporter import Reporter
 
 KEYS = keys_of(b"a secret")
 WORKERS = ("10.0.0.1:8000", "10.0.0.2:8000")
@@ -42,7 +42,7 @@ class Router:
         keys: Keys = KEYS,
         workers: Sequence[str] = WORKERS,
     ) -> None:
-        self.telling = Telling(keys, name, incarnation)
+        self.telling = Reporter(keys, name, incarnation)
         self.endpoints = {worker: EndpointLoad() for worker in workers}
         self.loads = Loads(self.endpoints, 1_000, self.telling.touched)
         self.sent = ClaimTable(keys.marks)
@@ -127,7 +127,7 @@ def met(*names: str) -> list[Router]:
     return routers
 
 
-def introduce(router: Router, news: News, now: float) -> None:
+def introduce(router: Router, news: RouterNews, now: float) -> None:
     """Gives a router a message of a newcomer, with the answer to its challenge."""
     router.hear([encoded(news, KEYS)], now)
     said = [decoded(message, KEYS) for message in router.due(now)]

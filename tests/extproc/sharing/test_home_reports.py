@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.routing.claim_table import Holdings
 from extproc.routing.homes import Homes
-from extproc.routing.sent import Holdings
 from extproc.sharing.home_reports import MAX_KNOWN, MAX_WAITING, HomeReports, known_homes
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAX_HOME_KEYS,
     MAX_HOMES,
     HomeKind,
-    News,
+    RouterNews,
     decoded,
     encoded,
     known_news,
@@ -178,16 +178,16 @@ def test_newcomer_is_told_only_the_latest_homes() -> None:
 
 def test_homes_of_a_router_that_sends_too_many_are_left_out() -> None:
     other = Router("other")
-    introduce(other, News("one", 1, 1, 0), 0.0)
+    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
     keys = list(range(KEYS_OF_HOME))
     many = (known_news(A_ID, keys, keys),) * (MAX_HOME_KEYS // KEYS_OF_HOME + 2)
-    other.hear([encoded(News("one", 1, 2, wall_us(0.0), homes=many), KEYS)], 0.0)
+    other.hear([encoded(RouterNews("one", 1, 2, wall_us(0.0), homes=many), KEYS)], 0.0)
     assert other.picture.excess_claims == 2
     left = (MARKS_AT_ONCE - MAX_HOME_KEYS) // MAX_HOME_KEYS
     for sequence in range(left + 1):
-        news = News("one", 1, 3 + sequence, wall_us(0.0), homes=many[2:])
+        news = RouterNews("one", 1, 3 + sequence, wall_us(0.0), homes=many[2:])
         other.hear([encoded(news, KEYS)], 0.0)
     assert other.picture.excess_claims == 2 + len(many) - 2
-    late = News("one", 1, 999, wall_us(0.0), homes=(turn_news(A_ID, (7,), 0),))
+    late = RouterNews("one", 1, 999, wall_us(0.0), homes=(turn_news(A_ID, (7,), 0),))
     other.hear([encoded(late, KEYS)], 0.0)
     assert other.picture.excess_claims == 3 + len(many) - 2

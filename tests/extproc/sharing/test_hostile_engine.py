@@ -10,7 +10,7 @@ import pytest
 
 from extproc.base import address
 from extproc.sharing import carriers
-from extproc.sharing.carriers import MAX_UNREAD_BYTES, Access, Engine
+from extproc.sharing.carriers import MAX_UNREAD_BYTES, Access, StoreConnection
 from tests.waiting import until
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
@@ -88,7 +88,7 @@ class HostileEngine:
 
 
 @contextlib.asynccontextmanager
-async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[Engine, list[object]]]:
+async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[StoreConnection, list[object]]]:
     """A router's connection to a hostile engine, and what it hears."""
     server = await asyncio.start_server(hostile.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -99,7 +99,7 @@ async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[Engine, list[o
         return 0.0
 
     access = Access(address.parse_meeting(f"redis://127.0.0.1:{port}"), "kvsteer")
-    engine = Engine(access, hear, lambda: None, 5.0)
+    engine = StoreConnection(access, hear, lambda: None, 5.0)
     running = asyncio.create_task(engine.run())
     try:
         yield engine, heard
@@ -110,7 +110,7 @@ async def attacked(hostile: HostileEngine) -> AsyncIterator[tuple[Engine, list[o
         await until(lambda: not hostile.serving, "its connections are closed")
 
 
-def shares(hostile: HostileEngine, engine: Engine) -> bool:
+def shares(hostile: HostileEngine, engine: StoreConnection) -> bool:
     """Lets a new connection be greeted, and returns whether what is published is confirmed."""
     hostile.greeting = iter([HELLO])
     engine.tell([b"news"])

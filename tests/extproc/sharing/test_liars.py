@@ -14,7 +14,7 @@ from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_MARKS,
     ClaimNews,
-    News,
+    RouterNews,
     WorkerNews,
     decoded,
     encoded,
@@ -119,11 +119,11 @@ def test_answer_for_another_router_does_not_admit_its_sender() -> None:
 def test_memory_of_strangers_and_ended_routers_is_bounded() -> None:
     other = Router("other")
     for number in range(2 * MAX_STRANGERS):
-        other.hear([encoded(News(f"r{number}", 1, 1, 0), KEYS)], 0.0)
+        other.hear([encoded(RouterNews(f"r{number}", 1, 1, 0), KEYS)], 0.0)
     challenges = [one for each in other.due(0.0) for one in decoded(each, KEYS).challenges]
     assert len(challenges) <= MAX_STRANGERS
     for number in range(MAX_GONE + 5):
-        introduce(other, News(f"g{number}", 1, 1, 0), float(number))
+        introduce(other, RouterNews(f"g{number}", 1, 1, 0), float(number))
         other.picture.forget_all(float(number))
     assert len(other.picture._departed) == MAX_GONE
     assert len(other.picture._strangers) <= MAX_STRANGERS
@@ -134,12 +134,12 @@ def test_liar_under_the_name_of_a_router_silences_no_router(
     incarnation: int, sequence: int, ticks: int
 ) -> None:
     one, other = met("one", "other")
-    introduce(other, News("one", incarnation, sequence, 0), 0.0)
+    introduce(other, RouterNews("one", incarnation, sequence, 0), 0.0)
     before = other.picture.counts["accepted"]
     for tick in range(ticks):
         now = tick * TICK
         other.hear(_said(one, now), now)
-        lie = News("one", incarnation, min(sequence + tick + 1, 2**63 - 1), 0)
+        lie = RouterNews("one", incarnation, min(sequence + tick + 1, 2**63 - 1), 0)
         other.hear([encoded(lie, KEYS)], now)
         other.picture.forget(now)
     assert other.picture.counts["accepted"] - before >= ticks
@@ -149,10 +149,10 @@ def test_liar_under_the_name_of_a_router_silences_no_router(
 @given(st.integers(0, 2**50), st.integers(0, 2**50), st.sampled_from([0, 1]))
 def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole: int) -> None:
     other = Router("other")
-    introduce(other, News("one", 1, 1, 0, is_whole=is_whole > 0), 0.0)
+    introduce(other, RouterNews("one", 1, 1, 0, is_whole=is_whole > 0), 0.0)
     for sequence in range(2, 30):
         figures = WorkerNews(worker_id(KEYS, A), 0, 0, sent * (sequence % 2), 0, lately)
-        other.hear([encoded(News("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
+        other.hear([encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
     assert other.load(A, 0.0).utilization <= MAX_TOLD_WINDOWS
     other.picture.forget_all(0.0)
     assert other.load(A, 40.0).utilization < 0.1
@@ -169,8 +169,8 @@ def claims_of(first: int, marks: int, count: int = MAX_CLAIMS) -> tuple[ClaimNew
 @given(st.integers(1, len(LENGTHS)), st.integers(1, MAX_CLAIMS))
 def test_message_is_merged_up_to_its_bound_of_marks(marks: int, count: int) -> None:
     other = Router("other")
-    introduce(other, News("one", 1, 1, 0), 0.0)
-    other.hear([encoded(News("one", 1, 2, 0, claims=claims_of(0, marks, count)), KEYS)], 0.0)
+    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
+    other.hear([encoded(RouterNews("one", 1, 2, 0, claims=claims_of(0, marks, count)), KEYS)], 0.0)
     taken = len(other.knows("one").claims)
     assert taken == min(count, MAX_MARKS // marks)
     assert other.picture.excess_claims == count - taken
@@ -179,7 +179,7 @@ def test_message_is_merged_up_to_its_bound_of_marks(marks: int, count: int) -> N
 @pytest.mark.parametrize("seconds", [0.0, 13.0])
 def test_claims_of_a_router_are_bounded(seconds: float) -> None:
     other = Router("other")
-    introduce(other, News("one", 1, 1, 0), 0.0)
+    introduce(other, RouterNews("one", 1, 1, 0), 0.0)
     recorded = Counter[str]()
     record = other.sent.record
     other.sent.record = lambda *told: recorded.update(n=len(told[1].keys)) or record(*told)  # type: ignore[method-assign]
@@ -187,7 +187,7 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
         now = seconds * sequence / 3_000
         begun = claims_of(sequence * MAX_CLAIMS, 25)
         over = tuple(one.number for one in begun)
-        news = News("one", 1, sequence, wall_us(now), claims=begun, ended=over)
+        news = RouterNews("one", 1, sequence, wall_us(now), claims=begun, ended=over)
         other.hear([encoded(news, KEYS)], now)
     assert MARKS_AT_ONCE - 25 <= recorded["n"] <= MARKS_AT_ONCE + seconds * MARKS_PER_SECOND
 

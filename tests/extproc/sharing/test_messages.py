@@ -20,8 +20,8 @@ from extproc.sharing.messages import (
     HomeKind,
     HomeNews,
     MessageError,
-    News,
     OutlineNews,
+    RouterNews,
     WorkerNews,
     _seal,
     claim_news,
@@ -56,7 +56,7 @@ HOMES = (
     | st.builds(HomeNews, NUMBER, MARK_KEYS.map(packed), st.just(HomeKind.OVER))
 )
 NEWS = st.builds(
-    News,
+    RouterNews,
     NAME,
     NUMBER,
     NUMBER,
@@ -87,7 +87,7 @@ def sealed(body: bytes) -> bytes:
 
 
 @given(NEWS)
-def test_decoded_inverts_encoded(news: News) -> None:
+def test_decoded_inverts_encoded(news: RouterNews) -> None:
     assert decoded(encoded(news, KEYS), KEYS) == news
 
 
@@ -98,7 +98,7 @@ def test_decoded_refuses_any_unsealed_bytes(wire: bytes) -> None:
 
 
 @given(NEWS, st.data())
-def test_decoded_refuses_a_message_changed_anywhere(news: News, data: st.DataObject) -> None:
+def test_decoded_refuses_a_message_changed_anywhere(news: RouterNews, data: st.DataObject) -> None:
     wire = bytearray(encoded(news, KEYS))
     wire[data.draw(st.integers(0, len(wire) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(MessageError) as refused:
@@ -107,7 +107,7 @@ def test_decoded_refuses_a_message_changed_anywhere(news: News, data: st.DataObj
 
 
 @given(NEWS, st.data())
-def test_decoded_refuses_a_truncated_message(news: News, data: st.DataObject) -> None:
+def test_decoded_refuses_a_truncated_message(news: RouterNews, data: st.DataObject) -> None:
     wire = encoded(news, KEYS)
     with pytest.raises(MessageError) as refused:
         decoded(wire[: data.draw(st.integers(0, len(wire) - 1))], KEYS)
@@ -176,7 +176,7 @@ def test_decoded_refuses_deep_nesting() -> None:
 
 
 def test_decoded_accepts_the_longest_message() -> None:
-    news = News(
+    news = RouterNews(
         "o" * 64, 2**63 - 1, 2**63 - 1, 2**63 - 1, True, True,
         tuple(WorkerNews(2**63 - 1, 1_000_000, *[2**50] * 4) for _ in range(MAX_WORKERS)),
         tuple(ClaimNews(2**63 - 1, 1, bytes(8 * len(LENGTHS))) for _ in range(MAX_CLAIMS)),
@@ -195,11 +195,11 @@ def test_decoded_accepts_the_longest_message() -> None:
 
 def test_decoded_skips_fields_of_a_later_version() -> None:
     body = msgspec.msgpack.encode(["a", 1, 1, 0, False, False, *[[]] * 8, "later", {"more": 1}])
-    assert decoded(sealed(body), KEYS) == News("a", 1, 1, 0)
+    assert decoded(sealed(body), KEYS) == RouterNews("a", 1, 1, 0)
 
 
 def test_decoded_distinguishes_another_secret_from_another_version() -> None:
-    wire = encoded(News("a", 1, 1, 0), keys_of(b"another secret"))
+    wire = encoded(RouterNews("a", 1, 1, 0), keys_of(b"another secret"))
     with pytest.raises(MessageError, match="other_secret"):
         decoded(wire, KEYS)
     with pytest.raises(MessageError, match="other_version"):
@@ -207,14 +207,16 @@ def test_decoded_distinguishes_another_secret_from_another_version() -> None:
 
 
 def test_is_from_matches_own_messages_unread() -> None:
-    wire = encoded(News("a", 7, 1, 0), KEYS)
+    wire = encoded(RouterNews("a", 7, 1, 0), KEYS)
     assert is_from(wire, sender_tag("a", 7))
     assert not is_from(wire, sender_tag("a", 8))
 
 
 def test_encoded_worker_has_about_24_bytes() -> None:
     one = WorkerNews(worker_id(KEYS, "10.0.0.1:8000"), 9, 9_000, 9_000_000, 20_000, 30_000)
-    empty, full = (encoded(News("a", 1, 1, 0, workers=count * (one,)), KEYS) for count in (0, 100))
+    empty, full = (
+        encoded(RouterNews("a", 1, 1, 0, workers=count * (one,)), KEYS) for count in (0, 100)
+    )
     assert 20 < (len(full) - len(empty)) / 100 < 28
     assert WorkerNews.__struct_fields__[1:] == Gauges._fields
 
@@ -232,7 +234,9 @@ def test_marks_of_an_outline_are_the_same_after_a_message(marks: Marks) -> None:
     told = claim_news(1, 2, marks)
     assert isinstance(told, OutlineNews)
     assert told.marks == marks
-    assert decoded(encoded(News("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS).outlines == (told,)
+    assert decoded(encoded(RouterNews("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS).outlines == (
+        told,
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,4 +245,4 @@ def test_marks_of_an_outline_are_the_same_after_a_message(marks: Marks) -> None:
 def test_outline_without_ascending_lengths_is_malformed(lengths: bytes) -> None:
     told = OutlineNews(1, 2, packed((1, 2)), lengths)
     with pytest.raises(MessageError, match="malformed"):
-        decoded(encoded(News("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS)
+        decoded(encoded(RouterNews("a", 1, 1, 0, outlines=(told,)), KEYS), KEYS)

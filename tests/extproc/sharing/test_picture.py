@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.load import Booking, EndpointLoad, Load, Loads, Report
+from extproc.routing.load import Booking, EndpointLoad, Load, Loads, LoadSample
 from extproc.routing.marks import Marks
 from extproc.routing.pins import Pin, PinnedRank
 from extproc.sharing import picture as picture_module
-from extproc.sharing.messages import News, WorkerNews, decoded, encoded, worker_id
+from extproc.sharing.messages import RouterNews, WorkerNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router, introduce, met, tell_all, wall_us
@@ -93,7 +93,7 @@ def test_waiting_requests_may_exceed_the_rest_of_computed_prompts() -> None:
     mine = [one.loads.begin(A, 900, 0.0) for _ in range(10)]
     one.loads.note_computed(mine[-3], 0.0)
     other.hear(one.due(0.0), 0.0)
-    other.loads.report(A, Report(running=9, waiting=1, asked_at=0.1), 0.1)
+    other.loads.report(A, LoadSample(running=9, waiting=1, asked_at=0.1), 0.1)
     assert 1_600 < other.load(A, 0.1).backlog_tokens <= 1_800
 
 
@@ -248,8 +248,8 @@ def test_worker_removed_before_its_news_is_unknown() -> None:
 def test_routers_beyond_the_bound_are_refused() -> None:
     other = Router("other")
     for number in range(MAX_ROUTERS):
-        introduce(other, News(f"r{number}", 1, 1, 0), 0.0)
-    other.hear([encoded(News("r64", 1, 1, 0), KEYS)], 0.0)
+        introduce(other, RouterNews(f"r{number}", 1, 1, 0), 0.0)
+    other.hear([encoded(RouterNews("r64", 1, 1, 0), KEYS)], 0.0)
     assert (len(other.picture.peers), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
 
 
@@ -267,9 +267,9 @@ def test_claims_beyond_the_bound_expire_by_lifetime(
 
 def test_delay_of_news_is_computed_from_both_clocks() -> None:
     other = Router("other")
-    introduce(other, News("one", 1, 1, wall_us(0.0)), 0.25)
+    introduce(other, RouterNews("one", 1, 1, wall_us(0.0)), 0.25)
     assert other.knows("one").delay_seconds == 0.25
-    other.hear([encoded(News("one", 1, 2, wall_us(9.0)), KEYS)], 0.3)
+    other.hear([encoded(RouterNews("one", 1, 2, wall_us(9.0)), KEYS)], 0.3)
     assert other.knows("one").delay_seconds == 0.0
 
 
@@ -279,11 +279,11 @@ def test_report_of_known_requests_counts_once() -> None:
         one.loads.begin(A, 100, 0.0)
         other.loads.begin(A, 200, 0.0)
     other.hear(one.due(0.0), 0.0)
-    other.loads.report(A, Report(running=2, waiting=4, asked_at=0.1), 0.1)
+    other.loads.report(A, LoadSample(running=2, waiting=4, asked_at=0.1), 0.1)
     seen = other.load(A, 0.1)
     assert (seen.in_flight, seen.others) == (3, 3)
     assert 600 <= seen.backlog_tokens <= 900
-    other.loads.report(A, Report(6, 2, asked_at=0.2, pending_tokens=450), 0.2)
+    other.loads.report(A, LoadSample(6, 2, asked_at=0.2, pending_tokens=450), 0.2)
     seen = other.load(A, 0.2)
     assert (seen.in_flight, seen.others, seen.backlog_tokens) == (3, 5, 450)
 
@@ -299,17 +299,17 @@ def test_work_by_rank_is_a_share_of_the_whole_backlog() -> None:
 def test_earlier_figures_reach_a_newcomer_with_the_news() -> None:
     other = Router("other")
     gone = WorkerNews(worker_id(KEYS, A), 0, 900, 5_000, 700, 2_000)
-    introduce(other, News("one", 1, 9, 0, workers=(gone,)), 0.0)
+    introduce(other, RouterNews("one", 1, 9, 0, workers=(gone,)), 0.0)
     seen = other.load(A, 0.0)
     assert (seen.backlog_tokens, seen.utilization) == (700, 2_000 / 10_000)
 
 
 def test_figures_of_a_worker_readded_by_the_sender_begin_at_zero() -> None:
     other = Router("other")
-    introduce(other, News("one", 1, 1, 0, is_whole=True), 0.0)
+    introduce(other, RouterNews("one", 1, 1, 0, is_whole=True), 0.0)
     for sequence, sent in ((2, 5_000), (3, 100)):
         figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, sent)
-        other.hear([encoded(News("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
+        other.hear([encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
     assert other.load(A, 0.0).backlog_tokens == 5_100
 
 
@@ -329,8 +329,8 @@ def test_whole_news_count_earlier_figures_as_zero() -> None:
     figures = WorkerNews(worker_id(KEYS, A), 1, 900, 900, 30, 900)
     for is_whole, backlog in ((True, 900), (False, 30)):
         other = Router("other")
-        introduce(other, News("one", 1, 5, 0, is_whole=is_whole), 0.0)
-        other.hear([encoded(News("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
+        introduce(other, RouterNews("one", 1, 5, 0, is_whole=is_whole), 0.0)
+        other.hear([encoded(RouterNews("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
         assert other.load(A, 0.0).backlog_tokens == backlog
 
 

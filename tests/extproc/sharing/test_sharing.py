@@ -19,15 +19,15 @@ import pytest
 import trustme
 
 from extproc.base.errors import StartError
-from extproc.config.sections import Sharing as Options
+from extproc.config.sections import SharingSettings as Options
+from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, Loads
-from extproc.routing.sent import ClaimTable, Holdings
 from extproc.sharing import sharing as sharing_module
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
-from extproc.sharing.messages import News, decoded, encoded
+from extproc.sharing.messages import RouterNews, decoded, encoded
+from extproc.sharing.reporter import Reporter
 from extproc.sharing.sharing import Sharing, SharingCollector, telling_of
-from extproc.sharing.telling import Telling
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
 from tests.extproc.sharing.routers import WORKERS
 from tests.waiting import until
@@ -68,7 +68,7 @@ class Clock:
 class Part:
     """One router's part in sharing."""
 
-    def __init__(self, sharing: Sharing, fleet: Fleet, telling: Telling, clock: Clock) -> None:
+    def __init__(self, sharing: Sharing, fleet: Fleet, telling: Reporter, clock: Clock) -> None:
         self.sharing = sharing
         self.fleet = fleet
         self.telling = telling
@@ -305,7 +305,9 @@ async def test_messages_with_the_own_tag_count_against_the_budget(
 ) -> None:
     monkeypatch.setattr(sharing_module, "MOST_SECONDS", 0.0)
     async with part(url=f"directory:{tmp_path}") as one:
-        own = encoded(News(one.telling.origin, one.telling.incarnation, 1, 0), one.telling.keys)
+        own = encoded(
+            RouterNews(one.telling.origin, one.telling.incarnation, 1, 0), one.telling.keys
+        )
         assert max(one.sharing.hear(own) for _ in range(3)) > 0.0
         assert not one.sharing.received_bytes
 

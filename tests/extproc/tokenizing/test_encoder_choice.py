@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids, in_parts, probes
+from extproc.tokenizing.encoder_choice import EncoderChoice, choose, framed_ids, in_parts, probes
 from extproc.tokenizing.tokenizer_layout import Cutter, cut_everywhere, read
 from kvstate.overlap import Tokens
 from tests.extproc.tokenizer_kinds import CHAT, KINDS, PIECES, tokenizer_of
@@ -46,11 +46,11 @@ def whole(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) 
     return array("I", tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
-def ids_of(choice: Choice, text: str) -> Tokens:
+def ids_of(choice: EncoderChoice, text: str) -> Tokens:
     return choice.texts.finish(choice.texts.begin(text)).ids
 
 
-def chosen(tokenizer: Tokenizer, **options: Any) -> Choice:
+def chosen(tokenizer: Tokenizer, **options: Any) -> EncoderChoice:
     """The choice for a tokenizer; its proofs have time on a machine as busy as can be."""
     return choose(tokenizer, "m", **{"max_known_bytes": 1 << 20, "proof_seconds": 600, **options})
 
@@ -214,5 +214,5 @@ def index_of(text: str) -> int:
 
 
 @functools.cache
-def choice_of(kind: str) -> Choice:
+def choice_of(kind: str) -> EncoderChoice:
     return chosen(tokenizer_of(kind))

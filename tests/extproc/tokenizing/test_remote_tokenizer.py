@@ -51,7 +51,7 @@ class Asked:
 
     def __init__(self, *workers: str, deadline_ms: int = 5_000, cache_bytes: int = 0) -> None:
         self.counts: Counter[str] = Counter()
-        options = schema.RemoteTokenizer(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
+        options = schema.RemoteTokenizerSettings(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
         self.workers = {worker: Failures() for worker in workers}
         self.tokenizer = RemoteTokenizer(MODEL, options, lambda: self.workers, self._count)
 
@@ -253,7 +253,7 @@ async def test_failures_of_removed_workers_are_forgotten() -> None:
     tokenizer = remote_tokenizers(parsed, workers, Metrics(workers.states))["tiny"]
     failing = []
     for network in range(3):
-        fleet = [schema.Worker(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
+        fleet = [schema.WorkerSettings(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
         await workers.replace(merged({"file": listed(fleet)}))
         for prompt in range(200):
             with contextlib.suppress(RequestError):

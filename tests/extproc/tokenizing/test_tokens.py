@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Tokenizers
 from tokenizers import processors
 
 from extproc.base.errors import RequestError, StartError
-from extproc.config.schema import Model, RemoteTokenizer
+from extproc.config.schema import Model, RemoteTokenizerSettings
 from extproc.requests.prompt import REBUILT
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizing.tokens import Tokenizer
@@ -79,7 +79,7 @@ def test_model_without_a_template_accepts_text_only(tmp_path: Path) -> None:
 
 def test_model_without_files_has_no_local_tokenizer() -> None:
     assert Tokenizer.load(Model("m")) is None
-    assert Tokenizer.load(Model("m", tokenizer=RemoteTokenizer())) is None
+    assert Tokenizer.load(Model("m", tokenizer=RemoteTokenizerSettings())) is None
 
 
 def test_truncation_and_padding_of_the_file_are_disabled(tmp_path: Path) -> None:

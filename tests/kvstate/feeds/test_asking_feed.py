@@ -13,7 +13,7 @@ from kvstate.feeds.feed import (
     RequestReplay,
 )
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.held import MAX_HELD_BATCHES
+from kvstate.feeds.held_batches import MAX_HELD_BATCHES
 from kvstate.feeds.replay_trust import MAX_RESTARTS_IN_A_ROW
 from tests.kvstate.feeding import applied, batch, live, undecodable
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, web
 
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.ports import free_port
 from tests.system.system import CHAT, System, chat, long_text, running
 from tests.waiting import until
@@ -28,7 +28,7 @@ VLLM = {
 TIMEOUT_SECONDS = 3.0
 
 
-def of(system: System, role: str) -> list[Worker]:
+def of(system: System, role: str) -> list[SimulatedWorker]:
     return [worker for worker in system.workers if worker.settings.role == role]
 
 
@@ -38,7 +38,7 @@ def halves(system: System) -> tuple[int, int]:
     return done, sum(worker.handover.timeouts for worker in system.workers)
 
 
-def queried(worker: Worker) -> int:
+def queried(worker: SimulatedWorker) -> int:
     return sum(rank.engine.counters.queried_tokens for rank in worker.ranks)
 
 
@@ -234,7 +234,7 @@ async def sidecar() -> AsyncIterator[Sidecar]:
 async def test_sidecar_has_the_named_worker_compute_the_prompt(sidecar: Sidecar) -> None:
     rules = VLLM | {"mode": "header", "interference_percent": 100_000}
 
-    def proxied(worker: Worker) -> str:
+    def proxied(worker: SimulatedWorker) -> str:
         return sidecar.address if worker.settings.role == "decode" else worker.endpoint
 
     async with running(

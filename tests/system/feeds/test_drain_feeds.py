@@ -12,7 +12,7 @@ from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, Tokens
-from simulator.server import Worker, running
+from simulator.server import SimulatedWorker, running
 from simulator.settings import Settings
 from tests.system.feeds.watch import Row
 from tests.waiting import until
@@ -25,7 +25,7 @@ PROMPTS = [list(range(start, start + 33)) for start in (0, 100, 200)]
 class Drained:
     """A worker, and a router that drains it."""
 
-    worker: Worker
+    worker: SimulatedWorker
     fleet: FollowedWorkers
     client: aiohttp.ClientSession
 

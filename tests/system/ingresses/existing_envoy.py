@@ -11,7 +11,7 @@ import aiohttp
 import yaml
 
 from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy
 from tests.system.system import System, started
@@ -106,7 +106,7 @@ def documented_configuration() -> str:
     return textwrap.dedent(found[1])
 
 
-def configuration(workers: list[Worker], envoy_port: int, admin_port: int) -> Tree:
+def configuration(workers: list[SimulatedWorker], envoy_port: int, admin_port: int) -> Tree:
     """That kvsteer.yaml with the addresses of these workers, on free ports."""
     text = documented_configuration().replace("/models/my-model", str(TINY_MODEL))
     for number, worker in enumerate(workers, 1):

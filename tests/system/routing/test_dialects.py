@@ -19,7 +19,7 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, Tokens
 from simulator.dialects import DIALECTS
-from simulator.server import Worker, running
+from simulator.server import SimulatedWorker, running
 from simulator.settings import Settings
 from tests.waiting import until
 
@@ -34,7 +34,7 @@ NAMES_SALTS = [name for name in DIALECTS if name not in (
 class Followed:
     """A worker, and the router's view of it."""
 
-    worker: Worker
+    worker: SimulatedWorker
     fleet: FollowedWorkers
     client: aiohttp.ClientSession
 

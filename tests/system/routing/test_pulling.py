@@ -1,6 +1,6 @@
 """A worker that pulls a part of a prompt from another one that holds more, behind a real Envoy."""
 
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.system.disaggregation.test_disaggregation import queried
 from tests.system.system import System, chat, long_text, running
 
@@ -8,7 +8,7 @@ PULLING = {"connector": "offloading", "min_pulled_tokens": 64}
 THEIRS = {"kv_request_id": "1", "remote_host": "127.0.0.1", "remote_port": 1}
 
 
-def by_endpoint(system: System, endpoint: str) -> Worker:
+def by_endpoint(system: System, endpoint: str) -> SimulatedWorker:
     return next(one for one in system.workers if one.endpoint == endpoint)
 
 

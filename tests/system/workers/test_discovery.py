@@ -16,7 +16,7 @@ from extproc.envoy.endpoint_files import Lane, assignment, path_of
 from extproc.envoy.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import Settings
-from simulator.worker import Worker
+from simulator.worker import SimulatedWorker
 from tests.system.envoy_process import running_envoy
 from tests.system.system import System, _configuration, chat, long_text
 from tests.waiting import until
@@ -30,7 +30,7 @@ class Following:
         self.text = ""
         self._file = file
 
-    def name(self, workers: Iterable[Worker], **more: object) -> None:
+    def name(self, workers: Iterable[SimulatedWorker], **more: object) -> None:
         """Rewrites the file with these workers; more: further keys of every worker."""
         listed = [
             {

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from extproc.commands.doctor.doctor import examine
-from extproc.commands.doctor.findings import Finding, Verdict
-from extproc.config.schema import Config, Envoy, Model, Worker, WorkerEvents
+from extproc.commands.doctor.findings import Finding, Severity
+from extproc.config.schema import Config, Envoy, Model, WorkerEvents, WorkerSettings
 from simulator import worker as simulated
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
@@ -31,7 +31,7 @@ def two_free_ports() -> int:
             return port
 
 
-def events_of(worker: simulated.Worker, **changes: Any) -> WorkerEvents:
+def events_of(worker: simulated.SimulatedWorker, **changes: Any) -> WorkerEvents:
     """The configuration of a worker's feed as it really is, with `changes`."""
     events = WorkerEvents(
         zmq=worker.events_endpoint, replay=worker.replay_endpoint, ranks=len(worker.ranks)
@@ -39,34 +39,36 @@ def events_of(worker: simulated.Worker, **changes: Any) -> WorkerEvents:
     return replace(events, **changes)
 
 
-def with_events(worker: Worker, **changes: Any) -> Worker:
+def with_events(worker: WorkerSettings, **changes: Any) -> WorkerSettings:
     """A worker whose feed is configured differently."""
     assert isinstance(worker.events, WorkerEvents)
     return replace(worker, events=replace(worker.events, **changes))
 
 
-def config_of(*workers: Worker, **changes: Any) -> Config:
+def config_of(*workers: WorkerSettings, **changes: Any) -> Config:
     """A configuration of these workers; no Envoy answers at its admin address."""
     config = Config(models=(MODEL,), workers=workers, envoy=Envoy(admin=f"127.0.0.1:{free_port()}"))
     return replace(config, **changes)
 
 
 @contextlib.asynccontextmanager
-async def one_worker(**settings: Any) -> AsyncIterator[tuple[simulated.Worker, Worker]]:
+async def one_worker(
+    **settings: Any,
+) -> AsyncIterator[tuple[simulated.SimulatedWorker, WorkerSettings]]:
     """A simulated worker, and its entry in a configuration."""
     async with running(Settings(**settings)) as worker:
         events = events_of(worker) if worker.events_endpoint else None
-        yield worker, Worker(worker.endpoint, events=events)
+        yield worker, WorkerSettings(worker.endpoint, events=events)
 
 
 async def findings_of(
-    *workers: Worker, probes: bool = False, seconds: float = SECONDS, **changes: Any
+    *workers: WorkerSettings, probes: bool = False, seconds: float = SECONDS, **changes: Any
 ) -> list[Finding]:
     """What the doctor finds."""
     return await examine(config_of(*workers, **changes), seconds, probes=probes)
 
 
-async def codes_of(*workers: Worker, **options: Any) -> set[str]:
+async def codes_of(*workers: WorkerSettings, **options: Any) -> set[str]:
     """The faults that it finds, by their codes."""
     found = await findings_of(*workers, **options)
-    return {one.code for one in found if one.verdict is Verdict.WRONG}
+    return {one.code for one in found if one.verdict is Severity.WRONG}

@@ -15,17 +15,17 @@ import grpc
 import pytest
 
 from extproc.commands.doctor.doctor import visit_sources
-from extproc.commands.doctor.findings import Verdict, exit_status
+from extproc.commands.doctor.findings import Severity, exit_status
 from extproc.config.schema import (
     Config,
-    Discovery,
+    DiscoverySettings,
     Events,
     Kubernetes,
     Model,
-    RemoteTokenizer,
-    Worker,
+    RemoteTokenizerSettings,
     WorkerEngine,
     WorkerEvents,
+    WorkerSettings,
 )
 from simulator import publisher
 from simulator import worker as simulated
@@ -52,7 +52,7 @@ async def test_doctor_finds_no_fault_in_a_healthy_worker(dialect: str) -> None:
         assert exit_status(await findings_of(worker)) == 0
         found = await findings_of(worker, probes=True)
     assert exit_status(found) == 0
-    right = {one.check for one in found if one.verdict is Verdict.RIGHT}
+    right = {one.check for one in found if one.verdict is Severity.RIGHT}
     told = {"tokens"} if dialect != "trtllm" else set()  # trtllm has no /tokenize
     told.add("engine")
     assert right >= {"http", "models", "feed", "probe", "replay", "clock", "block size", *told}
@@ -92,7 +92,7 @@ async def test_doctor_skips_disabled_events() -> None:
 
 @pytest.mark.slow
 async def test_unreachable_worker_is_found() -> None:
-    assert await codes_of(Worker(f"127.0.0.1:{free_port()}")) == {"worker-unreachable"}
+    assert await codes_of(WorkerSettings(f"127.0.0.1:{free_port()}")) == {"worker-unreachable"}
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ async def test_different_release_is_found() -> None:
 async def test_engine_without_a_release_is_noted() -> None:
     async with one_worker(engine_version="dev") as (_, worker):
         (found,) = [one for one in await findings_of(worker) if one.check == "engine"]
-    assert found.verdict is Verdict.NOTE
+    assert found.verdict is Severity.NOTE
     assert "'dev' is no release" in found.says
 
 
@@ -337,7 +337,7 @@ async def test_dozen_faults_of_a_fleet_are_found_in_one_run(tmp_path: Path) -> N
     no_events: dict[str, Any] = {"events_endpoint": None, "replay_endpoint": None}
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(**settings: Any) -> tuple[simulated.Worker, Worker]:
+        async def start(**settings: Any) -> tuple[simulated.SimulatedWorker, WorkerSettings]:
             return await stack.enter_async_context(one_worker(**settings))
 
         _, sound = await start()
@@ -352,7 +352,7 @@ async def test_dozen_faults_of_a_fleet_are_found_in_one_run(tmp_path: Path) -> N
         web = f"tcp://{sound.endpoint}"
         planted = {
             "": sound,
-            "worker-unreachable": Worker(f"127.0.0.1:{free_port()}"),
+            "worker-unreachable": WorkerSettings(f"127.0.0.1:{free_port()}"),
             "model-not-served": (await start(model="other"))[1],
             "adapter-not-served": replace((await start())[1], lora=("a",)),
             "events-off": replace(off, events="auto"),
@@ -365,7 +365,7 @@ async def test_dozen_faults_of_a_fleet_are_found_in_one_run(tmp_path: Path) -> N
             "feed-wrong-socket": with_events(exchanged, zmq=swapped.replay_endpoint),
             "replay-unused": with_events((await start())[1], replay=None),
             "tokens-differ": (await start(model_dir=other_tokenizer(tmp_path)))[1],
-            "grpc-unreachable": Worker(
+            "grpc-unreachable": WorkerSettings(
                 (await start())[0].endpoint,
                 events=WorkerEvents(grpc=f"127.0.0.1:{free_port()}"),
             ),
@@ -386,7 +386,7 @@ async def test_unreadable_tokenizer_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_remote_tokenizer_is_asked() -> None:
-    remote = Model("tiny", tokenizer=RemoteTokenizer(deadline_ms=60_000))
+    remote = Model("tiny", tokenizer=RemoteTokenizerSettings(deadline_ms=60_000))
     async with one_worker() as (_, worker):
         assert not await codes_of(worker, models=(remote,), probes=True)
 
@@ -395,7 +395,7 @@ async def test_remote_tokenizer_is_asked() -> None:
 async def test_empty_source_is_found(tmp_path: Path) -> None:
     async with one_worker() as (_, worker):
         file = tmp_path / "workers.yaml"
-        options: dict[str, Any] = {"discovery": Discovery(file=str(file))}
+        options: dict[str, Any] = {"discovery": DiscoverySettings(file=str(file))}
         assert await codes_of(worker, **options) == {"discovery-fault"}
         file.write_text("[]")
         assert await codes_of(worker, **options) == {"no-workers"}
@@ -404,7 +404,7 @@ async def test_empty_source_is_found(tmp_path: Path) -> None:
 async def test_source_with_a_missing_extra_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
     pods = Kubernetes(selector="app=vllm")
-    fleet, (found,) = await visit_sources(Config(discovery=Discovery(kubernetes=pods)), 0.5)
+    fleet, (found,) = await visit_sources(Config(discovery=DiscoverySettings(kubernetes=pods)), 0.5)
     told = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
     assert (fleet, found.code, found.says) == ([], "extra-missing", told)
 
@@ -412,15 +412,15 @@ async def test_source_with_a_missing_extra_is_found(monkeypatch: pytest.MonkeyPa
 async def test_empty_fleet_is_reported_once(tmp_path: Path) -> None:
     file = tmp_path / "workers.yaml"
     file.write_text("[]")
-    found = await findings_of(discovery=Discovery(file=str(file)))
-    assert [one.says for one in found if one.verdict is Verdict.WRONG] == ["it lists no worker"]
+    found = await findings_of(discovery=DiscoverySettings(file=str(file)))
+    assert [one.says for one in found if one.verdict is Severity.WRONG] == ["it lists no worker"]
 
 
 @pytest.mark.slow
 async def test_discovered_workers_are_visited(tmp_path: Path) -> None:
     file = tmp_path / "workers.yaml"
     file.write_text(f"- endpoint: 127.0.0.1:{free_port()}")
-    assert await codes_of(discovery=Discovery(file=str(file))) == {"worker-unreachable"}
+    assert await codes_of(discovery=DiscoverySettings(file=str(file))) == {"worker-unreachable"}
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from extproc.commands.doctor.envoy_dump import (
     type_of,
     typed,
 )
-from extproc.commands.doctor.findings import Subject, Verdict
+from extproc.commands.doctor.findings import Severity, Subject
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Tls
 
 CONFIG = Config(extproc=ExtProc(deadline_ms=250, max_body_bytes=1024 * 1024))
@@ -123,7 +123,7 @@ def test_response_without_trailers_is_noted() -> None:
     quiet = manager(ext_proc(processing_mode={"request_body_mode": "BUFFERED"}))
     dump = json.dumps({"configs": [{"filter_chains": [quiet]}, OVERRIDE]}).encode()
     (found,) = judge_envoy(Subject("envoy"), CONFIG, dump, {}, {})
-    assert found.verdict is Verdict.NOTE
+    assert found.verdict is Severity.NOTE
     assert found.says.startswith("response_trailer_mode is not SEND")
 
 

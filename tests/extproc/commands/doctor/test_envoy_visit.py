@@ -11,8 +11,8 @@ import yaml
 from aiohttp import ClientSession
 
 from extproc.commands.doctor.doctor import examine
-from extproc.commands.doctor.findings import Verdict
-from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Worker
+from extproc.commands.doctor.findings import Severity
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, WorkerSettings
 from extproc.config.sections import RouterTls
 from extproc.envoy.endpoint_files import Lane, assignment, path_of
 from extproc.envoy.envoy_config import render
@@ -26,12 +26,12 @@ def configuration() -> Config:
     return Config(
         extproc=ExtProc(listen=f"127.0.0.1:{free_port()}"),
         models=(MODEL,),
-        workers=(Worker(f"127.0.0.1:{free_port()}"),),
+        workers=(WorkerSettings(f"127.0.0.1:{free_port()}"),),
         envoy=Envoy(listen=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}"),
     )
 
 
-async def found_in(config: Config, text: str) -> list[tuple[Verdict, str]]:
+async def found_in(config: Config, text: str) -> list[tuple[Severity, str]]:
     async with running_envoy(text, int(config.envoy.admin.rpartition(":")[2])):
         found = await examine(config, SECONDS, probes=False)
     return [(one.verdict, one.code) for one in found if one.check == "envoy"]
@@ -52,7 +52,7 @@ def spoil(tree: Any) -> None:
 
 async def test_rendered_envoy_is_right() -> None:
     config = configuration()
-    assert await found_in(config, render(config)) == [(Verdict.RIGHT, "")]
+    assert await found_in(config, render(config)) == [(Severity.RIGHT, "")]
 
 
 async def test_envoy_option_names_the_admin_server() -> None:
@@ -62,7 +62,7 @@ async def test_envoy_option_names_the_admin_server() -> None:
     async with running_envoy(render(config), int(at.rpartition(":")[2])):
         found = await examine(elsewhere, SECONDS, probes=False, envoy=f"localhost:{at[10:]}")
     (one,) = (one for one in found if one.check == "envoy")
-    assert (one.subject, one.verdict) == (f"envoy localhost:{at[10:]}", Verdict.RIGHT)
+    assert (one.subject, one.verdict) == (f"envoy localhost:{at[10:]}", Severity.RIGHT)
 
 
 async def test_router_that_envoy_never_reached_is_found() -> None:
@@ -91,19 +91,19 @@ def with_tls(config: Config, files: Identities, *, is_mutual: bool = False) -> C
 async def test_tls_on_one_side_is_found(tmp_path: Path) -> None:
     plain = configuration()
     encrypted = with_tls(plain, Identities(tmp_path))
-    assert await found_in(encrypted, render(encrypted)) == [(Verdict.RIGHT, "")]
+    assert await found_in(encrypted, render(encrypted)) == [(Severity.RIGHT, "")]
     found = await found_in(encrypted, render(plain))
-    assert found == [(Verdict.WRONG, "envoy-plain-to-tls")]
+    assert found == [(Severity.WRONG, "envoy-plain-to-tls")]
     found = await found_in(plain, render(encrypted))
-    assert found == [(Verdict.WRONG, "envoy-tls-to-plain")]
+    assert found == [(Severity.WRONG, "envoy-tls-to-plain")]
 
 
 async def test_envoy_without_a_required_certificate_is_found(tmp_path: Path) -> None:
     files = Identities(tmp_path)
     mutual = with_tls(configuration(), files, is_mutual=True)
-    assert await found_in(mutual, render(mutual)) == [(Verdict.RIGHT, "")]
+    assert await found_in(mutual, render(mutual)) == [(Severity.RIGHT, "")]
     found = await found_in(mutual, render(with_tls(mutual, files)))
-    assert found == [(Verdict.WRONG, "envoy-no-client-certificate")]
+    assert found == [(Severity.WRONG, "envoy-no-client-certificate")]
 
 
 async def test_missing_parts_of_an_envoy_are_found() -> None:
@@ -203,25 +203,25 @@ async def test_silent_causes_of_other_picks_are_found(
     config = configuration()
     tree = yaml.safe_load(render(config))
     plant(tree)
-    assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.WRONG, code)]
+    assert await found_in(config, yaml.safe_dump(tree)) == [(Severity.WRONG, code)]
 
 
 async def test_response_without_trailers_is_noted() -> None:
     config = configuration()
     tree = yaml.safe_load(render(config))
     no_trailers(tree)
-    assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.NOTE, "")]
+    assert await found_in(config, yaml.safe_dump(tree)) == [(Severity.NOTE, "")]
 
 
 async def test_missing_response_headers_are_found() -> None:
     config = configuration()
     accounting = replace(config, accounting=Accounting(responses="usage"))
-    assert await found_in(accounting, render(accounting)) == [(Verdict.RIGHT, "")]
+    assert await found_in(accounting, render(accounting)) == [(Severity.RIGHT, "")]
     found = await found_in(accounting, render(config))
-    assert found == [(Verdict.WRONG, "envoy-response-headers")]
+    assert found == [(Severity.WRONG, "envoy-response-headers")]
 
 
-def tell_envoy(directory: Path, worker: Worker) -> None:
+def tell_envoy(directory: Path, worker: WorkerSettings) -> None:
     text = assignment("workers", [Lane(worker.endpoint, is_open=True)])
     Path(path_of(str(directory), "workers")).write_text(text)
 
@@ -231,7 +231,7 @@ async def test_hosts_from_eds_are_compared_too(tmp_path: Path) -> None:
     follows = replace(config, envoy=replace(config.envoy, eds_directory=str(tmp_path)))
     (worker,) = follows.workers
     tell_envoy(tmp_path, worker)
-    assert await found_in(follows, render(follows)) == [(Verdict.RIGHT, "")]
-    more = replace(follows, workers=(worker, Worker(f"127.0.0.1:{free_port()}")))
+    assert await found_in(follows, render(follows)) == [(Severity.RIGHT, "")]
+    more = replace(follows, workers=(worker, WorkerSettings(f"127.0.0.1:{free_port()}")))
     found = await found_in(more, render(follows))
-    assert found == [(Verdict.WRONG, "envoy-worker-missing")]
+    assert found == [(Severity.WRONG, "envoy-worker-missing")]

@@ -3,8 +3,8 @@ import zmq
 from extproc.commands.doctor.feed_visit import (
     PUBLISHERS,
     REPLAYERS,
+    FeedReport,
     Greeting,
-    Telling,
     is_publisher,
     is_replayer,
     judge_loads,
@@ -114,12 +114,12 @@ def test_socket_of_an_unnamed_kind_may_be_either() -> None:
 A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:4", "")
 
 
-def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> Telling:
+def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> FeedReport:
     told = None if theirs is None else ReportedSources((theirs,), "/kv_event_sources")
-    return Telling(worker, (ours,), told)
+    return FeedReport(worker, (ours,), told)
 
 
-def swaps(*fleet: Telling) -> list[tuple[str, str]]:
+def swaps(*fleet: FeedReport) -> list[tuple[str, str]]:
     return [(one.subject, one.code) for one in judge_swapped(fleet)]
 
 

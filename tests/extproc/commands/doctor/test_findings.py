@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from extproc.commands.doctor.findings import (
     MAX_SAID,
+    Severity,
     Subject,
-    Verdict,
     as_json,
     as_text,
     exit_status,
@@ -45,7 +45,7 @@ def test_as_json_has_the_order_of_the_text() -> None:
 
 def test_exit_status_is_1_only_for_wrong_findings() -> None:
     assert exit_status(FINDINGS) == 1
-    assert exit_status([one for one in FINDINGS if one.verdict is not Verdict.WRONG]) == 0
+    assert exit_status([one for one in FINDINGS if one.verdict is not Severity.WRONG]) == 0
 
 
 def test_finding_of_a_peer_has_no_controls_and_a_bounded_length() -> None:

@@ -15,7 +15,7 @@ from extproc.base.address import Address
 from extproc.commands.doctor import probe, worker_visit
 from extproc.commands.doctor.feed_visit import greet
 from extproc.commands.doctor.findings import MAX_SAID, as_text
-from extproc.config.schema import Envoy, Worker, WorkerEvents
+from extproc.config.schema import Envoy, WorkerEvents, WorkerSettings
 from kvstate.wire.zmtp import GREETING
 from tests.extproc.commands.doctor.fleet import (
     SILENT_SECONDS,
@@ -97,7 +97,7 @@ async def test_worker_that_is_no_http_server_is_found_in_time(
 ) -> None:
     monkeypatch.setattr(worker_visit, "MAX_ANSWER_BYTES", 1024 * 1024)
     async with asyncio.timeout(PATIENCE_SECONDS), peer(speak) as endpoint:
-        found = await findings_of(Worker(endpoint), probes=True, seconds=SECONDS)
+        found = await findings_of(WorkerSettings(endpoint), probes=True, seconds=SECONDS)
     codes = {one.code for one in found} - {""}
     assert codes
     assert codes <= {"worker-unreachable", "worker-unhealthy", "answer-unreadable"}
@@ -108,7 +108,7 @@ async def test_worker_that_is_no_http_server_is_found_in_time(
 @pytest.mark.slow
 async def test_worker_with_malformed_answers_is_found() -> None:
     async with peer(nonsense_in_json) as endpoint:
-        worker = Worker(endpoint, events="auto")
+        worker = WorkerSettings(endpoint, events="auto")
         codes = await codes_of(worker, probes=True, seconds=SILENT_SECONDS)
     assert codes == {"answer-unreadable", "events-untold"}
 
@@ -139,7 +139,7 @@ async def test_silent_grpc_feed_is_found_in_time() -> None:
         peer(silence) as port,
         one_worker() as (_, worker),
     ):
-        silent = Worker(worker.endpoint, events=WorkerEvents(grpc=port))
+        silent = WorkerSettings(worker.endpoint, events=WorkerEvents(grpc=port))
         assert await codes_of(silent, seconds=6.0) == {"grpc-unreachable"}
 
 

@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from extproc.commands.doctor import feed_visit
-from extproc.commands.doctor.findings import Verdict
-from extproc.config.schema import Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.commands.doctor.findings import Severity
+from extproc.config.schema import Model, RemoteTokenizerSettings, WorkerEvents, WorkerSettings
 from kvstate.bridge.bridge import Bridge, BridgeServer
 from kvstate.bridge.rank import BridgeLimits
 from kvstate.feeds.feed_sources import ZmqSource
@@ -30,7 +30,7 @@ from tests.extproc.commands.doctor.fleet import (
 
 
 @contextlib.asynccontextmanager
-async def traffic(worker: simulated.Worker) -> AsyncIterator[None]:
+async def traffic(worker: simulated.SimulatedWorker) -> AsyncIterator[None]:
     """Has a client ask for one completion after another until the block ends."""
 
     async def ask(session: aiohttp.ClientSession) -> None:
@@ -50,7 +50,7 @@ async def traffic(worker: simulated.Worker) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def bridge(worker: simulated.Worker) -> AsyncIterator[str]:
+async def bridge(worker: simulated.SimulatedWorker) -> AsyncIterator[str]:
     """Runs `kvsteer bridge` in this process; yields its host:port."""
     source = ZmqSource(str(worker.events_endpoint), worker.replay_endpoint, "")
     transports = [ZmqTransport(source)]
@@ -79,13 +79,13 @@ async def test_bridge_is_a_feed_like_any_other() -> None:
     async with one_worker() as (running, worker), bridge(running) as target:
         bridged = replace(worker, events=WorkerEvents(grpc=target))
         found = await findings_of(bridged, probes=True)
-        assert not [one for one in found if one.verdict is Verdict.WRONG]
+        assert not [one for one in found if one.verdict is Severity.WRONG]
         assert {"probe", "feed", "block size"} <= {one.check for one in found}
         assert not await codes_of(bridged)
 
 
 @contextlib.asynccontextmanager
-async def slow_engine(**answers: Any) -> AsyncIterator[Worker]:
+async def slow_engine(**answers: Any) -> AsyncIterator[WorkerSettings]:
     """An engine that is slow to tokenize, and answers conversations with an error."""
 
     async def tokenize(request: web.Request) -> web.Response:
@@ -104,13 +104,13 @@ async def slow_engine(**answers: Any) -> AsyncIterator[Worker]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    yield Worker(f"127.0.0.1:{runner.addresses[0][1]}", **answers)
+    yield WorkerSettings(f"127.0.0.1:{runner.addresses[0][1]}", **answers)
     await runner.cleanup()
 
 
 @pytest.mark.slow
 async def test_slow_or_refusing_remote_tokenizer_is_found() -> None:
-    remote = Model("tiny", tokenizer=RemoteTokenizer(deadline_ms=50))
+    remote = Model("tiny", tokenizer=RemoteTokenizerSettings(deadline_ms=50))
     async with slow_engine() as worker:
         found = await codes_of(worker, models=(remote,))
     assert found == {"tokenizer-slow", "tokenizer-refuses"}

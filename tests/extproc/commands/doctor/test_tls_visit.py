@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extproc.commands.doctor.doctor import visit_tls
-from extproc.commands.doctor.findings import Finding, Verdict
+from extproc.commands.doctor.findings import Finding, Severity
 from extproc.config.schema import Config, ExtProc, Tls
 from tests.extproc.serving.identities import Identities
 
@@ -25,7 +25,7 @@ def test_visit_tls_is_empty_without_tls() -> None:
 
 def test_visit_tls_accepts_matching_files(tmp_path: Path) -> None:
     found = found_in(Identities(tmp_path).tls(is_mutual=True))
-    assert [one.verdict for one in found] == [Verdict.RIGHT, Verdict.RIGHT]
+    assert [one.verdict for one in found] == [Severity.RIGHT, Severity.RIGHT]
 
 
 @pytest.mark.parametrize("file", ["tls.crt", "tls.key"])
@@ -47,7 +47,7 @@ def test_visit_tls_finds_an_expiring_certificate(tmp_path: Path, days: int, code
     one = Identities(tmp_path)
     one.renew(days)
     (found,) = found_in(one.tls())
-    verdicts = {-1: Verdict.WRONG, 13: Verdict.NOTE, 15: Verdict.RIGHT}
+    verdicts = {-1: Severity.WRONG, 13: Severity.NOTE, 15: Severity.RIGHT}
     assert (found.code, found.verdict) == (code, verdicts[days])
 
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.engine import Engine, Release
-from extproc.commands.doctor.findings import Finding, Subject, Verdict
+from extproc.commands.doctor.findings import Finding, Severity, Subject
 from extproc.commands.doctor.worker_visit import (
     API_PATHS,
     Answer,
-    Served,
+    ListedModels,
     WebClient,
     judge_block_size,
     judge_clock,
@@ -23,7 +23,7 @@ from extproc.commands.doctor.worker_visit import (
     models_of,
     sources_in,
 )
-from extproc.config.schema import Config, Model, Worker, WorkerEngine
+from extproc.config.schema import Config, Model, WorkerEngine, WorkerSettings
 from extproc.fleet.identity import EngineAnswer as ToldEngine
 
 ABOUT = Subject("worker")
@@ -33,16 +33,18 @@ TWO = Config(models=(Model("a"), Model("b")))
 NONSENSE = [b"", b"[]", b"1", b'{"data": 1}', b"[" * 5000, b"\xff"]
 
 
-def of(*models: str, adapters: tuple[str, ...] = ()) -> Served:
-    return Served(models, frozenset(adapters))
+def of(*models: str, adapters: tuple[str, ...] = ()) -> ListedModels:
+    return ListedModels(models, frozenset(adapters))
 
 
-def judged(config: Config, told: Served, **worker: Any) -> list[Finding]:
-    return list(judge_models(ABOUT, config, Worker("h:1", **worker), told))
+def judged(config: Config, told: ListedModels, **worker: Any) -> list[Finding]:
+    return list(judge_models(ABOUT, config, WorkerSettings("h:1", **worker), told))
 
 
 def size_of(size: int, block_size: int | None = None) -> Finding:
-    return judge_block_size(ABOUT, ONE, Worker("h:1", block_size=block_size), size, "its events")
+    return judge_block_size(
+        ABOUT, ONE, WorkerSettings("h:1", block_size=block_size), size, "its events"
+    )
 
 
 def test_models_of_separates_models_and_adapters() -> None:
@@ -57,10 +59,10 @@ def test_models_of_ignores_malformed_answers(answer: bytes) -> None:
 
 
 def test_model_served_is_the_configured_the_only_or_the_listed_one() -> None:
-    assert model_served(TWO, Worker("h:1", model="b"), of("a")) == TWO.models[1]
-    assert model_served(ONE, Worker("h:1"), of("z")) == ONE.models[0]
-    assert model_served(TWO, Worker("h:1", learn=True), of("b")) == TWO.models[1]
-    assert model_served(TWO, Worker("h:1", learn=True), of("z")) is None
+    assert model_served(TWO, WorkerSettings("h:1", model="b"), of("a")) == TWO.models[1]
+    assert model_served(ONE, WorkerSettings("h:1"), of("z")) == ONE.models[0]
+    assert model_served(TWO, WorkerSettings("h:1", learn=True), of("b")) == TWO.models[1]
+    assert model_served(TWO, WorkerSettings("h:1", learn=True), of("z")) is None
 
 
 def test_model_is_served_under_its_name_or_an_alias() -> None:
@@ -72,7 +74,7 @@ def test_model_is_served_under_its_name_or_an_alias() -> None:
 
 
 def test_judge_models_finds_unlisted_adapters_where_any_are_listed() -> None:
-    assert judged(ONE, of("a"))[-1].verdict is Verdict.NOTE
+    assert judged(ONE, of("a"))[-1].verdict is Severity.NOTE
     assert judged(ONE, of("a", adapters=("y",)))[-1].code == "adapter-not-served"
     assert judged(ONE, of("a"), lora=("y",))[-1].code == "adapter-not-served"
     found = judged(ONE, of("a", "org/a", adapters=("y",)), learn=True)
@@ -80,13 +82,13 @@ def test_judge_models_finds_unlisted_adapters_where_any_are_listed() -> None:
 
 
 def test_judge_models_finds_no_missing_adapter_without_adapters() -> None:
-    assert [one.verdict for one in judged(ONE, of("a", "org/a"), lora=())] == [Verdict.RIGHT]
+    assert [one.verdict for one in judged(ONE, of("a", "org/a"), lora=())] == [Severity.RIGHT]
 
 
 @pytest.mark.parametrize(("listed", "missing"), [("a", "org/a"), ("org/a", "a")])
 def test_judge_models_notes_a_name_that_the_worker_does_not_list(listed: str, missing: str) -> None:
     right, note = judged(ONE, of(listed), lora=())
-    assert (right.verdict, note.verdict) == (Verdict.RIGHT, Verdict.NOTE)
+    assert (right.verdict, note.verdict) == (Severity.RIGHT, Severity.NOTE)
     assert note.says.startswith(f"it does not list {missing}: ")
 
 
@@ -99,28 +101,28 @@ def test_judge_clock_allows_some_seconds() -> None:
 @pytest.mark.parametrize(
     ("version", "told", "verdict", "says"),
     [
-        (None, ToldEngine(VLLM, ""), Verdict.RIGHT, "vllm 0.32.0, as it says itself"),
-        ("0.32.0", ToldEngine(VLLM, ""), Verdict.RIGHT, "vllm 0.32.0, as configured"),
-        ("0.32.0", ToldEngine(reason="why"), Verdict.RIGHT, "vllm 0.32.0, as configured"),
-        (None, ToldEngine(reason="why"), Verdict.NOTE, "unknown: why; "),
-        ("0.24.0", ToldEngine(VLLM, ""), Verdict.WRONG, "vllm 0.24.0 is configured; the worker"),
-        (None, ToldEngine(SGLANG, "why"), Verdict.NOTE, "sglang 0.5.9, as it says itself; why"),
+        (None, ToldEngine(VLLM, ""), Severity.RIGHT, "vllm 0.32.0, as it says itself"),
+        ("0.32.0", ToldEngine(VLLM, ""), Severity.RIGHT, "vllm 0.32.0, as configured"),
+        ("0.32.0", ToldEngine(reason="why"), Severity.RIGHT, "vllm 0.32.0, as configured"),
+        (None, ToldEngine(reason="why"), Severity.NOTE, "unknown: why; "),
+        ("0.24.0", ToldEngine(VLLM, ""), Severity.WRONG, "vllm 0.24.0 is configured; the worker"),
+        (None, ToldEngine(SGLANG, "why"), Severity.NOTE, "sglang 0.5.9, as it says itself; why"),
     ],
 )
 def test_judge_engine_compares_the_worker_with_the_configuration(
-    version: str | None, told: ToldEngine, verdict: Verdict, says: str
+    version: str | None, told: ToldEngine, verdict: Severity, says: str
 ) -> None:
     given = None if version is None else WorkerEngine("vllm", version)
-    finding = judge_engine(ABOUT, Worker("h:1", engine=given), told)
+    finding = judge_engine(ABOUT, WorkerSettings("h:1", engine=given), told)
     assert finding.verdict is verdict
     assert finding.says.startswith(says)
 
 
 def test_judge_block_size_needs_the_block_size_of_the_worker() -> None:
-    assert size_of(16).verdict is Verdict.RIGHT
+    assert size_of(16).verdict is Severity.RIGHT
     assert size_of(32, block_size=16).code == "block-size"
-    assert size_of(32).verdict is Verdict.NOTE
-    assert size_of(1).verdict is Verdict.NOTE
+    assert size_of(32).verdict is Severity.NOTE
+    assert size_of(1).verdict is Severity.NOTE
 
 
 def test_told_sources_distinguishes_disabled_from_unknown_feeds() -> None:
@@ -209,5 +211,5 @@ async def test_get_returns_an_answer_for_any_host(host: str) -> None:
 def test_judge_ranks_names_the_apis_that_read_no_rank(
     engine: Engine | None, ranks: int, unread: list[str]
 ) -> None:
-    found = list(judge_ranks(ABOUT, Worker("h:1"), ToldEngine(engine), ranks))
+    found = list(judge_ranks(ABOUT, WorkerSettings("h:1"), ToldEngine(engine), ranks))
     assert [path for path in API_PATHS for one in found if path in one.says] == unread

@@ -1,9 +1,9 @@
 import pytest
 
-from extproc.commands.whatif.engines import Fleet, Request, Speed
+from extproc.commands.whatif.engines import ModelledFleet, ModelledSpeed, Request
 
 # A thousand prompt tokens per second, and steps that take almost no time.
-SPEED = Speed(1_000.0, 1_000, 0.000_1, 0.0)
+SPEED = ModelledSpeed(1_000.0, 1_000, 0.000_1, 0.0)
 
 
 def request(at: float, first_block: int, answer: int = 0, blocks: int = 10) -> Request:
@@ -13,21 +13,23 @@ def request(at: float, first_block: int, answer: int = 0, blocks: int = 10) -> R
     )
 
 
-def served(fleet: Fleet, *requests: Request, worker: int = 0) -> list[float]:
+def served(fleet: ModelledFleet, *requests: Request, worker: int = 0) -> list[float]:
     fleet.run(requests, lambda *_: worker, lambda *_: None)
     return [one.first_token_at for one in requests]
 
 
 def test_engine_answers_at_most_max_running_requests_at_once() -> None:
-    alone = Speed(1_000.0, 1_000, 0.01, 0.0, max_running=1)
-    first, second = served(Fleet([alone], 1_000, 0.0), request(0, 0, 200), request(0, 100, 200))
+    alone = ModelledSpeed(1_000.0, 1_000, 0.01, 0.0, max_running=1)
+    first, second = served(
+        ModelledFleet([alone], 1_000, 0.0), request(0, 0, 200), request(0, 100, 200)
+    )
     assert second > first + 200 * 0.01  # the first answer is complete only then
 
 
 def test_prompt_waits_for_room_in_the_cache() -> None:
-    speed = Speed(1_000.0, 1_000, 0.01, 0.0)
+    speed = ModelledSpeed(1_000.0, 1_000, 0.01, 0.0)
     roomy, tight = (
-        served(Fleet([speed], blocks, 0.0), request(0, 0, 200), request(0, 100, 200))
+        served(ModelledFleet([speed], blocks, 0.0), request(0, 0, 200), request(0, 100, 200))
         for blocks in (1_000, 15)
     )
     assert roomy[1] < tight[1]
@@ -35,16 +37,17 @@ def test_prompt_waits_for_room_in_the_cache() -> None:
 
 def test_engine_slows_down_and_recovers() -> None:
     turns = [(1.0, 0, SPEED.slower(10.0)), (20.0, 0, SPEED)]
-    fleet = Fleet([SPEED], 1_000, 0.0, turns=turns)
+    fleet = ModelledFleet([SPEED], 1_000, 0.0, turns=turns)
     found = served(fleet, request(0.0, 0, blocks=5), request(2.0, 50, blocks=5), request(21.0, 90))
     assert found == pytest.approx([0.64, 8.4, 22.28], rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("speed", "blocks"), [(Speed(1_000.0, 1_000, 0.01, 0.0, max_running=1), 1_000), (SPEED, 18)]
+    ("speed", "blocks"),
+    [(ModelledSpeed(1_000.0, 1_000, 0.01, 0.0, max_running=1), 1_000), (SPEED, 18)],
 )
-def test_transferred_prompt_waits_for_a_place_too(speed: Speed, blocks: int) -> None:
-    fleet = Fleet([SPEED, speed], blocks, 0.0, transfer_rate=10_000.0)
+def test_transferred_prompt_waits_for_a_place_too(speed: ModelledSpeed, blocks: int) -> None:
+    fleet = ModelledFleet([SPEED, speed], blocks, 0.0, transfer_rate=10_000.0)
     requests = [request(0.0, 0, 3_000), request(0.0, 100, 300)]
     requests[1].prefill = 0
     first, second = served(fleet, *requests, worker=1)
@@ -52,7 +55,7 @@ def test_transferred_prompt_waits_for_a_place_too(speed: Speed, blocks: int) -> 
 
 
 def test_block_computed_twice_is_stored_once() -> None:
-    fleet = Fleet([SPEED], 1_000, 0.0)
+    fleet = ModelledFleet([SPEED], 1_000, 0.0)
     # the last block of a prompt is always computed, and answers may fill a block that is stored
     requests = [Request(0.0, (1, 2), 256, 3_000 * turn, (99,)) for turn in (1, 2)]
     served(fleet, *requests)

@@ -2,7 +2,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from extproc.commands.whatif.engines import Request, Result, Speed, result_of
+from extproc.commands.whatif.engines import ModelledSpeed, Request, Result, result_of
 from extproc.commands.whatif.outlook import (
     Measured,
     Saving,
@@ -77,4 +77,4 @@ def test_svg_has_a_dot_for_each_policy_and_line() -> None:
 def test_result_of_summarizes_requests() -> None:
     done = Request(0.0, (1, 2), 32, 4, cached=16, first_token_at=0.5, done_at=2.0)
     assert result_of([done], [16, 16]) == Result(0.5, 0.5, 0.5, 0.5, 0.5, 0.0)
-    assert Speed().slower(2.0).prefill_rate == Speed().prefill_rate / 2
+    assert ModelledSpeed().slower(2.0).prefill_rate == ModelledSpeed().prefill_rate / 2

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from extproc.fleet.discovery.view import Report, Sighting, Source, View
+from extproc.fleet.discovery.view import Sighting, Source, SourceReport, View
 
 WAIT_SECONDS = 20.0
 
@@ -46,7 +46,7 @@ class Seen:
 @contextlib.asynccontextmanager
 async def following(source: Source) -> AsyncIterator[Seen]:
     seen = Seen()
-    task = asyncio.create_task(source.run(Report(seen.take, seen.confirm, seen.fail)))
+    task = asyncio.create_task(source.run(SourceReport(seen.take, seen.confirm, seen.fail)))
     try:
         yield seen
     finally:

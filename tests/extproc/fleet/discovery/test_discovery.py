@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from extproc.config.schema import Worker
+from extproc.config.schema import WorkerSettings
 from extproc.fleet.discovery import discovery
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
-from extproc.fleet.discovery.view import Fleet, Report, Source, listed
+from extproc.fleet.discovery.view import Fleet, Source, SourceReport, listed
 from tests.waiting import until
 
-A, B, C = (Worker(f"10.0.0.{number}:1") for number in (1, 2, 3))
+A, B, C = (WorkerSettings(f"10.0.0.{number}:1") for number in (1, 2, 3))
 
 
 class Told:
@@ -19,15 +19,15 @@ class Told:
 
     def __init__(self, name: str = "file") -> None:
         self.name = name
-        self.report: Report | None = None
+        self.report: SourceReport | None = None
         self.begun = 0
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         self.begun += 1
         self.report = report
         await asyncio.Event().wait()
 
-    def see(self, *workers: Worker, note: str = "") -> None:
+    def see(self, *workers: WorkerSettings, note: str = "") -> None:
         assert self.report is not None
         self.report.view(listed(workers), note)
 
@@ -39,7 +39,7 @@ class Told:
 class Failing(Told):
     """A source that fails with its own error."""
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         self.begun += 1
         raise ValueError(f"not {report}")
 
@@ -66,7 +66,7 @@ class Applied:
 
 @contextlib.asynccontextmanager
 async def followed(
-    sources: Sequence[Source], static: Sequence[Worker] = ()
+    sources: Sequence[Source], static: Sequence[WorkerSettings] = ()
 ) -> AsyncIterator[tuple[Discovery, Applied]]:
     applied = Applied()
     one = Discovery(listed(static), sources, lambda: applied.now)

@@ -18,7 +18,7 @@ from extproc.fleet.discovery.pods import (
     PodSettings,
     PodWords,
     Pool,
-    Refusal,
+    RefusalStatus,
     read_event,
     read_listing,
     read_refusal,
@@ -396,7 +396,7 @@ def test_readers_refuse_malformed_bodies(body: bytes) -> None:
     assert read_event(body) is None
     assert read_thing(msgspec.Raw(body), Pod) is None
     assert read_version(msgspec.Raw(body)) == ""
-    assert read_refusal(body) == Refusal()
+    assert read_refusal(body) == RefusalStatus()
 
 
 def test_read_listing_refuses_a_page_of_commas_undecoded() -> None:
@@ -437,7 +437,7 @@ def test_read_thing_refuses_an_object_without_an_identity() -> None:
 
 
 def test_read_refusal_reads_its_reason() -> None:
-    assert read_refusal(b'{"code": 410, "reason": "Expired"}') == Refusal(410, "Expired", "")
+    assert read_refusal(b'{"code": 410, "reason": "Expired"}') == RefusalStatus(410, "Expired", "")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-from extproc.config.schema import EventPorts, FoundWorker, Worker, WorkerEvents
+from extproc.config.schema import EventPorts, FoundWorker, WorkerEvents, WorkerSettings
 from extproc.fleet.discovery.view import (
     PartReports,
-    Report,
     Sighting,
+    SourceReport,
     View,
     doubles,
     listed,
@@ -10,7 +10,7 @@ from extproc.fleet.discovery.view import (
     worker_at,
 )
 
-A, B = Worker("10.0.0.1:1"), Worker("10.0.0.2:1")
+A, B = WorkerSettings("10.0.0.1:1"), WorkerSettings("10.0.0.2:1")
 
 
 def test_merged_holds_all_views_in_the_order_of_sources() -> None:
@@ -34,12 +34,12 @@ def test_doubles_are_empty_for_a_single_source() -> None:
 
 
 def test_worker_at_is_just_its_address_without_events() -> None:
-    assert worker_at("::1", 8000, FoundWorker(learn=False)) == Worker("[::1]:8000")
+    assert worker_at("::1", 8000, FoundWorker(learn=False)) == WorkerSettings("[::1]:8000")
 
 
 def test_worker_at_copies_the_values_given_for_all_workers() -> None:
     of_all = FoundWorker(model="m", block_size=32, lora=("x",), events="auto")
-    assert worker_at("10.0.0.1", 80, of_all, draining=True) == Worker(
+    assert worker_at("10.0.0.1", 80, of_all, draining=True) == WorkerSettings(
         "10.0.0.1:80", "m", 32, "auto", ("x",), learn=True, draining=True
     )
 
@@ -71,7 +71,9 @@ class Heard:
 
     def __init__(self) -> None:
         self.told: list[str] = []
-        parts = PartReports(Report(self.view, lambda: self.told.append("well"), self.told.append))
+        parts = PartReports(
+            SourceReport(self.view, lambda: self.told.append("well"), self.told.append)
+        )
         self.pods = parts.viewing("pods")
         self.pool = parts.part_report("pool")
 

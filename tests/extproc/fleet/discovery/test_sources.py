@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from extproc.config.reader import parse
-from extproc.fleet.discovery import configured
-from extproc.fleet.discovery.configured import WorkerFile
+from extproc.fleet.discovery import sources
+from extproc.fleet.discovery.sources import WorkerFile
 from tests.extproc.fleet.discovery.following import Seen, following
 from tests.waiting import until
 
@@ -16,7 +16,7 @@ TWO = '- {endpoint: "10.0.0.2:8000", draining: true}\n'
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(configured, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sources, "LOOK_SECONDS", 0.01)
     path = tmp_path / "workers.yaml"
     write(path, ONE)
     return path
@@ -91,7 +91,7 @@ async def test_worker_file_that_vanishes_keeps_the_last_view(file: Path, seen: S
 async def test_worker_file_beyond_its_size_limit_is_a_fault(
     file: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configured, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 100)
     write(file, "#" * 101)
     await until(lambda: seen.fault == f"{file}: larger than 100 bytes")
 

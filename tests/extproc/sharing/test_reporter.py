@@ -4,15 +4,15 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from extproc.routing.marks import Marks
-from extproc.sharing import telling as telling_module
-from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, MAX_WORKERS, News, decoded
-from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
+from extproc.sharing import reporter as reporter_module
+from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, MAX_WORKERS, RouterNews, decoded
+from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router
 
 A, B = WORKERS
 
 
-def said(router: Router, now: float) -> list[News]:
+def said(router: Router, now: float) -> list[RouterNews]:
     return [decoded(message, KEYS) for message in router.due(now)]
 
 
@@ -125,8 +125,8 @@ def test_withdrawn_leaves_other_routers_as_without_the_request(
 
 
 def test_pending_news_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling_module, "MAX_OPEN", 3)
-    monkeypatch.setattr(telling_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(reporter_module, "MAX_OPEN", 3)
+    monkeypatch.setattr(reporter_module, "MAX_WAITING", 2)
     workers = [f"10.0.0.{key}:1" for key in range(6)]
     router = Router("one", workers=workers)
     claims = [router.send(worker, Marks((64,), (1,)), 0.0) for worker in workers]

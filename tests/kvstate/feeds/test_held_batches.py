@@ -1,5 +1,5 @@
 from kvstate.events import Batch
-from kvstate.feeds.held import HeldBatches
+from kvstate.feeds.held_batches import HeldBatches
 
 
 def batch(number: int, size_bytes: int = 0) -> Batch:

@@ -13,7 +13,7 @@ from kvstate.overlap import Prompt
 log = logging.getLogger("kvsteer.decision")
 
 
-class Watched:
+class TokenWatch:
     """What is kept of a request, by its booking, until it ends.
 
     compares: whether the usage that engines report is compared with the prediction.

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.marks import Marks, marks_of
-from extproc.routing.sent import (
+from extproc.routing.claim_table import (
     BYTES_PER_MARK,
     ENDED_CLAIMS,
     MOST_CLAIMS,
@@ -23,6 +22,7 @@ from extproc.routing.sent import (
     Holdings,
     Lifetimes,
 )
+from extproc.routing.marks import Marks, marks_of
 from extproc.running.request_path import CHOICE
 from kvstate.overlap import Prompt
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from extproc.base.errors import ConfigError
 from extproc.config.reader import MAX_FILE_BYTES, parse_workers
 from extproc.config.schema import Config
-from extproc.fleet.discovery.view import Report, Sighting, Source, listed
+from extproc.fleet.discovery.view import Sighting, Source, SourceReport, listed
 
 log = logging.getLogger("kvsteer.discovery")
 
@@ -58,7 +58,7 @@ class WorkerFile:
         self._path = path
         self._config = config
 
-    async def run(self, report: Report) -> None:
+    async def run(self, report: SourceReport) -> None:
         """Watches the file until it is cancelled."""
         taken: _Stamp | None = None
         before: _Stamp | None = None

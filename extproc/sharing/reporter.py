@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from extproc.routing.claim_table import Claim
 from extproc.routing.load import Loads
-from extproc.routing.sent import Claim
 from extproc.sharing.home_reports import HomeReports, some_of
 from extproc.sharing.messages import (
     MAX_CHALLENGES,
@@ -23,8 +23,8 @@ from extproc.sharing.messages import (
     ClaimNews,
     HomeNews,
     Keys,
-    News,
     OutlineNews,
+    RouterNews,
     WorkerNews,
     claim_news,
     encoded,
@@ -56,7 +56,7 @@ def no_homes(_: float) -> Sequence[HomeNews]:
     return ()
 
 
-class Telling:
+class Reporter:
     """Makes the messages of one router.
 
     origin: its name. incarnation: higher than that of any earlier router with this name.
@@ -225,7 +225,7 @@ class Telling:
             self._sequence += 1
             told += MAX_WORKERS
             is_all, is_whole = is_whole and told >= len(workers), is_whole and told < len(workers)
-            news = News(
+            news = RouterNews(
                 self.origin,
                 self.incarnation,
                 self._sequence,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extproc.requests.dialect import Reasoning
-from extproc.templates.told import merged_developers, merged_systems, with_reasoning
+from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
 
 USER = {"role": "user", "content": "u"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.tokenizing.declared import added_by_settings, may_be_rebuilt
+from extproc.tokenizing.tokenizer_config import added_by_settings, may_be_rebuilt
 
 
 def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None:

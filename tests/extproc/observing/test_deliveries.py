@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observing.elsewhere import (
+from extproc.observing.deliveries import (
     IS_DOWN,
     LEAST_ELSEWHERE,
     NOBODY_FOLLOWED,
