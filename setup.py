@@ -21,8 +21,9 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c", "scan.c", "persist.c"]
+SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "ends.c", "check.c", "scan.c", "persist.c"]
 HEADERS = [
+    "ends.h",
     "groups.h",
     "reader.h",
     "wire.h",

@@ -193,6 +193,49 @@ class Core(Protocol):
     def admission(self, owner: int, group: int | None) -> int:
         """Returns how blocks of a group are treated, by the stores so far; an `Admission`."""
 
+    def note_group(self, owner: int, group: int | None, block_size: int, reach: int) -> None:
+        """Notes a group that does not hold the whole prefix, as named by a store of it.
+
+        reach: how many tokens before its end a prefix needs in this group; 0 if that is not known.
+        An overlap is certain only as far as each of the owner's groups is known to hold what a
+        prefix needs: each block of the group that ends within its reach, or all there are.
+        """
+
+    def store_ends(
+        self, owner: int, hashes: list[BlockHash], group: int | None, may_repeat: bool
+    ) -> None:
+        """Adds a copy of each block of another group on the device, known by its hash alone.
+
+        A hash links it to the block that ends at the same token, which may be stored later. Blocks
+        of groups that were not noted are ignored. may_repeat: as for `store`.
+        """
+
+    def remove_end(self, owner: int, block: BlockHash, group: int | None, left: int | None) -> None:
+        """Drops one copy of a block of another group; the rules are those of `remove`."""
+
+    def begin_message(self, owner: int) -> None:
+        """Begins the next message of typed events; `start` and `apply` do so themselves."""
+
+    def may_reuse(self, owner: int, hashes: list[BlockHash], block_size: int) -> bool:
+        """Whether the engine could reuse any part of a prompt that begins with these blocks.
+
+        By what was held before this message. If it could, a store from the prompt's root may only
+        announce blocks again; else it computed them anew. True without other groups, and where the
+        answer is not known.
+        """
+
+    def announce_copies(self, owner: int) -> None:
+        """Notes that an engine announces the removal of each copy of a block; see `remove`."""
+
+    def other_groups(self, owner: int) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
+        """Returns (hashes with ends, whether all groups can be followed, classes of groups).
+
+        A class is (block size, blocks needed before the end of a prefix).
+        """
+
+    def drop_last(self, owner: int, blocks: int) -> None:
+        """Sets how many blocks at the end of what it holds an owner's engine computes again."""
+
     def forget_layout(self, owner: int) -> None:
         """Forgets what was learned of an owner's groups, layouts and media.
 
@@ -231,6 +274,10 @@ class Core(Protocol):
         names: Sequence[str],
     ) -> dict[str, Overlap]:
         """Returns the best overlap of each worker that holds the first block, by worker name.
+
+        What an owner holds is cut to what its engine can reuse, see `note_group` and `drop_last`;
+        the rest is unusable. Where blocks are uncertain or on other tiers, ends may be unknown, and
+        what they decide is uncertain.
 
         first: the extra keys of the first block. names: of workers, by number.
         """

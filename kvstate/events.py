@@ -78,10 +78,28 @@ class BlocksCopied(msgspec.Struct, frozen=True):
 class OtherGroupStored(msgspec.Struct, frozen=True):
     """Stored blocks of an attention group that does not hold the whole prefix (a window, a state).
 
-    They are not indexed, and neither are blocks of later events of this group that name no kind.
+    They are not indexed, and neither are blocks of later events of this group that name no kind;
+    but it is noted at which blocks of the prefix they end, since an engine reuses a prefix only
+    where each group holds what it needs. The hash of such a block is that of the full-attention
+    block that ends at the same token.
+
+    reach: how many tokens before its end a prefix needs in this group; 0 if that is not known.
+    is_root: the chain begins at a prompt's start. is_sparse: there are more tokens than the blocks
+    hold, since not all blocks of the chain are kept.
     """
 
     group: int | None = None
+    hashes: list[BlockHash] = []
+    block_size: int = 0
+    reach: int = 0
+    medium: str = "GPU"
+    is_root: bool = False
+    is_sparse: bool = False
+
+    @property
+    def need(self) -> int:
+        """How many blocks before its end a prefix needs in this group."""
+        return (self.reach - 1) // (self.block_size or 1) + 1
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True):
@@ -105,7 +123,7 @@ Event = BlocksStored | BlocksCopied | OtherGroupStored | BlocksRemoved | AllClea
 
 def blocks_of(event: Event) -> int:
     """Returns how many blocks an event names."""
-    return 0 if isinstance(event, OtherGroupStored | AllCleared) else len(event.hashes)
+    return 0 if isinstance(event, AllCleared) else len(event.hashes)
 
 
 class EventBatch(msgspec.Struct, frozen=True):

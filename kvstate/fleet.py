@@ -19,6 +19,7 @@ from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
 from kvstate.owner import Owner
+from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
 
 log = logging.getLogger("kvsteer.feed")
@@ -119,6 +120,7 @@ class FollowedWorkers:
         self._shared = SharedByFeeds(Turns(), ReplaySlots(), clock, chance, times=times)
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
+        self._rules: dict[str, ReuseRules] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._unchanged = asyncio.Lock()  # a rank is saved, or blocks of it expire
         self._expiring: asyncio.Task[None] | None = None
@@ -139,6 +141,7 @@ class FollowedWorkers:
         """
         if worker in self._followed:
             raise ValueError(f"{worker} is followed already")
+        self._rules.setdefault(worker, NO_RULES)
         for number, name in adapters:
             self._adapters.setdefault(name, {}).setdefault(number, set()).add(worker)
         if self._expiring is None:
@@ -167,6 +170,7 @@ class FollowedWorkers:
         emptied, cut = (
             functools.partial(tell, place.worker) for tell in (self._emptied, self._cut)
         )
+        owner.note_rules(self._rules[owner.worker])
         feed = Feed(transport.recovery)
         restoring = None if saved is None else functools.partial(_restoring, owner, saved)
         subscriber = Subscriber(place, feed, owner, transport, shared, emptied, cut, restoring)
@@ -194,7 +198,7 @@ class FollowedWorkers:
             made.append((yield from owner.saving(rows)))
 
         at = feed.saved()
-        if at is None:
+        if at is None or owner.other_groups().are_there:  # ends of other groups are not saved
             return None
         await followed.subscriber.visit(steps)
         if not made:  # its feed failed, or it was removed
@@ -232,6 +236,7 @@ class FollowedWorkers:
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
         followed = self._followed.pop(worker, [])  # before waiting: it may be added again
+        self._rules.pop(worker, None)
         self._forget_adapters(worker)
         if followed:
             releasing = asyncio.create_task(self._release(followed))
@@ -310,6 +315,18 @@ class FollowedWorkers:
     def ranks(self, worker: str) -> int:
         """Returns how many ranks of a worker are followed; 0 if it has no feeds."""
         return len(self._followed.get(worker, ()))
+
+    def note_rules(self, worker: str, rules: ReuseRules) -> None:
+        """Notes how a worker's engine announces and reuses blocks, if the worker is followed."""
+        if self._rules.get(worker, rules) != rules:
+            self._rules[worker] = rules
+            for each in self._followed[worker]:
+                each.owner.note_rules(rules)
+
+    def other_groups(self, worker: str) -> OtherGroups:
+        """Returns what is known of the other attention groups of a worker's first rank."""
+        followed = self._followed.get(worker)
+        return followed[0].owner.other_groups() if followed else OtherGroups()
 
     def batches(self, worker: str) -> int:
         """Returns how many batches a worker has sent so far, on all its feeds."""

@@ -115,13 +115,16 @@ class Overlap(NamedTuple):
     """The leading blocks of one prompt that one rank holds, without a hole.
 
     tiers: certain blocks, each counted once on its best tier. uncertain: the blocks after those.
-    Counts are in blocks of block_size tokens. rank: the worker's rank that holds them.
+    Counts are in blocks of block_size tokens. rank: the worker's rank that holds them. unusable:
+    further blocks that it holds, but that its engine cannot reuse: another attention group lacks
+    what it needs there, or a draft model makes it compute them again. They are worth nothing.
     """
 
     block_size: int
     tiers: tuple[int, int, int, int] = (0, 0, 0, 0)
     uncertain: int = 0
     rank: int = 0
+    unusable: int = 0
 
     @property
     def certain_tokens(self) -> int:
@@ -132,6 +135,16 @@ class Overlap(NamedTuple):
     def uncertain_tokens(self) -> int:
         """Tokens in uncertain blocks."""
         return self.uncertain * self.block_size
+
+    @property
+    def unusable_tokens(self) -> int:
+        """Tokens in blocks that are held and cannot be reused."""
+        return self.unusable * self.block_size
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens in all blocks, also in those that cannot be reused."""
+        return (sum(self.tiers) + self.uncertain + self.unusable) * self.block_size
 
     @property
     def rank_order(self) -> tuple[int, int, int]:
@@ -148,8 +161,8 @@ def of_any_rank(best: Overlap, least: Overlap | None = None) -> Overlap:
     """
     whole = sum(best.tiers) + best.uncertain
     if least is None or least.block_size != best.block_size:
-        return Overlap(best.block_size, uncertain=whole, rank=best.rank)
-    return Overlap(best.block_size, least.tiers, max(0, whole - sum(least.tiers)), best.rank)
+        return best._replace(tiers=(0, 0, 0, 0), uncertain=whole)
+    return best._replace(tiers=least.tiers, uncertain=max(0, whole - sum(least.tiers)))
 
 
 _TIER_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
@@ -160,7 +173,7 @@ def worth_tokens(overlap: Overlap, uncertain_weight: float = 0.5) -> float:
 
     uncertain_weight: the value of an uncertain token, as a share of a certain one.
     """
-    block_size, tiers, uncertain, _ = overlap
+    block_size, tiers, uncertain, _, _ = overlap
     device, host, disk, remote = tiers
     if not (host or disk or remote or uncertain):  # the usual case
         return block_size * device

@@ -39,7 +39,8 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.orphans import Orphan, Orphanage, orphans_of
-from kvstate.overlap import encoded
+from kvstate.overlap import Tier, encoded, tier_of
+from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedOwner
 from kvstate.turnover import Turnover
 from kvstate.wire.extras import ADMISSION_FAULTS, DOUBTFUL_GROUP, Admission, missed_of
@@ -149,6 +150,7 @@ class Owner:
         self._block_sizes = 0  # how often a block size was learned
         self._may_be_uncertain = False  # whether any of its blocks may be uncertain
         self._turnover = Turnover()
+        self._rules = NO_RULES
         self._counts: Counter[str] = Counter()
         self._names_salts: bool | None = None
         self._names_loras: bool | None = None
@@ -219,6 +221,17 @@ class Owner:
         """Sets whether its certain blocks count as certain now."""
         self.trusted = trusted
 
+    def note_rules(self, rules: ReuseRules) -> None:
+        """Notes how its engine announces and reuses blocks; what its feed showed still holds."""
+        self._rules = rules
+        self._core.drop_last(self.number, rules.draft_drop)
+        if rules.announces_copies:
+            self._core.announce_copies(self.number)
+
+    def other_groups(self) -> OtherGroups:
+        """Returns what is known of its other attention groups."""
+        return OtherGroups(*self._core.other_groups(self.number))
+
     def applying(self, body: Body) -> Generator[None, None, BatchResult]:
         """Applies one message of the feed in steps, by the core if its format is as expected.
 
@@ -232,6 +245,8 @@ class Owner:
         done, events, clears, faults = outcome or NOTHING_APPLIED
         removal_lost = False
         if done != events:  # the rest is for the decoder
+            if outcome is None:
+                self._core.begin_message(self.number)
             batch = (yield from decoding(body, done)) if isinstance(body, bytes) else body
             faults += batch.faults + (yield from self.applying_events(batch.events))
             clears, removal_lost = clears or batch.clears, batch.removal_lost
@@ -259,6 +274,7 @@ class Owner:
         self._names_salts = self._names_loras = None
         self._stored.numbered.pop(self, None)
         self._core.forget_layout(self.number)
+        self.note_rules(self._rules)
         yield from self._clearing()
 
     def demoting(self) -> Generator[None, None, None]:
@@ -386,6 +402,8 @@ class Owner:
                     yield from self._storing(event)
             case OtherGroupStored():
                 admission = self._core.admit(self.number, event.group, OTHER_KIND)
+                if admission == Admission.OTHER_GROUP:
+                    yield from self._storing_ends(event)
             case BlocksCopied():
                 admission = self._core.admission(self.number, event.group)
                 if admission == Admission.INDEXED:
@@ -404,8 +422,9 @@ class Owner:
     def _storing(self, event: BlocksStored) -> Generator[None, None, None]:
         self._note_layout(event)
         self._stored.note(self, event)
+        may_repeat = event.parent is None and self._may_reuse(event)
         for piece in self._pieces(event):
-            result = self._store(piece, may_repeat=event.parent is None)
+            result = self._store(piece, may_repeat=may_repeat)
             if result == StoreResult.UNKNOWN_PARENT:
                 yield from self._parking(event)
             if result != StoreResult.STORED:
@@ -490,10 +509,36 @@ class Owner:
             MAY_REPEAT,  # what brought its parent may have announced it again, too
         )
 
+    def _storing_ends(self, event: OtherGroupStored) -> Generator[None, None, None]:
+        """Notes a group, and the blocks of it that are on the device."""
+        if tier_of(event.medium) is not Tier.DEVICE:
+            return
+        if event.block_size or event.hashes:
+            self._core.note_group(self.number, event.group, event.block_size, event.reach)
+        may_repeat = event.is_root and not event.is_sparse and self._may_reuse(event)
+        if may_repeat and len(event.hashes) > event.need:
+            return  # it announces what it reuses, and names blocks that it does not hold
+        for begin in range(0, len(event.hashes), _COPIES):
+            before = self._core.status(self.number)["over_limit"]
+            some = event.hashes[begin : begin + _COPIES]
+            self._core.store_ends(self.number, some, event.group, may_repeat)
+            if self._core.status(self.number)["over_limit"] > before:
+                return
+            yield
+
+    def _may_reuse(self, event: OtherGroupStored | BlocksStored) -> bool:
+        """Whether the engine could have reused any part of the prompt of this store before."""
+        return self._core.may_reuse(self.number, event.hashes, event.block_size)
+
     def _removing(self, event: BlocksRemoved) -> Generator[None, None, None]:
         lefts = event.remaining_copies or repeat(None, len(event.hashes))
+        admission = self._core.admission(self.number, event.group)
+        is_end = admission == Admission.OTHER_GROUP and tier_of(event.medium) is Tier.DEVICE
         for block, left in zip(event.hashes, lefts, strict=True):
             yield
+            if is_end:
+                self._core.remove_end(self.number, block, event.group, left)
+                continue
             held = self._core.remove(self.number, block, event.medium, event.group, left)
             if held or self.orphans.remove(event.medium, event.group, block):
                 continue

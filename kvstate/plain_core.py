@@ -25,6 +25,7 @@ from kvstate.core import (
 )
 from kvstate.events import BlockHash
 from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
+from kvstate.plain_ends import EndClass, Ends, leading
 from kvstate.plain_rows import Learned, Row, encoded, learned_in, rows_in
 from kvstate.wire.extras import Admission, Groups
 
@@ -127,6 +128,14 @@ class Segment:
     def forget_repeats(self, pool: BlockPool, block: BlockHash) -> None:
         """Notes that the number of the block's copies is known."""
         self._repeats.discard((pool, block))
+
+    def keys_on_device(self, block: BlockHash) -> list[int]:
+        """Returns the keys of the blocks held under this hash on the device."""
+        return [
+            blocks[block]
+            for pool, blocks in self._pools.items()
+            if pool.tier is Tier.DEVICE and block in blocks
+        ]
 
     def place(self, medium: str, group: int | None, block: BlockHash) -> BlockPool | None:
         """Returns the pool in which a block is held, for its removal."""
@@ -300,6 +309,8 @@ class _Owner:
     block_size: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     groups: Groups = field(default_factory=Groups)
+    ends: Ends | None = None  # of other groups, if it has any
+    last_drop: int = 0
     removing: set[str] = field(default_factory=lambda: set(REMOVING_MEDIA))
     aging: set[str] = field(default_factory=set)  # media doubted at their first block
     age: int = 1
@@ -320,6 +331,16 @@ class _Owner:
     @property
     def blocks(self) -> int:
         return len(self.certain) + len(self.uncertain)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its overlaps may have to be cut."""
+        return self.ends is not None or self.last_drop > 0
+
+    def is_full(self, more: int) -> bool:
+        """Whether this many more blocks or ends are too many."""
+        ends = len(self.ends.entries) if self.ends else 0
+        return self.blocks + ends + more > self.limit_blocks
 
     def find(self, block: BlockHash) -> tuple[Segment, BlockPool, int] | None:
         """Returns segment, pool and key of a block held under this hash, a certain one first.
@@ -372,6 +393,8 @@ class PlainCore:
 
     def clear_some(self, owner: int, work: int) -> bool:
         held, most = self._owners[owner], 1 + work // _WORK_PER_BLOCK
+        if held.ends:
+            held.ends.entries.clear()
         if not (held.certain.clear(most) and held.uncertain.clear(most)):
             return False
         held.aging.clear()
@@ -379,6 +402,8 @@ class PlainCore:
 
     def demote_some(self, owner: int, work: int) -> bool:
         held = self._owners[owner]
+        if held.ends:
+            held.ends.entries.clear()
         is_done = held.certain.move_to(held.uncertain, 1 + work // _WORK_PER_BLOCK)
         if is_done:  # a store between two removals may have been lost
             held.mark += 1
@@ -405,7 +430,7 @@ class PlainCore:
         found = None if parent is None else held.find(parent)
         if parent is not None and found is None:
             return StoreResult.UNKNOWN_PARENT
-        if held.blocks + len(hashes) > held.limit_blocks:
+        if held.is_full(len(hashes)):
             held.counts["over_limit"] += 1
             return StoreResult.OVER_LIMIT
         root = root_key(self._secret, self._seeds[held.model], lora, block_size)
@@ -429,7 +454,7 @@ class PlainCore:
                 continue
             if tier_of(medium) is Tier.HOST:
                 held.removing.add(medium)
-            if held.blocks >= held.limit_blocks:
+            if held.is_full(1):
                 held.counts["over_limit"] += 1
                 return
             segment, source, key = found
@@ -458,8 +483,58 @@ class PlainCore:
     def admission(self, owner: int, group: int | None) -> Admission:
         return self._owners[owner].groups.admission(group)
 
+    def note_group(self, owner: int, group: int | None, block_size: int, reach: int) -> None:
+        held = self._owners[owner]
+        if group is not None:
+            held.ends = held.ends or Ends()
+            held.ends.note_group(group, block_size, reach)
+
+    def store_ends(
+        self, owner: int, hashes: list[BlockHash], group: int | None, may_repeat: bool
+    ) -> None:
+        held = self._owners[owner]
+        if held.ends is None or group not in held.ends.groups:
+            return
+        for block in hashes:
+            if block not in held.ends.entries and held.is_full(1):
+                held.counts["over_limit"] += 1
+                return
+            held.ends.store(block, group, may_repeat=may_repeat)
+
+    def remove_end(self, owner: int, block: BlockHash, group: int | None, left: int | None) -> None:
+        held = self._owners[owner]
+        if held.ends is not None and group in held.ends.groups:
+            held.copies_announced |= held.ends.remove(
+                block, group, left, copies_announced=held.copies_announced
+            )
+
+    def begin_message(self, owner: int) -> None:
+        ends = self._owners[owner].ends
+        if ends is not None:
+            ends.begin_message()
+
+    def may_reuse(self, owner: int, hashes: list[BlockHash], block_size: int) -> bool:
+        held = self._owners[owner]
+        if held.ends is None:
+            return True
+        return held.ends.may_reuse(hashes, block_size, lambda block: held.find(block) is not None)
+
+    def other_groups(self, owner: int) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
+        ends = self._owners[owner].ends
+        if ends is None:
+            return 0, True, ()
+        classes = tuple((its.block_size, its.need) for its in ends.classes)
+        return len(ends.entries), not ends.is_inexact, classes
+
+    def drop_last(self, owner: int, blocks: int) -> None:
+        self._owners[owner].last_drop = blocks
+
+    def announce_copies(self, owner: int) -> None:
+        self._owners[owner].copies_announced = True
+
     def forget_layout(self, owner: int) -> None:
         self._owners[owner].groups.forget()
+        self._owners[owner].ends = None
         self._owners[owner].removing = set(REMOVING_MEDIA)
         self._owners[owner].copies_announced = False
 
@@ -494,6 +569,9 @@ class PlainCore:
             for owner in self._owners.values():
                 if first_bits >> owner.first_bit & 0xFF:
                     overlap = _count(runs, owner, block_size)
+                    if owner.is_cut:
+                        keys = list(chain(root, tokens, block_size, first, _held_of(overlap)))
+                        overlap = _cut(owner, overlap, runs, keys)
                     known = best.get(names[owner.worker])
                     if known is None or overlap.rank_order > known.rank_order:
                         best[names[owner.worker]] = overlap
@@ -661,12 +739,22 @@ def _doubt(owner: _Owner, pool: BlockPool, block: BlockHash, copies: int) -> Non
         owner.uncertain.note_repeat(pool, block)
 
 
-def _count(runs: Sequence[tuple[int, int]], owner: _Owner, block_size: int) -> Overlap:
+def _count(
+    runs: Sequence[tuple[int, int]],
+    owner: _Owner,
+    block_size: int,
+    limit: int = sys.maxsize,
+    *,
+    is_certain: bool = True,
+) -> Overlap:
+    """Counts at most `limit` blocks; is_certain: whether any of them may be certain."""
     tiers = [0, 0, 0, 0]
     uncertain = 0
-    certain_so_far = owner.trusted
+    certain_so_far = owner.trusted and is_certain
     believed = ~owner.doubted
-    for bits, length in runs:
+    for bits, whole_length in runs:
+        length = min(whole_length, limit)
+        limit -= length
         certain = bits >> owner.first_bit & 0xF & believed
         if certain_so_far and certain:
             tiers[(certain & -certain).bit_length() - 1] += length
@@ -676,3 +764,44 @@ def _count(runs: Sequence[tuple[int, int]], owner: _Owner, block_size: int) -> O
         else:
             break
     return Overlap(block_size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain, owner.rank)
+
+
+def _held_of(overlap: Overlap) -> int:
+    """Returns how many blocks of a prompt are held."""
+    return sum(overlap.tiers) + overlap.uncertain
+
+
+def _cut(
+    owner: _Owner, overlap: Overlap, runs: Sequence[tuple[int, int]], keys: Sequence[int]
+) -> Overlap:
+    """Cuts an owner's overlap to what its engine can reuse; see `kvstate.core.Core.overlaps`."""
+    held, ends = len(keys), owner.ends
+    limit = max(0, held - owner.last_drop)
+    if ends is None:
+        return _count(runs, owner, overlap.block_size, limit)._replace(unusable=held - limit)
+    device = 0 if owner.doubted & 1 else 1 << owner.first_bit
+    known = leading([bool(bits & device) for bits, length in runs for _ in range(length)])
+    whole = limit
+    if ends.shows_reuse(overlap.block_size):
+        complete = {its: _complete_keys(owner, ends, its) for its in ends.classes}
+        whole = ends.reusable(
+            overlap.block_size,
+            min(known, limit),
+            lambda at, its: keys[at - 1] in complete[its],
+        )
+    is_exact = ends.is_exact(overlap.block_size)
+    found = _count(runs, owner, overlap.block_size, whole, is_certain=is_exact)
+    if known < limit:
+        found = found._replace(uncertain=found.uncertain + limit - whole)
+        whole = limit
+    return found._replace(unusable=held - whole)
+
+
+def _complete_keys(owner: _Owner, ends: Ends, its: EndClass) -> set[int]:
+    """Returns the keys of certain blocks on the device at whose end a class is complete."""
+    return {
+        key
+        for block in ends.entries
+        if ends.is_complete(block, its)
+        for key in owner.certain.keys_on_device(block)
+    }

@@ -34,7 +34,9 @@ TESTED = (
     "wire/test_groups.py",
     "test_index.py",
     "test_index_by_oracle.py",
+    "test_hybrid_by_oracle.py",
     "test_index_messages.py",
+    "test_other_groups.py",
     "test_plain_core.py",
     "test_scan.py",
 )

@@ -406,9 +406,10 @@ class Computed:
             return
         self._remaining_tokens -= len(prompt.tokens)
         overlap = self._overlaps(prompt).get(worker.name)
-        held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
-        if overlap is not None and held >= usable_tokens(prompt.tokens, overlap.block_size):
+        usable = usable_tokens(prompt.tokens, 1 if overlap is None else overlap.block_size)
+        if overlap is not None and overlap.held_tokens >= usable:
             self._pins.note_computed(worker, booking, prompt, overlap)
             self._loads.note_computed(booking, now)
         elif is_first and not booking.is_sure:
+            held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
             self._loads.revise(booking, len(prompt.tokens) - held)

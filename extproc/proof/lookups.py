@@ -51,8 +51,8 @@ class SentRequest:
 
 
 def held_tokens(overlap: Overlap | None) -> int:
-    """Returns how many tokens of a prompt a worker holds, certain or not."""
-    return 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
+    """Returns how many tokens of a prompt a worker holds, certain or not, usable or not."""
+    return 0 if overlap is None else overlap.held_tokens
 
 
 class Lookups:

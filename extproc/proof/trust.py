@@ -231,8 +231,7 @@ class Proofs:
 
 def _uncertain(overlap: Overlap) -> Overlap:
     """Returns an overlap of which nothing is certain."""
-    size, tiers, uncertain, rank = overlap
-    return Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
+    return overlap._replace(tiers=(0, 0, 0, 0), uncertain=sum(overlap.tiers) + overlap.uncertain)
 
 
 def _logged_state(proof: TokenProof) -> tuple[Proof, bool]:

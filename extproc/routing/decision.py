@@ -421,7 +421,7 @@ def _tokens_of(name: str, held: Sequence[Mapping[str, Overlap]]) -> tuple[int, i
     for each in held:
         overlap = each.get(name)
         if overlap is not None:
-            size, tiers, behind, _ = overlap
+            size, tiers, behind, _, _ = overlap
             certain += size * sum(tiers)
             uncertain += size * behind
     return certain, uncertain

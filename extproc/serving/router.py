@@ -381,9 +381,8 @@ class Router:
         if overlap is None:
             is_announced = usable_tokens(tokens, self._candidates.block_size(picked.worker)) > 0
             return prompts[0] if is_announced else None
-        size, tiers, uncertain, _ = overlap
-        if sum(tiers) + uncertain >= (len(tokens) - 1) // size:
-            return None  # all usable blocks are cached already, or there are none
+        if overlap.held_tokens >= usable_tokens(tokens, overlap.block_size):
+            return None  # all its blocks are held already, or there are none
         return prompts[0]
 
     def _show(self, decision: Decision, query: Query) -> None:

@@ -17,10 +17,40 @@ static const char *check_pool(Index *index, uint32_t number, Pool *pool, uint32_
     return NULL;
 }
 
+/* Verifies the holders of complete classes for the blocks of one pool. */
+static const char *check_ends(Index *index, uint32_t number, Pool *pool, uint64_t *pairs) {
+    Owner *owner = &index->owners[number];
+    Table *blocks = &pool->blocks[owner->certain];
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &owner->ends->entries.shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            uint32_t classes = shard->tags[at] & END_CLASSES;
+            if (!shard->extras[at]) return "an entry of ends has none";
+            if (!owner->ends->is_linking && classes != ends_complete(owner->ends, shard->extras[at]))
+                return "an entry of ends links other classes than are complete";
+            Slot block = table_find(blocks, shard->keys[at]);
+            for (uint32_t class = 0; block.shard && class < MAX_END_CLASSES; class++) {
+                if (!(classes >> class & 1)) continue;
+                Slot row = table_find(&index->rows, block.shard->extras[block.at]);
+                if (!row.shard || !sets_contain(&index->sets, row.shard->tags[row.at],
+                                                index_end_holder(number, class)))
+                    return "a complete class is missing in its row";
+                ++*pairs;
+            }
+        }
+    }
+    return NULL;
+}
+
 static const char *check_owner(Index *index, uint32_t number, uint64_t *pairs) {
     Owner *owner = &index->owners[number];
     size_t blocks = 0;
     for (uint32_t n = 0; n < owner->pool_count; n++) {
+        if (owner->ends && !owner->pools[n]->tier) {
+            const char *fault = check_ends(index, number, owner->pools[n], pairs);
+            if (fault) return fault;
+        }
         for (uint32_t segment = 0; segment < SEGMENTS; segment++) {
             const char *fault = check_pool(index, number, owner->pools[n], segment, pairs);
             if (fault) return fault;

@@ -37,6 +37,7 @@ void index_free(Index *index) {
     for (uint32_t n = 0; n < index->owner_count; n++) {
         owner_free(&index->owners[n]);
         groups_forget(&index->owners[n].groups);
+        ends_free(index, n);
     }
     for (uint32_t n = 0; n < index->model_count; n++) free(index->models[n].sizes);
     free(index->owners);
@@ -52,6 +53,7 @@ size_t index_bytes(const Index *index) {
     bytes += sets_bytes(&index->sets);
     for (uint32_t n = 0; n < index->owner_count; n++) {
         const Owner *owner = &index->owners[n];
+        if (owner->ends) bytes += sizeof *owner->ends + table_bytes(&owner->ends->entries);
         for (uint32_t pool = 0; pool < owner->pool_count; pool++)
             for (int segment = 0; segment < SEGMENTS; segment++)
                 bytes += table_bytes(&owner->pools[pool]->blocks[segment]);
@@ -215,8 +217,15 @@ static void count_block(Index *index, Owner *owner, const Pool *pool, int change
     size_find(&index->models[owner->model], pool->block_size)->blocks += change;
 }
 
+/* Whether ends of other groups may belong to blocks of this pool and segment. */
+static bool has_ends(const Owner *owner, const Pool *pool, uint32_t segment) {
+    return owner->ends && segment == owner->certain && !pool->tier;
+}
+
 /* Drops all copies of the hash in this slot. */
 static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, Slot slot) {
+    if (has_ends(&index->owners[owner], pool, segment))
+        ends_drop_block(index, owner, slot.shard->keys[slot.at], slot.shard->extras[slot.at]);
     row_release(index, index_holder(owner, segment, pool->tier), slot.shard->extras[slot.at]);
     table_remove(&pool->blocks[segment], slot);
     count_block(index, &index->owners[owner], pool, -1);
@@ -253,13 +262,12 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
         return false;
     }
     count_block(index, owner, pool, 1);
+    if (has_ends(owner, pool, segment)) ends_hold_block(index, number, pool, hash, key);
     return true;
 }
 
-/* Finds a block under this hash, a certain one first; NULL if it is not held. `segment` is where
- * its children belong. */
-static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *segment,
-                            uint64_t *key) {
+const Pool *index_find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *segment,
+                           uint64_t *key) {
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
         *segment = owner->certain ^ uncertain;
         index->work += owner->pool_count;
@@ -295,12 +303,12 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     owner->block_size = block_size;
     uint64_t key = index_root(index, owner->model, stored->lora, block_size);
     uint32_t again = stored->may_repeat ? MAY_BE_FEWER : 0;
-    if (stored->has_parent && !find_key(index, owner, stored->parent, &segment, &key))
+    if (stored->has_parent && !index_find_key(index, owner, stored->parent, &segment, &key))
         return INDEX_UNKNOWN_PARENT;
     if (!index_widen(index, block_size)) return INDEX_NO_MEMORY;
     Pool *pool = pool_find(owner, &stored->pool);
     IndexResult result = INDEX_OK;
-    if (owner->blocks + stored->count + stored->following > owner->limit_blocks)
+    if (index_is_full(owner, (size_t)stored->count + stored->following))
         result = INDEX_OVER_LIMIT;
     else if (!pool)
         result = pool_make(index, owner, &stored->pool, &pool);
@@ -319,13 +327,13 @@ static IndexResult copy_block(Index *index, uint32_t number, PoolName name, uint
     Owner *owner = &index->owners[number];
     uint32_t segment;
     uint64_t key;
-    const Pool *source = find_key(index, owner, hash, &segment, &key);
+    const Pool *source = index_find_key(index, owner, hash, &segment, &key);
     if (!source) {
         owner->copied_unknown++;
         return INDEX_OK;
     }
     if (name.tier == HOST_TIER) note_removals(owner, name.medium);
-    if (owner->blocks >= owner->limit_blocks) return INDEX_OVER_LIMIT;
+    if (index_is_full(owner, 1)) return INDEX_OVER_LIMIT;
     name.block_size = source->block_size;
     Pool *pool = pool_find(owner, &name);
     IndexResult result = pool ? INDEX_OK : pool_make(index, owner, &name, &pool);
@@ -368,6 +376,12 @@ static void drop_copy(Index *index, uint32_t number, Pool *pool, uint32_t segmen
         slot.shard->tags[slot.at] = tag;
 }
 
+void index_announce_copies(Owner *owner) {
+    if (owner->copies_announced) return;
+    owner->copies_announced = true;
+    owner->restoring = 2; /* this age may have begun */
+}
+
 /* Removes a block, or a copy of it. */
 static void remove_from(Index *index, uint32_t number, uint32_t at, uint32_t segment, Slot slot,
                         uint32_t left) {
@@ -375,10 +389,8 @@ static void remove_from(Index *index, uint32_t number, uint32_t at, uint32_t seg
     Pool *pool = owner->pools[at];
     bool is_aging = has_medium(owner->aging, pool->medium);
     uint32_t tag = slot.shard->tags[slot.at], copies = is_aging ? 1 : tag & MAX_COPIES;
-    if (!is_aging && left == NOT_TOLD && is_marked(owner, tag) && !owner->copies_announced) {
-        owner->copies_announced = true; /* removed twice, without a store between */
-        owner->restoring = 2;           /* this age may have begun */
-    }
+    if (!is_aging && left == NOT_TOLD && is_marked(owner, tag))
+        index_announce_copies(owner); /* removed twice, without a store between */
     if (left == NOT_TOLD ? copies == 1 : !left) {
         owner->removed_certain += segment == owner->certain;
         forget(index, number, pool, segment, slot);
@@ -476,6 +488,7 @@ static IndexResult empty_segment(Index *index, uint32_t number, Pool *pool, uint
 
 IndexResult index_clear_some(Index *index, uint32_t number) {
     Owner *owner = &index->owners[number];
+    if (ends_clear_some(index, number) == INDEX_MORE) return INDEX_MORE;
     for (uint32_t n = 0; n < owner->pool_count; n++)
         for (uint32_t segment = 0; segment < SEGMENTS; segment++)
             if (empty_segment(index, number, owner->pools[n], segment, segment) == INDEX_MORE)
@@ -496,7 +509,9 @@ void index_clear(Index *index, uint32_t number) {
 void index_remove_owner(Index *index, uint32_t number) {
     index_clear(index, number);
     groups_forget(&index->owners[number].groups);
+    ends_free(index, number);
     index->owners[number].present = false;
+    index_note_cut(index, number);
 }
 
 static bool segment_is_empty(const Owner *owner, uint32_t segment) {
@@ -514,6 +529,7 @@ static void next_mark(Owner *owner) {
 IndexResult index_demote_some(Index *index, uint32_t number) {
     Owner *owner = &index->owners[number];
     uint32_t from = owner->certain;
+    if (ends_clear_some(index, number) == INDEX_MORE) return INDEX_MORE;
     if (segment_is_empty(owner, from ^ 1)) {
         owner->certain ^= 1;
         next_mark(owner);

@@ -2,7 +2,8 @@
  *
  * A rank ("owner") has blocks in pools (medium, group, block size), each with two maps from engine
  * hash to block key and count of copies: one for each segment, certain and uncertain. A row of the
- * index maps a block key to the set of its holders; a holder is (owner, segment, tier).
+ * index maps a block key to the set of its holders; a holder is (owner, segment, tier), or (owner,
+ * class of other groups) where those groups hold what a prefix that ends there needs (ends.h).
  *
  * Invariants, which index_check() verifies:
  *  1. a holder is in the set of a key's row if and only if some hash of that owner, in that segment
@@ -11,13 +12,17 @@
  *  3. each set counts its rows;
  *  4. each model counts its blocks and pools of each block size, and has none without a pool; each
  *     owner counts its blocks;
- *  5. after a removal or an age, no pool is empty.
+ *  5. after a removal or an age, no pool is empty;
+ *  6. the holder (owner, class of other groups) is in the set of a key's row if and only if some hash
+ *     with that key has a certain block of that owner on the device, and the class is complete in
+ *     the entry of that hash (ends.h); `sharers` counts such hashes as well.
  * Input from outside is checked before it gets here; the invariants still hold after a function
  * returned INDEX_NO_MEMORY.
  */
 #ifndef KVSTEER_INDEX_H
 #define KVSTEER_INDEX_H
 
+#include "ends.h"
 #include "groups.h"
 #include "sets.h"
 
@@ -70,6 +75,7 @@ typedef struct {
     uint64_t seed;
     SizeInUse *sizes;
     uint32_t size_count;
+    uint32_t cut_owners; /* whose overlaps may have to be cut, see lookup.c */
 } Model;
 
 typedef struct {
@@ -83,6 +89,9 @@ typedef struct {
     uint32_t pool_count;
     size_t blocks, limit_blocks; /* how many it holds, and its limit */
     Groups groups;
+    Ends *ends;         /* of other attention groups; NULL if there are none */
+    uint32_t last_drop; /* matched blocks at the end that the engine computes again */
+    bool is_cut;        /* whether its model counts it among the cut owners */
     int8_t names_salts, names_loras; /* whether stores could name them: -1 unknown, 0 no, 1 yes */
     uint32_t removing; /* media whose removals are announced, one bit each */
     uint32_t aging;    /* media that were doubted when their first block arrived */
@@ -138,6 +147,7 @@ typedef struct {
     uint32_t tiers[TIERS];
     uint32_t uncertain;
     uint32_t rank;
+    uint32_t unusable; /* held after those, but the engine cannot reuse them */
 } Overlap;
 
 bool index_init(Index *index, uint64_t secret, size_t limit_blocks);
@@ -161,6 +171,12 @@ bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, 
 /* Checks up to this many more slots of doubted media, and forgets blocks last stored before this
  * age; returns true once all are checked: the next age has begun. */
 bool index_expire(Index *index, uint32_t owner, size_t slots);
+/* Finds a block under this hash, a certain one first; NULL if it is not held. `segment` is where
+ * its children belong. */
+const Pool *index_find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *segment,
+                           uint64_t *key);
+/* Notes that the removal of each copy is announced. */
+void index_announce_copies(Owner *owner);
 /* Forgets what was learned of an owner's media and copies: it may be another engine. */
 void index_forget_media(Index *index, uint32_t owner);
 /* Adds a block as it was saved, which the owner must not have yet; see persist.h. */
@@ -171,7 +187,39 @@ uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t lengt
 /* Returns the violated invariant, or NULL; slow. */
 const char *index_check(Index *index);
 
+/* ends.c */
+
+/* Notes a group by a store of it, and how many tokens before its end a prefix needs (NO_REACH: not
+ * known); returns INDEX_MORE if it has to be called again with the same. */
+IndexResult ends_note(Index *index, uint32_t owner, int64_t group, uint32_t block_size,
+                      uint32_t reach);
+/* How many blocks of a group a prefix needs before its end; UINT32_MAX for unknown groups. */
+uint32_t ends_need(const Index *index, uint32_t owner, int64_t group);
+/* Adds a copy of an end, or drops one, as for blocks. */
+IndexResult ends_store(Index *index, uint32_t owner, int64_t group, uint64_t hash, bool may_repeat);
+void ends_remove(Index *index, uint32_t owner, int64_t group, uint64_t hash, uint32_t left);
+/* Whether the engine may have been able to reuse a part of a prompt that begins with these blocks,
+ * before this message: true if that is not known. */
+bool ends_may_reuse(Index *index, uint32_t owner, const uint64_t *hashes, uint32_t count,
+                    uint32_t block_size);
+/* Notes that a certain block on the device is held from now on, or will be dropped. */
+void ends_hold_block(Index *index, uint32_t owner, const Pool *pool, uint64_t hash, uint64_t key);
+void ends_drop_block(Index *index, uint32_t owner, uint64_t hash, uint64_t key);
+/* Forgets all ends, until the limit of work. */
+IndexResult ends_clear_some(Index *index, uint32_t owner);
+/* Forgets the groups as soon as no end is left. */
+void ends_forget_groups(Index *index, uint32_t owner);
+/* Frees all; no row must have a holder of a class. */
+void ends_free(Index *index, uint32_t owner);
+
 /* lookup.c */
+
+/* A run of blocks that have the same holders. */
+typedef struct {
+    SetId set;
+    uint32_t begin, end; /* in blocks of the prompt */
+    uint32_t bits;       /* of one owner, by the low bits of its holders */
+} Run;
 
 /* Memory that lookups reuse; all zero at first. */
 typedef struct {
@@ -182,8 +230,9 @@ typedef struct {
     Overlap *overlaps; /* by owner */
     uint32_t *place;   /* by worker: 1 + index of its overlap in `answer`, or 0 */
     Overlap *answer;
+    Run *runs; /* of the prompt, where an overlap may have to be cut */
     uint64_t run;
-    uint32_t owners, workers;
+    uint32_t owners, workers, run_room;
 } LookupSpace;
 
 typedef struct {
@@ -199,8 +248,30 @@ typedef struct {
 int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt);
 void lookup_free(LookupSpace *space);
 
+/* An owner's holders: one for each segment and tier, then one for each class of other groups. */
+#define HOLDERS 16u
+#define FIRST_END (SEGMENTS * TIERS)
+
 static inline Holder index_holder(uint32_t owner, uint32_t segment, uint32_t tier) {
-    return owner * 8 + segment * TIERS + tier;
+    return owner * HOLDERS + segment * TIERS + tier;
+}
+
+static inline Holder index_end_holder(uint32_t owner, uint32_t class) {
+    return owner * HOLDERS + FIRST_END + class;
+}
+
+/* Counts an owner among those whose overlaps may have to be cut, if it is one. */
+static inline void index_note_cut(Index *index, uint32_t number) {
+    Owner *owner = &index->owners[number];
+    bool is_cut = owner->present && (owner->ends || owner->last_drop);
+    if (is_cut != owner->is_cut) index->models[owner->model].cut_owners += is_cut ? 1 : -1u;
+    owner->is_cut = is_cut;
+}
+
+/* Whether this many more blocks or ends are too many. */
+static inline bool index_is_full(const Owner *owner, size_t more) {
+    size_t ends = owner->ends ? owner->ends->entries.used : 0;
+    return owner->blocks + ends + more > owner->limit_blocks;
 }
 
 static inline uint64_t index_child(const Index *index, uint64_t parent, const uint32_t *tokens,

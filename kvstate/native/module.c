@@ -29,6 +29,7 @@ typedef struct {
     Py_buffer view;   /* the payload; its obj is NULL if there is none */
     PyObject *faults; /* a list of names */
     bool parsed, clears;
+    bool may_repeat; /* the blocks of the present event may only be announced again */
     size_t done;     /* events */
     uint32_t offset; /* blocks of the next event that are done */
 } Message;
@@ -394,10 +395,117 @@ static PyObject *core_admission(Core *self, PyObject *const *given, Py_ssize_t c
     return PyLong_FromLong(groups_admission(&owner->groups, group));
 }
 
+/* The block size and reach of a group, each 0 for None. */
+static bool size_of(PyObject *object, uint32_t *size) {
+    unsigned long value = object == Py_None ? 0 : PyLong_AsUnsignedLong(object);
+    if (!PyErr_Occurred() && value > MAX_WINDOW)
+        PyErr_SetString(PyExc_ValueError, "more tokens than a window has");
+    *size = (uint32_t)value;
+    return !PyErr_Occurred();
+}
+
+static PyObject *core_note_group(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 4)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    int64_t group;
+    uint32_t block_size, reach;
+    if (!owner || !group_of(given[1], &group) || !size_of(given[2], &block_size) ||
+        !size_of(given[3], &reach))
+        return NULL;
+    index_begin(&self->index, UINT64_MAX);
+    IndexResult noted = ends_note(&self->index, number_of(self, owner), group, block_size, reach);
+    return noted == INDEX_NO_MEMORY ? PyErr_NoMemory() : constant(Py_None);
+}
+
+static PyObject *core_store_ends(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 4)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    int64_t group;
+    uint64_t *memory = NULL;
+    Stored stored = {0};
+    IndexResult result = INDEX_OK;
+    int may_repeat = PyObject_IsTrue(given[3]);
+    bool sound = owner && may_repeat >= 0 && group_of(given[2], &group) &&
+                 blocks_of(self, given[1], Py_None, &stored, &memory);
+    for (uint32_t n = 0; sound && n < stored.count && result == INDEX_OK; n++)
+        result = ends_store(&self->index, number_of(self, owner), group, memory[n], may_repeat);
+    PyMem_Free(memory);
+    if (!sound) return NULL;
+    if (result == INDEX_OVER_LIMIT) owner->over_limit++;
+    return result == INDEX_NO_MEMORY ? PyErr_NoMemory() : constant(Py_None);
+}
+
+static PyObject *core_remove_end(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 4)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    int64_t group;
+    uint64_t hash, left = NOT_TOLD;
+    if (!owner || !hash_of(self, given[1], &hash) || !group_of(given[2], &group)) return NULL;
+    if (given[3] != Py_None) left = PyLong_AsUnsignedLongLong(given[3]);
+    if (PyErr_Occurred()) return NULL;
+    ends_remove(&self->index, number_of(self, owner), group, hash,
+                left > NOT_TOLD ? NOT_TOLD - 1 : (uint32_t)left);
+    return constant(Py_None);
+}
+
+static PyObject *core_begin_message(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    if (owner->ends) owner->ends->message = (owner->ends->message + 1) & END_MESSAGES;
+    return constant(Py_None);
+}
+
+static PyObject *core_may_reuse(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 3)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    uint64_t *memory = NULL;
+    uint32_t block_size;
+    Stored stored = {0};
+    bool sound = owner && size_of(given[2], &block_size) &&
+                 blocks_of(self, given[1], Py_None, &stored, &memory);
+    bool may = sound && ends_may_reuse(&self->index, number_of(self, owner), memory, stored.count,
+                                       block_size ? block_size : 1);
+    PyMem_Free(memory);
+    return sound ? PyBool_FromLong(may) : NULL;
+}
+
+static PyObject *core_announce_copies(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    index_announce_copies(owner);
+    return constant(Py_None);
+}
+
+static PyObject *core_drop_last(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    unsigned long blocks = owner ? PyLong_AsUnsignedLong(given[1]) : 0;
+    if (!owner || PyErr_Occurred()) return NULL;
+    owner->last_drop = (uint32_t)blocks;
+    index_note_cut(&self->index, number_of(self, owner));
+    return constant(Py_None);
+}
+
+/* (ends, whether they show exactly where a prefix can be reused, ((block size, need), ...)) */
+static PyObject *core_other_groups(Core *self, PyObject *number) {
+    const Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    const Ends *ends = owner->ends;
+    PyObject *classes = PyTuple_New(ends ? (Py_ssize_t)ends->class_count : 0);
+    for (uint32_t n = 0; classes && ends && n < ends->class_count; n++) {
+        PyObject *made = Py_BuildValue("(II)", ends->classes[n].block_size, ends->classes[n].need);
+        if (!made || PyTuple_SetItem(classes, (Py_ssize_t)n, made)) Py_CLEAR(classes);
+    }
+    if (!classes) return NULL;
+    return Py_BuildValue("(nNN)", ends ? (Py_ssize_t)ends->entries.used : 0,
+                         PyBool_FromLong(!ends || !ends->is_inexact), classes);
+}
+
 static PyObject *core_forget_layout(Core *self, PyObject *number) {
     Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
     groups_forget(&owner->groups);
+    ends_forget_groups(&self->index, number_of(self, owner));
     owner->names_salts = owner->names_loras = -1;
     index_forget_media(&self->index, number_of(self, owner));
     return constant(Py_None);
@@ -418,12 +526,20 @@ static Step step_of(IndexResult result) {
     return result == INDEX_MORE ? STEP_MORE : STEP_DONE;
 }
 
+/* Whether the engine may have been able to reuse a part of the event's prompt before. */
+static bool may_reuse(Core *self, uint32_t number, const Message *message, const WireEvent *event) {
+    return ends_may_reuse(&self->index, number, message->batch.hashes + event->first_hash,
+                          event->hash_count, event->pool.block_size);
+}
+
 /* Applies the next piece of a store; each later piece continues the chain of the one before. */
 static Step apply_stored(Core *self, uint32_t number, Message *message, const WireEvent *event) {
     Owner *owner = &self->index.owners[number];
     if (event->names_salts > owner->names_salts) owner->names_salts = event->names_salts;
     if (event->names_loras > owner->names_loras) owner->names_loras = event->names_loras;
     uint32_t block_size = event->pool.block_size, left = event->hash_count - message->offset;
+    if (!message->offset)
+        message->may_repeat = !event->has_parent && may_reuse(self, number, message, event);
     uint32_t most = block_size < PIECE_TOKENS ? PIECE_TOKENS / block_size : 1;
     if (most > PIECE_BLOCKS) most = PIECE_BLOCKS;
     uint32_t count = left < most ? left : most;
@@ -433,7 +549,7 @@ static Step apply_stored(Core *self, uint32_t number, Message *message, const Wi
         .hashes = hashes,
         .count = count,
         .following = left - count,
-        .may_repeat = !event->has_parent,
+        .may_repeat = message->may_repeat,
         .has_parent = message->offset || event->has_parent,
         .parent = message->offset ? hashes[-1] : event->parent,
         .tokens = message->batch.tokens + event->first_token +
@@ -447,16 +563,48 @@ static Step apply_stored(Core *self, uint32_t number, Message *message, const Wi
     return STEP_MORE;
 }
 
+/* Notes the blocks of a group that does not hold the whole prefix; only those on the device. An
+ * engine that announces what it reuses names blocks of this group that it does not hold: all of
+ * them, while a new prompt's are only the last ones, or no part of it could be reused. */
+static Step apply_ends(Core *self, uint32_t number, Message *message, const WireEvent *event) {
+    if (event->pool.tier) return STEP_DONE;
+    if (event->pool.block_size || event->hash_count) {
+        IndexResult noted = ends_note(&self->index, number, event->pool.group,
+                                      event->pool.block_size, event->reach);
+        if (noted != INDEX_OK) return step_of(noted);
+    }
+    if (!message->offset) {
+        bool is_sparse = event->token_count != (uint64_t)event->hash_count * event->pool.block_size;
+        message->may_repeat =
+            !event->has_parent && !is_sparse && may_reuse(self, number, message, event);
+        uint32_t need = ends_need(&self->index, number, event->pool.group);
+        if (message->may_repeat && event->hash_count > need) return STEP_DONE;
+    }
+    const uint64_t *hashes = message->batch.hashes + event->first_hash;
+    while (message->offset < event->hash_count) {
+        if (index_is_over(&self->index)) return STEP_MORE;
+        IndexResult result = ends_store(&self->index, number, event->pool.group,
+                                        hashes[message->offset++], message->may_repeat);
+        if (result == INDEX_OVER_LIMIT) self->index.owners[number].over_limit++;
+        if (result != INDEX_OK) return step_of(result);
+    }
+    return STEP_DONE;
+}
+
 static Step apply_removed(Core *self, uint32_t number, Message *message, const WireEvent *event) {
     Owner *owner = &self->index.owners[number];
     const uint64_t *hashes = message->batch.hashes + event->first_hash;
     const uint32_t *lefts = message->batch.tokens + event->first_token;
+    bool is_other = groups_admission(&owner->groups, event->pool.group) == GROUP_OTHER;
+    bool has_ends = owner->ends && is_other && !event->pool.tier;
     while (message->offset < event->hash_count) {
         if (index_is_over(&self->index)) return STEP_MORE;
         uint32_t left = event->tells_left ? lefts[message->offset] : NOT_TOLD;
         uint64_t hash = hashes[message->offset++];
-        if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hash,
-                          left) &&
+        if (has_ends)
+            ends_remove(&self->index, number, event->pool.group, hash, left);
+        else if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hash,
+                               left) &&
             groups_admission(&owner->groups, event->pool.group) == GROUP_INDEXED)
             owner->removed_unknown++;
     }
@@ -494,7 +642,8 @@ static Step apply_event(Core *self, uint32_t number, Message *message, const Wir
     if (admission == GROUP_DOUBTFUL) return STEP_LEFT;
     if (admission == GROUP_OTHER) {
         *fault = "other_attention_group";
-        return STEP_DONE;
+        return event->kind != EVENT_OTHER_GROUP ? STEP_DONE
+                                                : apply_ends(self, number, message, event);
     }
     if (event->kind == EVENT_STORED) return apply_stored(self, number, message, event);
     return apply_copied(self, number, message, event);
@@ -561,6 +710,7 @@ static PyObject *start(Core *self, PyObject *number, PyObject *payload, uint64_t
     if (PyObject_GetBuffer(payload, &message->view, PyBUF_SIMPLE)) return NULL;
     message->parsed = message->clears = false;
     message->done = message->offset = 0;
+    if (owner->ends) owner->ends->message = (owner->ends->message + 1) & END_MESSAGES;
     message->faults = PyList_New(0);
     PyObject *answer = NULL;
     size_t length = (size_t)message->view.len;
@@ -610,25 +760,27 @@ static PyObject *core_abandon(Core *self, PyObject *number) {
 /* Makes an overlap by the constructor of tuples, which knows what else a tuple has. */
 static PyObject *constructed(Core *self, const Overlap *overlap) {
     PyObject *arguments = Py_BuildValue(
-        "((I(IIII)II))", overlap->block_size, overlap->tiers[0], overlap->tiers[1],
-        overlap->tiers[2], overlap->tiers[3], overlap->uncertain, overlap->rank);
+        "((I(IIII)III))", overlap->block_size, overlap->tiers[0], overlap->tiers[1],
+        overlap->tiers[2], overlap->tiers[3], overlap->uncertain, overlap->rank,
+        overlap->unusable);
     if (!arguments) return NULL;
     PyObject *made = self->new_tuple(self->overlap, arguments, NULL);
     Py_DECREF(arguments);
     return made;
 }
 
-/* (block_size, (device, host, disk, remote), uncertain, rank), as kvstate.overlap.Overlap */
+/* (block_size, (device, host, disk, remote), uncertain, rank, unusable), as kvstate.overlap.Overlap */
 static PyObject *overlap_object(Core *self, const Overlap *overlap) {
     if (self->new_tuple) return constructed(self, overlap);
     PyObject *tiers = Py_BuildValue("(IIII)", overlap->tiers[0], overlap->tiers[1],
                                     overlap->tiers[2], overlap->tiers[3]);
     PyObject *fields[] = {PyLong_FromUnsignedLong(overlap->block_size), tiers,
                           PyLong_FromUnsignedLong(overlap->uncertain),
-                          PyLong_FromUnsignedLong(overlap->rank)};
-    PyObject *made = PyType_GenericAlloc(self->overlap, 4);
+                          PyLong_FromUnsignedLong(overlap->rank),
+                          PyLong_FromUnsignedLong(overlap->unusable)};
+    PyObject *made = PyType_GenericAlloc(self->overlap, 5);
     bool failed = !made;
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 5; n++) {
         failed |= !fields[n];
         if (made && fields[n])
             PyTuple_SetItem(made, n, fields[n]); /* takes the reference */
@@ -794,6 +946,9 @@ static PyMethodDef core_methods[] = {
     FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
     FAST(expire),   FAST(limit),
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
+    FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
+    FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
+    ONE(announce_copies),
     {NULL, NULL, 0, NULL},
 };
 

@@ -71,6 +71,8 @@ typedef struct {
     size_t token_count;
     Text lora;
     bool has_lora, has_lora_number;
+    bool is_state, is_window; /* its kind of attention */
+    uint32_t window;
     bool is_remote, is_foreign; /* its locality and its ownership */
     const unsigned char *extras; /* where extra_keys begins; read when lora and hashes are known */
     const unsigned char *images; /* where mm_keys begins; likewise */
@@ -99,7 +101,7 @@ static bool read_tokens(Reader *reader, WireBatch *batch, Fields *fields) {
                    sizeof *batch->tokens))
         return false;
     fields->event.first_token = batch->token_count;
-    fields->token_count = count;
+    fields->token_count = fields->event.token_count = count;
     fields->has_tokens = true;
     for (size_t n = 0; n < count; n++)
         batch->tokens[batch->token_count++] = (uint32_t)take_count(reader, UINT32_MAX);
@@ -122,12 +124,27 @@ static void read_medium(Reader *reader, PoolName *pool) {
         fail(reader);
 }
 
-static GroupKind read_kind(Reader *reader) {
-    if (take_nil(reader)) return KIND_UNNAMED;
+static void read_kind(Reader *reader, Fields *fields) {
+    fields->event.group_kind = KIND_UNNAMED;
+    if (take_nil(reader)) return;
     Text kind = take_text(reader);
     bool holds_prefix = text_is(kind, "full_attention") || text_is(kind, "mla_attention") ||
                         text_is(kind, "sink_full_attention");
-    return holds_prefix ? KIND_PREFIX : KIND_OTHER;
+    fields->event.group_kind = holds_prefix ? KIND_PREFIX : KIND_OTHER;
+    fields->is_state = text_is(kind, "mamba");
+    fields->is_window =
+        text_is(kind, "sliding_window") || text_is(kind, "sliding_window_mla");
+}
+
+static void read_window(Reader *reader, Fields *fields) {
+    fields->window = take_nil(reader) ? 0 : (uint32_t)take_count(reader, MAX_WINDOW);
+}
+
+/* Tokens before the end of a prefix that a group must hold, as kvstate/wire/extras.py has it. */
+static uint32_t reach_of(const Fields *fields) {
+    if (fields->is_state) return 1;
+    if (!fields->is_window || !fields->window) return NO_REACH;
+    return fields->window > 1 ? fields->window - 1 : 1;
 }
 
 static bool read_is_remote(Reader *reader) {
@@ -148,7 +165,9 @@ static bool read_is_foreign(Reader *reader) {
 /* Reads the rare fields of an event. */
 static void read_rare_field(Reader *reader, Text name, Fields *fields) {
     if (text_is(name, "kv_cache_spec_kind")) {
-        fields->event.group_kind = read_kind(reader);
+        read_kind(reader, fields);
+    } else if (text_is(name, "kv_cache_spec_sliding_window")) {
+        read_window(reader, fields);
     } else if (text_is(name, "locality")) {
         fields->is_remote = read_is_remote(reader);
     } else if (text_is(name, "ownership")) {
@@ -243,6 +262,8 @@ static bool classify(const Reader *reader, Fields *fields) {
         event->kind = EVENT_FOREIGN_OWNERSHIP;
     } else if (event->kind == EVENT_STORED && event->group_kind == KIND_OTHER) {
         event->kind = EVENT_OTHER_GROUP;
+        event->reach = reach_of(fields);
+        return fields->has_hashes && fields->has_block_size;
     } else if (event->kind == EVENT_STORED && is_placeholder) {
         event->kind = EVENT_COPIED;
         return fields->has_hashes;
@@ -258,6 +279,7 @@ static bool classify(const Reader *reader, Fields *fields) {
 static const char *const stored_names[] = {
     "block_hashes", "parent_block_hash", "token_ids",  "block_size", "lora_id",
     "medium",       "lora_name",         "extra_keys", "group_idx",  "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
 };
 static const char *const removed_names[] = {"block_hashes", "medium", "group_idx"};
 

@@ -17,6 +17,7 @@ typedef enum { WIRE_OK, WIRE_SURPRISE, WIRE_NO_MEMORY, WIRE_MORE } WireResult;
 #define MAX_EVENTS 65536u
 #define MAX_HASHES 262144u
 #define MAX_HASH_BYTES 64u
+#define MAX_WINDOW 0xffffffu /* tokens */
 
 typedef enum {
     EVENT_STORED, /* the first three in the order of their tags in wire.c */
@@ -34,10 +35,12 @@ typedef struct {
     PoolName pool;
     size_t first_hash, first_token;
     uint32_t hash_count;
+    size_t token_count;
     bool has_parent;
     bool tells_left; /* a removal: its tokens are how many copies of each block are left */
     uint64_t parent, lora;
     GroupKind group_kind;
+    uint32_t reach; /* tokens of the group that a prefix needs before its end, or NO_REACH */
     int8_t names_salts, names_loras; /* as in Owner */
 } WireEvent;
 

@@ -115,6 +115,11 @@ def _next(state: _State | None, *, holds_prefix: bool | None) -> _State:
 # kinds hold only a window or a state.
 PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
+# Kinds of groups that hold the last tokens before a prefix ends, or its state at the end.
+WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
+STATE_KINDS = frozenset({"mamba"})
+MAX_WINDOW = 0xFF_FFFF
+
 # Skipped events that are taken not to have removed an indexed block: their blocks are not stored,
 # and an event of an unknown kind is assumed to be an addition of a later release.
 HARMLESS = frozenset({"unknown_event", "unknown_medium", "other_locality", "foreign_ownership"})
@@ -136,6 +141,23 @@ class Skipped(Exception):
 def holds_prefix(kind: object) -> bool:
     """Whether an attention group of this kind holds the whole prefix."""
     return isinstance(kind, str) and kind in PREFIX_KINDS
+
+
+def reach_of(kind: object, window: object) -> int:
+    """Returns how many tokens before its end a prefix needs in a group that holds not all of it.
+
+    kind, window: vLLM's kv_cache_spec_kind and kv_cache_spec_sliding_window (0.22). A window of n
+    tokens contains the token that is computed next, so that n - 1 of the prefix are needed. Returns
+    0 if the kind is another one.
+
+    Raises:
+        Skipped: bad_window.
+    """
+    if window is not None and (type(window) is not int or not 0 <= window <= MAX_WINDOW):
+        raise Skipped("bad_window")
+    if kind in STATE_KINDS:
+        return 1
+    return max(window - 1, 1) if kind in WINDOW_KINDS and window else 0
 
 
 def reject_foreign(locality: object, ownership: object) -> None:

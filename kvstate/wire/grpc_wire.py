@@ -35,7 +35,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvEventBatch,
 )
-from kvstate.wire.extras import Skipped, holds_prefix, reject_foreign, with_root
+from kvstate.wire.extras import Skipped, holds_prefix, reach_of, reject_foreign, with_root
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
 # KvCacheTier and cache_level, by number.
@@ -125,12 +125,34 @@ class _Columns:
             raise Skipped("misaligned_tokens")
 
 
+def _other_group(
+    raw: KvBlocksStored, group: int | None, kind: str
+) -> Generator[None, None, OtherGroupStored]:
+    """A store of a group that holds a window or a state; its blocks' tokens do not matter."""
+    reach = reach_of(kind, raw.kv_cache_spec_sliding_window or None)
+    if not raw.blocks:
+        return OtherGroupStored(group, reach=reach)
+    hashes: list[BlockHash] = []
+    levels: set[int] = set()
+    for number, block in enumerate(raw.blocks, start=1):
+        hashes.append(block.block_hash & _ALL_BITS)
+        levels.add(block.cache_level)
+        if not number % _BLOCKS_AT_ONCE:
+            yield
+    block_size = raw.blocks[0].block_size
+    if not 0 <= block_size <= MAX_BLOCK_SIZE:
+        raise Skipped("bad_block_size")
+    medium, is_root = _medium(raw, levels, raw.blocks[0]), not raw.HasField("parent_block_hash")
+    is_sparse = any(len(block.token_ids) != block_size for block in raw.blocks)
+    return OtherGroupStored(group, hashes, block_size, reach, medium, is_root, is_sparse)
+
+
 def _stored(raw: KvBlocksStored, full_block_size: int) -> Generator[None, None, list[Event]]:
     _reject_foreign(raw)
     group = _group(raw)
     kind = raw.kv_cache_spec_kind or None
     if kind is not None and not holds_prefix(kind):
-        return [OtherGroupStored(group)]
+        return [(yield from _other_group(raw, group, kind))]
     if not raw.blocks:
         raise Skipped("placeholder")
     columns = _Columns()

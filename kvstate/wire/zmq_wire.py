@@ -43,6 +43,7 @@ from kvstate.wire.extras import (
     checked_medium,
     extras_of,
     holds_prefix,
+    reach_of,
     reject_foreign,
     with_root,
 )
@@ -123,7 +124,9 @@ _STORED_FIELDS = (
     "extra_keys",
     "group_idx",
     "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
 )
+_WINDOW = _STORED_FIELDS[-1]
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
 
 Fields = Mapping[str, Any]
@@ -166,12 +169,29 @@ def _stored(raw: object) -> Event:
     reject_foreign(fields.get("locality"), fields.get("ownership"))
     kind = fields.get("kv_cache_spec_kind")
     if kind is not None and not holds_prefix(kind):
-        return OtherGroupStored(checked_group(fields.get("group_idx")))
+        return _other_group(fields)
     hashes = _hashes(fields.get("block_hashes"))
     if fields.get("block_size") == 0 or fields.get("token_ids") == []:
         # vLLM's offloading connector, which knows only the hashes of its blocks
         return BlocksCopied(hashes, *_place(fields))
     return _chain(fields, hashes, is_array=isinstance(raw, list))
+
+
+def _other_group(fields: Fields) -> OtherGroupStored:
+    block_size, kind = fields.get("block_size"), fields["kv_cache_spec_kind"]
+    if type(block_size) is not int or not 0 <= block_size <= MAX_BLOCK_SIZE:
+        raise Skipped("bad_block_size")
+    medium, group = _place(fields)
+    hashes, tokens = _hashes(fields.get("block_hashes")), fields.get("token_ids")
+    return OtherGroupStored(
+        group,
+        hashes,
+        block_size,
+        reach_of(kind if isinstance(kind, str) else None, fields.get(_WINDOW)),
+        medium,
+        fields.get("parent_block_hash") is None,
+        not isinstance(tokens, list) or len(tokens) != len(hashes) * block_size,
+    )
 
 
 def _chain(fields: Fields, hashes: list[BlockHash], *, is_array: bool) -> BlocksStored:

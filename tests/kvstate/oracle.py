@@ -52,15 +52,22 @@ class Rank:
     announced: bool = False  # the removal of each copy is announced
     mark: int = 1
 
-    def store(self, place: Place, chain: list[Block]) -> None:
-        """A stored event: the first block's parent decides for all of them."""
+    def holds(self, block: BlockHash) -> bool:
+        """Whether a block is held under this hash."""
+        return bool(self._held(block))
+
+    def store(self, place: Place, chain: list[Block], *, may_repeat: bool = True) -> None:
+        """A stored event: the first block's parent decides for all of them.
+
+        may_repeat: from a prompt's root on, it may only announce again what is held.
+        """
         parent = chain[0].parent
         if parent is not None and not self._held(parent):
             self.orphans += [(place, block) for block in chain]
             return
         certain = parent is None or self._is_chained(self._held(parent)[0])
         for block in chain:
-            self._hold(place, block, certain=certain, may_repeat=parent is None)
+            self._hold(place, block, certain=certain, may_repeat=may_repeat and parent is None)
             self._attach(block)
 
     def copy(self, place: Place, block: BlockHash) -> None:

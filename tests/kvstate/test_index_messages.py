@@ -72,7 +72,7 @@ def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., BatchResul
         removed(2, 1),
     )
     assert applied == BatchResult(faults=("other_attention_group",) * 3)
-    assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}, "the window is not known"
     assert [index.overlaps(prompt(block, 9)) for block in (2, 3)] == [{}, {}]
     assert owner.counts == {}
 

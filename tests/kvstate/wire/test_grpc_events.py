@@ -108,8 +108,13 @@ def test_removal_names_its_group() -> None:
 
 
 def test_blocks_of_a_window_are_decoded_as_another_group() -> None:
-    raw = KvBlocksStored(blocks=[block(1, 5)], group_idx=1, kv_cache_spec_kind="sliding_window")
-    assert decode(stored=raw) == [OtherGroupStored(1)]
+    names: dict[str, Any] = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}
+    raw = KvBlocksStored(blocks=[block(1, 5)], kv_cache_spec_sliding_window=4, **names)
+    assert decode(stored=raw) == [OtherGroupStored(1, [1], 1, 3, is_root=True)]
+    assert decode(stored=KvBlocksStored(**names)) == [OtherGroupStored(1)]
+    huge = [KvBlock(block_hash=1, block_size=MAX_BLOCK_SIZE + 1)] * 64
+    with pytest.raises(Skipped, match="bad_block_size"):
+        decode(stored=KvBlocksStored(blocks=huge, **names))
 
 
 def test_blocks_without_tokens_are_decoded_as_copies() -> None:

@@ -90,10 +90,30 @@ def test_groups_that_hold_the_whole_prefix_are_stored(kind: str) -> None:
     assert stored(kv_cache_spec_kind=kind, group_idx=1).kind == kind
 
 
-def test_store_of_another_group_carries_the_group_only() -> None:
+def test_store_of_another_group_says_what_a_prefix_needs_of_it() -> None:
     masked = STORED | {"block_hashes": [2], "kv_cache_spec_kind": "sliding_window", "group_idx": 1}
-    assert decode_event(masked) == OtherGroupStored(1)
-    assert decode_event(STORED | {"kv_cache_spec_kind": ["mla_attention"]}) == OtherGroupStored()
+    event = OtherGroupStored(1, [2], 2, 7, is_root=True, is_sparse=True)
+    assert decode_event(masked | {"kv_cache_spec_sliding_window": 8}) == event
+    assert decode_event(masked) == msgspec.structs.replace(event, reach=0)
+    state = STORED | {"kv_cache_spec_kind": "mamba", "parent_block_hash": 5, "medium": "cpu"}
+    whole = OtherGroupStored(None, [1, 2], 2, 1, "CPU")
+    assert decode_event(state) == whole
+    other = STORED | {"kv_cache_spec_kind": ["mla_attention"]}
+    assert decode_event(other) == OtherGroupStored(None, [1, 2], 2, is_root=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"kv_cache_spec_sliding_window": 1 << 24}, "bad_window"),
+        ({"kv_cache_spec_sliding_window": "8"}, "bad_window"),
+        ({"block_size": None}, "bad_block_size"),
+        ({"block_hashes": [1.5]}, "bad_hash"),
+    ],
+)
+def test_unreadable_stores_of_another_group_are_skipped(fields: dict[str, Any], fault: str) -> None:
+    with pytest.raises(Skipped, match=fault):
+        decode_event(STORED | {"kv_cache_spec_kind": "sliding_window"} | fields)
 
 
 @pytest.mark.parametrize("fields", [{"token_ids": []}, {"block_size": 0}])

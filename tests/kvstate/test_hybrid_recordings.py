@@ -1,0 +1,104 @@
+"""Recordings of real hybrid and drafting engines: what is predicted is what they reported.
+
+Each has 120 requests under eviction. What was predicted before KVSteer followed other groups and
+drafts, all of it as certain, is what is held.
+"""
+
+import base64
+import gzip
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from kvstate.events import Batch, Body
+from kvstate.feeds.feed import FeedState
+from kvstate.feeds.transport import Connected, MemoryTransport, Signal
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Overlap, Prompt, Tokens
+from kvstate.reuse import ReuseRules
+from tests.kvstate.recordings import WIRE
+from tests.waiting import until
+
+GEMMA, QWEN, EAGLE = "gemma3", "qwen3next", "eagle"
+
+
+class Publisher(MemoryTransport):
+    """Knows whether all that it published was taken: then it is asked for more."""
+
+    is_asked = False
+
+    async def receive(self) -> list[Signal]:
+        self.is_asked = True
+        signals = await super().receive()
+        self.is_asked = False
+        return signals
+
+
+class Predicted(NamedTuple):
+    overlap: Overlap
+    reported: int
+
+    @property
+    def error(self) -> int:
+        return self.overlap.certain_tokens - self.reported
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    path = WIRE / f"vllm_0.32.0_{name}.jsonl.gz"
+    found = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return [record for record in found if record["kind"] == "request"]
+
+
+async def predictions(
+    name: str, rules: ReuseRules, *, is_exact: bool = True
+) -> AsyncIterator[Predicted]:
+    """Sends a worker's feed through decoder, feed and index, as far as before each request."""
+    history: dict[int, Body] = {}
+    fleet, publisher = FollowedWorkers(12345678, clock=lambda: 0.0), Publisher(history)
+    publisher.put(Connected())
+    fleet.add("w", "m", [publisher])
+    fleet.note_rules("w", rules)
+    sent: list[int] = []
+    await until(lambda: fleet.state("w") is FeedState.LIVE)
+    for record in records(name):
+        await until(lambda: fleet.batches("w") == len(sent) and publisher.is_asked)
+        details = record["response"]["usage"]["prompt_tokens_details"]
+        found = fleet.overlaps(Prompt("m", Tokens("I", record["prompt_token_ids"])))
+        yield Predicted(found.get("w", Overlap(1)), details["cached_tokens"] or 0)
+        for frame in record["frames"]:
+            history[frame["seq"]] = base64.b64decode(frame["payload_b64"])
+            publisher.put(Batch(frame["seq"], history[frame["seq"]]))
+            sent.append(frame["seq"])
+    assert not is_exact or fleet.feeds("w")[0].counts.keys() <= {
+        "batches",
+        "bytes",
+        "other_attention_group",
+    }
+    await fleet.close()
+
+
+@pytest.mark.usefixtures("each_core")
+@pytest.mark.parametrize(
+    ("name", "draft_drop", "equal_before"), [(GEMMA, 0, 66), (QWEN, 0, 82), (EAGLE, 1, 9)]
+)
+async def test_predictions_equal_what_the_engine_reported(
+    name: str, draft_drop: int, equal_before: int
+) -> None:
+    counts: Counter[str] = Counter()
+    async for one in predictions(name, ReuseRules(announces_copies=True, draft_drop=draft_drop)):
+        counts["equal"] += one.error == 0 and one.overlap.uncertain == 0
+        counts["equal before"] += one.overlap.held_tokens == one.reported
+    assert counts == {"equal": 120, "equal before": equal_before}
+
+
+@pytest.mark.parametrize(("name", "at_least"), [(GEMMA, 78), (QWEN, 120), (EAGLE, 0)])
+async def test_predictions_without_rules_are_lower_or_too_high_by_a_draft(
+    name: str, at_least: int
+) -> None:
+    """Copies of which one was removed are uncertain then, and so is what follows them."""
+    errors = [one.error async for one in predictions(name, ReuseRules(), is_exact=False)]
+    assert sum(error == 0 for error in errors) >= at_least
+    assert max(errors) <= (32 if name == EAGLE else 0)
