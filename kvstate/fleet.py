@@ -17,7 +17,8 @@ from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.feeds.turns import Turns
 from kvstate.index import Index
-from kvstate.overlap import Overlap, Prompt
+from kvstate.media import MediaFold, StoreListener
+from kvstate.overlap import Overlap, Prompt, within
 from kvstate.owner import Owner
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
@@ -124,6 +125,15 @@ class FollowedWorkers:
         self._releasing: set[asyncio.Task[None]] = set()
         self._unchanged = asyncio.Lock()  # a rank is saved, or blocks of it expire
         self._expiring: asyncio.Task[None] | None = None
+
+    @property
+    def fold(self) -> MediaFold:
+        """Returns what brings media into the ids of tokens, for prompts that are looked up."""
+        return self._index.fold
+
+    def listen(self, listener: StoreListener) -> None:
+        """Has the stores of all workers told to a listener."""
+        self._index.listen(listener)
 
     def add(
         self,
@@ -292,7 +302,8 @@ class FollowedWorkers:
             if unsure:
                 told = self._with_known_adapters()
                 found = {name: unsure[name] for name in unsure.keys() - told} | found
-        return found
+        sure = prompt.sure_tokens
+        return found if sure is None else {name: within(one, sure) for name, one in found.items()}
 
     def overlap_of_rank(self, worker: str, rank: int, prompt: Prompt) -> Overlap | None:
         """Returns the overlap of one rank of a worker, None if it lacks the first block."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from kvstate.core import Core
 from kvstate.events import BatchResult, Body, Event, finished
+from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.plain_core import PlainCore
@@ -92,7 +93,16 @@ class Index:
         self._free: list[int] = []  # numbers of workers
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
-        self._stored = Stored()
+        self._stored = Stored(secret)
+
+    @property
+    def fold(self) -> MediaFold:
+        """Returns what brings media into the ids of tokens, for prompts that are looked up."""
+        return self._stored.fold
+
+    def listen(self, listener: StoreListener) -> None:
+        """Has all stores told to a listener."""
+        self._stored.listener = listener
 
     def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:
         """Adds a rank, which holds nothing and is not trusted yet.

@@ -97,13 +97,15 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One prompt in its namespace.
 
     tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any, or its
-    number to find blocks known only by number.
+    number to find blocks known only by number. sure_tokens: how many of its first ids are surely
+    the engine's, None if all are.
     """
 
     model: str
     tokens: Tokens
     lora: str | int | None = None
     salt: str | None = None
+    sure_tokens: int | None = None
 
     @property
     def namespace(self) -> Extra:
@@ -151,6 +153,18 @@ class Overlap(NamedTuple):
         """A sort key for overlaps of one prompt; the better one has the greater key."""
         on_device = self.tiers[Tier.DEVICE] * self.block_size
         return (self.certain_tokens, self.uncertain_tokens, on_device)
+
+
+def within(overlap: Overlap, sure_tokens: int) -> Overlap:
+    """Returns an overlap of which only blocks within the first tokens are certain."""
+    left = sure_tokens // overlap.block_size
+    tiers: list[int] = []
+    for count in overlap.tiers:
+        tiers.append(min(count, left))
+        left -= tiers[-1]
+    device, host, disk, remote = tiers
+    unsure = sum(overlap.tiers) - sum(tiers) + overlap.uncertain
+    return Overlap(overlap.block_size, (device, host, disk, remote), unsure, overlap.rank)
 
 
 def of_any_rank(best: Overlap, least: Overlap | None = None) -> Overlap:

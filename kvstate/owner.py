@@ -38,6 +38,7 @@ from kvstate.events import (
     Event,
     OtherGroupStored,
 )
+from kvstate.media import MediaFold, StoreListener, has_media
 from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Tier, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
@@ -90,13 +91,16 @@ MAX_NUMBERED_ADAPTERS = 16
 
 
 class Stored:
-    """Kinds of blocks that ranks have stored and that need lookups of their own.
+    """What ranks have stored that needs more than its place in the core.
 
+    fold: brings media into the ids of tokens. listener: is told of stores, None if nobody is.
     bigrams: the models for which a rank stored pages of bigrams. numbered: for each rank, the
     numbers of adapters for which it stored blocks without naming them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, secret: int) -> None:
+        self.fold = MediaFold(secret)
+        self.listener: StoreListener | None = None
         self.bigrams: set[str] = set()
         self.numbered: dict[Owner, set[int]] = {}
 
@@ -239,7 +243,9 @@ class Owner:
             WireError: it is not an event batch; nothing was changed.
         """
         outcome: Outcome | None = None
-        if isinstance(body, bytes) and not self.orphans.bytes:  # no orphan waits
+        listener = self._stored.listener
+        is_heard = listener is not None and listener.listens(self.worker)
+        if isinstance(body, bytes) and not self.orphans.bytes and not is_heard:  # no orphan waits
             progress = self._core.start(self.number, body, WORK)
             outcome = (yield from self._proceeding()) if progress is True else progress or None
         done, events, clears, faults = outcome or NOTHING_APPLIED
@@ -423,6 +429,7 @@ class Owner:
         self._note_layout(event)
         self._stored.note(self, event)
         may_repeat = event.parent is None and self._may_reuse(event)
+        event = self._hearing(event)
         for piece in self._pieces(event):
             result = self._store(piece, may_repeat=may_repeat)
             if result == StoreResult.UNKNOWN_PARENT:
@@ -433,6 +440,13 @@ class Owner:
             if self.orphans:
                 for block in piece.hashes:
                     yield from self._attaching(block)
+
+    def _hearing(self, event: BlocksStored) -> BlocksStored:
+        """Tells the listener of a store; returns it with its media in the ids of its tokens."""
+        listener, names_items = self._stored.listener, has_media(event)
+        if listener is not None and (names_items or listener.listens(self.worker)):
+            listener.hear(self.worker, event)
+        return self._stored.fold.folded(event) if names_items else event
 
     def _pieces(self, event: BlocksStored) -> Iterator[BlocksStored]:
         """Splits a long chain into several, unless it will be rejected, which costs nothing."""

@@ -29,6 +29,7 @@ from extproc.routing.load import Loads
 from extproc.routing.pins import PinFindings
 from extproc.routing.placing import ClaimReporter
 from kvstate.fleet import FollowedWorkers
+from kvstate.media import MediaFold, StoreListener
 
 log = logging.getLogger("kvsteer.workers")
 
@@ -68,6 +69,7 @@ class Workers:
         times: AskingTimes = USUAL,
     ) -> None:
         self.telling = telling
+        self._fleet = fleet
         self._config = config
         self.monotonic = monotonic
         self._table = table = Table(merged({STATIC: listed(config.workers)}))
@@ -127,6 +129,15 @@ class Workers:
         self._learned_more = False
         self._following: asyncio.Task[None] | None = None
         self.identifying.watch(self._note_engine)
+
+    @property
+    def fold(self) -> MediaFold:
+        """Returns what brings media into the ids of tokens, for prompts that are looked up."""
+        return self._fleet.fold
+
+    def listen(self, listener: StoreListener) -> None:
+        """Has the stores of all workers told to a listener."""
+        self._fleet.listen(listener)
 
     async def start(self) -> None:
         """Resolves names once, then keeps them resolved; asks the workers; follows their feeds."""

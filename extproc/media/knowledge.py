@@ -1,21 +1,66 @@
-"""What a router knows of media items: their digests, and how many tokens they have."""
+"""What a router knows of media items: their digests, their identities, and how long they are."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from extproc.media.averages import Averages
+from extproc.media.identities import Identities
+from extproc.media.learning import MediaLearning
+from extproc.media.prompts import Filled, MediaPrompt, filled
 from extproc.requests.media import MediaDigests
+from extproc.requests.prompt import MediaPart
+from extproc.tokenizing.holes import Parts
+from kvstate.media import MediaFold
+
+_sorted = msgspec.msgpack.Encoder(order="sorted")
+
+
+def _never() -> float:
+    return 0.0
 
 
 class MediaKnowledge:
-    """The knowledge of one router. key: at most 64 bytes, the same for routers that share.
+    """The knowledge of one router.
 
-    digests: makes the items' digests. averages: of their tokens.
+    key: at most 64 bytes, the same for routers that share. fold: that of the index. monotonic:
+    returns seconds.
+    digests: makes the items' digests. averages: of their tokens. identities: what they are to
+    engines. learning: learns that.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(
+        self, key: bytes, fold: MediaFold | None = None, monotonic: Callable[[], float] = _never
+    ) -> None:
         self.digests = MediaDigests(key)
         self.averages = Averages()
+        self.identities = Identities()
+        self.learning = MediaLearning(self.identities, monotonic)
+        self._fold = fold or MediaFold(0)
+
+    def prompt(
+        self,
+        parts: Parts,
+        media: Sequence[MediaPart],
+        namespace: tuple[str, str | None, str | None],
+        arguments: Mapping[str, Any],
+    ) -> MediaPrompt:
+        """Returns a prompt with media.
+
+        parts: its ids. media: its items as the client wrote them. namespace: model, adapter, salt.
+        arguments: how the engine is to read the items.
+        """
+        model, lora, salt = namespace
+        items = tuple([self.digests.item(part, kind) for kind, part in media])
+        root = self.digests.of(_sorted.encode((model, lora, arguments)))
+        keys = tuple([self.digests.of(root + item.digest) for item in items])
+        return MediaPrompt(model, lora, salt, parts.texts, parts.written, items, keys)
+
+    def filled(self, prompt: MediaPrompt) -> Filled:
+        """Returns a prompt with its items, up to the first that is not known."""
+        return filled(prompt, self.identities.find, self._fold)
 
     def note_usage(
         self, model: str, kinds: Sequence[str], media_tokens: int | None, others: float | None

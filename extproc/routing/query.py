@@ -6,6 +6,7 @@ from msgspec import structs
 
 from extproc.base.structs import Frozen
 from extproc.config.schema import Policy
+from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
@@ -45,13 +46,19 @@ class Media(Frozen, frozen=True):
 
     items: in order. weighed_tokens: of the whole prompt, estimated behind the first unknown item.
     is_whole: whether the prompt is keyed to its end. text_tokens: those of the prompt before its
-    first item.
+    first item. prompt: its texts and items, None if these were not found in it.
     """
 
     items: Sequence[MediaItem]
     weighed_tokens: float
     is_whole: bool
     text_tokens: int
+    prompt: MediaPrompt | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether all of its items are known for certain."""
+        return self.is_whole and all(one.is_exact for one in self.items)
 
 
 class Query(Frozen, frozen=True):

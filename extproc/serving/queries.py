@@ -10,6 +10,7 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
 from extproc.media.knowledge import MediaKnowledge
+from extproc.media.prompts import Filled, MediaPrompt
 from extproc.observing.decisions import Course
 from extproc.requests.costly_json import is_light
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
@@ -247,7 +248,7 @@ class Queries:
         return beginning_of(body)
 
     def _keyed(self, request: InferenceRequest, served: Served, keyed: Keyed, body: bytes) -> Query:
-        """Returns the query for a request whose tokens are known, those before its media at least.
+        """Returns the query for a request whose tokens are known, as far as its media are.
 
         body: as it was read, maybe elided.
         """
@@ -255,15 +256,29 @@ class Queries:
         chat = request.prompts[0]
         if not isinstance(chat, Chat) or not chat.has_media:
             return query
+        return self._with_media(query, request, chat, keyed, body)
+
+    def _with_media(
+        self, query: Query, request: InferenceRequest, chat: Chat, keyed: Keyed, body: bytes
+    ) -> Query:
+        """Returns a query whose prompt has its media, as far as they are known."""
+        (prompt,) = query.prompts
+        namespace = model, lora, salt = prompt.model, query.demand.lora, request.cache_salt
+        tokens_of = partial(self._media.averages.tokens_of, model)
         outline = self._outline_of(body)
-        tokens_of = partial(self._media.averages.tokens_of, served.model)
-        before = len(keyed.tokens[0])
-        items = [MediaItem(kind, False, True, tokens_of(kind)) for kind, _ in chat.media]
-        behind = outline.tokens_from(0, tokens_of)
-        media = Media(items, before + behind, is_whole=False, text_tokens=before)
-        query = msgspec.structs.replace(
-            query, media=media, salt=request.cache_salt, lora=served.lora
+        text_tokens = len(prompt.tokens)
+        media = Media(
+            [MediaItem(kind, False, True, tokens_of(kind)) for kind, _ in chat.media],
+            text_tokens + outline.tokens_from(0, tokens_of),
+            is_whole=False,
+            text_tokens=text_tokens,
         )
+        if keyed.parts is not None:
+            whole = self._media.prompt(keyed.parts, chat.media, namespace, chat.processor_arguments)
+            full = self._media.filled(whole)
+            prompt = Prompt(model, full.tokens, lora, salt, full.sure_tokens)
+            media = _media_of(whole, full, outline, tokens_of)
+        query = msgspec.structs.replace(query, prompts=[prompt], media=media, lora=lora, salt=salt)
         return self._with_outline(query, outline)
 
     def _untokenized(
@@ -293,6 +308,22 @@ def _may_have_salt(body: bytes) -> bool:
     """Returns whether a body names a salt; other threads have a turn after each piece."""
     pieces = range(0, len(body), _PIECE_BYTES)
     return any(body.find(_SALT, at, at + _PIECE_BYTES + len(_SALT)) >= 0 for at in pieces)
+
+
+def _media_of(
+    prompt: MediaPrompt, full: Filled, outline: Outline, tokens_of: Callable[[str], float]
+) -> Media:
+    """Returns what is known of the media of a prompt."""
+    items, unknown = [], 0
+    for number, (item, identity) in enumerate(zip(prompt.items, full.identities, strict=False)):
+        is_known = identity is not None and identity.is_whole
+        tokens = float(identity.count) if identity and is_known else tokens_of(item.kind)
+        items.append(MediaItem(item.kind, is_known, item.is_exact, tokens))
+        unknown += is_known and unknown == number
+    weighed = float(full.known_tokens)
+    if not full.is_whole:
+        weighed += outline.tokens_from(unknown, tokens_of)
+    return Media(items, weighed, full.is_whole, full.text_tokens, prompt)
 
 
 def stand_ins_in(request: InferenceRequest) -> int:

@@ -18,6 +18,7 @@ from extproc.disaggregation.disaggregator import Disaggregator
 from extproc.disaggregation.handover import may_split
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
+from extproc.media.prompts import MediaPrompt
 from extproc.observing.decisions import Course, Traces
 from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
@@ -91,7 +92,11 @@ class Router:
         self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         secret = rng.getrandbits(64) if workers.telling is None else workers.telling.secret
-        self.media = MediaKnowledge(secret.to_bytes(8, "little"))
+        self.media = media = MediaKnowledge(
+            secret.to_bytes(8, "little"), workers.fold, workers.monotonic
+        )
+        workers.listen(media.learning)
+        self._media_of: dict[Booking, MediaPrompt] = {}
         self._queries = Queries(
             self._models,
             self._tokens,
@@ -170,7 +175,16 @@ class Router:
         is_whole = decision.prefill is None and decision.source is None
         if booking is not None and is_whole:
             self.watched.begin(decision, query, booking)
+            self._begin_media(decision, query, booking)
         return booking
+
+    def _begin_media(self, decision: Decision, query: Query, booking: Booking) -> None:
+        """Has a request with media wait for what its worker stores."""
+        media = query.media
+        if media is None or media.prompt is None or not decision.is_steered:
+            return
+        self.media.learning.begin(decision.worker, media.prompt, is_known=media.is_known)
+        self._media_of[booking] = media.prompt
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
         """Returns the answer of POST /explain: the decision for a request, without side effects."""
@@ -200,6 +214,9 @@ class Router:
     def release(self, booking: Booking) -> None:
         """Ends a booking: the request is over."""
         self.watched.end(booking)
+        prompt = self._media_of.pop(booking, None)
+        if prompt is not None:
+            self.media.learning.end(prompt)
         if self._disaggregator.legs:
             self._disaggregator.release(booking, self._monotonic())
         self.placing.release(booking, self._monotonic())
@@ -252,13 +269,20 @@ class Router:
 
         worker: "" if the endpoint is no known worker's; then the load is removed.
         """
-        self.watched.drop(booking)  # the picked worker's events say nothing about this request
+        self._drop_watch(booking)  # the picked worker's events say nothing about this request
         if worker:
             self.placing.move(booking, worker, endpoint, self._monotonic())
         else:
             self._disaggregator.disclaim(booking)
             self.placing.disclaim(booking)
             self.placing.loads.end(booking, self._monotonic())
+
+    def _drop_watch(self, booking: Booking) -> None:
+        """Gives up comparing what the picked worker stores with a request."""
+        self.watched.drop(booking)
+        prompt = self._media_of.pop(booking, None)
+        if prompt is not None:
+            self.media.learning.drop(prompt)
 
     def keeps(self, worker: str, response: str) -> bool:
         """Notes that a worker keeps a response, which requests may continue; False without one."""
@@ -274,7 +298,7 @@ class Router:
     def note_answer(self, booking: Booking, status: int, served: str) -> None:
         """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
         if status >= FIRST_FAILURE:
-            self.watched.drop(booking)
+            self._drop_watch(booking)
         self._disaggregator.note_answer(booking, status, self._monotonic())
         seconds = self.placing.note_answer(booking, status, served, self._monotonic())
         if seconds:
@@ -299,6 +323,8 @@ class Router:
         whole, items = reported.prompt_tokens, media.items
         texts = media.weighed_tokens - sum([one.tokens for one in items])
         others = None if whole is None else whole - texts
+        if whole is not None and media.prompt is not None and not outcome.is_moved:
+            self.media.learning.count(media.prompt, whole)
         kinds = [one.kind for one in items]
         self.media.note_usage(outcome.model, kinds, reported.media_tokens, others)
 
@@ -373,6 +399,8 @@ class Router:
         """Returns the prompt if its worker's feed will announce when it is computed, else None."""
         prompts = query.prompts
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
+            return None
+        if query.media is not None and not query.media.is_whole:
             return None
         picked = decision.prefill or decision
         if self._proofs.trust_for(query.forms).state(picked.worker) != FeedState.LIVE:

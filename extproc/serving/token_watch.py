@@ -2,6 +2,8 @@
 
 import logging
 
+from msgspec.structs import replace
+
 from extproc.base.logs import tell_fault
 from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
@@ -11,6 +13,14 @@ from extproc.routing.query import Query
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.decision")
+
+
+def _text_prompt(query: Query) -> Prompt:
+    """Returns the only prompt of a query, up to its first media item: the rest is learned."""
+    (prompt,) = query.prompts
+    if query.media is None:
+        return prompt
+    return replace(prompt, tokens=prompt.tokens[: query.media.text_tokens], sure_tokens=None)
 
 
 class TokenWatch:
@@ -33,7 +43,7 @@ class TokenWatch:
             self._note_sent(decision, query, booking)
 
     def _note_sent(self, decision: Decision, query: Query, booking: Booking) -> None:
-        worker, prompt = decision.worker, query.prompts[0]
+        worker, prompt = decision.worker, _text_prompt(query)
         try:
             overlap = decision.basis.overlaps[0].get(worker)
             sent = self._proofs.note_sent(worker, prompt, query.forms, overlap)

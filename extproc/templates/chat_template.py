@@ -418,6 +418,7 @@ class ChatTemplate:
         self._source, self._now = source, now
         self._keeps_later_systems: bool | None = None
         self._off_effort = ""
+        self._text_for_media: dict[str, str] = {}
 
     def render(self, chat: Chat, *, budget_seconds: float = BUDGET_SECONDS) -> tuple[str, int]:
         """Returns the prompt text of a conversation, and the forms that its dialect decided.
@@ -593,6 +594,48 @@ class ChatTemplate:
             RequestError: as in `render`; or the template expects texts, before which engines write
                 their own placeholders; or a message contains the text of an added token.
         """
+        inputs = self._media_inputs(chat)
+        texts = texts_before_media(inputs.messages)
+        if any(token in text for text in texts for token in added_tokens):
+            raise RequestError("unsupported_media")
+        shaped = [in_parts(message) for message in inputs.messages]
+        tick = self._tick(BUDGET_SECONDS)
+        theirs = self._rendered(shaped, inputs.variables, tick)
+        ours = self._rendered([marked(message) for message in shaped], inputs.variables, tick)
+        return _common_prefix(theirs, ours.partition(MEDIA_MARK)[0]), inputs.forms
+
+    def render_with_media(self, chat: Chat) -> tuple[str, int]:
+        """Returns the whole prompt text of a conversation, with what is written for its media.
+
+        Raises:
+            RequestError: as in `render`; or the template expects texts.
+        """
+        inputs = self._media_inputs(chat)
+        shaped = [in_parts(message) for message in inputs.messages]
+        text = self._rendered(shaped, inputs.variables, self._tick(BUDGET_SECONDS))
+        return text, inputs.forms
+
+    def text_for_media(self, kind: str) -> str:
+        """Returns what the template writes for an item of a kind in a user's turn, "" for nothing.
+
+        Raises:
+            RequestError: the template fails.
+        """
+        if kind not in self._text_for_media:
+            mark = {"type": "text", "text": MEDIA_MARK}
+            turn = {"role": "user", "content": [mark, {"type": kind}, mark]}
+            variables = {"add_generation_prompt": False}
+            text = self._rendered([turn], variables, self._tick(BUDGET_SECONDS))
+            around = text.split(MEDIA_MARK)
+            self._text_for_media[kind] = around[1] if len(around) == 3 else ""
+        return self._text_for_media[kind]
+
+    def _media_inputs(self, chat: Chat) -> "_TemplateInput":
+        """Returns what the template is given of a conversation with media.
+
+        Raises:
+            RequestError: engines do not give it the parts as they are.
+        """
         messages, variables, forms = self._template_input(chat)
         if any(map(has_part_fields, messages)):
             raise RequestError("unsupported_content")
@@ -603,13 +646,7 @@ class ChatTemplate:
             forms |= PARTS
         if variables.get("continue_final_message") or forms & DEVELOPER:
             raise RequestError("unsupported_media")
-        if any(token in text for text in texts_before_media(messages) for token in added_tokens):
-            raise RequestError("unsupported_media")
-        shaped = [in_parts(message) for message in messages]
-        tick = self._tick(BUDGET_SECONDS)
-        theirs = self._rendered(shaped, variables, tick)
-        ours = self._rendered([marked(message) for message in shaped], variables, tick)
-        return _common_prefix(theirs, ours.partition(MEDIA_MARK)[0]), forms
+        return _TemplateInput(messages, variables, forms)
 
     def _text(self, shaped: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         if not variables.get("continue_final_message"):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from extproc.base.errors import RequestError
 from extproc.requests.prompt import Chat, InferenceRequest, Prompt, forms_of
+from extproc.tokenizing.holes import Parts, before_added, parts_of
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.overlap import Tokens
@@ -40,10 +41,15 @@ _IDS = frozenset((array,))
 
 
 class Keyed(NamedTuple):
-    """The tokens of each prompt of a request that the engine computes, and its prompts' forms."""
+    """The tokens of each prompt of a request that the engine computes, and its prompts' forms.
+
+    Of a prompt with media, the tokens are those before it. parts: the parts of the only prompt, if
+    it has media and they are known.
+    """
 
     tokens: list[Tokens]
     forms: int
+    parts: Parts | None = None
 
 
 class ThreadUse:
@@ -101,18 +107,19 @@ class PromptTokens:
         Raises:
             RequestError: they are not certain. TimeoutError: they are not known by the deadline.
         """
-        whole, forms = _ids_of(request), 0
-        if whole is None:
-            tokenizer = self._tokenizers.get(model)
-            if tokenizer is None:
-                raise RequestError("no_tokenizer")
-            if isinstance(tokenizer, RemoteTokenizer):
-                whole = await self._tokenize_remotely(tokenizer, request)
-            elif model in self._hung:
-                raise RequestError("tokenizer_hung")
-            else:
-                whole, forms = await self._local(tokenizer, request.prompts, model, body_bytes)
-        return _keyed(request, whole, forms)
+        ids = _ids_of(request)
+        if ids is not None:
+            return _keyed(request, Keyed(ids, 0))
+        tokenizer = self._tokenizers.get(model)
+        if tokenizer is None:
+            raise RequestError("no_tokenizer")
+        if isinstance(tokenizer, RemoteTokenizer):
+            whole = Keyed(await self._tokenize_remotely(tokenizer, request), 0)
+        elif model in self._hung:
+            raise RequestError("tokenizer_hung")
+        else:
+            whole = await self._local(tokenizer, request.prompts, model, body_bytes)
+        return _keyed(request, whole)
 
     def tokenize_inline(
         self, request: InferenceRequest, model: str, held: ThreadUse
@@ -129,15 +136,16 @@ class PromptTokens:
         tokenizer = self._tokenizers.get(model)
         if isinstance(tokenizer, RemoteTokenizer):
             return None
-        whole, forms = _ids_of(request), 0
-        if whole is None:
-            if tokenizer is None:
-                raise RequestError("no_tokenizer")
-            if model in self._hung:
-                raise RequestError("tokenizer_hung")
-            held.model = model
-            whole, forms = _finished([tokenizer.start(prompt) for prompt in request.prompts])
-        return _keyed(request, whole, forms)
+        ids = _ids_of(request)
+        if ids is not None:
+            return _keyed(request, Keyed(ids, 0))
+        if tokenizer is None:
+            raise RequestError("no_tokenizer")
+        if model in self._hung:
+            raise RequestError("tokenizer_hung")
+        held.model = model
+        whole = _finished([tokenizer.start(prompt) for prompt in request.prompts])
+        return _keyed(request, whole)
 
     async def run_in_thread(
         self, work: Callable[[], Result], body_bytes: int, held: ThreadUse | None = None
@@ -204,7 +212,7 @@ class PromptTokens:
 
     async def _local(
         self, tokenizer: Tokenizer, prompts: Sequence[Prompt], model: str, body_bytes: int
-    ) -> tuple[list[Tokens], int]:
+    ) -> Keyed:
         started = _started(tokenizer, prompts) if all(map(_is_short, prompts)) else None
         if started is None:
             start = tokenizer.start
@@ -214,7 +222,7 @@ class PromptTokens:
                 ThreadUse(model),
             )
         if len(started) == 1 and started[0].is_cheap:
-            return [started[0].finish()], started[0].forms
+            return Keyed([started[0].finish()], started[0].forms)
         return await self.run_in_thread(lambda: _finished(started), body_bytes, ThreadUse(model))
 
 
@@ -237,21 +245,36 @@ def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
     return [prompt for prompt in request.prompts if isinstance(prompt, array)]
 
 
-def _finished(started: Sequence[Started]) -> tuple[list[Tokens], int]:
+def _finished(started: Sequence[Started]) -> Keyed:
     """Returns the tokens of rendered prompts, and the forms that their dialects decided."""
     forms = 0
     for one in started:
         forms |= one.forms
-    return [one.finish() for one in started], forms
+    if len(started) == 1 and started[0].added:
+        return _with_media(started[0])
+    return Keyed([one.finish() for one in started], forms)
 
 
-def _keyed(request: InferenceRequest, whole: list[Tokens], forms: int) -> Keyed:
-    """Returns what the engine computes of whole prompts. forms: those that dialects decided."""
+def _with_media(started: Started) -> Keyed:
+    """Returns the tokens before the first media item of a prompt, and its parts."""
+    ids = started.finish()
+    parts = parts_of(ids, started.added)
+    if parts is not None:
+        return Keyed([parts.texts[0]], started.forms, parts)
+    before = before_added(ids, started.added)
+    if not before:
+        raise RequestError("unsupported_media")
+    return Keyed([before], started.forms)
+
+
+def _keyed(request: InferenceRequest, whole: Keyed) -> Keyed:
+    """Returns what the engine computes of whole prompts."""
+    tokens, forms, parts = whole
     for prompt in request.prompts:
         forms |= forms_of(prompt)
     if request.keep_last_tokens is not None:
-        whole = list(map(request.truncate, whole))
-    return Keyed(whole, forms)
+        tokens = list(map(request.truncate, tokens))
+    return Keyed(tokens, forms, parts)
 
 
 def _is_short(prompt: Prompt) -> bool:

@@ -150,7 +150,9 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
     new_characters: how many characters of its text are new.
     is_cheap: whether they are tokenized without a thread (see `Encoder.inline_characters`).
-    forms: those that the chat's dialect decided (`extproc.requests.prompt`).
+    forms: those that the chat's dialect decided (`extproc.requests.prompt`). added: for each media
+    item, the ids of the added tokens that the template writes for it; empty for only the ids before
+    the first one.
     finish: returns the token ids, which must not be changed, or raises RequestError; any thread may
         call it.
     """
@@ -159,6 +161,7 @@ class Started(msgspec.Struct, frozen=True, gc=False):
     is_cheap: bool
     finish: Callable[[], Tokens]
     forms: int = 0
+    added: tuple[Tokens, ...] = ()
 
 
 class Tokenizer:
@@ -183,6 +186,8 @@ class Tokenizer:
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
         self._added = frozenset(token.content for token in choice.added)
+        self._added_ids = frozenset(map(library.token_to_id, self._added))
+        self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
 
     @classmethod
@@ -211,8 +216,8 @@ class Tokenizer:
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
     def encode(self, prompt: Prompt) -> Tokens:
-        """Returns the token ids of a prompt, which must not be changed; for a chat with media, only
-        those before it.
+        """Returns the token ids of a prompt, which must not be changed; for a chat with media, as
+        its template writes it, or only those before it.
 
         Raises:
             RequestError: the chat template refuses it, the model has none, or its text cannot be
@@ -242,25 +247,27 @@ class Tokenizer:
                 prompt, self._in_code.renderer, self._in_code.texts, render_seconds
             )
         forms = self._forms | self._forms_of_frame(prompt)
-        has_media = isinstance(prompt, Chat) and prompt.has_media
+        added: tuple[Tokens, ...] = ()
         if isinstance(prompt, Text):
             text = prompt.text
+        elif prompt.has_media:
+            text, decided, added = self._render_media(prompt)
+            forms |= decided
         else:
             text, decided = self._render(prompt, render_seconds)
             forms |= decided
         if prompt.add_special_tokens and self._frame is None:
-            return self._start_whole(text, forms, has_media=has_media)
+            return self._start_whole(text, forms, has_media=_has_media(prompt))
         around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
         work = self._texts.begin(text)
+        is_cut = _has_media(prompt) and not added
 
         def finish() -> Tokens:
             encoded = self._texts.finish(work)
-            if has_media:
-                return _before_media(encoded, around)
-            return framed_ids(encoded.ids, around)
+            return _before_media(encoded, around) if is_cut else framed_ids(encoded.ids, around)
 
         is_cheap = self._texts.is_cheap(work.new_characters)
-        return Started(work.new_characters, is_cheap, finish, forms)
+        return Started(work.new_characters, is_cheap, finish, forms, added)
 
     def _forms_of_frame(self, prompt: Chat | Text) -> int:
         """Returns FRAME if the special tokens of a prompt depend on the engine's release.
@@ -285,9 +292,30 @@ class Tokenizer:
         if self._in_code is not None:
             return _rendered_in_code(chat, self._in_code.renderer, seconds)
         template = self._templates.chosen(chat.variables)
-        if not chat.has_media:
-            return template.render(chat, budget_seconds=seconds)
-        return template.render_until_media(chat, added_tokens=self._added)
+        return template.render(chat, budget_seconds=seconds)
+
+    def _render_media(self, chat: Chat) -> tuple[str, int, tuple[Tokens, ...]]:
+        """Returns the text of a chat with media, its forms, and what is written for each item.
+
+        The text ends before the first item, and nothing is written, if no added token stands for
+        an item of a kind.
+        """
+        if self._in_code is not None:
+            raise RequestError("unsupported_media")
+        template = self._templates.chosen(chat.variables)
+        text, forms = template.render_with_media(chat)
+        added = [self._added_in(template.text_for_media(kind)) for kind, _ in chat.media]
+        if added and all(added):
+            return text, forms, tuple(added)
+        return *template.render_until_media(chat, added_tokens=self._added), ()
+
+    def _added_in(self, text: str) -> Tokens:
+        """Returns the ids of the added tokens in a text, in order."""
+        if text not in self._added_in_texts:
+            found = self._library.encode(text, add_special_tokens=False).ids if text else []
+            ids = [token for token in found if token in self._added_ids]
+            self._added_in_texts[text] = array("I", ids)
+        return self._added_in_texts[text]
 
 
 def _model_files(
@@ -347,6 +375,10 @@ def _chosen(
         return run_within(MAX_LOAD_SECONDS, load_and_choose)
     except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
         raise ValueError(f"{file}: {error}") from None
+
+
+def _has_media(prompt: Chat | Text) -> bool:
+    return isinstance(prompt, Chat) and prompt.has_media
 
 
 def _before_media(encoded: Encoded, around: Frame) -> Tokens:

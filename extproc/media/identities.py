@@ -1,0 +1,130 @@
+"""The table of media items: what each is to the engines, as their events said.
+
+An item is known by a key of its model, adapter, processor arguments and digest. The least recently
+used are forgotten beyond a number of bytes.
+"""
+
+from array import array
+from collections import deque
+
+from extproc.base.structs import Light
+from kvstate.media import Identifier, runs_of
+from kvstate.overlap import Tokens
+
+# Memory of all entries, by estimate.
+MAX_BYTES = 32 * 1024 * 1024
+_ENTRY_BYTES, _RUN_BYTES = 400, 120
+
+# More tokens than any item has, and more runs of equal ids: an item in rows has two for each row.
+MAX_TOKENS = 262_144
+MAX_RUNS = 1_024
+
+# How many uses are noted until the next item is learned; of more, the latest.
+MOST_USED = 4_096
+
+# Longer names of items are not kept; engines' hashes have 64 letters.
+MAX_IDENTIFIER_LETTERS = 512
+
+
+class Identity(Light, frozen=True, gc=False):
+    """What an item is to the engines.
+
+    identifier: the engine's name of it, None if its ids tell what it is. runs: the ids that stand
+    for it, in place of what the template writes, each with how often it stands in a row. lead: how
+    many of them are before those that the identifier covers. is_whole: whether these are all; if
+    not, the item goes on.
+    """
+
+    identifier: Identifier | None
+    runs: tuple[tuple[int, int], ...]
+    lead: int = 0
+    is_whole: bool = True
+
+    @classmethod
+    def of(
+        cls, identifier: Identifier | None, tokens: Tokens, lead: int, *, is_whole: bool
+    ) -> "Identity | None":
+        """Returns the identity of an item with these ids; None if it is larger than any item."""
+        if not 0 < len(tokens) <= MAX_TOKENS:
+            return None
+        runs = tuple(runs_of(tokens))
+        if len(runs) > MAX_RUNS:
+            return None
+        if isinstance(identifier, str | bytes) and len(identifier) > MAX_IDENTIFIER_LETTERS:
+            return None
+        return cls(identifier, runs, lead, is_whole)
+
+    @property
+    def name(self) -> object:
+        """What tells it from other items: the engine's name, or else its ids."""
+        return self.runs if self.identifier is None else self.identifier
+
+    @property
+    def count(self) -> int:
+        """How many tokens it has, as far as is known."""
+        return sum([count for _, count in self.runs])
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its ids."""
+        ids = array("I")
+        for token, count in self.runs:
+            ids.extend(array("I", (token,)) * count)
+        return ids
+
+    @property
+    def size_bytes(self) -> int:
+        """Its memory in the table, by estimate."""
+        return _ENTRY_BYTES + _RUN_BYTES * len(self.runs)
+
+
+class Identities:
+    """The identities of items, by keys of 16 bytes. max_bytes: of its memory.
+
+    Any thread may look items up; only one changes what is known.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+        self._known: dict[bytes, Identity] = {}
+        self._used: deque[bytes] = deque(maxlen=MOST_USED)
+
+    def __len__(self) -> int:
+        """Returns how many items are known."""
+        return len(self._known)
+
+    @property
+    def size_bytes(self) -> int:
+        """Its memory, by estimate."""
+        return self._size_bytes
+
+    def find(self, key: bytes) -> Identity | None:
+        """Returns an item's identity, None if it is not known; it is the latest used then."""
+        found = self._known.get(key)
+        if found is not None:
+            self._used.append(key)
+        return found
+
+    def put(self, key: bytes, identity: Identity) -> None:
+        """Keeps an item's identity instead of what was known of it."""
+        self._reorder()
+        self.drop(key)
+        self._known[key] = identity
+        self._size_bytes += identity.size_bytes
+        while self._size_bytes > self._max_bytes:
+            self.drop(next(iter(self._known)))
+
+    def drop(self, key: bytes) -> None:
+        """Forgets an item."""
+        before = self._known.pop(key, None)
+        if before is not None:
+            self._size_bytes -= before.size_bytes
+
+    def _reorder(self) -> None:
+        """Puts the items that were used since the last time behind the others."""
+        while self._used:
+            used = self._used.popleft()
+            found = self._known.pop(used, None)
+            if found is not None:
+                self._known[used] = found

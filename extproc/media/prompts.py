@@ -1,0 +1,76 @@
+"""Prompts with media: the ids of their texts, and the places of their items between them."""
+
+from array import array
+from collections.abc import Callable
+
+from extproc.base.structs import Light, LightByIdentity
+from extproc.media.identities import Identity
+from extproc.requests.media import Item
+from kvstate.media import MediaFold
+from kvstate.overlap import Tokens
+
+# More tokens than any engine takes; what is behind them is not keyed.
+MAX_PROMPT_TOKENS = 4 * 1024 * 1024
+
+
+class MediaPrompt(LightByIdentity, frozen=True, gc=False, eq=False):
+    """The prompt of a request with media, as its template writes it.
+
+    model, lora, salt: as in `Prompt`. texts: the ids before, between and behind the items. written:
+    what the template writes for each item, in whose place the engine puts its own ids. items: in
+    order. keys: theirs in the table of identities.
+    """
+
+    model: str
+    lora: str | None
+    salt: str | None
+    texts: tuple[Tokens, ...]
+    written: tuple[Tokens, ...]
+    items: tuple[Item, ...]
+    keys: tuple[bytes, ...]
+
+
+class Filled(Light, frozen=True, gc=False):
+    """A prompt as far as its items are known.
+
+    tokens: its ids, folded, and one of what follows if that is not known. identities: of its items,
+    None where one is not known. sure_tokens: how many of the ids hold for certain, None for all.
+    text_tokens: those before the first item. is_whole: whether all of the prompt is known.
+    """
+
+    tokens: Tokens
+    identities: tuple[Identity | None, ...]
+    sure_tokens: int | None
+    text_tokens: int
+    is_whole: bool
+
+    @property
+    def known_tokens(self) -> int:
+        """How many ids of the prompt are known."""
+        return len(self.tokens) - (not self.is_whole)
+
+
+def filled(
+    prompt: MediaPrompt, find: Callable[[bytes], Identity | None], fold: MediaFold
+) -> Filled:
+    """Returns a prompt with its items in their places, up to the first that is not known."""
+    identities = tuple(map(find, prompt.keys))
+    tokens = array("I", prompt.texts[0])
+    text_tokens = len(tokens)
+    sure: int | None = None
+    for number, identity in enumerate(identities):
+        start = len(tokens)
+        if sure is None and not prompt.items[number].is_exact:
+            sure = start
+        if identity is None or start + identity.count > MAX_PROMPT_TOKENS:
+            tokens.append(prompt.written[number][0])
+            return Filled(tokens, identities, sure, text_tokens, is_whole=False)
+        tokens.extend(identity.tokens)
+        if identity.identifier is not None and start + identity.lead < len(tokens):
+            at = start + identity.lead
+            tokens[at] = fold.token(identity.identifier, tokens[at])
+        if not identity.is_whole:
+            tokens.append(identity.runs[-1][0])
+            return Filled(tokens, identities, sure, text_tokens, is_whole=False)
+        tokens.extend(prompt.texts[number + 1])
+    return Filled(tokens, identities, sure, text_tokens, is_whole=True)

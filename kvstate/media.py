@@ -1,0 +1,137 @@
+"""Media in stored blocks: what an item is, in the ids of the tokens that stand for it.
+
+Engines tell images of equal size apart in two ways. SGLang does so by the ids themselves: each is a
+number that is made of the item. vLLM repeats one id, and adds an extra key to each block of the
+item: what identifies it, and where it begins, relative to the block. This module brings the second
+way to the first: the id at which an item begins is replaced by a number that is made of that id and
+of the item. All blocks from there on have other keys then, so that a request which knows its items
+can be looked up by ids alone.
+
+Source: _gen_mm_extra_hash_keys and to_event_extra_keys in vLLM's v1/core/kv_cache_utils.py
+(0.32.0): pairs (identifier, offset) in events; 0.32 names them "mm" before it publishes them.
+SGLang's pad values: 1,000,000 and more (MM_PAD_SHIFT_VALUE in 0.5.23).
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import xxhash
+
+from kvstate.events import BlocksStored
+from kvstate.overlap import Extra, Tokens
+
+# An engine's own name of an item: its hash, or the name that the caller gave it.
+Identifier = str | bytes | int
+
+# Ids from here on stand for items themselves; no vocabulary is as large.
+FIRST_PAD = 1_000_000
+
+_TAG = "mm"
+_ID_MASK = 0xFFFF_FFFF
+
+
+class Begun(NamedTuple):
+    """Where an item begins in a chain of blocks, and what identifies it.
+
+    at: the index of its first token, negative if it began before the chain. identifier: None if its
+    ids tell what it is. reach: the end of the last block that has some of it, or of its own ids.
+    """
+
+    at: int
+    identifier: Identifier | None
+    reach: int
+
+
+class StoreListener(Protocol):
+    """Is told of the blocks that workers store."""
+
+    def listens(self, worker: str) -> bool:
+        """Returns whether it wants to know of all stores of a worker, not only of those with media.
+
+        While it does, they are decoded one by one.
+        """
+
+    def hear(self, worker: str, event: BlocksStored) -> None:
+        """Takes a store of a worker, as it was published."""
+
+
+class MediaFold:
+    """Replaces the ids at which items begin. secret: 64 random bits of this process."""
+
+    def __init__(self, secret: int) -> None:
+        self._secret = secret
+
+    def token(self, identifier: Identifier, token: int) -> int:
+        """Returns the id that stands for the first token of an item."""
+        named = msgspec.msgpack.encode((identifier, token))
+        return int(xxhash.xxh3_64_intdigest(named, seed=self._secret)) & _ID_MASK
+
+    def folded(self, event: BlocksStored) -> BlocksStored:
+        """Returns a store whose items are in its ids, and no longer in its extras."""
+        tokens = array("I", event.tokens)
+        for begun in beginnings(event):
+            if begun.at >= 0 and begun.identifier is not None:
+                tokens[begun.at] = self.token(begun.identifier, tokens[begun.at])
+        extras = [plain_keys(extra) for extra in event.extras or ()]
+        return msgspec.structs.replace(event, tokens=tokens, extras=extras if any(extras) else None)
+
+
+def has_media(event: BlocksStored) -> bool:
+    """Returns whether the extras of a store name an item."""
+    return event.extras is not None and any(
+        _item(one) is not None for extra in event.extras for one in extra
+    )
+
+
+def beginnings(event: BlocksStored) -> list[Begun]:
+    """Returns where the items of a store begin, in order, each once."""
+    found: dict[tuple[int, Identifier], int] = {}
+    size = event.block_size
+    for block, extra in enumerate(event.extras or ()):
+        for one in extra:
+            item = _item(one)
+            if item is not None and item[1] < size:
+                found[block * size + item[1], item[0]] = (block + 1) * size
+    return sorted([Begun(at, name, reach) for (at, name), reach in found.items()], key=_at)
+
+
+def padded(tokens: Tokens) -> list[Begun]:
+    """Returns where the items begin whose ids tell what they are, in order."""
+    found, at = [], 0
+    for token, count in runs_of(tokens):
+        if token >= FIRST_PAD:
+            found.append(Begun(at, None, at + count))
+        at += count
+    return found
+
+
+def plain_keys(extra: Sequence[object]) -> Extra:
+    """Returns a block's extra keys that name no item, such as a salt."""
+    return tuple([one for one in extra if _item(one) is None])
+
+
+def _at(begun: Begun) -> int:
+    return begun.at
+
+
+def _item(key: object) -> tuple[Identifier, int] | None:
+    """Returns the item that an extra key names, and its offset; None if it is another key."""
+    if not isinstance(key, list):
+        return None
+    match key[1:] if key[:1] == [_TAG] and len(key) == 3 else key:
+        case [str() | bytes() | int() as identifier, int(offset)]:
+            return identifier, offset
+    return None
+
+
+def runs_of(tokens: Tokens) -> Iterator[tuple[int, int]]:
+    """Yields ids and how often each stands in a row."""
+    start = 0
+    while start < len(tokens):
+        end, token = start + 1, tokens[start]
+        while end < len(tokens) and tokens[end] == token:
+            end += 1
+        yield token, end - start
+        start = end

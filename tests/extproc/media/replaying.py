@@ -1,0 +1,94 @@
+"""Replays recordings of real engines: each request is read, looked up and learned from."""
+
+import asyncio
+import base64
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from extproc.config.schema import Model
+from extproc.media.knowledge import MediaKnowledge
+from extproc.observing.decisions import Course
+from extproc.requests.request import Ask, Head, Models
+from extproc.routing.query import Query
+from extproc.serving.queries import Queries
+from extproc.tokenizing.prompt_tokens import PromptTokens
+from extproc.tokenizing.tokens import Tokenizer
+from kvstate.index import Index
+from kvstate.overlap import within
+
+HERE = Path(__file__).parent / "recorded"
+WORKER, MODEL = "w", "tiny"
+SECRET = 0x5EED
+
+
+def requests_in(file: Path) -> Iterator[dict[str, Any]]:
+    """Yields the requests of a recording."""
+    with gzip.open(file, "rt") as lines:
+        yield from (one for one in map(json.loads, lines) if one["kind"] == "request")
+
+
+class Replayed(NamedTuple):
+    """A request: its query, the certain tokens that were predicted, and those that were cached."""
+
+    scenario: str
+    query: Query
+    predicted: int
+    cached: int
+
+
+class Replay:
+    """A router's knowledge of one engine. reads_usage: whether it reads what the engine reports."""
+
+    def __init__(self, directory: Path, *, reads_usage: bool) -> None:
+        tokenizer = Tokenizer.load(Model(MODEL, tokenizer=str(directory)))
+        assert tokenizer is not None
+        self.index = Index(SECRET)
+        self.owner = self.index.add(WORKER, 0, MODEL)
+        self.owner.trust(trusted=True)
+        self.knowledge = MediaKnowledge(b"key", self.index.fold, time.monotonic)
+        self.index.listen(self.knowledge.learning)
+        self._reads_usage = reads_usage
+        self._queries = Queries(
+            Models([Model(MODEL)]),
+            PromptTokens({MODEL: tokenizer}, 60.0),
+            media=self.knowledge,
+        )
+
+    def query(self, body: dict[str, Any]) -> Query:
+        """Returns the query for a body of a chat completion."""
+        head = Head("POST", "/v1/chat/completions", None)
+        asked = Ask(head, json.dumps(body).encode())
+        return asyncio.run(self._queries.of(asked, Course(time.monotonic)))
+
+    def predicted(self, query: Query) -> int:
+        """Returns how many tokens the worker certainly holds of the prompt of a query."""
+        (prompt,) = query.prompts
+        overlap = self.index.overlaps(prompt).get(WORKER)
+        if overlap is None:
+            return 0
+        sure = prompt.sure_tokens
+        return (overlap if sure is None else within(overlap, sure)).certain_tokens
+
+    def take(self, request: dict[str, Any]) -> Replayed | None:
+        """Replays a request; returns None if the engine refused it."""
+        query = self.query(request["body"])
+        predicted, learning = self.predicted(query), self.knowledge.learning
+        media = query.media
+        prompt = None if media is None else media.prompt
+        if media is not None and prompt is not None:
+            learning.begin(WORKER, prompt, is_known=media.is_known)
+        for frame in request["frames"]:
+            self.index.apply_message(self.owner, base64.b64decode(frame["payload_b64"]))
+        if request["status"] != 200:
+            return None
+        usage = request["response"]["usage"]
+        if prompt is not None:
+            learning.end(prompt)
+            if self._reads_usage:
+                learning.count(prompt, usage["prompt_tokens"])
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Replayed(request["scenario"], query, predicted, cached)

@@ -1,0 +1,93 @@
+from array import array
+from typing import Any
+
+import pytest
+
+from kvstate.events import BlocksStored
+from kvstate.index import Index
+from kvstate.media import FIRST_PAD, Begun, MediaFold, beginnings, has_media, padded, plain_keys
+from kvstate.overlap import Overlap, Prompt, within
+
+SIZE = 4
+IDS = array("I", [1, 2, 9, 9, 9, 9, 9, 3])
+
+
+def stored(*extras: tuple[Any, ...], parent: int | None = None) -> BlocksStored:
+    return BlocksStored([1, 2], parent, IDS, SIZE, extras=list(extras))
+
+
+ITEM = stored((["cat", 2], "red"), (["cat", -2],))
+
+
+def test_beginnings_are_in_order_and_each_once() -> None:
+    both = stored((["cat", 2],), (["cat", -2], ["mm", b"dog", 3]))
+    assert beginnings(both) == [Begun(2, "cat", 8), Begun(7, b"dog", 8)]
+    assert beginnings(stored((["cat", -9],), ())) == [Begun(-9, "cat", 4)]
+
+
+@pytest.mark.parametrize("key", ["salt", 7, ["cat"], ["cat", "2"], ["mm", None, 2], ["a", "b", 2]])
+def test_other_keys_name_no_item(key: object) -> None:
+    event = stored((key,), ())
+    assert not has_media(event)
+    assert plain_keys((key, ["cat", 2])) == (key,)
+    assert beginnings(event) == []
+
+
+def test_fold_puts_an_item_into_the_ids_and_leaves_other_keys() -> None:
+    fold = MediaFold(1)
+    folded = fold.folded(ITEM)
+    assert folded.tokens == array("I", [1, 2, fold.token("cat", 9), *IDS[3:]])
+    assert folded.extras == [("red",), ()]
+    assert fold.folded(stored((), (["cat", -2],))).extras is None
+    assert len({fold.token("cat", 9), fold.token("dog", 9), MediaFold(2).token("cat", 9)}) == 3
+
+
+def test_padded_ids_begin_where_they_change() -> None:
+    first, second = FIRST_PAD + 5, FIRST_PAD + 6
+    ids = array("I", [1, first, first, second, 2, first])
+    assert padded(ids) == [Begun(1, None, 3), Begun(3, None, 4), Begun(5, None, 6)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_index_finds_an_item_by_the_ids_alone(compiled: bool) -> None:
+    index = Index(7, compiled=compiled)
+    owner = index.add("w", 0, "tiny")
+    owner.trust(trusted=True)
+    index.apply(owner, [ITEM])
+    tokens = array("I", [*IDS, 0])
+    assert not index.overlaps(Prompt("tiny", tokens, salt="red"))
+    tokens[2] = index.fold.token("cat", 9)
+    assert index.overlaps(Prompt("tiny", tokens, salt="red"))["w"].certain_tokens == 8
+    tokens[2] = index.fold.token("dog", 9)
+    assert not index.overlaps(Prompt("tiny", tokens, salt="red"))
+
+
+class Listener:
+    """Notes what it hears."""
+
+    def __init__(self, *, listens: bool) -> None:
+        self._listens = listens
+        self.heard: list[BlocksStored] = []
+
+    def listens(self, _: str) -> bool:
+        return self._listens
+
+    def hear(self, _: str, event: BlocksStored) -> None:
+        self.heard.append(event)
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_listener_hears_stores_with_items_and_others_while_it_listens(listens: bool) -> None:
+    index, listener = Index(7), Listener(listens=listens)
+    index.listen(listener)
+    owner = index.add("w", 0, "tiny")
+    text = BlocksStored([3], None, array("I", [4, 5, 6, 7]), SIZE)
+    index.apply(owner, [ITEM, text])
+    assert listener.heard == ([ITEM, text] if listens else [ITEM])
+
+
+def test_overlap_within_some_tokens_keeps_the_nearest_tiers_certain() -> None:
+    overlap = Overlap(SIZE, (2, 1, 1, 0), 1, 3)
+    assert within(overlap, 4 * SIZE + 3) == overlap
+    assert within(overlap, 3 * SIZE) == Overlap(SIZE, (2, 1, 0, 0), 2, 3)
+    assert within(overlap, SIZE + 1) == Overlap(SIZE, (1, 0, 0, 0), 4, 3)
