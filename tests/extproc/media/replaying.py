@@ -62,7 +62,7 @@ class Replay:
         """Returns the query for a body of a chat completion."""
         head = Head("POST", "/v1/chat/completions", None)
         asked = Ask(head, json.dumps(body).encode())
-        return asyncio.run(self._queries.of(asked, Course(time.monotonic)))
+        return asyncio.run(self._queries.make_query(asked, Course(time.monotonic)))
 
     def predicted(self, query: Query) -> int:
         """Returns how many tokens the worker certainly holds of the prompt of a query."""
