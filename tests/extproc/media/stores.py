@@ -6,7 +6,7 @@ from itertools import count
 
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.media import Item
-from kvstate.events import BlocksStored
+from kvstate.events import BlockHash, BlocksStored
 from kvstate.media import FIRST_PAD
 from kvstate.overlap import Extra, Tokens
 
@@ -72,7 +72,10 @@ class Store:
         tokens, places = expanded(*pieces)
         end = min(len(tokens), until or len(tokens)) // SIZE
         chain: tuple[object, ...] = (salt,)
-        parent, new, extras, first = None, [], [], 0
+        parent: int | None = None
+        new: list[BlockHash] = []
+        extras: list[Extra] = []
+        first = 0
         for block in range(end):
             begin = block * SIZE
             named: list[object] = [
@@ -88,7 +91,6 @@ class Store:
                 continue
             self._hashes[chain] = next(self._numbers)
             new.append(self._hashes[chain])
-            extra: Extra = tuple(named)
-            extras.append(extra)
+            extras.append(tuple(named))
         ids = tokens[first * SIZE : end * SIZE]
         return BlocksStored(new, parent, ids, SIZE, extras=extras) if new else None

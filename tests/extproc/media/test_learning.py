@@ -303,7 +303,9 @@ def test_wrong_stores_are_never_learned_as_something_else() -> None:
     for _ in range(200):
         lab = Lab()
         shots = [Shot(f"s{n}", rng.randrange(1, 9)) for n in range(4)]
-        sent = [[HEAD, rng.choice(shots), ASK, rng.choice(shots), MORE] for _ in range(3)]
+        sent: list[list[Piece]] = [
+            [HEAD, rng.choice(shots), ASK, rng.choice(shots), MORE] for _ in range(3)
+        ]
         for pieces in sent:
             lab.begin(*pieces)
         for pieces in rng.sample(sent, 3):

@@ -201,7 +201,7 @@ def test_salt_belongs_to_the_root_block_once() -> None:
 )
 @pytest.mark.usefixtures("each_core")
 def test_request_of_the_same_namespace_meets_the_chain(
-    fields: dict[str, Any], prompt: dict[str, str]
+    fields: dict[str, Any], prompt: dict[str, Any]
 ) -> None:
     index = Index(1)
     owner = index.add("w", 0, "m")
