@@ -67,9 +67,11 @@ class Candidates:
                 for one in workers
                 if changes_prompts(one.identity.arguments, is_given=is_given)
             }
-            known = self._dialects[model] = spoken_by(
-                {one.name: one.engine for one in workers}, own
-            )
+            arguments = {
+                one.name: one.identity.arguments for one in workers if one.identity.arguments
+            }
+            engines = {one.name: one.engine for one in workers}
+            known = self._dialects[model] = spoken_by(engines, own, arguments)
         return known
 
     def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:

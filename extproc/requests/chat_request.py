@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.requests import sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
 from extproc.requests.media import MEDIA_PARTS
@@ -433,8 +434,10 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     body = _body.decode(content)
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they replace the prompt
-    keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.sglang is not None:
+        return sglang_chat.parse(content, dialect.sglang, dialect)
+    keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     options = Options(
         chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,

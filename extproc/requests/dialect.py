@@ -5,17 +5,19 @@ Where a request comes under such a rule, its prompt is of a form of its own
 (`extproc.requests.prompt`), which counts as certain only once it is proved for a worker.
 
 Sources: vLLM 0.10.2, 0.14.1, 0.19.1, 0.24.0 to 0.32.0 (chat_utils.py, renderers/hf.py,
-anthropic/serving.py, openai/responses/utils.py and protocol.py, tool_parsers/utils.py); SGLang
-0.5.9 and 0.5.23 (srt/entrypoints).
+anthropic/serving.py, openai/responses/utils.py and protocol.py, tool_parsers/utils.py). SGLang has
+conversions of its own, and a table of its own (`sglang_rules`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, Release
+from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, PromptArguments, Release
+from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_parsers
 
 
 class InlineSystem(Enum):
@@ -72,8 +74,9 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     functions with one text. keeps_tools_for_none: Responses' templates get tools although
     tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
-    has_own_template: the worker was started with another template, or with arguments for it, so
-    that no conversation is keyed.
+    sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
+    worker was started with another template, or with arguments for it, so that no conversation is
+    keyed.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     keeps_tools_for_none: bool = True
     is_foreign: bool = False
     has_own_template: bool = False
+    sglang: SglangRules | None = None
 
 
 class _Range(NamedTuple):
@@ -148,15 +152,16 @@ _VLLM_OLD = msgspec.structs.replace(
 )
 
 NEWEST = _VLLM_032
-_SGLANG = Dialect("SGLang", is_foreign=True)
-_SGLANG_OWN = msgspec.structs.replace(
-    _SGLANG, name="SGLang with a template of its own", has_own_template=True
+_SGLANG_OLD = Dialect("SGLang before 0.5.9", is_foreign=True)
+_SGLANG_OWN = Dialect(
+    "SGLang with a template or parsers of its own", is_foreign=True, has_own_template=True
 )
 _TRTLLM = Dialect("TensorRT-LLM", is_foreign=True)
 
 # Which dialect an engine speaks from a release on, oldest first.
 _RANGES: Sequence[_Range] = (
-    _Range(SGLANG, Release(0, 0), _SGLANG),
+    _Range(SGLANG, Release(0, 0), _SGLANG_OLD),
+    *(_Range(SGLANG, since, Dialect(name, sglang=rules)) for since, name, rules in SGLANG_RANGES),
     _Range(TRTLLM, Release(0, 0), _TRTLLM),
     _Range(VLLM, Release(0, 0), _VLLM_OLD),
     _Range(VLLM, Release(0, 14), _VLLM_014),
@@ -170,16 +175,20 @@ _RANGES: Sequence[_Range] = (
     _Range(VLLM, Release(0, 32), _VLLM_032),
 )
 
+_ORDER = [one.dialect for one in _RANGES]
+
 
 class ModelDialects(NamedTuple):
     """The dialects that a model's workers speak.
 
     first: the newest. rest: the rest, each with the workers that speak it; empty unless engines
-    differ, as during an upgrade.
+    differ, as during an upgrade. has_engines: engines of several kinds, which agree on less than
+    releases of one do.
     """
 
     first: Dialect
     rest: tuple[tuple[Dialect, frozenset[str]], ...] = ()
+    has_engines: bool = False
 
 
 # Returns the dialect in which a request for a model, as the client named it, is read first.
@@ -199,23 +208,42 @@ def dialect_of(engine: Engine | None) -> Dialect:
 
 
 def spoken_by(
-    engines: Mapping[str, Engine | None], own_template: Collection[str] = ()
+    engines: Mapping[str, Engine | None],
+    own_template: Collection[str] = (),
+    arguments: Mapping[str, PromptArguments] = MappingProxyType({}),
 ) -> ModelDialects:
     """Returns the dialects of a model's workers.
 
     engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
-    that were started with another template than the model's, or with arguments for it.
+    that were started with another template than the model's, or with arguments for it. arguments:
+    those of SGLang's workers, as far as they are known.
     """
     speakers: dict[Dialect, set[str]] = {}
+    ranks: dict[Dialect, int] = {}
     for worker, engine in engines.items():
-        dialect = _SGLANG_OWN if worker in own_template else dialect_of(engine)
+        dialect = dialect_of(engine)
+        rank = _ORDER.index(dialect)
+        if worker in own_template:
+            dialect, rank = _SGLANG_OWN, -1
+        elif dialect.sglang is not None:
+            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker))
         speakers.setdefault(dialect, set()).add(worker)
-    order = [_SGLANG_OWN, *(one.dialect for one in _RANGES)]
-    newest_first = sorted(speakers, key=order.index, reverse=True)
+        ranks[dialect] = rank
+    newest_first = sorted(speakers, key=ranks.__getitem__, reverse=True)
     if not newest_first:
         return ModelDialects(NEWEST)
     first, *others = newest_first
-    return ModelDialects(first, tuple((one, frozenset(speakers[one])) for one in others))
+    kinds = {(one.is_foreign, one.sglang is not None) for one in speakers}
+    by_dialect = tuple((one, frozenset(speakers[one])) for one in others)
+    return ModelDialects(first, by_dialect, len(kinds) > 1)
+
+
+def _of_worker(dialect: Dialect, rules: SglangRules, arguments: PromptArguments | None) -> Dialect:
+    """Returns the dialect of a worker of SGLang, which its parsers change."""
+    own = with_parsers(rules, arguments)
+    if own is None:
+        return _SGLANG_OWN
+    return dialect if own is rules else msgspec.structs.replace(dialect, sglang=own)
 
 
 def agreed(_: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.requests import sglang_messages
 from extproc.requests.chat_request import Options, conversation, effort_in
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
 from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, InferenceRequest
@@ -54,11 +55,13 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
+    dialect = speaks(body.model)
+    if dialect is not None and dialect.sglang is not None:
+        return sglang_messages.parse(content, dialect.sglang, dialect)
     if body.chat_template_kwargs:
         raise RequestError("unsupported_template_kwargs")
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")
-    dialect = speaks(body.model)
     messages = _system(body.system)
     if dialect is not None and dialect.is_foreign and isinstance(body.system, list):
         raise RequestError("unsupported_by_engine")  # SGLang joins these by newlines

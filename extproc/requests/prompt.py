@@ -32,6 +32,19 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     tools: list[dict[str, Any]] = []
 
 
+class Conversion(msgspec.Struct, frozen=True, gc=False):
+    """What SGLang's own conversion leaves to the template, which decides.
+
+    merged: the messages where the template renders no later system turn; None for the same.
+    thinking: whether the request switches it on or off by the template's own argument. effort: that
+    the request sets itself, "" if none.
+    """
+
+    merged: list[dict[str, Any]] | None = None
+    thinking: bool | None = None
+    effort: str = ""
+
+
 class Chat(msgspec.Struct, frozen=True, gc=False):
     """A conversation, as the chat template gets it.
 
@@ -49,6 +62,7 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     sent: the messages before they were parsed for templates, in the form of chat completions.
     response: what a response request sent, None for other APIs. is_truncated: the request asks for
         the last tokens only (`InferenceRequest.keep_last_tokens`).
+    conversion: what SGLang's conversion needs besides; None for other engines.
     """
 
     messages: list[dict[str, Any]]
@@ -65,6 +79,7 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     sent: list[dict[str, Any]] = []
     response: Response | None = None
     is_truncated: bool = False
+    conversion: Conversion | None = None
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
@@ -92,8 +107,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 # they are proved.
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
-IN_CODE, DATE = 16384, 32768
-BY_RELEASE = 65536 - 16
+IN_CODE, DATE, CONVERTED = 16384, 32768, 65536
+BY_RELEASE = 131072 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -111,6 +126,7 @@ FORM_NAMES = {
     REBUILT: "texts of a tokenizer that some releases rebuild",
     IN_CODE: "conversations that the engine renders in code",
     DATE: "conversations with a date that may be another one in the engine",
+    CONVERTED: "conversations that SGLang converts in its own way",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

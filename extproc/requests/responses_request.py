@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.requests import sglang_responses
 from extproc.requests.chat_request import (
     Options,
     arguments_of,
@@ -68,8 +69,10 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
-    _refuse_what_differs(body)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.sglang is not None:
+        return sglang_responses.parse(content, dialect.sglang, dialect)
+    _refuse_what_differs(body)
     if dialect is not None and dialect.is_foreign:
         raise RequestError("unsupported_by_engine")
     if body.tools and dialect is None:

@@ -16,7 +16,7 @@ from extproc.requests.costly_json import is_light
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
 from extproc.requests.media import stand_ins_of
 from extproc.requests.outline import Outline, beginning_of, outline_of
-from extproc.requests.prompt import BY_RELEASE, Chat
+from extproc.requests.prompt import BY_RELEASE, TEXT, Chat
 from extproc.requests.request import (
     ENGINES_REFUSE,
     NOT_INFERENCE,
@@ -80,9 +80,12 @@ class Queries:
         path, body = ask.head.path, ask.body
         query = await self._first(path, body, course)
         # most requests end here
-        if not query.forms & BY_RELEASE or query.model is None:
+        if query.model is None or not query.forms & ~TEXT:
             return query
-        others = self._dialects_of(query.model).rest
+        spoken = self._dialects_of(query.model)
+        if not query.forms & BY_RELEASE and not spoken.has_engines:
+            return query
+        others = spoken.rest
         return await self._with_variants(query, others, path, body) if others else query
 
     async def _first(self, path: str, body: bytes, course: Course) -> Query:

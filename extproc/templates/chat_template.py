@@ -66,6 +66,7 @@ from extproc.templates.bounds import (
     joined,
 )
 from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
+from extproc.templates.sglang_template import SglangTemplate
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -419,6 +420,7 @@ class ChatTemplate:
         self._keeps_later_systems: bool | None = None
         self._off_effort = ""
         self._text_for_media: dict[str, str] = {}
+        self._sglang: SglangTemplate | None = None
 
     def render(self, chat: Chat, *, budget_seconds: float = BUDGET_SECONDS) -> tuple[str, int]:
         """Returns the prompt text of a conversation, and the forms that its dialect decided.
@@ -430,8 +432,10 @@ class ChatTemplate:
                 long; it reads values that releases pass differently, and the chat has no dialect;
                 or the conversation has media.
         """
-        told = self._template_input(chat)
         tick = self._tick(budget_seconds)
+        if chat.dialect is not None and chat.dialect.sglang is not None:
+            return self._as_sglang().render(chat, chat.dialect.sglang, tick)
+        told = self._template_input(chat)
         if _are_texts(told.messages):
             texts = {
                 parts: self._shaped_text(told, told.messages, tick, parts=parts)
@@ -442,6 +446,12 @@ class ChatTemplate:
         else:
             return self._of_parts(told, chat.dialect, tick)
         return self._chosen(texts, chat.dialect, told.forms)
+
+    def _as_sglang(self) -> SglangTemplate:
+        if self._sglang is None:
+            tree = Sandbox(self._now).parse(self._source)
+            self._sglang = SglangTemplate(self._source, tree, self._rendered, self._probed)
+        return self._sglang
 
     def _of_parts(
         self, told: "_TemplateInput", dialect: Dialect | None, tick: Tick
@@ -547,14 +557,19 @@ class ChatTemplate:
 
     def _renders_probe(self) -> bool:
         turns = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
+        return self._probed(turns) is not None
+
+    def _probed(self, turns: Messages) -> str | None:
+        """Returns what the template makes of turns without what transformers adds; None if it
+        fails.
+        """
         context = {"messages": turns, "add_generation_prompt": False}
         environment = Sandbox(self._now, is_bare=True)
         try:
             template = environment.compiled(environment.parse(self._source))
-            rendered(template, context, self._tick(BUDGET_SECONDS))
+            return rendered(template, context, self._tick(BUDGET_SECONDS))
         except (jinja2.TemplateError, RequestError):
-            return False
-        return True
+            return None
 
     @property
     def off_effort(self) -> str:

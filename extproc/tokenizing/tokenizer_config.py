@@ -17,6 +17,19 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _REBUILDING = frozenset(("LlamaTokenizer", "LlamaTokenizerFast"))
 _KEEPING = frozenset(("deepseek_v2", "deepseek_v3"))
 
+# Classes whose settings say whether a text begins with the first special token, by default yes.
+_BEGINNING = frozenset(
+    (
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
+        "CodeLlamaTokenizer",
+        "CodeLlamaTokenizerFast",
+        "GemmaTokenizer",
+        "GemmaTokenizerFast",
+        "CohereTokenizerFast",
+    )
+)
+
 
 def text_of(token: object) -> str | None:
     """Returns a special token's text, given as text or as an object with `content`."""
@@ -46,3 +59,13 @@ def may_be_rebuilt(settings: Mapping[str, Any], model_type: object, *, by_bytes:
     """
     is_class = settings.get("tokenizer_class") in _REBUILDING
     return is_class and by_bytes and model_type not in _KEEPING
+
+
+def may_begin_otherwise(settings: Mapping[str, Any], *, is_first: bool) -> bool:
+    """Returns whether some engines put a special token before texts, and others do not.
+
+    SGLang (0.5.23, srt/utils/hf_transformers/tokenizer.py) and transformers 4 do as these settings
+    say, and transformers 5 as tokenizer.json does. is_first: whether that puts it there.
+    """
+    adds = settings.get("add_bos_token")
+    return settings.get("tokenizer_class") in _BEGINNING and (adds is not False) != is_first

@@ -21,7 +21,13 @@ from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.text_encoder import Encoded, TextEncoder
-from extproc.tokenizing.tokenizer_config import KINDS, added_by_settings, may_be_rebuilt, text_of
+from extproc.tokenizing.tokenizer_config import (
+    KINDS,
+    added_by_settings,
+    may_be_rebuilt,
+    may_begin_otherwise,
+    text_of,
+)
 from extproc.tokenizing.tokenizer_layout import Frame
 from kvstate.overlap import Tokens
 
@@ -168,7 +174,8 @@ class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads.
 
     forms: those of all its texts, since releases may tokenize them otherwise. in_code: how its
-    conversations are rendered if no template does that.
+    conversations are rendered if no template does that. frame_forms: those of texts to which the
+    engine adds special tokens.
     """
 
     def __init__(
@@ -178,8 +185,10 @@ class Tokenizer:
         library: tokenizers.Tokenizer,
         forms: int = 0,
         in_code: InCode | None = None,
+        frame_forms: int = 0,
     ) -> None:
         self._forms = forms
+        self._frame_forms = frame_forms
         self._in_code = in_code
         self._library = library
         self._texts = choice.texts
@@ -207,11 +216,14 @@ class Tokenizer:
             config = _json(files.directory / "config.json")
             model_type = config.get("model_type")
             by_bytes = "ByteLevel" in repr(library.pre_tokenizer)
-            is_doubtful = may_be_rebuilt(settings, model_type, by_bytes=by_bytes)
+            forms = REBUILT if may_be_rebuilt(settings, model_type, by_bytes=by_bytes) else 0
             code = in_code(_model_files(model.name, files.directory, config, override))
             # a template has no effect if the engine builds prompts in code
             templates = ChatTemplates({}) if code else load(files.directory, override)
-            return cls(choice, templates, library, REBUILT if is_doubtful else 0, code)
+            first = text_of(settings.get("bos_token"))
+            is_first = bool(first) and _begins_with(choice.frame, library.token_to_id(first or ""))
+            frame_forms = FRAME if may_begin_otherwise(settings, is_first=is_first) else 0
+            return cls(choice, templates, library, forms, code, frame_forms)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -276,7 +288,7 @@ class Tokenizer:
             RequestError: they do, and nothing tells it.
         """
         if not prompt.special_tokens_vary or self._frame == NO_FRAME:
-            return 0
+            return self._frame_forms if prompt.add_special_tokens else 0
         if isinstance(prompt, Text) or prompt.dialect is None:
             raise RequestError("unsupported_special_tokens")
         return FRAME
@@ -336,6 +348,8 @@ def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[s
     """Returns what a renderer makes of a chat, which needs a proof like a form of its own."""
     if chat.has_media:
         raise RequestError("unsupported_media")
+    if chat.conversion is not None:
+        raise RequestError("unsupported_by_engine")  # SGLang's code is not vLLM's
     text, forms = renderer.render(chat, budget_seconds=seconds)
     return text, forms | IN_CODE
 
@@ -379,6 +393,10 @@ def _chosen(
 
 def _has_media(prompt: Chat | Text) -> bool:
     return isinstance(prompt, Chat) and prompt.has_media
+
+
+def _begins_with(around: Frame | None, token: int | None) -> bool:
+    return around is not None and token is not None and around.before[:1] == (token,)
 
 
 def _before_media(encoded: Encoded, around: Frame) -> Tokens:

@@ -26,6 +26,7 @@ from extproc.requests.prompt import Chat
 from extproc.requests.request import CHAT_PATH, parse
 
 DIALECTS = [one.dialect for one in _RANGES if not one.dialect.is_foreign]
+VLLMS = [one for one in DIALECTS if one.sglang is None]
 
 
 def vllm(minor: int, patch: int = 0) -> Engine:
@@ -75,11 +76,11 @@ def test_workers_of_one_dialect_have_no_others() -> None:
 
 
 def test_newest_dialect_of_a_models_workers_is_first() -> None:
-    foreign = dialect_of(Engine(SGLANG, Release(0, 5, 9)))
+    foreign = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
     engines = {"old": vllm(19), "s": Engine(SGLANG, Release(0, 5, 23)), "other": vllm(20)}
     both = frozenset(("old", "other"))
     assert spoken_by({**engines, "unknown": None}) == ModelDialects(
-        NEWEST, ((spoken(19), both), (foreign, frozenset(("s",))))
+        NEWEST, ((spoken(19), both), (foreign, frozenset(("s",)))), has_engines=True
     )
 
 
@@ -90,9 +91,11 @@ SGLANG_TURNS = [
 ]
 
 
-@pytest.mark.parametrize("engine", [SGLANG, TRTLLM])
-def test_other_engines_are_told_only_what_all_read_alike(engine: str) -> None:
-    foreign, user = dialect_of(Engine(engine, Release(0, 5, 23))), {"role": "user", "content": "a"}
+@pytest.mark.parametrize(
+    "engine", [Engine(SGLANG, Release(0, 5, 8)), Engine(TRTLLM, Release(1, 2))]
+)
+def test_other_engines_are_told_only_what_all_read_alike(engine: Engine) -> None:
+    foreign, user = dialect_of(engine), {"role": "user", "content": "a"}
     for path in (CHAT_PATH, "/v1/messages"):
         told = read({"messages": [user]}, foreign, path)
         assert isinstance(told, Chat)
@@ -170,7 +173,7 @@ TURNS = st.lists(
 )
 
 
-@given(PLAIN, st.sampled_from(DIALECTS))
+@given(PLAIN, st.sampled_from(VLLMS))
 def test_request_without_any_form_of_releases_is_the_same_in_all_dialects(
     messages: list[dict[str, Any]], dialect: Dialect
 ) -> None:
@@ -180,6 +183,15 @@ def test_request_without_any_form_of_releases_is_the_same_in_all_dialects(
         assert msgspec.structs.replace(told, dialect=None, effort_rule=None) == plain
     else:
         assert any(one["content"].startswith("x-anthropic") for one in messages)
+
+
+@given(PLAIN, st.sampled_from([one for one in DIALECTS if one.sglang is not None]))
+def test_sglang_reads_plain_texts_as_all_engines_do(
+    messages: list[dict[str, Any]], dialect: Dialect
+) -> None:
+    told = read({"messages": messages}, dialect)
+    assert isinstance(told, Chat)
+    assert told.messages == messages
 
 
 @given(TURNS, st.sampled_from([*DIALECTS, None]), st.dictionaries(st.text(max_size=8), VALUES))

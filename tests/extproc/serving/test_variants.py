@@ -11,7 +11,7 @@ from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.config.schema import Model
 from extproc.observing.decisions import Course
 from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
-from extproc.requests.prompt import BILLING, CONVERSATION
+from extproc.requests.prompt import BILLING, CONVERSATION, CONVERTED, TOOLS
 from extproc.requests.request import CHAT_PATH, Ask, Head, Models
 from extproc.routing.query import Query, Variant
 from extproc.serving.queries import Queries
@@ -21,7 +21,8 @@ from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Overlap, Prompt, Tokens
 from simulator.settings import TINY_MODEL
 
-FOREIGN = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
+FOREIGN = dialect_of(Engine(SGLANG, Release(0, 5, 8)))
+SGLANG_0_5_23 = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
 OLD = dialect_of(Engine(VLLM, Release(0, 31)))
 SYSTEM = {"role": "system", "content": "x-anthropic-billing-header: cch=1\nbe brief"}
 USER = {"role": "user", "content": "hello"}
@@ -56,6 +57,13 @@ async def test_worker_of_an_engine_of_unknown_rules_is_told_no_tokens(
 ) -> None:
     found = await query(ModelDialects(NEWEST, ((FOREIGN, frozenset(("w",))),)), **fields)
     assert [one.prompts for one in found.variants] == ([] if fields else [()])
+
+
+async def test_request_that_releases_of_one_engine_read_alike_is_read_anew_for_another() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    both = ModelDialects(NEWEST, ((SGLANG_0_5_23, frozenset(("s",))),), has_engines=True)
+    found = await query(both, messages=[USER], tools=tools)
+    assert found.query_for("s").forms == CONVERSATION | TOOLS | CONVERTED
 
 
 async def test_plain_request_has_no_variants() -> None:

@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
-from extproc.tokenizing.tokenizer_config import added_by_settings, may_be_rebuilt
+from extproc.tokenizing.tokenizer_config import (
+    added_by_settings,
+    may_be_rebuilt,
+    may_begin_otherwise,
+)
 
 
 def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None:
@@ -36,3 +40,21 @@ def test_tokenizer_of_another_models_class_may_be_rebuilt(
     settings: dict[str, Any], model_type: str | None, by_bytes: bool, expected: bool
 ) -> None:
     assert may_be_rebuilt(settings, model_type, by_bytes=by_bytes) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_first", "expected"),
+    [
+        ({"tokenizer_class": "LlamaTokenizerFast"}, False, True),
+        ({"tokenizer_class": "LlamaTokenizerFast"}, True, False),
+        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": None}, False, True),
+        ({"tokenizer_class": "GemmaTokenizer", "add_bos_token": False}, False, False),
+        ({"tokenizer_class": "GemmaTokenizer", "add_bos_token": False}, True, True),
+        ({"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": True}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_text_may_begin_otherwise_where_settings_and_tokenizer_disagree(
+    settings: dict[str, Any], is_first: bool, expected: bool
+) -> None:
+    assert may_begin_otherwise(settings, is_first=is_first) is expected

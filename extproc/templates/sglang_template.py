@@ -1,0 +1,186 @@
+"""Renders a conversation as SGLang does: its parsing of messages, then the model's template.
+
+Source: SGLang 0.5.9 to 0.5.23, srt/entrypoints/openai/serving_chat.py and
+srt/parser/jinja_template_utils.py, template_detection.py and hunyuan_reasoning.py.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from jinja2 import nodes
+
+from extproc.base.errors import RequestError
+from extproc.requests.chat_request import Messages
+from extproc.requests.prompt import CONVERTED, Chat, Conversion
+from extproc.requests.sglang_rules import SglangRules
+from extproc.templates.bounds import Tick
+from extproc.templates.thinking_mode import Special, ThinkingMode, thinking_mode
+
+# Words of a template that is taken to expect parts, whatever its syntax.
+_MEDIA_WORDS = ("image", "audio", "video", "vision")
+
+# Names that loops over messages give to one; others are not recognized.
+_MESSAGE_NAMES = ("message", "msg", "m")
+
+# A model whose conversations this engine changes in code of its own.
+_MINIMAX_M3 = "<mm:think>"
+
+_SENTINEL = "__sglang_inline_system_sentinel__"
+
+Render = Callable[[Messages, Mapping[str, Any], Tick], str]
+
+
+class SglangTemplate:
+    """A chat template as SGLang uses it.
+
+    tree: its syntax. render: renders messages with variables. probe: does so without what
+    transformers adds, and returns None if the template fails.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tree: nodes.Template,
+        render: Render,
+        probe: Callable[[Messages], str | None],
+    ) -> None:
+        self._source = source
+        self._tree = tree
+        self._render = render
+        self._probe = probe
+        self._reads_effort = "reasoning_effort" in source
+
+    def render(self, chat: Chat, rules: SglangRules, tick: Tick) -> tuple[str, int]:
+        """Returns the prompt text of a conversation, and the forms that the rules decided.
+
+        Raises:
+            RequestError: the template or the engine refuses the conversation, or it is not known
+                how the engine changes it.
+        """
+        forms, conversion = chat.forms, chat.conversion or Conversion()
+        if rules.default_effort and self._reads_effort:
+            forms |= CONVERTED
+        if rules.reasoning_parser == "hunyuan":
+            forms |= CONVERTED
+        if forms & CONVERTED and _MINIMAX_M3 in self._source:
+            raise RequestError("unsupported_by_engine")
+        messages: Messages = chat.messages
+        if conversion.merged is not None and not self.renders_later_systems:
+            messages = conversion.merged
+        shaped = _ended([self._shaped(one, rules) for one in messages])
+        if not shaped:
+            raise RequestError("empty_prompt")
+        variables = self._variables(chat, conversion, rules)
+        return self._rendered(shaped, variables, tick), forms
+
+    def _rendered(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
+        """Renders, and once more with bare functions as tools if the template fails."""
+        try:
+            return self._render(messages, variables, tick)
+        except RequestError as error:
+            tools = variables.get("tools")
+            if error.reason != "template_failed" or not tools:
+                raise
+        bare = [tool["function"] for tool in tools]
+        return self._render(messages, {**variables, "tools": bare}, tick)
+
+    @cached_property
+    def renders_later_systems(self) -> bool:
+        """Whether the template writes a system turn that is not the first."""
+        texts = ("t", "t", _SENTINEL, "t")
+        roles = ("system", "user") * 2
+        turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        return _SENTINEL in (self._probe(turns) or "")
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether templates get contents in parts, by the engine's own rule."""
+        if any(word in self._source for word in _MEDIA_WORDS):
+            return True
+        return any(_is_over_content(loop.iter) for loop in self._tree.find_all(nodes.For))
+
+    @cached_property
+    def mode(self) -> ThinkingMode | None:
+        """How the template switches thinking, None if nothing shows it."""
+        return thinking_mode(self._source, self._tree)
+
+    def _shaped(self, message: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
+        content = message["content"]
+        if isinstance(content, str):
+            return message
+        is_joined = rules.joins_tool_texts and message["role"] == "tool"
+        if self.takes_parts and not is_joined:
+            return message
+        return {**message, "content": " ".join(part["text"] for part in content)}
+
+    def _variables(
+        self, chat: Chat, conversion: Conversion, rules: SglangRules
+    ) -> Mapping[str, Any]:
+        variables = dict(chat.variables)
+        if conversion.thinking is not None:
+            self._switch(variables, is_on=conversion.thinking, rules=rules)
+        if conversion.effort:
+            variables["reasoning_effort"] = chat.variables["reasoning_effort"]
+        if rules.default_effort:
+            variables.setdefault("reasoning_effort", rules.default_effort)
+        mode = self.mode
+        if mode is not None and mode.low_effort and variables.get("reasoning_effort") == "low":
+            variables.setdefault(mode.low_effort, True)
+        is_hunyuan = mode is not None and mode.special is Special.HUNYUAN
+        if rules.reasoning_parser == "hunyuan" and is_hunyuan:
+            variables["reasoning_effort"] = _hunyuan(variables.get("reasoning_effort"))
+        return variables
+
+    def _switch(self, variables: dict[str, Any], *, is_on: bool, rules: SglangRules) -> None:
+        """Sets what switches thinking on or off.
+
+        Raises:
+            RequestError: the engine refuses to.
+        """
+        by_parser = rules.wrapping.mode if rules.wrapping is not None else ""
+        mode = self.mode
+        special = mode.special if mode is not None else None
+        if rules.reasoning_parser == "hunyuan":
+            on = "high" if special is Special.HUNYUAN else "medium"
+            variables["reasoning_effort"] = on if is_on else "no_think"
+        elif special is Special.MISTRAL or (mode is None and by_parser == "mistral"):
+            variables["reasoning_effort"] = "medium" if is_on else "none"
+        elif special is Special.ALWAYS or (mode is None and by_parser == "always"):
+            if not is_on:
+                raise RequestError("bad_request")
+        else:
+            argument = mode.argument if mode is not None else by_parser
+            if argument:
+                variables[argument] = is_on
+            elif is_on:
+                raise RequestError("bad_request")
+
+
+def _is_over_content(node: nodes.Node | None) -> bool:
+    """Returns whether a loop goes over the content of a message, maybe filtered or sliced."""
+    while True:
+        match node:
+            case nodes.Filter() | nodes.Test() | nodes.Getitem(arg=nodes.Slice()):
+                node = node.node
+            case nodes.Getitem(arg=nodes.Const(value="content")) | nodes.Getattr(attr="content"):
+                name = node.node
+                return isinstance(name, nodes.Name) and name.name in _MESSAGE_NAMES
+            case _:
+                return False
+
+
+def _ended(messages: Messages) -> Messages:
+    """Returns the messages with a last text of the model as the user's."""
+    if not messages or messages[-1]["role"] != "assistant":
+        return messages
+    content = messages[-1]["content"]
+    if not isinstance(content, str):
+        return messages
+    return [*messages[:-1], {"role": "user", "content": content}]
+
+
+def _hunyuan(effort: object) -> str:
+    if effort in ("none", "no_think"):
+        return "no_think"
+    return "low" if effort in ("minimal", "low") else "high"

@@ -1,0 +1,382 @@
+"""SGLang's releases read requests differently; what they agree on needs no proof."""
+
+import base64
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.base.errors import RequestError
+from extproc.requests.dialect import Dialect
+from extproc.requests.prompt import CONVERTED, Chat
+from extproc.requests.request import parse
+from extproc.requests.sglang_responses import decoded_state
+from extproc.requests.sglang_rules import SGLANG_RANGES
+from extproc.templates.chat_template import ChatTemplate
+from tests.extproc.sglang.test_recorded_prompts import dialect, prompt
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+USER = {"role": "user", "content": "hi"}
+FUNCTION = {"parameters": {"type": "object"}, "name": "f"}
+TOOL = {"type": "function", "function": FUNCTION}
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+ITEM = {"type": "message", "role": "user", "content": "hi"}
+DEVELOPER = {"role": "developer", "content": "rules"}
+CUSTOM = {"type": "custom_tool_call", "name": "f", "call_id": "c", "input": "x"}
+STATE = base64.urlsafe_b64encode(zlib.compress(b"hidden")).decode()
+
+
+def refusal(path: str, body: dict[str, Any], rules: Dialect, name: str = "text") -> str:
+    with pytest.raises(RequestError) as raised:
+        prompt(path, body, rules, name)
+    return raised.value.reason
+
+
+def test_ranges_are_in_order() -> None:
+    since = [one[0] for one in SGLANG_RANGES]
+    assert since == sorted(set(since))
+
+
+TOOLS = [
+    (9, '{"type": "function", "function": {"description": null, "name": "f", "parameters":'),
+    (10, '"strict": false}}]'),
+    (11, '"strict": false}, "defer_loading": null}]'),
+    (22, '"strict": false}, "defer_loading": null}]'),
+    (23, '{"parameters": {"type": "object"}, "name": "f", "description": null}, "defer_loading"'),
+]
+
+
+@pytest.mark.parametrize(("patch", "printed"), TOOLS)
+def test_tools_are_printed_as_the_release_does(patch: int, printed: str) -> None:
+    assert printed in prompt(CHAT, {"messages": [USER], "tools": [TOOL]}, dialect(patch))
+
+
+EFFORTS = [
+    (9, {}, "<effort>medium</effort><|assistant|>"),
+    (9, {"reasoning_effort": "low"}, "<effort>low</effort><|assistant|>"),
+    (10, {}, "hi<|assistant|>"),
+    (10, {"reasoning_effort": "none"}, "<thinking>False</thinking><|assistant|><think></think>"),
+    (15, {"reasoning_effort": "low"}, "<effort>low</effort><|assistant|>"),
+    (16, {"reasoning_effort": "low"}, "<effort>low</effort><thinking>True</thinking><|assistant|>"),
+]
+
+
+@pytest.mark.parametrize(("patch", "fields", "end"), EFFORTS)
+def test_effort_sets_what_it_sets_in_the_release(
+    patch: int, fields: dict[str, Any], end: str
+) -> None:
+    assert prompt(CHAT, {"messages": [USER], **fields}, dialect(patch)).endswith(end)
+
+
+def test_results_of_tools_are_joined_only_from_0_5_11_on() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"messages": [USER, {"role": "tool", "content": content}]}
+    assert "<|tool|>a b" in prompt(CHAT, body, dialect(11), "parts")
+    assert '<|tool|>({"type": "text", "text": "a"})' in prompt(CHAT, body, dialect(10), "parts")
+
+
+DIFFERENT = [
+    (15, MESSAGES, {"messages": [USER], "system": [{"type": "text", "text": "a"}]}),
+    (15, MESSAGES, {"messages": [USER], "thinking": {"type": "disabled"}}),
+    (15, RESPONSES, {"input": "hi"}),
+    (19, RESPONSES, {"input": [CUSTOM]}),
+    (19, RESPONSES, {"input": [{"type": "function_call_output", "output": [ITEM]}]}),
+    (22, RESPONSES, {"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]}),
+]
+
+
+@pytest.mark.parametrize(("patch", "path", "body"), DIFFERENT)
+def test_what_a_release_reads_otherwise_is_refused(
+    patch: int, path: str, body: dict[str, Any]
+) -> None:
+    assert refusal(path, body, dialect(patch)) in (
+        "unsupported_by_engine",
+        "unsupported_items",
+        "bad_request",
+    )
+
+
+def test_messages_of_texts_are_the_same_before_0_5_16() -> None:
+    body = {"messages": [USER], "system": "be brief"}
+    assert prompt(MESSAGES, body, dialect(9)).startswith("<|system|>be brief<|user|>hi")
+
+
+def test_system_turns_of_a_response_stay_from_0_5_22_on() -> None:
+    body = {"input": [ITEM, DEVELOPER], "instructions": "be brief"}
+    assert prompt(RESPONSES, body, dialect(19)).startswith("<|system|>be brief\n\nrules<|user|>")
+    labelled = "<|user|>hi<|system|>Developer instructions:\nrules"
+    assert labelled in prompt(RESPONSES, body, dialect(22))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [USER], "extra_key": "x"}, "unsupported_extra_key"),
+    (CHAT, {"messages": [USER], "session_params": {}}, "unsupported_session"),
+    (CHAT, {"messages": [USER], "lora_path": "x"}, "unsupported_lora"),
+    (CHAT, {"messages": [USER], "reasoning": {}}, "unsupported_reasoning_effort"),
+    (CHAT, {"messages": [USER], "reasoning_effort": 0.5}, "unsupported_reasoning_effort"),
+    (CHAT, {"messages": [USER] * 8193}, "too_many_messages"),
+    (
+        CHAT,
+        {"messages": [USER], "chat_template_kwargs": {"tools": 1}},
+        "unsupported_template_kwargs",
+    ),
+    (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "x"}, "unsupported_tool_choice"),
+    (CHAT, {"messages": [USER], "tool_choice": "required"}, "bad_request"),
+    (CHAT, {"messages": [USER], "tools": [{"function": 1}]}, "bad_request"),
+    (CHAT, {"messages": [USER], "tools": [{"function": {"name": 1}}]}, "unsupported_tools"),
+    (
+        CHAT,
+        {"messages": [USER], "tools": [{"function": {"name": "f", "strict": 1}}]},
+        "unsupported_tools",
+    ),
+    (
+        CHAT,
+        {
+            "messages": [USER],
+            "tools": [{"function": {"name": "f", "parameters": {"a": {"type": ["int"]}}}}],
+        },
+        "unsupported_tools",
+    ),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "assistant", "content": "x"}], "continue_final_message": True},
+        "unsupported_continuation",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "content": "x", "prefix": True}]},
+        "unsupported_continuation",
+    ),
+    (CHAT, {"messages": [{"role": 1}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "user", "content": 1}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "system", "content": "x", "tools": []}]}, "unsupported_tools"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x", "name": 1}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": 1}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [1]}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 1}]}]}, "bad_request"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
+        "bad_request",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "unsupported_media",
+    ),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "unsupported_content"),
+    *(
+        (
+            CHAT,
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"arguments": given}}]}
+                ]
+            },
+            "unsupported_tool_arguments",
+        )
+        for given in ("", "null", "[1]", '{"a": [18446744073709551616]}', 5)
+    ),
+    (MESSAGES, {"messages": [{"role": "x", "content": "a"}]}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "thinking": {"type": "adaptive"}}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "thinking": {"type": "x"}}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "output_config": {"effort": "none"}}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "tool_choice": {"type": "x"}}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "tools": [{"name": "f"}]}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "system": [{"type": "image"}]}, "unsupported_content"),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        "unsupported_media",
+    ),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "unsupported_content"),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 1}]}]},
+        "bad_request",
+    ),
+    (
+        MESSAGES,
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]},
+        "bad_request",
+    ),
+    (RESPONSES, {"input": "hi", "previous_response_id": "r"}, "unsupported_previous_response"),
+    (RESPONSES, {"input": "hi", "extra_key": "x"}, "unsupported_extra_key"),
+    (RESPONSES, {"input": "hi", "tools": [{"type": "shell"}]}, "bad_request"),
+    (RESPONSES, {"input": "hi", "tools": [{"type": "function", "strict": 1}]}, "bad_request"),
+    (RESPONSES, {"input": [{**ITEM, "content": [{"type": "input_image"}]}]}, "unsupported_media"),
+    (RESPONSES, {"input": [{"type": "function_call", "namespace": "n"}]}, "unsupported_items"),
+    (RESPONSES, {"input": [{"type": "function_call_output", "output": 1}]}, "bad_request"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": 1}]}, "bad_request"),
+    (RESPONSES, {"input": [{"type": "reasoning"}]}, "empty_prompt"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "reason"), REFUSED)
+def test_request_is_refused_with_its_reason(path: str, body: dict[str, Any], reason: str) -> None:
+    assert refusal(path, body, dialect()) == reason
+
+
+def test_token_ids_replace_the_conversation() -> None:
+    body = msgspec.json.encode({"messages": [USER], "input_ids": [1, 2]})
+    (ids,) = parse(CHAT, body, lambda _: dialect()).prompts
+    assert not isinstance(ids, Chat)
+    assert list(ids) == [1, 2]  # type: ignore[arg-type]
+
+
+def test_developer_content_of_any_shape_is_labelled() -> None:
+    def told(content: object) -> str:
+        turn = {"role": "developer", "content": content}
+        return prompt(RESPONSES, {"input": [turn, ITEM]}, dialect(), "parts")
+
+    assert told([{"type": "input_text", "text": "a"}]).startswith(
+        "<|system|>Developer instructions:\na<|user|>"
+    )
+    assert told([]).startswith("<|system|>Developer instructions:<|user|>")
+    assert told(None).startswith("<|user|>hi")
+
+
+def test_arguments_of_calls_become_objects() -> None:
+    def told(arguments: object) -> str:
+        item = {"type": "function_call", "id": "i", "name": "f", "arguments": arguments}
+        return prompt(RESPONSES, {"input": [ITEM, item, ITEM]}, dialect(), "parts")
+
+    assert [told(one).count('f{"a": 1}') for one in ('{"a": 1}', {"a": 1}, "[", None)] == [
+        1,
+        1,
+        0,
+        0,
+    ]
+
+
+def test_parts_of_one_turn_are_one_message() -> None:
+    def told(*contents: object) -> str:
+        items = [{"role": "assistant", "content": content} for content in contents]
+        return prompt(RESPONSES, {"input": [ITEM, *items, ITEM]}, dialect(), "parts")
+
+    texts = [{"type": "output_text", "text": "b"}]
+    assert "<|assistant|>a\n\nb<" in told("a", "b")
+    assert '<|assistant|>({"type": "text", "text": "a"})({"type"' in told("a", texts)
+    assert "<|assistant|>b<" in told("", "b")
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (f"sglang-reasoning-v1.{STATE}", "hidden"),
+        (f"sglang-reasoning-v1.{STATE[:-8]}", ""),
+        ("sglang-reasoning-v1.!", ""),
+        ("gAAA", ""),
+        (None, ""),
+    ],
+)
+def test_reasoning_that_comes_back_encoded_is_read(state: object, text: str) -> None:
+    assert decoded_state(state) == text
+
+
+def test_reasoning_that_unpacks_to_more_than_a_body_is_refused() -> None:
+    packed = base64.urlsafe_b64encode(zlib.compress(b"a" * 5_000_000)).decode()
+    with pytest.raises(RequestError, match="too_many_bytes"):
+        decoded_state(f"sglang-reasoning-v1.{packed}")
+
+
+PARSERS = [
+    ({"reasoning_parser": "mistral"}, "<effort>medium</effort><|assistant|>"),
+    ({"reasoning_parser": "hunyuan"}, "<effort>medium</effort><|assistant|>"),
+    ({"reasoning_parser": "deepseek-r1"}, "hi<|assistant|>"),
+    ({"reasoning_parser": "kimi_k2"}, "<thinking>True</thinking><|assistant|>"),
+]
+BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+ENDED = (
+    "{% if reasoning_effort %}<effort>{{ reasoning_effort }}</effort>{% endif %}"
+    "{% if thinking is defined %}<thinking>{{ thinking }}</thinking>{% endif %}<|assistant|>"
+)
+
+
+def render(body: dict[str, Any], rules: Dialect, source: str) -> str:
+    (chat,) = parse(MESSAGES, msgspec.json.encode(body), lambda _: rules).prompts
+    assert isinstance(chat, Chat)
+    return ChatTemplate(source, {}).render(chat)[0]
+
+
+@pytest.mark.parametrize(("parsers", "end"), PARSERS)
+def test_parser_decides_how_thinking_is_switched_on(parsers: dict[str, str], end: str) -> None:
+    body = {"messages": [USER], "thinking": {"type": "adaptive"}}
+    assert render(body, dialect(23, **parsers), BARE + ENDED).endswith(end)
+
+
+OFF = {"messages": [USER], "thinking": {"type": "disabled"}}
+ON = {"messages": [USER], "thinking": {"type": "adaptive"}}
+SPECIAL = [
+    ("mistral", "{# reasoning_effort [THINK] #}", OFF, "<effort>none</effort><|assistant|>"),
+    ("qwen3", "<|channel|>", ON, "hi<|assistant|>"),
+    (
+        "hunyuan",
+        "{# reasoning_effort reasoning_mode_token no_think #}",
+        ON,
+        "<effort>high</effort>",
+    ),
+    ("hunyuan", "{# reasoning_effort reasoning_mode_token no_think #}", OFF, "<effort>no_think<"),
+    (
+        "hunyuan",
+        "{# reasoning_mode_token no_think #}",
+        {"messages": [USER]},
+        "<effort>high</effort>",
+    ),
+    (
+        "hunyuan",
+        "{# reasoning_mode_token no_think #}",
+        {"messages": [USER], "output_config": {"effort": "low"}},
+        "<effort>low</effort>",
+    ),
+    (
+        "nemotron_3",
+        "{% if low_effort %}<low>{% endif %}{# truncate_history_thinking #}",
+        {"messages": [USER], "output_config": {"effort": "low"}},
+        "<low>hi<effort>low</effort>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parser", "source", "body", "expected"), SPECIAL)
+def test_template_decides_how_thinking_is_switched(
+    parser: str, source: str, body: dict[str, Any], expected: str
+) -> None:
+    assert expected in render(body, dialect(reasoning_parser=parser), source + BARE + ENDED)
+
+
+@pytest.mark.parametrize(
+    ("parser", "source", "body"),
+    [("qwen3", "<|channel|>", OFF), ("qwen3", "<mm:think>", ON), ("deepseek-r1", "", OFF)],
+)
+def test_model_that_always_thinks_cannot_be_switched_off(
+    parser: str, source: str, body: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError):
+        render(body, dialect(reasoning_parser=parser), source + BARE)
+
+
+@pytest.mark.parametrize(
+    "parsers", [{"reasoning_parser": "beam"}, {"tool_call_parser": "deepseekv4"}]
+)
+def test_worker_whose_parsers_need_code_is_told_no_conversation(parsers: dict[str, str]) -> None:
+    assert (
+        refusal(CHAT, {"messages": [USER]}, dialect(23, **parsers))
+        == "unsupported_engine_arguments"
+    )
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "system"]), min_size=1, max_size=5))
+def test_only_what_all_engines_read_alike_needs_no_proof(roles: list[str]) -> None:
+    messages = [{"role": role, "content": "x"} for role in roles]
+    body = msgspec.json.encode({"messages": messages})
+    told, others = (parse(CHAT, body, lambda _, one=one: one).prompts for one in (dialect(), None))  # type: ignore[misc]
+    (chat,), (plain,) = told, others
+    assert isinstance(chat, Chat)
+    assert isinstance(plain, Chat)
+    text, forms = ChatTemplate(BARE, {}).render(chat)
+    assert forms == (0 if roles[-1] == "user" else CONVERTED)
+    assert text == ChatTemplate(BARE, {}).render(plain)[0]
