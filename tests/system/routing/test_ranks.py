@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import functools
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.ports import free_ports_apart
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
@@ -19,19 +19,9 @@ HEADER = "X-data-parallel-rank"
 PREFILL = {"prefill_tokens_per_second": 5_000.0, "decode_tokens_per_second": 20.0}
 
 
-def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports."""
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for port in range(first + 1, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return int(first)
-
-
 @contextlib.asynccontextmanager
 async def a_worker_of_ranks(changes: dict[str, Any], **settings: Any) -> AsyncIterator[System]:
-    first = free_ports(2 * RANKS)
+    first = free_ports_apart(2 * RANKS, step=1)
     async with running(
         1,
         changes=changes,
