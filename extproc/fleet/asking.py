@@ -11,7 +11,6 @@ import aiohttp
 from extproc.base.logs import tell_fault
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
 from extproc.fleet.polling import Client, Look, Polling, Question
-from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.routing.load import REPORT_SECONDS, Booking, Loads
 from extproc.routing.speed import Speed
@@ -313,8 +312,7 @@ class Computed:
     """Notes in the load records when a prompt is computed, so that speeds are learned.
 
     overlaps, batches: the methods of `kvstate.fleet.FollowedWorkers`. block_size: returns the
-    tokens in a worker's block, by its name. monotonic: the clock of the loads. pins: finds out
-    whether workers obey the ranks that requests name.
+    tokens in a worker's block, by its name. monotonic: the clock of the loads.
     """
 
     def __init__(
@@ -325,9 +323,7 @@ class Computed:
         batches: Callable[[str], int],
         block_size: Callable[[str], int],
         monotonic: Callable[[], float],
-        pins: RankPins,
     ) -> None:
-        self._pins = pins
         self._workers = workers
         self._loads = loads
         self._overlaps = overlaps
@@ -408,7 +404,6 @@ class Computed:
         overlap = self._overlaps(prompt).get(worker.name)
         usable = usable_tokens(prompt.tokens, 1 if overlap is None else overlap.block_size)
         if overlap is not None and overlap.held_tokens >= usable:
-            self._pins.note_computed(worker, booking, prompt, overlap)
             self._loads.note_computed(booking, now)
         elif is_first and not booking.is_sure:
             held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens

@@ -67,7 +67,7 @@ class Questions:
         self.paced: list[_PacedQuestion] = [reports] if policy.scrape_interval_ms else []
         self._learns_speeds = policy.learn
         self._computed = Computed(
-            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic, pins
+            table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
         )
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:
@@ -76,7 +76,7 @@ class Questions:
         elif policy.probe_interval_ms:
             pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)
             self.paced.append(HealthProbe(table, pace, monotonic))
-        self._looks.append(identifying.look)
+        self._looks += [identifying.look, pins.look]
 
     def start(self) -> None:
         """Asks every worker, and looks at what needs no answer."""

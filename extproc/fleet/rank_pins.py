@@ -4,17 +4,36 @@ The rules are in `extproc.routing.pins`.
 """
 
 import logging
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from extproc.config.schema import AUTO, Config
+from extproc.fleet.polling import Look
 from extproc.fleet.record import Table, Worker
 from extproc.routing.load import Booking
 from extproc.routing.pins import NO_CHOICE, RankChoice, choice_of
 from extproc.routing.ranks import rank_name
 from kvstate.fleet import FollowedWorkers
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Prompt, usable_tokens
 
 log = logging.getLogger("kvsteer.workers")
+
+
+# How many requests are watched, how many of them are looked up at a time, and for how long one is.
+MAX_WATCHED = 256
+MAX_LOOKED_UP = 16
+WATCH_SECONDS = 30.0
+
+
+class _Watched(NamedTuple):
+    """A request that names a rank. until: seconds of one monotonic clock."""
+
+    worker: str
+    endpoint: str
+    booking: Booking
+    prompt: Prompt
+    until: float
 
 
 class RankPins:
@@ -23,12 +42,21 @@ class RankPins:
     Without a configured header, ranks are named as each worker's engine and release read them.
     """
 
-    def __init__(self, config: Config, table: Table, fleet: FollowedWorkers) -> None:
+    def __init__(
+        self,
+        config: Config,
+        table: Table,
+        fleet: FollowedWorkers,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._monotonic = monotonic
+        self._watched: deque[_Watched] = deque(maxlen=MAX_WATCHED)
         configured = config.policy.rank_header
         self._is_on = configured is not None
         self._header = None if configured == AUTO else rank_name(configured)
         self._table = table
         self._fleet = fleet
+        self.look = Look(self._look, "the ranks of requests under way could not be looked up")
         self.note_change()
 
     def note_change(self) -> None:
@@ -49,19 +77,47 @@ class RankPins:
         pin = choice.pin
         return NO_CHOICE if pin is not None and pin.in_body and not writes_body else choice
 
-    def note_computed(
-        self, worker: Worker, booking: Booking, prompt: Prompt, overlap: Overlap
-    ) -> None:
-        """Notes which rank computed a request, if it named one.
+    def watch(self, worker: str, booking: Booking, prompt: Prompt) -> None:
+        """Watches which rank stores the prompt of a request that names one.
 
-        overlap: of the rank that holds most of the prompt, now that the worker computed it.
+        prompt: one of which the worker lacks blocks that it will announce.
         """
-        named = booking.rank
+        if booking.rank is not None:
+            until = self._monotonic() + WATCH_SECONDS
+            self._watched.append(_Watched(worker, booking.endpoint, booking, prompt, until))
+
+    def _look(self) -> None:
+        """Looks up some of the watched prompts, the oldest first."""
+        now = self._monotonic()
+        for _ in range(min(len(self._watched), MAX_LOOKED_UP)):
+            one = self._watched.popleft()
+            worker = self._table.get(one.worker)
+            # a request that another worker answered says nothing
+            if worker is None or one.booking.endpoint != one.endpoint or now > one.until:
+                continue
+            is_obeyed = self._is_obeyed(one)
+            if is_obeyed is None:
+                self._watched.append(one)
+            else:
+                self._note(worker, one.booking, is_obeyed=is_obeyed)
+
+    def _is_obeyed(self, one: _Watched) -> bool | None:
+        """Returns whether the named rank stored a prompt; None while none has."""
+        best = self._fleet.overlaps(one.prompt).get(one.worker)
+        tokens = 0 if best is None else usable_tokens(one.prompt.tokens, best.block_size)
+        if best is None or best.certain_tokens + best.uncertain_tokens < tokens:
+            return None
+        named = one.booking.rank
+        if named is None or best.rank == named.rank:
+            return True
+        # another request with the same prompt may have been computed by another rank
+        held = self._fleet.overlap_of_rank(one.worker, named.rank, one.prompt)
+        return held is not None and held.rank_order[:2] >= best.rank_order[:2]
+
+    def _note(self, worker: Worker, booking: Booking, *, is_obeyed: bool) -> None:
+        named, findings = booking.rank, worker.pin_findings
         if named is None:
             return
-        # another request with the same prompt may have been computed by another rank
-        is_obeyed = overlap.rank == named.rank or self._holds(worker, named.rank, prompt, overlap)
-        findings = worker.pin_findings
         was_refuted = findings.is_refuted(named.path)
         findings.note(named.path, is_obeyed=is_obeyed)
         if findings.is_refuted(named.path) and not was_refuted:
@@ -72,10 +128,6 @@ class RankPins:
                 named.path,
                 named.pin.name,
             )
-
-    def _holds(self, worker: Worker, rank: int, prompt: Prompt, best: Overlap) -> bool:
-        held = self._fleet.overlap_of_rank(worker.name, rank, prompt)
-        return held is not None and held.rank_order[:2] >= best.rank_order[:2]
 
     def as_json(self, worker: Worker) -> list[dict[str, Any]]:
         """Returns what is shown of a worker's pins, a row a path of which anything was found."""

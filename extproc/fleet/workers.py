@@ -79,7 +79,7 @@ class Workers:
         touched = None if telling is None else telling.touched
         self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
         self.proofs = Proofs(fleet, self.records, monotonic)
-        self.pins = pins = RankPins(config, table, fleet)
+        self.pins = pins = RankPins(config, table, fleet, monotonic)
         self.candidates = candidates = Candidates(config, table, fleet, self.loads, pins)
         model_of = candidates.model_of
         self.lanes = Lanes(table, config.disaggregation, model_of)

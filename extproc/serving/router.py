@@ -175,6 +175,8 @@ class Router:
         is_whole = decision.prefill is None and decision.source is None
         if booking is not None and is_whole:
             self.watched.begin(decision, query, booking)
+            if decision.rank is not None and booking.prompt is not None:
+                self._workers.pins.watch(decision.worker, booking, booking.prompt)
             self._begin_media(decision, query, booking)
         return booking
 

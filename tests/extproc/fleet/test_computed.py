@@ -5,14 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.config.schema import Config
 from extproc.config.schema import WorkerSettings as Configured
 from extproc.fleet.asking import LOOKS_WHILE_IDLE, MAX_AHEAD, MAX_TOKENS_A_LOOK, Computed
 from extproc.fleet.discovery.view import FleetMember, Sighting
-from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table
 from extproc.routing.load import Booking, Loads
-from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt
 
 A, B = "10.0.0.1:80", "10.0.0.2:80"
@@ -38,7 +35,6 @@ class Fleet:
             lambda _: self.batches,
             lambda _: self.block_size,
             lambda: self.now,
-            RankPins(Config(), self.table, FollowedWorkers(0, lambda: self.now)),
         )
 
     def _overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
