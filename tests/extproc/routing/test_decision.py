@@ -520,7 +520,7 @@ def test_session_counts_with_every_overlap_policy_and_in_a_sample() -> None:
         Query("m", [PROMPT], session="chat 7"),
         msgspec.structs.replace(BLIND, session="x" * 257),
         msgspec.structs.replace(BLIND, reads_cache=False),
-        msgspec.structs.replace(BLIND, left_to_proxy="it calls no model"),
+        msgspec.structs.replace(BLIND, proxy_reason="it calls no model"),
     ],
     ids=["tokens known", "too long", "reads no cache", "left to the proxy"],
 )

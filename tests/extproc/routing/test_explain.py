@@ -128,7 +128,7 @@ def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their
     sent = ClaimTable(1)
     sent.record(Holdings("a"), sent.marks(PROMPT), 0.0)
     for state, field in (("live", "speculative"), ("stale", "approximate")):
-        made = decision(held={}, sent=sent, state=lambda _, s=state: s)
+        made = decision(held={}, claims=sent, state=lambda _, s=state: s)
         (shown,) = [
             one for one in explanation(made, lambda _: "")["candidates"] if one["cost"] < 150
         ]
@@ -220,7 +220,7 @@ def test_explanation_says_what_decided_without_known_tokens() -> None:
     sent, said = ClaimTable(1), beginning_of(b"word " * 800)
     asked = Query("m", reason="no_tokenizer", outline=said)
     sent.record(Holdings("b"), sent.text_marks("m", beginning_of(b"word " * 400)), 0.0)
-    by_texts = decision(asked, held={}, sent=sent)
+    by_texts = decision(asked, held={}, claims=sent)
     assert (by_texts.pick[0], decided_by(by_texts)) == ("b:1", "texts")
     assert reason_sentence(by_texts).endswith(
         "; without tokens (no_tokenizer), so the record of texts decided: 26% of it was sent there"
