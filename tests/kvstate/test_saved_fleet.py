@@ -70,7 +70,7 @@ async def test_repeated_batch_makes_all_that_was_saved_certain(
     assert again.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))}
 
 
-async def test_what_was_saved_is_uncertain_until_it_is_proven(
+async def test_saved_block_is_uncertain_until_it_is_proven(
     fleet: FollowedWorkers, again: FollowedWorkers
 ) -> None:
     silent = MemoryTransport({})
@@ -79,7 +79,7 @@ async def test_what_was_saved_is_uncertain_until_it_is_proven(
     assert again.restoration("w") is Restoration.UNPROVEN
 
 
-async def test_another_publisher_loses_all_that_was_saved(
+async def test_new_publisher_loses_all_that_was_saved(
     fleet: FollowedWorkers, again: FollowedWorkers
 ) -> None:
     begin(again, await saved_after(fleet, 3), publisher(0, 1))

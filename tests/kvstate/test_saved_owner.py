@@ -86,7 +86,7 @@ def test_many_blocks_are_saved_in_pieces() -> None:
 
 
 @each_core
-def test_no_more_rows_are_restored_than_the_limit_allows() -> None:
+def test_restore_keeps_to_the_limit_of_rows() -> None:
     known, rows = saved(filled(Index(SECRET)))
     index = Index(SECRET, IndexLimits(bytes=64 * 2))
     again = index.add("w", 0, "m")
@@ -105,7 +105,7 @@ def test_rows_of_another_number_are_not_restored(blocks: int) -> None:
 
 
 @each_core
-def test_too_many_adapters_are_cut() -> None:
+def test_excess_adapters_are_cut() -> None:
     known, rows = saved(filled(Index(SECRET)))
     again = Index(SECRET).add("w", 0, "m")
     many = tuple(range(2 * MAX_NUMBERED_ADAPTERS))

@@ -31,14 +31,14 @@ def test_sections_are_read_as_they_were_written(given: list[tuple[str, int, byte
     assert read(written(*given)) == given
 
 
-def test_each_section_tells_where_it_begins() -> None:
+def test_section_names_its_beginning() -> None:
     first, second, _ = sections_in(WHOLE)
     assert first == Section("about", 1, b"who wrote it", len(MAGIC))
     assert WHOLE[second.at :].startswith(b"\x04")
 
 
 @given(data=st.data())
-def test_no_changed_byte_is_taken(data: st.DataObject) -> None:
+def test_changed_byte_is_refused(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(WHOLE) - 1))
     damaged = bytearray(WHOLE)
     damaged[at] ^= data.draw(st.integers(1, 255))
@@ -47,7 +47,7 @@ def test_no_changed_byte_is_taken(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, len(WHOLE) - 1))
-def test_no_beginning_is_taken_for_the_whole(length: int) -> None:
+def test_truncated_file_is_refused(length: int) -> None:
     with pytest.raises(DamagedError):
         read(WHOLE[:length])
 

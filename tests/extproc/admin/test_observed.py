@@ -65,7 +65,7 @@ def test_sample_counts_the_tokens_that_round_robin_would_have_held() -> None:
     assert observed.history.series("a:1")["average_tokens"] == [24, 16]
 
 
-def test_held_on_average_leaves_out_excluded_workers() -> None:
+def test_mean_held_tokens_leaves_out_excluded_workers() -> None:
     assert mean_held_tokens(decided(HELD).basis) == 8
     assert mean_held_tokens(replace(decided(HELD).basis, excluded=("", "draining"))) == 16
     assert mean_held_tokens(decided(names=()).basis) == 0

@@ -52,14 +52,14 @@ def test_recent_keeps_the_newest_whatever_its_size() -> None:
     assert numbers(recent, 0) == [1]
 
 
-def test_since_returns_newer_decisions_up_to_the_limit() -> None:
+def test_newest_after_returns_newer_decisions_up_to_the_limit() -> None:
     recent = Recent()
     for at in range(5):
         recent.add(decided(), at)
     assert (numbers(recent, 3), numbers(recent, 5), numbers(recent, 0, 2)) == ([4, 5], [], [4, 5])
 
 
-def test_since_begins_anew_for_a_number_of_an_earlier_router() -> None:
+def test_newest_after_begins_anew_for_a_number_of_an_earlier_router() -> None:
     recent = Recent()
     recent.add(decided(), 0.0)
     assert numbers(recent, 900) == [1]

@@ -307,7 +307,7 @@ async def test_report_file_that_is_unreadable_is_named(
 async def test_report_file_internal_fault_is_logged_and_the_router_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.admin.report.written", lambda _: 1 / 0)
+    monkeypatch.setattr("extproc.admin.report.encode_report", lambda _: 1 / 0)
     await stored(tmp_path / "report", a_report(1))
     assert "the report cannot be written: ZeroDivisionError" in caplog.text
 

@@ -129,7 +129,7 @@ def test_malformed_answers_name_nothing(answer: bytes) -> None:
 
 
 @given(st.binary() | json_values.map(encoded))
-def test_any_answer_is_read_or_refused(answer: bytes) -> None:
+def test_answer_of_any_kind_is_read_or_refused(answer: bytes) -> None:
     owner_in(answer)
     engine_of_metrics(answer)
     assert isinstance(release_in(answer), Release | str)
@@ -145,7 +145,7 @@ def test_configured_engine_counts_more_than_what_the_worker_says() -> None:
     assert differs == EngineRecord(VLLM, ANNOTATED, "the worker says that it is vllm 0.24.0", None)
 
 
-def test_what_the_worker_says_counts_if_nothing_is_configured() -> None:
+def test_answer_of_the_worker_counts_if_nothing_is_configured() -> None:
     arguments = PromptArguments("chatml")
     learned = identity_of(None, CONFIGURED, EngineAnswer(SGLANG, "", arguments))
     assert learned == EngineRecord(SGLANG, LEARNED, "", arguments)

@@ -63,7 +63,7 @@ def test_proven_worker_has_its_engine_and_speed_again(pieces: list[bytes]) -> No
     assert list(fleet.kept.saved()) == pieces
 
 
-def test_what_a_worker_said_since_counts_more(pieces: list[bytes]) -> None:
+def test_newer_answer_of_a_worker_counts_more(pieces: list[bytes]) -> None:
     fleet = Fleet()
     fleet.kept.restore(pieces[0])
     record = fleet.records[NAMES[0]]

@@ -210,31 +210,31 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
         ENDPOINT | {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "prometheus"},
     ],
 )
-def test_wanted_is_empty_unless_configured(environment: dict[str, str]) -> None:
+def test_options_are_empty_unless_configured(environment: dict[str, str]) -> None:
     assert options_in(environment) == TelemetryOptions()
 
 
-def test_wanted_endpoint_asks_for_metrics_and_traces() -> None:
+def test_endpoint_asks_for_metrics_and_traces() -> None:
     assert options_in(ENDPOINT) == TelemetryOptions("http/protobuf", "http/protobuf")
 
 
-def test_wanted_endpoint_of_one_signal_asks_for_that_signal() -> None:
+def test_endpoint_of_one_signal_asks_for_that_signal() -> None:
     assert options_in({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c/v1/metrics"}).traces == ""
     assert options_in({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/v1/traces"}).metrics == ""
 
 
-def test_wanted_exporter_may_be_named_without_an_endpoint() -> None:
+def test_exporter_may_be_named_without_an_endpoint() -> None:
     assert options_in({"OTEL_TRACES_EXPORTER": "otlp"}) == TelemetryOptions(traces="http/protobuf")
 
 
-def test_wanted_protocol_may_differ_by_signal() -> None:
+def test_protocol_may_differ_by_signal() -> None:
     own = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     assert options_in(ENDPOINT | own) == TelemetryOptions("grpc", "grpc")
     own["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
     assert options_in(ENDPOINT | own) == TelemetryOptions("http/protobuf", "grpc")
 
 
-def test_wanted_interval_of_the_metrics_is_read() -> None:
+def test_interval_of_the_metrics_is_read() -> None:
     assert options_in(ENDPOINT | {"OTEL_METRIC_EXPORT_INTERVAL": "500"}).interval_ms == 500
 
 
@@ -249,6 +249,6 @@ def test_wanted_interval_of_the_metrics_is_read() -> None:
         ("OTEL_METRIC_EXPORT_INTERVAL", "-1"),
     ],
 )
-def test_wanted_refuses_unsupported_values_by_name(name: str, value: str) -> None:
+def test_options_in_refuses_unsupported_values_by_name(name: str, value: str) -> None:
     with pytest.raises(StartError, match=name):
         options_in(ENDPOINT | {name: value})

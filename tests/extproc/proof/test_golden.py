@@ -134,7 +134,7 @@ def test_verification_needs_no_unkeyed_requests() -> None:
     assert proof.summary[:2] == (Proof.UNPROVED, "no golden request is keyed here")
 
 
-def test_one_request_that_is_refused_is_named_but_changes_nothing() -> None:
+def test_refused_golden_request_is_named_but_changes_nothing() -> None:
     proof = proof_of(refused=[TOOLS_NAME])
     assert (proof.summary.proof, proof.compared) == (Proof.PROVED, len(GOLDEN) - 1)
     assert TOOLS_NAME in proof.as_json(1.0)["why"]
@@ -222,7 +222,7 @@ def test_counts_seen_before_the_engine_was_mended_no_longer_count() -> None:
     assert proof.refuted == 0
 
 
-def test_no_answer_changes_nothing_and_an_engine_without_tokens_unproves() -> None:
+def test_silent_worker_changes_nothing_and_one_without_tokens_is_unproved() -> None:
     proof = proof_of(TOOLS_NAME)
     proof.uncompared("no answer", 2.0, for_now=True)
     assert proof.refuted == TOOLS

@@ -503,7 +503,7 @@ async def test_check_that_fails_is_no_fault_of_the_request(
         raise RuntimeError(text(1))
 
     async with run() as one:
-        monkeypatch.setattr(Proofs, "sent", broken)
+        monkeypatch.setattr(Proofs, "note_sent", broken)
         await one.run(text(1))
         assert "token check failed with RuntimeError" in caplog.text
         assert not any(word in caplog.text for word in WORDS)

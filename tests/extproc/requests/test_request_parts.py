@@ -104,12 +104,14 @@ def test_is_given_and_is_filled_differ_for_empty_values(
     ("count", "side", "kept"),
     [(None, None, None), (None, "right", None), (5, "left", 5), (1, None, 1)],
 )
-def test_kept_tokens_are_the_last_ones(count: int | None, side: object, kept: int | None) -> None:
+def test_truncated_prompt_keeps_its_last_tokens(
+    count: int | None, side: object, kept: int | None
+) -> None:
     assert token_limit(count, side) == kept
 
 
 @pytest.mark.parametrize(("count", "side"), [(-1, None), (0, None), (5, "right"), (5, "middle")])
-def test_kept_tokens_refuses_other_cuts(count: int, side: object) -> None:
+def test_token_limit_refuses_other_cuts(count: int, side: object) -> None:
     with pytest.raises(RequestError, match="unsupported_truncation"):
         token_limit(count, side)
 

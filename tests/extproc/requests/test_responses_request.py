@@ -187,7 +187,7 @@ def test_bare_text_of_a_model_joins_its_turn_from_025_on() -> None:
         ({"type": "reasoning", "content": [], "summary": []}, ""),
     ],
 )
-def test_thought_without_content_is_its_summary(item: dict[str, Any], text: str) -> None:
+def test_reasoning_without_content_is_its_summary(item: dict[str, Any], text: str) -> None:
     assert spoken(item).messages[1]["reasoning"] == text
 
 

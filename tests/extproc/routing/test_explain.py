@@ -95,7 +95,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
     }
 
 
-def test_why_omits_costs_of_a_split_that_was_not_compared() -> None:
+def test_reason_sentence_omits_costs_of_a_split_that_was_not_compared() -> None:
     made = structs.replace(decision(), split=Split(None, "it is short"))
     assert reason_sentence(made).endswith("; it computes the prompt: it is short")
 
@@ -136,20 +136,20 @@ def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their
         assert reason_sentence(made).startswith(f"cost: a:1 is expected to hold 64 {field} of 100")
 
 
-def test_why_names_the_next_best_worker() -> None:
+def test_reason_sentence_names_the_next_best_worker() -> None:
     assert reason_sentence(decision()).endswith("cost 71; next is b:1 with 150")
     alone = decision(rules=Policy(cost=Cost(150, 0, 64), endpoints=1))
     assert alone.pick == ("a:1",)
     assert reason_sentence(alone).endswith("cost 71; next is b:1 with 150")
 
 
-def test_why_omits_the_cost_for_other_policies() -> None:
+def test_reason_sentence_omits_the_cost_for_other_policies() -> None:
     assert reason_sentence(decision(policy="round_robin", held={})) == (
         "round_robin: a:1 is expected to hold none of 100 prompt tokens"
     )
 
 
-def test_why_names_the_choice_of_the_proxy() -> None:
+def test_reason_sentence_names_the_choice_of_the_proxy() -> None:
     query = Query(None, reason="body_too_large", proxy_reason=FINDS_MODEL)
     words = "the model is not known here, so the proxy chooses: body_too_large"
     assert reason_sentence(decision(query)) == words
@@ -159,7 +159,7 @@ def test_why_names_the_choice_of_the_proxy() -> None:
     )
 
 
-def test_why_names_the_pick_of_an_unsteered_request() -> None:
+def test_reason_sentence_names_the_pick_of_an_unsteered_request() -> None:
     left = structs.replace(decision(), is_steered=False)
     assert (
         reason_sentence(left)
@@ -169,7 +169,7 @@ def test_why_names_the_pick_of_an_unsteered_request() -> None:
     assert reason_sentence(structs.replace(refused, is_steered=False)) == reason_sentence(refused)
 
 
-def test_why_names_the_reason_for_missing_tokens() -> None:
+def test_reason_sentence_names_the_reason_for_missing_tokens() -> None:
     made = decision(Query("m", reason="no_body"), workers="a")
     assert reason_sentence(made) == (
         "cost: a:1 is expected to hold none of 0 prompt tokens, cost 0; without tokens (no_body),"
@@ -177,7 +177,7 @@ def test_why_names_the_reason_for_missing_tokens() -> None:
     )
 
 
-def test_why_states_that_no_worker_is_eligible() -> None:
+def test_reason_sentence_states_that_no_worker_is_eligible() -> None:
     made = decision(workers="x")
     assert (made.verdict, reason_sentence(made)) == (
         Verdict.NO_OVERRIDE,
@@ -185,7 +185,7 @@ def test_why_states_that_no_worker_is_eligible() -> None:
     )
 
 
-def test_why_states_that_every_worker_is_over_its_limit() -> None:
+def test_reason_sentence_states_that_every_worker_is_over_its_limit() -> None:
     made = decision(load=Load(9), rules=Policy(max_in_flight=9, shed=True))
     assert reason_sentence(made) == "every worker that may answer is over its limit of requests"
     shown = explanation(made, lambda _: "live")
@@ -207,7 +207,7 @@ def test_explanation_shows_the_worker_of_a_session_and_its_credit() -> None:
     assert f"; its session belongs to {made.pick[0]};" in f"{reason_sentence(made)};"
 
 
-def test_why_names_the_worker_of_a_session_that_is_too_busy() -> None:
+def test_reason_sentence_names_the_worker_of_a_session_that_is_too_busy() -> None:
     query = Query("m", reason="no_body", session="chat 7")
     owner = decision(query, held={}).pick[0]
     busy = {owner: Load(0, 50_000.0)}

@@ -113,7 +113,7 @@ def test_computed_keeps_the_tokens_of_other_routers_in_the_backlog(
     assert loads.load("a", 0.0).backlog_tokens == 400
 
 
-def test_speed_shown_names_the_used_speed_beside_that_of_the_worker() -> None:
+def test_speed_as_json_names_the_used_speed_beside_that_of_the_worker() -> None:
     loads = Loads({name: EndpointLoad() for name in "ab"}, 1_000.0, learns=True)
     for n in range(40):
         for name, took in (("a", 1.9), ("b", 2.1)):

@@ -34,7 +34,7 @@ def test_rank_name_is_the_engines_header_or_the_configured_one() -> None:
     ]
 
 
-def test_held_is_certain_only_on_workers_that_obey() -> None:
+def test_overlap_is_certain_only_on_workers_that_obey() -> None:
     choices = {"sure": RankChoice(Pin("x"), True), "unsure": RankChoice(Pin("x"), False)}
     ranks = Ranks(
         lambda name: 1 if name == "single" else 2,

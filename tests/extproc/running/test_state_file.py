@@ -163,7 +163,7 @@ async def test_file_is_written_at_once_before_a_stop(path: Path) -> None:
         await file.close()
 
 
-def test_no_router_without_a_file_shows_figures() -> None:
+def test_router_without_a_file_shows_no_figures() -> None:
     assert not any(one.samples for one in StateCollector(None).collect())
 
 

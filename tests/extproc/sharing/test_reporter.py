@@ -27,7 +27,7 @@ def test_first_message_is_a_hello() -> None:
     assert [one.is_hello for one in said(router, 0.02)] == [True]
 
 
-def test_due_is_empty_without_changes_until_a_sign_of_life_is_needed() -> None:
+def test_compose_makes_nothing_without_changes_until_a_sign_of_life_is_needed() -> None:
     router = Router("one")
     router.due(0.0)
     assert router.due(0.01) == []
@@ -35,7 +35,7 @@ def test_due_is_empty_without_changes_until_a_sign_of_life_is_needed() -> None:
     assert alive.workers == ()
 
 
-def test_due_holds_changed_workers_only() -> None:
+def test_compose_holds_changed_workers_only() -> None:
     router = Router("one")
     router.loads.begin(A, 10, 0.0)
     router.due(0.0)
@@ -47,7 +47,7 @@ def test_due_holds_changed_workers_only() -> None:
     assert {one.in_flight, two.in_flight} == {0, 2}
 
 
-def test_due_omits_removed_workers() -> None:
+def test_compose_omits_removed_workers() -> None:
     router = Router("one")
     router.due(0.0)
     router.loads.begin(A, 10, 0.01)
@@ -55,7 +55,7 @@ def test_due_omits_removed_workers() -> None:
     assert [one.workers for one in said(router, 0.01)] == [()]
 
 
-def test_due_holds_all_used_workers_each_second() -> None:
+def test_compose_holds_all_used_workers_each_second() -> None:
     router = Router("one")
     router.loads.end(router.loads.begin(A, 10, 0.0), 0.0)
     router.loads.begin(B, 10, 0.0)
@@ -64,7 +64,7 @@ def test_due_holds_all_used_workers_each_second() -> None:
     assert [len(one.workers) for one in said(router, WHOLE_SECONDS)] == [2]
 
 
-def test_due_holds_everything_once_for_a_newcomer() -> None:
+def test_compose_holds_everything_once_for_a_newcomer() -> None:
     router = Router("one")
     router.loads.begin(A, 10, 0.0)
     router.send(A, Marks((64,), (1,)), 0.0)
@@ -77,7 +77,7 @@ def test_due_holds_everything_once_for_a_newcomer() -> None:
     assert [(one.workers, one.claims) for one in said(router, 0.6)] == [((), ())]
 
 
-def test_due_omits_requests_with_few_uncached_tokens() -> None:
+def test_compose_omits_requests_with_few_uncached_tokens() -> None:
     router = Router("one")
     claim = router.send(A, Marks((64,), (1,)), 0.0, LEAST_UNCACHED_TOKENS - 1)
     router.send(A, Marks((), ()), 0.0)
@@ -87,7 +87,7 @@ def test_due_omits_requests_with_few_uncached_tokens() -> None:
     assert (news.claims, news.ended, news.withdrawn) == ((), (), ())
 
 
-def test_due_splits_news_over_several_messages() -> None:
+def test_compose_splits_news_over_several_messages() -> None:
     workers = [f"10.0.{number // 256}.{number % 256}:1" for number in range(MAX_WORKERS + 5)]
     router = Router("one", workers=workers)
     for worker in workers:

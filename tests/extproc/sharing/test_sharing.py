@@ -503,7 +503,7 @@ async def test_outages_that_repeat_are_logged_less_and_less_often(
     assert levels == [logging.WARNING, logging.INFO] * 3  # the first, second and fourth time
 
 
-async def test_begun_sends_a_request_at_once_after_an_idle_time(
+async def test_request_is_sent_at_once_after_an_idle_time(
     tmp_path: Path,
 ) -> None:
     options = {"url": f"directory:{tmp_path / 'routers'}", "tick_ms": 3_600_000}

@@ -131,7 +131,7 @@ PARTED = (
 )
 
 
-def test_other_fields_of_parts_are_a_form_only_where_a_template_reads_them() -> None:
+def test_unknown_fields_of_parts_are_a_form_only_where_a_template_reads_them() -> None:
     part = {"type": "text", "text": "a", "cache_control": {}}
     user = {"role": "user", "content": [part]}
     assert rendered(PARTED, user) == ("a!", PARTS)

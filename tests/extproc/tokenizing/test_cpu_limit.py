@@ -14,21 +14,21 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_within_returns_what_the_work_returns() -> None:
+def test_run_within_returns_what_the_work_returns() -> None:
     assert run_within(60, lambda: "done") == "done"
 
 
 @pytest.mark.parametrize(
     ("raised", "expected"), [(KeyError("a"), KeyError), (PanicError("a"), ValueError)]
 )
-def test_within_raises_what_the_work_raises(
+def test_run_within_raises_what_the_work_raises(
     raised: BaseException, expected: type[Exception]
 ) -> None:
     with pytest.raises(expected, match="a"):
         run_within(60, lambda: fail(raised))
 
 
-def test_within_gives_up_work_that_uses_too_much_cpu_time() -> None:
+def test_run_within_gives_up_work_that_uses_too_much_cpu_time() -> None:
     is_over = threading.Event()
 
     def spin() -> None:

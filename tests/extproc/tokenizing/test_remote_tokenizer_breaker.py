@@ -79,7 +79,7 @@ def test_to_probe_ignores_healthy_workers() -> None:
     assert to_probe(workers, 1_000.0) is None
 
 
-def test_left_alone_counts_avoided_workers() -> None:
+def test_count_avoided_counts_avoided_workers() -> None:
     workers = opened()
     workers["b"].add(0.0, chance)
     assert count_avoided(workers) == 1

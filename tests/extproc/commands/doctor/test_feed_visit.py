@@ -37,12 +37,12 @@ def place_code(look: Greeting) -> list[str]:
     return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: look}, None)]
 
 
-def test_judge_told_accepts_a_worker_without_an_announcement() -> None:
+def test_judge_reported_accepts_a_worker_without_an_announcement() -> None:
     assert not list(judge_reported(ABOUT, ONE, None))
     assert told_codes(*ONE) == []
 
 
-def test_judge_told_believes_the_announcement_of_a_worker() -> None:
+def test_judge_reported_believes_the_announcement_of_a_worker() -> None:
     assert told_codes() == ["events-off"]
     assert told_codes(*TWO) == ["ranks-miscounted"]
     assert told_codes(*ONE, ours=(ZmqSource(EVENTS, REPLAY, "kv"),)) == ["topic-wrong"]

@@ -53,7 +53,7 @@ def test_finding_of_a_peer_has_no_controls_and_a_bounded_length() -> None:
     assert len(Subject("w").note("feed", "x" * 10_000).says) == MAX_SAID
 
 
-def test_shown_lists_the_first_of_many_names() -> None:
+def test_name_list_shows_the_first_of_many_names() -> None:
     assert name_list([]) == "nothing"
     assert name_list(["a", "b"]) == "a, b"
     assert name_list([str(one) for one in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

@@ -125,7 +125,7 @@ def test_judge_block_size_needs_the_block_size_of_the_worker() -> None:
     assert size_of(1).verdict is Severity.NOTE
 
 
-def test_told_sources_distinguishes_disabled_from_unknown_feeds() -> None:
+def test_sources_in_distinguishes_disabled_from_unknown_feeds() -> None:
     listed = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": None}}
     told = sources_in("/kv_event_sources", json.dumps(listed).encode(), "10.0.0.1")
     assert told is not None
