@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from aiohttp import web
 from extproc.admin.report_page import CONTENT_SECURITY_POLICY, as_html, as_text
 from extproc.admin.routes import bad_request
 from extproc.base import address
+from extproc.base.atomic_file import replace_file
 from extproc.base.errors import ReportError
 from extproc.config.schema import Config
 from extproc.observing.report import DAYS, MAX_BYTES, Period, Report, encode_report, read
@@ -112,7 +111,8 @@ class ReportFile:
             return
         fault = ""
         try:
-            await asyncio.to_thread(_replace, self._path, await encoded(self._report, now))
+            content = await encoded(self._report, now)
+            await asyncio.to_thread(replace_file, self._path, content, is_durable=True)
             self._written_until = settled
         except OSError as error:
             fault = f"{self._path} cannot be written: {error.strerror}"
@@ -131,20 +131,6 @@ def _read(path: str) -> list[Period]:
         raise ReportError("is no file")
     with Path(path).open("rb") as file:
         return read(file.read(MAX_BYTES + 1))
-
-
-def _replace(path: str, text: bytes) -> None:
-    """Replaces a file as a whole; only its owner may read it."""
-    file, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".kvsteer-")
-    try:
-        with os.fdopen(file, "wb") as writer:
-            writer.write(text)
-            writer.flush()
-            os.fsync(file)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 # The format in which a process sends its report to another process, which adds them up.

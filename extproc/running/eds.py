@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from extproc.base.atomic_file import READABLE_BY_ALL, replace_file
 from extproc.config.schema import Config
 from extproc.config.sections import MIRROR
 from extproc.envoy.endpoint_files import (
@@ -129,20 +128,8 @@ def _read(path: str) -> list[Lane]:
 
 
 def _put(path: str, cluster: str, lanes: Iterable[Lane]) -> None:
-    _replace(path, assignment(cluster, lanes))
-
-
-def _replace(path: str, text: str) -> None:
-    """Replaces a file atomically, readable for Envoy's user."""
-    file, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".kvsteer-")
-    try:
-        with os.fdopen(file, "w") as writer:
-            writer.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    content = assignment(cluster, lanes).encode()
+    replace_file(path, content, READABLE_BY_ALL, is_durable=False)
 
 
 def _lanes(told: Iterable[tuple[str, bool]]) -> list[Lane]:

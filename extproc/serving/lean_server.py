@@ -22,7 +22,6 @@ from extproc.serving.health_service import EXT_PROC, HEALTH, Health
 from extproc.serving.lean_call import CALL_BYTES, Call, ExtProcCall, HealthCall, WatchCall
 from extproc.serving.listening import (
     BACKLOG,
-    LINGER_SECONDS,
     TlsListener,
     bound_socket,
     cannot_listen,
@@ -31,6 +30,7 @@ from extproc.serving.listening import (
     proxy_connections,
     socket_path,
 )
+from extproc.serving.server_bounds import USUAL, ServerBounds
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -48,6 +48,7 @@ class Host:
     """
 
     limits: Limits
+    bounds: ServerBounds
     cache: BlockCache
     budget: Budget
     max_message_bytes: int
@@ -55,11 +56,6 @@ class Host:
     add: Callable[["LeanConnection"], None]
     note_rest: Callable[["LeanConnection"], None]
     remove: Callable[["LeanConnection"], None]
-
-
-# How long the ends of successful streams are kept back, to be written together with an answer: they
-# are not urgent, and each would be its own write. An Envoy waits a second for them, or not at all.
-END_SECONDS = 0.005
 
 
 class LeanConnection(asyncio.Protocol):
@@ -192,7 +188,7 @@ class LeanConnection(asyncio.Protocol):
         if not (http2.is_due or self._paused_calls or is_over):
             if http2.unsent and self._ending is None:
                 loop = asyncio.get_running_loop()
-                self._ending = loop.call_later(END_SECONDS, self._write_ends)
+                self._ending = loop.call_later(self._host.bounds.end_seconds, self._write_ends)
             return
         self._write()
         while self._paused_calls and self._release():
@@ -231,7 +227,9 @@ class LeanConnection(asyncio.Protocol):
             self._abort(stream_id)
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
+        asyncio.get_running_loop().call_later(
+            self._host.bounds.linger_seconds, self._transport.abort
+        )
 
     def _open(self, event: Opened) -> None:
         refusal = refusal_of(event.head)
@@ -261,12 +259,6 @@ class LeanConnection(asyncio.Protocol):
                 self._host.note_rest(self)
 
 
-TICK_SECONDS = 5.0
-
-# Most connections; an Envoy opens one for each worker thread. Beyond it, idle ones are closed. The
-# limit is lower if the system allows few open files.
-MAX_CONNECTIONS = 4096
-
 # Memory for unfinished messages and waiting answers: at least this much, and at least this many
 # messages of the largest size.
 _LEAST_BUDGET_BYTES = 256 * MIB
@@ -286,15 +278,18 @@ class LeanServer:
         is_ready: Callable[[], bool],
         limits: Limits | None = None,
         certificates: Certificates | None = None,
+        bounds: ServerBounds = USUAL,
     ) -> None:
         self._service = service
+        self._bounds = bounds
         self._health = Health(is_ready)
         self._certificates = certificates
         longest = max_message_bytes(service.config)
         self._host = Host(
             limits or Limits(),
+            bounds,
             BlockCache(),
-            Budget(max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)),
+            Budget(bounds.max_bytes or max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)),
             longest,
             self._route,
             self._add,
@@ -322,7 +317,7 @@ class LeanServer:
         except OSError as error:
             listen = self._service.config.extproc.listen
             raise cannot_listen("extproc.listen", listen, error) from None
-        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._bounds.tick_seconds, self.tick)
 
     async def stop(self) -> None:
         """Accepts no new streams, and waits up to `extproc.drain_ms` for open ones."""
@@ -360,7 +355,9 @@ class LeanServer:
             host, port = address.parse(options.listen)
             self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
         else:
-            listener = TlsListener(self._certificates, self._has_room, self._connection)
+            listener = TlsListener(
+                self._certificates, self._has_room, self._connection, self._bounds
+            )
             await listener.start(options.listen)
             self._tls = listener
 
@@ -381,7 +378,7 @@ class LeanServer:
     def _has_room(self) -> bool:
         """Returns whether to accept one more connection, if necessary by closing an idle one."""
         handshakes = self._tls.handshakes if self._tls is not None else 0
-        most = min(MAX_CONNECTIONS, proxy_connections())
+        most = min(self._bounds.max_connections, proxy_connections())
         if len(self._connections) + self._coming + handshakes < most:
             return True
         self._tell_full()
@@ -394,7 +391,7 @@ class LeanServer:
         del self._connections[idle]
         idle.drain()
         # it does not close by itself if its peer reads nothing, and it is no longer counted
-        asyncio.get_running_loop().call_later(LINGER_SECONDS, idle.drop)
+        asyncio.get_running_loop().call_later(self._bounds.linger_seconds, idle.drop)
         return True
 
     def _tell_full(self) -> None:
@@ -454,9 +451,10 @@ class LeanServer:
         if path is not None:
             path.unlink(missing_ok=True)
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Closes or aborts what made no progress for too long; repeats itself."""
         # first: whatever happens here, stalls must be found again
-        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(self._bounds.tick_seconds, self.tick)
         for connection in list(self._connections):
             try:
                 connection.tick()

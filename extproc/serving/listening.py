@@ -16,6 +16,7 @@ from extproc.base import address
 from extproc.base.errors import StartError
 from extproc.config.schema import Config, ExtProc
 from extproc.serving.certificates import Certificates, ChangingContext
+from extproc.serving.server_bounds import USUAL, ServerBounds
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -29,16 +30,6 @@ _ALL_RIGHTS = 0o777
 
 # How many connections the system accepts ahead of the server.
 BACKLOG = 128
-
-# Most simultaneous TLS handshakes, or half of the connections if that is less. A handshake takes
-# milliseconds; meanwhile it holds 80 KiB on uvloop, 1 MiB on asyncio's own loop.
-MAX_HANDSHAKES = 200
-
-# A peer that does not finish its TLS handshake in this time is dropped.
-HANDSHAKE_SECONDS = 10.0
-
-# How long a peer may take to read why its connection ends, and to close TLS.
-LINGER_SECONDS = 1.0
 
 # Pause before accepting again if the system can open no more files.
 _NO_FILES_SECONDS = 1.0
@@ -230,8 +221,10 @@ class TlsListener:
         certificates: Certificates,
         has_room: Callable[[], bool],
         protocol: Callable[[], asyncio.Protocol],
+        bounds: ServerBounds = USUAL,
     ) -> None:
         self._certificates = certificates
+        self._bounds = bounds
         self._context = ChangingContext(certificates)
         self._has_room = has_room
         self._protocol = protocol
@@ -291,7 +284,8 @@ class TlsListener:
             await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
 
     def _begin(self, connected: socket.socket) -> None:
-        if self.handshakes >= min(MAX_HANDSHAKES, max(1, proxy_connections() // 2)):
+        half = max(1, proxy_connections() // 2)
+        if self.handshakes >= min(self._bounds.max_handshakes, half):
             self.drop_oldest()
         task = asyncio.create_task(self._shake_hands(connected))
         self._shaking[task] = connected
@@ -306,11 +300,12 @@ class TlsListener:
                 self._protocol,
                 connected,
                 ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS,
-                ssl_shutdown_timeout=LINGER_SECONDS,
+                ssl_handshake_timeout=self._bounds.handshake_seconds,
+                ssl_shutdown_timeout=self._bounds.linger_seconds,
             )
         except ConnectionAbortedError:
-            self._certificates.note_unfinished(f"not finished after {HANDSHAKE_SECONDS:g} s")
+            seconds = self._bounds.handshake_seconds
+            self._certificates.note_unfinished(f"not finished after {seconds:g} s")
         except OSError as error:  # a TLS error, which the context reports
             log.debug("TLS handshake failed: %s", error)
 

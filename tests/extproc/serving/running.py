@@ -13,7 +13,9 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckRespons
 from extproc.running.app import server_for
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
+from extproc.serving.lean_server import LeanServer
 from extproc.serving.router import Router
+from extproc.serving.server_bounds import ServerBounds
 from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
 
@@ -36,6 +38,7 @@ class Running:
         kind: str = "grpcio",
         options: str = "",
         credentials: grpc.ChannelCredentials | None = None,
+        bounds: ServerBounds | None = None,
     ) -> None:
         served = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{WORKER}'}}]"
         text = f"extproc: {{listen: '{listen}', server: {kind}{options}}}\n{served}"
@@ -49,6 +52,10 @@ class Running:
         tls = config.extproc.tls
         self.certificates = None if tls is None else Certificates(tls)
         self.server = server_for(self.service, lambda: self.ready, self.certificates)
+        if bounds is not None:
+            self.server = LeanServer(
+                self.service, lambda: self.ready, certificates=self.certificates, bounds=bounds
+            )
         self.channel = self.connect(credentials)
 
     def connect(self, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:

@@ -21,6 +21,7 @@ from extproc.serving import lean_call
 from extproc.serving.exchange import Service
 from extproc.serving.lean_call import CallState, ExtProcCall
 from extproc.serving.lean_server import Host, LeanConnection
+from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
 from tests.waiting import until
 
@@ -116,7 +117,7 @@ class Play(logging.Handler):
         self.written = Written()
         limits = Limits(stall_ticks=2, preface_ticks=2)
         self.connection = LeanConnection(
-            Host(limits, BlockCache(), self.budget, MIB, self.route, *[lambda _: None] * 3)
+            Host(limits, USUAL, BlockCache(), self.budget, MIB, self.route, *[lambda _: None] * 3)
         )
         self.connection.connection_made(self.written)
         self.hear(PREFACE, settings({4: window}), window_update(0, 2**30))

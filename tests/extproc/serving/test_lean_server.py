@@ -14,10 +14,10 @@ from extproc.http2.limits import Limits
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.running import event_loop
-from extproc.serving import lean_server
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.lean_call import CALL_BYTES
 from extproc.serving.lean_server import TICK_FAULT, LeanConnection, LeanServer
+from extproc.serving.server_bounds import USUAL, ServerBounds
 from tests.extproc.http2.peer import (
     END_HEADERS,
     END_STREAM,
@@ -90,9 +90,19 @@ Connect = Callable[[], Awaitable[Peer]]
 
 
 @pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
+def bounds() -> ServerBounds:
+    return USUAL
+
+
+def bounded(**bounds: float) -> pytest.MarkDecorator:
+    """Has the server of a test bound its peers otherwise."""
+    return pytest.mark.parametrize("bounds", [ServerBounds(**bounds)])  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def running(tmp_path: Path, bounds: ServerBounds) -> AsyncIterator[Running]:
     one = Running(f"unix:{tmp_path}/socket", "lean")
-    one.server = LeanServer(one.service, lambda: one.ready, LIMITS)
+    one.server = LeanServer(one.service, lambda: one.ready, LIMITS, bounds=bounds)
     await one.server.start()
     yield one
     await one.stop()
@@ -138,10 +148,8 @@ async def answered(peer: Peer) -> None:
     await peer.frames_until(lambda frames: [one.kind for one in frames].count(FrameType.DATA) == 2)
 
 
-async def test_end_of_a_stream_is_sent_with_the_next_answer(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lean_server, "END_SECONDS", 3_600.0)
+@bounded(end_seconds=3_600.0)
+async def test_end_of_a_stream_is_sent_with_the_next_answer(connect: Connect) -> None:
     peer = await connect()
     await answered(peer)
     peer.send(data(1, b"", flags=END_STREAM))
@@ -231,7 +239,7 @@ async def test_deadlines_end_silent_peers_and_calls(running: Running, connect: C
     peer.send(GREETING, request(1), request(3), data(3, HEAD[:9]), request(5), data(5, HEAD))
     await peer.answer_to_ping()
     for _ in range(3):
-        server_of(running)._tick()
+        server_of(running).tick()
     assert (await silent.ended())[-1].payload[7] == ErrorCode.SETTINGS_TIMEOUT
     frames = await peer.frames_until(lambda frames: len(statuses(frames)) == 2)
     assert all(b"grpc-status\x014" in one for one in statuses(frames))
@@ -246,7 +254,7 @@ async def test_stream_whose_answers_stay_unread_is_reset(
     await peer.answer_to_ping()
     assert running.in_flight == 1
     for _ in range(3):
-        server_of(running)._tick()
+        server_of(running).tick()
     assert running.in_flight == 0
     frames = await peer.frames_until(lambda frames: bool(resets(frames)))
     assert resets(frames) == [(1, ErrorCode.CANCEL)]
@@ -268,19 +276,19 @@ async def test_peer_that_reads_no_answers_is_read_up_to_its_window(
     frames = await peer.answer_to_ping()
     updates = [one for one in frames if (one.kind, one.stream_id) == (FrameType.WINDOW_UPDATE, 1)]
     assert len(updates) <= 2
-    held = server_of(running)._host.budget.used_bytes
+    held = server_of(running).figures().buffered_bytes
     assert 1_000_000 < held < 4_000_000
     peer.send(window_update(1, 2**24), window_update(0, 2**24), data(1, flags=END_STREAM))
     frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
     sent = sum(len(one.payload) for one in frames if one.kind == FrameType.DATA)
     assert sent > 90 * 16_000
-    assert server_of(running)._host.budget.used_bytes == 0
+    assert server_of(running).figures().buffered_bytes == 0
 
 
+@bounded(max_bytes=30_000)
 async def test_budget_bounds_the_bodies_of_all_connections(
     running: Running, connect: Connect
 ) -> None:
-    server_of(running)._host.budget.max_bytes = 30_000
     first, second = await connect(), await connect()
     for peer in (first, second):
         peer.send(GREETING, request(1), data(1, b"\0\0\0\xff\xff" + bytes(15_000)))
@@ -298,10 +306,12 @@ async def test_peer_that_reads_nothing_is_not_read(running: Running) -> None:
         await loop.sock_sendall(deaf, GREETING)
         flooding = asyncio.create_task(flood(deaf))
         server = server_of(running)
-        await until(lambda: any(one._paused_ticks is not None for one in server._connections))
-        for _ in range(3):
-            server._tick()
-        await until(lambda: not server._connections)
+
+        def is_closed() -> bool:
+            server.tick()
+            return server.figures().connections == 0
+
+        await until(is_closed)
         with pytest.raises(OSError, match=r"."):
             await flooding
 
@@ -386,23 +396,21 @@ async def test_reset_stream_closes_before_its_answer(connect: Connect, later: La
     assert later.closed == 1
 
 
-async def test_max_connections_refuses_a_further_one(
-    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
+@bounded(max_connections=1)
+async def test_max_connections_refuses_a_further_one(running: Running, connect: Connect) -> None:
     first = await connect()
     first.send(GREETING, request(1), data(1, HEAD))
     await first.answer_to_ping()
     second = await connect()
     assert await second.ended() == []
     assert await first.answer_to_ping()
-    assert len(server_of(running)._connections) == 1
+    assert server_of(running).figures().connections == 1
 
 
+@bounded(max_connections=2)
 async def test_max_connections_closes_an_unused_connection_first(
-    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    running: Running, connect: Connect
 ) -> None:
-    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 2)
     used, unused = await connect(), await connect()
     used.send(GREETING, request(1), data(1, flags=END_STREAM))
     unused.send(GREETING)
@@ -410,13 +418,11 @@ async def test_max_connections_closes_an_unused_connection_first(
     await connect()
     assert (await unused.ended())[-1].kind == FrameType.GOAWAY
     assert await used.answer_to_ping()
-    assert len(server_of(running)._connections) == 2
+    assert server_of(running).figures().connections == 2
 
 
-async def test_max_connections_closes_the_connection_that_rests_longest(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 2)
+@bounded(max_connections=2)
+async def test_max_connections_closes_the_connection_that_rests_longest(connect: Connect) -> None:
     older, younger = await connect(), await connect()
     for peer, number in ((older, 1), (younger, 1), (older, 3)):
         peer.send(GREETING if number == 1 else b"", request(number), data(number, flags=END_STREAM))
@@ -427,11 +433,10 @@ async def test_max_connections_closes_the_connection_that_rests_longest(
     await older.frames_until(lambda frames: frames[-1].payload == b"and now?")
 
 
+@bounded(max_connections=1, linger_seconds=0.01)
 async def test_closed_connection_ends_although_its_peer_reads_nothing(
-    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    running: Running, connect: Connect
 ) -> None:
-    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(lean_server, "LINGER_SECONDS", 0.01)
     deaf = await connect()
     await until(lambda: bool(server_of(running)._connections))
     (connection,) = server_of(running)._connections
@@ -442,14 +447,14 @@ async def test_closed_connection_ends_although_its_peer_reads_nothing(
     deaf.writer.close()
 
 
+@bounded(max_bytes=CALL_BYTES + 10)
 async def test_call_beyond_the_limit_is_refused(running: Running, connect: Connect) -> None:
-    server_of(running)._host.budget.max_bytes = CALL_BYTES + 10
     peer = await connect()
     peer.send(GREETING, request(1), request(3))
     assert resets(await peer.answer_to_ping()) == [(3, ErrorCode.REFUSED_STREAM)]
     peer.send(rst(1), request(5), request(7, "/no/method"))
     await peer.answer_to_ping()
-    assert server_of(running)._host.budget.used_bytes == CALL_BYTES
+    assert server_of(running).figures().buffered_bytes == CALL_BYTES
 
 
 async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
@@ -509,13 +514,8 @@ async def test_vanished_peer_is_detected() -> None:
     await one.stop()
 
 
-@pytest.fixture
-def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_server, "TICK_SECONDS", 0.01)
-
-
+@bounded(tick_seconds=0.01)
 async def test_stall_check_that_fails_runs_again_and_stops_no_other(
-    quick_ticks: None,
     running: Running,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,

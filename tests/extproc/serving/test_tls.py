@@ -6,7 +6,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import grpc
@@ -14,8 +13,8 @@ import pytest
 
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.running import event_loop
-from extproc.serving import lean_server, listening
 from extproc.serving.lean_server import LeanServer
+from extproc.serving.server_bounds import ServerBounds
 from tests.extproc.messages import body, head
 from tests.extproc.serving.identities import NAME, Identities
 from tests.extproc.serving.running import PROMPT, Running, listen_at
@@ -33,11 +32,16 @@ def identities(tmp_path: Path) -> Identities:
 
 @contextlib.asynccontextmanager
 async def running(
-    kind: str, identities: Identities, tmp_path: Path, *, is_mutual: bool = False
+    kind: str,
+    identities: Identities,
+    tmp_path: Path,
+    *,
+    is_mutual: bool = False,
+    bounds: ServerBounds | None = None,
 ) -> AsyncIterator[Running]:
     options = identities.options(is_mutual=is_mutual)
     credentials = identities.client() if is_mutual else identities.anybody()
-    one = Running(listen_at("tcp", tmp_path), kind, options, credentials)
+    one = Running(listen_at("tcp", tmp_path), kind, options, credentials, bounds)
     await one.server.start()
     try:
         yield one
@@ -245,14 +249,14 @@ async def test_failed_handshakes_leave_no_connection_behind(
         assert await one.health("liveness") == SERVING
         await one.channel.close()
         server = one.server
-        await until(lambda: not server._connections)
+        await until(lambda: server.figures().connections == 0)
 
 
 async def test_peer_without_a_handshake_is_disconnected(
-    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    identities: Identities, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
-    async with running("lean", identities, tmp_path) as one:
+    bounds = ServerBounds(handshake_seconds=0.1)
+    async with running("lean", identities, tmp_path, bounds=bounds) as one:
         host, port = one.listen.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
@@ -282,20 +286,16 @@ def is_closed(peer: socket.socket) -> bool:
 
 @pytest.mark.parametrize("on", [asyncio.run, event_loop.run], ids=["asyncio", "the router's loop"])
 @pytest.mark.parametrize(
-    ("bound", "where"), [("MAX_HANDSHAKES", listening), ("MAX_CONNECTIONS", lean_server)]
+    "bounds", [ServerBounds(max_handshakes=4), ServerBounds(max_connections=4)]
 )
 def test_peers_without_a_handshake_are_bounded_and_lock_out_no_client(
     on: Callable[[Coroutine[Any, Any, None]], None],
-    bound: str,
-    where: ModuleType,
+    bounds: ServerBounds,
     identities: Identities,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(where, bound, 4)
-
     async def ask() -> None:
-        async with running("lean", identities, tmp_path) as one:
+        async with running("lean", identities, tmp_path, bounds=bounds) as one:
             call = await placed(one)
             peers = await silent_peers(one, 12)
             await until(lambda: sum(map(is_closed, peers)) >= 8)

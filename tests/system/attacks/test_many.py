@@ -5,14 +5,14 @@ import resource
 
 import pytest
 
+from extproc.serving.server_bounds import USUAL
 from tests.system.attacks.floods import CALL
 from tests.system.attacks.peer import GREETING, Peer, data, headers, window_update
 from tests.system.attacks.victim import Victim
 from tests.waiting import until
 
 MIB = 2**20
-# The lean server's limit, extproc.serving.lean_server.MAX_CONNECTIONS.
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = USUAL.max_connections
 
 
 def connections_here(most: int) -> int:
