@@ -86,31 +86,31 @@ _TABLE = str.maketrans({byte: letter for byte, letter in enumerate(LETTERS)})
 
 
 def byte_level_tokenizer(
-    ranks: Mapping[bytes, int],
-    pattern: str,
-    special: Mapping[str, int] | None = None,
-    first_id: int = 0,
+    ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int], first_id: int = 0
 ) -> tokenizers.Tokenizer:
     """Returns a tokenizer with the same ids as tiktoken's for the same ranks and pattern.
 
-    pattern: cuts texts into pieces; checked by `split_pattern.check`. special: the ids of special
-    tokens that are found in texts. first_id: the id of rank 0.
+    pattern: cuts texts into pieces, and matches every character (`split_patterns`). special: the
+    ids of the special tokens that are found in texts. first_id: the id of rank 0.
 
     Raises:
-        ValueError: as `check_ranks`.
+        ValueError: as `check_ranks`; or a special token is one of the vocabulary as well.
     """
     check_ranks(ranks)
     vocabulary = {printed(token): rank + first_id for token, rank in ranks.items()}
-    vocabulary.update(special or {})
+    if not vocabulary.keys().isdisjoint(special):
+        raise ValueError("a special token is one of the vocabulary as well")
+    # no piece has spaces; ids without a token are no BPE vocabulary to fastokens
+    vocabulary.update({f" {one}": one for one in range(first_id)})
+    vocabulary.update(special)
     pairs = [(printed(left), printed(right)) for left, right in merges(ranks)]
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=True))
-    steps = [
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in special or ()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     return tokenizer

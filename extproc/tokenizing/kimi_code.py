@@ -1,0 +1,94 @@
+"""Reads what the code of a Kimi checkpoint's tokenizer says, without running it.
+
+Such a checkpoint has a vocabulary (tiktoken.model) and a Python file that loads it. The file is
+parsed, not run: from its syntax tree come the pattern by which it cuts texts, how many tokens it
+reserves, and what it does to tools before the chat template gets them.
+
+Source: tokenization_kimi.py of Kimi K2, K2 Thinking and Kimi Linear.
+"""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# Longest file that is parsed; known ones have 12 kB. The parser takes a hundred times as much.
+MAX_CODE_BYTES = 65_536
+
+# What the file must have, so that it is the tokenizer that is known here.
+_CLASS = "TikTokenTokenizer"
+_LIMITS = {"TIKTOKEN_MAX_ENCODE_CHARS": 400_000, "MAX_NO_WHITESPACES_CHARS": 25_000}
+
+MOST_RESERVED = 8_192
+
+
+class KimiCode(NamedTuple):
+    """What the code does.
+
+    pattern: cuts texts into pieces. reserved: how many ids follow the vocabulary, for special
+    tokens. sorts_tools: templates get tools with sorted keys. writes_tools: templates get a text
+    in TypeScript's form instead.
+    """
+
+    pattern: str
+    reserved: int
+    sorts_tools: bool
+    writes_tools: bool
+
+
+def read_code(source: bytes) -> KimiCode:
+    """Returns what a tokenization_kimi.py does.
+
+    Raises:
+        ValueError: it is another file, or too long.
+    """
+    if len(source) > MAX_CODE_BYTES:
+        raise ValueError(f"more than {MAX_CODE_BYTES} bytes of code")
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError("no Python code") from None
+    found = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == _CLASS]
+    values = dict(_assignments(found[0])) if found else {}
+    pattern, reserved = values.get("pat_str"), values.get("num_reserved_special_tokens")
+    is_known = all(values.get(name) == value for name, value in _LIMITS.items())
+    if not isinstance(pattern, str) or not isinstance(reserved, int) or not is_known:
+        raise ValueError("its tokenizer is not the one that is known here")
+    reserved += _more_reserved(found[0])
+    if not 0 < reserved <= MOST_RESERVED:
+        raise ValueError("it reserves too many tokens")
+    names = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
+    return KimiCode(
+        pattern,
+        reserved,
+        sorts_tools="deep_sort_dict" in names,
+        writes_tools="encode_tools_to_typescript_style" in names,
+    )
+
+
+def _assignments(body: ast.AST) -> Iterator[tuple[str, object]]:
+    """Yields the names that constants, and joined constants, are assigned to."""
+    for node in ast.walk(body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                yield name, value
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Constant(value=str(between)), attr="join"),
+                    args=[ast.List(elts=parts)],
+                ),
+            ) if all(isinstance(part, ast.Constant) for part in parts):
+                yield name, between.join(str(part.value) for part in parts)  # type: ignore[attr-defined]
+
+
+def _more_reserved(body: ast.AST) -> int:
+    """Returns how many ids are reserved besides the number of reserved special tokens."""
+    for node in ast.walk(body):
+        match node:
+            case ast.BinOp(
+                left=ast.BinOp(right=ast.Attribute(attr="num_reserved_special_tokens")),
+                op=ast.Add(),
+                right=ast.Constant(value=int(more)),
+            ):
+                return more
+    return 0
