@@ -16,13 +16,19 @@ MAX_TEMPLATE_BYTES = 1024 * 1024
 # Most bytes of a reference in the cache, which is a commit's hash.
 MAX_REFERENCE_BYTES = 256
 
+# What is converted if there is no tokenizer.json, the first that is there. `mistral` has its own.
+_CONVERTIBLE = ("tiktoken.model", "tokenizer.model", "vocab.json")
+
 _REVISION = re.compile(r"[\w.-]+")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The path of a tokenizer.json; the model's other small files are in the same directory."""
+    """The path of a model's vocabulary; its other small files are in the same directory.
+
+    tokenizer: a tokenizer.json, or a file that can be converted (`extproc.tokenizing.vocabulary`).
+    """
 
     tokenizer: Path
 
@@ -31,9 +37,45 @@ class TokenizerFiles:
         """Returns the directory with tokenizer_config.json and the chat templates."""
         return self.tokenizer.parent
 
+    @property
+    def mistral(self) -> Path | None:
+        """Returns the vocabulary of Mistral's own library, None if there is none.
+
+        Source: mistral-common 1.13 (tokens/tokenizers/utils.py): of several files tekken.json, else
+        the last one.
+        """
+        tekken = self.directory / "tekken.json"
+        if tekken.is_file():
+            return tekken
+        found = sorted(self.directory.glob("tokenizer.model.v*"))
+        return found[-1] if found and found[-1].is_file() else None
+
+    def chosen(self, mode: str) -> Path:
+        """Returns the vocabulary that an engine uses.
+
+        mode: vLLM's --tokenizer-mode. With "auto" it takes Mistral's own vocabulary where the
+            weights are in Mistral's format. Where none are here, its vocabulary is taken, since
+            what is tokenized so counts only once it is proved.
+
+        Raises:
+            ValueError: the mode needs a file that is not there.
+
+        Source: vLLM 0.32 (tokenizers/registry.py, transformers_utils/repo_utils.py).
+        """
+        mistral = self.mistral
+        if mode == "mistral":
+            if mistral is None:
+                raise ValueError("tokenizer_mode is mistral, but there is no tekken.json")
+            return mistral
+        if mode == "hf" or mistral is None or self.tokenizer == mistral:
+            return self.tokenizer
+        weights = [file.name for file in self.directory.glob("*.safetensors")]
+        is_mistrals = any(name.startswith("consolidated") for name in weights)
+        return mistral if is_mistrals or not weights else self.tokenizer
+
     @classmethod
     def find(cls, source: str) -> "TokenizerFiles":
-        """Finds the files by a directory, a tokenizer.json, or a hub id in the local cache.
+        """Finds the files by a directory, a vocabulary, or a hub id in the local cache.
 
         Raises:
             FileNotFoundError: they are not there; says where it looked.
@@ -43,12 +85,21 @@ class TokenizerFiles:
         tokenizer = Path(source)
         if not tokenizer.is_file():
             directory = tokenizer if tokenizer.is_dir() else _cached_snapshot(source)
-            tokenizer = directory / "tokenizer.json"
-            if not tokenizer.is_file():
-                raise FileNotFoundError(f"no tokenizer.json in {directory}")
+            tokenizer = cls._vocabulary(directory)
         if not os.access(tokenizer, os.R_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tokenizer))
         return cls(tokenizer)
+
+    @classmethod
+    def _vocabulary(cls, directory: Path) -> Path:
+        tokenizer = directory / "tokenizer.json"
+        if tokenizer.is_file():
+            return tokenizer
+        others = [cls(tokenizer).mistral, *(directory / name for name in _CONVERTIBLE)]
+        for found in others:
+            if found is not None and found.is_file():
+                return found
+        raise FileNotFoundError(f"no tokenizer.json in {directory}, and nothing to make one of")
 
 
 def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:

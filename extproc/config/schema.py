@@ -581,6 +581,13 @@ class Model:
         " {remote: true}; without a tokenizer the model is routed by load",
         None,
     )
+    tokenizer_mode: str = key(
+        "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*, and"
+        " writes conversations as Mistral's library does; hf takes the other files; auto decides by"
+        " the files, as vLLM does",
+        "auto",
+        choices=("auto", "hf", "mistral"),
+    )
     chat_template: str | None = key(
         "a Jinja file used instead of the model's own chat template", None
     )

@@ -74,6 +74,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     functions with one text. keeps_tools_for_none: Responses' templates get tools although
     tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
+    takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
     worker was started with another template, or with arguments for it, so that no conversation is
     keyed.
@@ -96,6 +97,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     merges_texts: bool = True
     takes_custom_tools: bool = True
     keeps_tools_for_none: bool = True
+    takes_mistral: bool = True
     is_foreign: bool = False
     has_own_template: bool = False
     sglang: SglangRules | None = None
@@ -148,7 +150,11 @@ _VLLM_014 = msgspec.structs.replace(
     merges_turns=False,
 )
 _VLLM_OLD = msgspec.structs.replace(
-    _VLLM_014, name="vLLM before 0.14", reasoning=Reasoning.IGNORED, effort=Effort.IGNORED
+    _VLLM_014,
+    name="vLLM before 0.14",
+    reasoning=Reasoning.IGNORED,
+    effort=Effort.IGNORED,
+    takes_mistral=False,
 )
 
 NEWEST = _VLLM_032
@@ -156,7 +162,7 @@ _SGLANG_OLD = Dialect("SGLang before 0.5.9", is_foreign=True)
 _SGLANG_OWN = Dialect(
     "SGLang with a template or parsers of its own", is_foreign=True, has_own_template=True
 )
-_TRTLLM = Dialect("TensorRT-LLM", is_foreign=True)
+_TRTLLM = Dialect("TensorRT-LLM", is_foreign=True, takes_mistral=False)
 
 # Which dialect an engine speaks from a release on, oldest first.
 _RANGES: Sequence[_Range] = (

@@ -6,6 +6,7 @@ and its parsing of messages (reasoning) from 0.10.2 on.
 
 from typing import Any
 
+from extproc.base.errors import RequestError
 from extproc.requests.chat_request import Messages
 from extproc.requests.dialect import Reasoning
 
@@ -61,3 +62,23 @@ def _reasoning(reasoning: object, content: object, rule: Reasoning) -> object:
     if rule is Reasoning.EITHER:
         return reasoning or content
     return content if reasoning is None else reasoning
+
+
+def with_sorted_keys(value: Any) -> Any:
+    """Returns a value of JSON with the keys of all its objects in order.
+
+    Raises:
+        RequestError: it is nested too deeply.
+    """
+    try:
+        return _with_sorted_keys(value)
+    except RecursionError:
+        raise RequestError("template_failed") from None
+
+
+def _with_sorted_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_sorted_keys(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_with_sorted_keys(item) for item in value]
+    return value

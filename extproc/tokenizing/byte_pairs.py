@@ -11,6 +11,7 @@ Source: tiktoken 0.14 (src/lib.rs) and tokenizers 0.22 to 0.23 (models/bpe).
 """
 
 from collections.abc import Iterator, Mapping
+from typing import AnyStr
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
@@ -55,7 +56,7 @@ def check_ranks(ranks: Mapping[bytes, int]) -> None:
         raise ValueError("two tokens have the same rank")
 
 
-def merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+def merges(ranks: Mapping[AnyStr, int]) -> Iterator[tuple[AnyStr, AnyStr]]:
     """Yields every way to cut a token into two tokens, in the order in which they are joined."""
     for token in sorted(ranks, key=ranks.__getitem__):
         for end in _cuts(token):
@@ -63,7 +64,7 @@ def merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
                 yield token[:end], token[end:]
 
 
-def _cuts(token: bytes) -> Iterator[int]:
+def _cuts(token: AnyStr) -> Iterator[int]:
     """Yields where a token can be cut, so that of two that overlap in a text the left one is first.
 
     Cut at `end` and cut at the other end can overlap if the token begins as it ends there.
@@ -82,7 +83,7 @@ def printed(token: bytes) -> str:
     return token.decode("latin-1").translate(_TABLE)
 
 
-_TABLE = str.maketrans({byte: letter for byte, letter in enumerate(LETTERS)})
+_TABLE = str.maketrans(dict(enumerate(LETTERS)))
 
 
 def byte_level_tokenizer(

@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import re
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -96,6 +97,42 @@ class FastEncoder:
             # one by one, since its batches start threads, which cost more than they save; the ids
             # are little-endian, as documented: on a big-endian machine the probes would differ
             return [array("I", encode([text], add_special_tokens=False)[0]) for text in texts]
+
+
+class PickyEncoder:
+    """Uses another encoder, for texts of which its ids are known to be right.
+
+    refused: a pattern that other texts have. shortest: characters of the shortest one.
+    """
+
+    def __init__(self, encoder: Encoder, refused: re.Pattern[str], shortest: int) -> None:
+        self._ids, self._refused, self._shortest = encoder.ids, refused, shortest
+        self.name = encoder.name
+        self.inline_characters = encoder.inline_characters
+        self.max_characters = encoder.max_characters
+        self.forgotten_characters = encoder.forgotten_characters
+
+    def ids(self, texts: Sequence[str]) -> list[Tokens]:
+        """Returns the ids of each text, as `Encoder.ids`.
+
+        Raises:
+            RequestError: the pattern is found in one (tokenizer_failed); or as `Encoder.ids`.
+        """
+        for text in texts:
+            self.check(text)
+        return self._ids(texts)
+
+    def check(self, text: str) -> None:
+        """Raises RequestError if a text has the pattern."""
+        if len(text) >= self._shortest and self._refused.search(text):
+            raise RequestError("tokenizer_failed")
+
+
+class Refused(NamedTuple):
+    """Texts of which only the engine knows the ids, as in `PickyEncoder`."""
+
+    pattern: re.Pattern[str]
+    shortest: int
 
 
 class _FailuresNamed:
@@ -303,12 +340,14 @@ class EncoderChoice(NamedTuple):
     frame: the ids that add_special_tokens adds; None if only `encode_whole` knows them.
     encode_whole: encodes a text with them.
     added: the tokenizer's added tokens.
+    encoder: encodes single texts.
     """
 
     texts: TextEncoder
     frame: Frame | None
     encode_whole: Encode
     added: list[AddedToken]
+    encoder: Encoder
 
 
 def choose(
@@ -316,12 +355,14 @@ def choose(
     model: str,
     max_known_bytes: int,
     *,
+    refused: Refused | None = None,
     clock: Callable[[], float] = time.thread_time,
     proof_seconds: float = PROOF_SECONDS,
 ) -> EncoderChoice:
     """Returns the cheapest way to get the same ids as `tokenizers`, and logs which it is.
 
     model: its name, for the log.
+    refused: texts of which the tokenizer does not have the engine's ids, None if there are none.
     clock: of the proofs, in seconds.
     proof_seconds: the most that each of the up to three proofs may take; what is not proved by then
         is not used.
@@ -345,8 +386,20 @@ def choose(
         around = None
     cut_at = len(cutter.contents) if cutter else 0
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
+    whole: Encode = plain.framed_ids
+    if refused is not None:
+        encoder = picky = PickyEncoder(encoder, refused.pattern, refused.shortest)
+        whole = _checked(picky, plain.framed_ids)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
-    return EncoderChoice(text_encoder, around, plain.framed_ids, layout.added_tokens)
+    return EncoderChoice(text_encoder, around, whole, layout.added_tokens, encoder)
+
+
+def _checked(picky: PickyEncoder, encode: Encode) -> Encode:
+    def check_and_encode(text: str) -> Tokens:
+        picky.check(text)
+        return encode(text)
+
+    return check_and_encode
 
 
 def choose_ordinary(

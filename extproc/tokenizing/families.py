@@ -14,13 +14,15 @@ from extproc.base.tokenizer_files import read_file
 from extproc.renderers.deepseek_v4 import DeepSeekV4, DeepSeekV41
 from extproc.renderers.deepseek_v32 import DeepSeekV32
 from extproc.renderers.harmony import CONTROLS, Harmony
+from extproc.renderers.mistral import Mistral
 from extproc.renderers.refusing import RefusingRenderer
 from extproc.renderers.renderer import Renderer
 from extproc.renderers.segments import Marks
 from extproc.tokenizing.encoder_choice import choose_ordinary
 from extproc.tokenizing.segment_encoder import segment_texts
-from extproc.tokenizing.text_encoder import TextEncoder
+from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import read
+from extproc.tokenizing.vocabulary import Vocabulary
 
 log = logging.getLogger("kvsteer.tokens")
 
@@ -39,14 +41,17 @@ class InCode(NamedTuple):
 class ModelFiles(NamedTuple):
     """A model as a loader sees it.
 
-    name: in messages. config: of config.json. keeps_later_systems: returns whether vLLM 0.31 and
-    later find that the model renders system turns after the first: they ask its template.
-    max_known_bytes: memory for texts and their ids.
+    name: in messages. config: of config.json. vocabulary: which the engine uses. encoder: encodes
+    texts with it. keeps_later_systems: returns whether vLLM 0.31 and later find that the model
+    renders system turns after the first: they ask its template. max_known_bytes: memory for texts
+    and their ids.
     """
 
     name: str
     directory: Path
     config: Mapping[str, Any]
+    vocabulary: Vocabulary
+    encoder: Encoder
     keeps_later_systems: Callable[[], bool]
     max_known_bytes: int
 
@@ -95,8 +100,13 @@ _BY_ARCHITECTURE: Mapping[str, Loader] = {
     "InklingForConditionalGeneration": _unknown,
 }
 
-# If one of these files is present, vLLM uses Mistral's own tokenizer and templates.
-_MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
+
+def _mistral(model: ModelFiles) -> InCode:
+    """Loads a model whose conversations Mistral's library renders, by its vocabulary's version."""
+    vocabulary = model.vocabulary
+    marks = Marks(vocabulary.controls.values())
+    renderer = Mistral(vocabulary.version, vocabulary.controls, marks, vocabulary.settings)
+    return InCode(renderer, segment_texts(model.encoder, marks, model.max_known_bytes))
 
 
 def in_code(model: ModelFiles) -> InCode | None:
@@ -109,6 +119,4 @@ def in_code(model: ModelFiles) -> InCode | None:
     for name in architectures if isinstance(architectures, list) else ():
         if isinstance(name, str) and name in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[name](model)
-    if any(True for pattern in _MISTRAL_FILES for _ in model.directory.glob(pattern)):
-        return _unknown(model)
-    return None
+    return _mistral(model) if model.vocabulary.version else None

@@ -9,14 +9,16 @@ Source: tokenization_kimi.py of Kimi K2, K2 Thinking and Kimi Linear.
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Longest file that is parsed; known ones have 12 kB. The parser takes a hundred times as much.
 MAX_CODE_BYTES = 65_536
 
 # What the file must have, so that it is the tokenizer that is known here.
 _CLASS = "TikTokenTokenizer"
-_LIMITS = {"TIKTOKEN_MAX_ENCODE_CHARS": 400_000, "MAX_NO_WHITESPACES_CHARS": 25_000}
+# It cuts texts after this many characters, and after this many that are all spaces, or all others.
+MOST_AT_ONCE, MOST_ALIKE = 400_000, 25_000
+_LIMITS = {"TIKTOKEN_MAX_ENCODE_CHARS": MOST_AT_ONCE, "MAX_NO_WHITESPACES_CHARS": MOST_ALIKE}
 
 MOST_RESERVED = 8_192
 
@@ -33,6 +35,36 @@ class KimiCode(NamedTuple):
     reserved: int
     sorts_tools: bool
     writes_tools: bool
+
+    def special_tokens(self, first: int, named: object) -> dict[str, int]:
+        """Returns the ids of special tokens, which follow the vocabulary.
+
+        first: the first of them. named: `added_tokens_decoder` of tokenizer_config.json, whose
+        tokens have names; the others are numbered.
+
+        Raises:
+            ValueError: it has another form.
+        """
+        names = dict(_names(named))
+        ids = range(first, first + self.reserved)
+        found = {names.get(one, f"<|reserved_token_{one}|>"): one for one in ids}
+        if len(found) != len(ids) or not names.keys() <= set(ids):
+            raise ValueError("tokenizer_config.json names other special tokens than there are")
+        return found
+
+
+def _names(named: object) -> Iterator[tuple[int, str]]:
+    for written, token in named.items() if isinstance(named, dict) else ():
+        match token:
+            case {"content": str(content)} if _is_plain(token) and str(written).isdecimal():
+                yield int(written), content
+            case _:
+                raise ValueError("tokenizer_config.json has special tokens of another form")
+
+
+def _is_plain(token: dict[str, Any]) -> bool:
+    """Returns whether a token is found whatever surrounds it, and as it is written."""
+    return not any(token.get(key) for key in ("lstrip", "rstrip", "single_word", "normalized"))
 
 
 def read_code(source: bytes) -> KimiCode:

@@ -14,10 +14,27 @@ from extproc.tokenizing.split_patterns import check_pattern
 
 # Control tokens of files that list none; those up to version 7 may do that.
 _UNLISTED = (
-    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS]"
-    " [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX]"
-    " [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
-).split()
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+)
 _MAY_BE_UNLISTED = ("v1", "v2", "v3", "v7")
 
 # Most control tokens; known files have 1,000.
@@ -55,7 +72,8 @@ class Tekken(msgspec.Struct, frozen=True):
     """A vocabulary.
 
     version: of the way in which conversations are written, such as "v13". ranks: of the tokens of
-    texts; their ids follow those of the control tokens. controls: the ids of control tokens.
+    texts; their ids follow those of the control tokens. controls: the ids of control tokens that
+    have a name. control_count: how many ids are those of control tokens.
     settings: what a conversation's settings may be, as the file writes it; None before version 15.
     """
 
@@ -63,6 +81,7 @@ class Tekken(msgspec.Struct, frozen=True):
     ranks: dict[bytes, int]
     pattern: str
     controls: dict[str, int]
+    control_count: int
     settings: dict[str, Any] | None = None
 
 
@@ -86,6 +105,7 @@ def read_tekken(content: bytes) -> Tekken:
         _ranks(file.vocab[:count]),
         config.pattern,
         _controls(file),
+        config.default_num_special_tokens,
         file.model_settings_builder,
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import tokenizers
 
 from extproc.base.errors import RequestError, StartError
 from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
@@ -17,9 +16,11 @@ from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
 from extproc.requests.prompt import FRAME, IN_CODE, REBUILT, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
+from extproc.templates.conversions import with_sorted_keys
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
+from extproc.tokenizing.kimi_code import KimiCode
 from extproc.tokenizing.text_encoder import Encoded, TextEncoder
 from extproc.tokenizing.tokenizer_config import (
     KINDS,
@@ -29,12 +30,10 @@ from extproc.tokenizing.tokenizer_config import (
     text_of,
 )
 from extproc.tokenizing.tokenizer_layout import Frame
+from extproc.tokenizing.vocabulary import Vocabulary, read_vocabulary
 from kvstate.overlap import Tokens
 
 log = logging.getLogger("kvsteer.tokens")
-
-# Memory for a model's texts and their ids: enough for a thousand conversations of 32k tokens each.
-MAX_KNOWN_BYTES = 256 * 1024 * 1024
 
 # CPU time for a model's tokenizer.json and some texts of every kind; large ones take two seconds.
 MAX_LOAD_SECONDS = 10.0
@@ -173,24 +172,23 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads.
 
-    forms: those of all its texts, since releases may tokenize them otherwise. in_code: how its
-    conversations are rendered if no template does that. frame_forms: those of texts to which the
-    engine adds special tokens.
+    in_code: how its conversations are rendered if no template does that. frame_forms: those of
+    texts to which the engine adds special tokens.
     """
 
     def __init__(
         self,
         choice: EncoderChoice,
         templates: ChatTemplates,
-        library: tokenizers.Tokenizer,
-        forms: int = 0,
+        vocabulary: Vocabulary,
         in_code: InCode | None = None,
         frame_forms: int = 0,
     ) -> None:
-        self._forms = forms
+        self._forms = vocabulary.forms
         self._frame_forms = frame_forms
+        self._kimi = vocabulary.kimi
         self._in_code = in_code
-        self._library = library
+        self._library = vocabulary.library
         self._texts = choice.texts
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
@@ -212,18 +210,20 @@ class Tokenizer:
         try:
             files = TokenizerFiles.find(model.tokenizer)
             settings = _json(files.directory / "tokenizer_config.json")
-            library, choice = _chosen(files.tokenizer, model.name, settings)
+            file = files.chosen(model.tokenizer_mode)
+            vocabulary, choice = _chosen(file, model.name, settings)
             config = _json(files.directory / "config.json")
-            model_type = config.get("model_type")
-            by_bytes = "ByteLevel" in repr(library.pre_tokenizer)
-            forms = REBUILT if may_be_rebuilt(settings, model_type, by_bytes=by_bytes) else 0
-            code = in_code(_model_files(model.name, files.directory, config, override))
+            by_bytes = "ByteLevel" in repr(vocabulary.library.pre_tokenizer)
+            if may_be_rebuilt(settings, config.get("model_type"), by_bytes=by_bytes):
+                vocabulary = vocabulary._replace(forms=REBUILT)
+            code = in_code(_model_files(model, files.directory, config, vocabulary, choice))
             # a template has no effect if the engine builds prompts in code
             templates = ChatTemplates({}) if code else load(files.directory, override)
             first = text_of(settings.get("bos_token"))
-            is_first = bool(first) and _begins_with(choice.frame, library.token_to_id(first or ""))
+            first_id = vocabulary.library.token_to_id(first or "")
+            is_first = bool(first) and _begins_with(choice.frame, first_id)
             frame_forms = FRAME if may_begin_otherwise(settings, is_first=is_first) else 0
-            return cls(choice, templates, library, forms, code, frame_forms)
+            return cls(choice, templates, vocabulary, code, frame_forms)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -303,6 +303,8 @@ class Tokenizer:
         """Returns the text of a chat, and the forms that its dialect decided."""
         if self._in_code is not None:
             return _rendered_in_code(chat, self._in_code.renderer, seconds)
+        if self._kimi is not None and "tools" in chat.variables:
+            chat = _with_kimis_tools(chat, self._kimi)
         template = self._templates.chosen(chat.variables)
         return template.render(chat, budget_seconds=seconds)
 
@@ -330,9 +332,29 @@ class Tokenizer:
         return self._added_in_texts[text]
 
 
+def _with_kimis_tools(chat: Chat, code: KimiCode) -> Chat:
+    """Returns a chat whose tools are as the code of Kimi's tokenizer passes them to templates.
+
+    Raises:
+        RequestError: it passes them in a form that is not known here.
+    """
+    if code.writes_tools:
+        raise RequestError("unsupported_tools")
+    if not code.sorts_tools:
+        return chat
+    tools = with_sorted_keys(chat.variables["tools"])
+    return msgspec.structs.replace(chat, variables={**chat.variables, "tools": tools})
+
+
 def _model_files(
-    name: str, directory: Path, config: Mapping[str, Any], override: Path | None
+    model: Model,
+    directory: Path,
+    config: Mapping[str, Any],
+    vocabulary: Vocabulary,
+    choice: EncoderChoice,
 ) -> ModelFiles:
+    override = Path(model.chat_template) if model.chat_template is not None else None
+
     def keeps_later_systems() -> bool:
         try:
             templates = load(directory, override)
@@ -341,7 +363,10 @@ def _model_files(
             return False
         return all(template.keeps_later_systems for template in chosen)
 
-    return ModelFiles(name, directory, config, cache(keeps_later_systems), MAX_KNOWN_BYTES)
+    keeps = cache(keeps_later_systems)
+    return ModelFiles(
+        model.name, directory, config, vocabulary, choice.encoder, keeps, MAX_KNOWN_BYTES
+    )
 
 
 def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[str, int]:
@@ -364,26 +389,26 @@ def _start_segments(
     return Started(work.new_characters, is_cheap, lambda: texts.finish(work).ids, forms)
 
 
-def _chosen(
-    file: Path, model: str, settings: Mapping[str, Any]
-) -> tuple[tokenizers.Tokenizer, EncoderChoice]:
-    """Returns the tokenizer of a tokenizer.json, and how it is used.
+def _chosen(file: Path, model: str, settings: Mapping[str, Any]) -> tuple[Vocabulary, EncoderChoice]:
+    """Returns the vocabulary of a file, and how it is used.
 
     settings: of tokenizer_config.json.
 
     Raises:
         OSError: it cannot be read. ValueError: it is none, or tokenizing takes too long.
     """
-    text = read_file(file).decode()
+    build = read_vocabulary(file)
 
-    def load_and_choose() -> tuple[tokenizers.Tokenizer, EncoderChoice]:
-        library = tokenizers.Tokenizer.from_str(text)
+    def load_and_choose() -> tuple[Vocabulary, EncoderChoice]:
+        vocabulary = build()
+        library = vocabulary.library
         # leftovers of training in the file; engines switch both off
         library.no_truncation()
         library.no_padding()
-        added = {token.content for token in library.get_added_tokens_decoder().values()}
-        library.add_special_tokens(added_by_settings(settings, added))
-        return library, choose(library, model, MAX_KNOWN_BYTES)
+        if not vocabulary.version:  # Mistral's library knows no settings
+            added = {token.content for token in library.get_added_tokens_decoder().values()}
+            library.add_special_tokens(added_by_settings(settings, added))
+        return vocabulary, choose(library, model, MAX_KNOWN_BYTES, refused=vocabulary.refused)
 
     try:
         return run_within(MAX_LOAD_SECONDS, load_and_choose)

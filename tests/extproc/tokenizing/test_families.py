@@ -10,6 +10,7 @@ from extproc.tokenizing.encoder_choice import choose
 from extproc.tokenizing.families import InCode
 from extproc.tokenizing.segment_encoder import segment_texts
 from extproc.tokenizing.tokens import ChatTemplates, Tokenizer
+from extproc.tokenizing.vocabulary import Vocabulary
 from simulator.settings import TINY_MODEL
 from tests.extproc.renderers.test_segments import MARKS
 from tests.extproc.tokenizing.test_segment_encoder import Pairs
@@ -34,8 +35,6 @@ def load(directory: Path, files: dict[str, str]) -> Tokenizer:
     "files",
     [
         {"config.json": '{"architectures": ["InklingForCausalLM"]}'},
-        {"tekken.json": "{}"},
-        {"tokenizer.model.v3": ""},
     ],
 )
 def test_template_has_no_effect_where_the_engine_renders_in_code(
@@ -71,7 +70,9 @@ class Fixed:
 
 def tokenizer_of(code: InCode) -> Tokenizer:
     library = Tokenizers.from_file(str(TINY_MODEL / "tokenizer.json"))
-    return Tokenizer(choose(library, "tiny", 1 << 20), ChatTemplates({}), library, 0, code)
+    return Tokenizer(
+        choose(library, "tiny", 1 << 20), ChatTemplates({}), Vocabulary(library, forms=0), code
+    )
 
 
 def test_segments_are_tokenized_by_their_own_encoder() -> None:
