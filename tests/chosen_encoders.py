@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tokenizers import Tokenizer
 
 from extproc.tokenizing import encoder_choice, tokens
-from extproc.tokenizing.encoder_choice import EncoderChoice
+from extproc.tokenizing.encoder_choice import EncoderChoice, Refused
 from extproc.tokenizing.text_encoder import TextEncoder
 
 # A busy machine may need more time for a proof than the product takes.
@@ -20,7 +20,13 @@ PROOF_SECONDS = 600.0
 _MADE: dict[str, EncoderChoice] = {}
 
 
-def _chosen(tokenizer: Tokenizer, model: str, max_known_bytes: int) -> EncoderChoice:
+def _chosen(
+    tokenizer: Tokenizer, model: str, max_known_bytes: int, refused: Refused | None = None
+) -> EncoderChoice:
+    if refused is not None:
+        return encoder_choice.choose(
+            tokenizer, model, max_known_bytes, refused=refused, proof_seconds=PROOF_SECONDS
+        )
     source = tokenizer.to_str()
     if source not in _MADE:
         _MADE[source] = encoder_choice.choose(

@@ -27,7 +27,8 @@ from extproc.requests.prompt import (
     Chat,
 )
 
-# Characters of an id of a call that count, the last ones: vLLM shortens them for all versions.
+# Characters of an id of a call that count, the last ones: vLLM shortens ids. It does not in
+# responses, but where ids are written, the library accepts none that is longer.
 _ID_CHARACTERS = 9
 
 _NEEDED = (
@@ -137,8 +138,6 @@ class Mistral:
         if not _VARIABLES.issuperset(chat.variables):
             raise _refusal()
         messages, forms = _by_dialect(chat, dialect)
-        if forms & ITEMS and self._version.number < 13:
-            raise RequestError("unsupported_items")  # ids of calls are not shortened there
         is_open = bool(chat.variables.get("continue_final_message"))
         if (messages[-1].get("role") == "assistant") is not is_open:
             raise _refusal()

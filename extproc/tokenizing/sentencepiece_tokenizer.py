@@ -12,8 +12,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from extproc.tokenizing.byte_pairs import merges
-from extproc.tokenizing.declared import text_of
 from extproc.tokenizing.sentencepiece_file import Kind, Pieces
+from extproc.tokenizing.tokenizer_config import text_of
 
 _MARK = "\u2581"
 

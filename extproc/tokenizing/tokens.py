@@ -21,7 +21,7 @@ from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.kimi_code import KimiCode
-from extproc.tokenizing.text_encoder import Encoded, TextEncoder
+from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
 from extproc.tokenizing.tokenizer_config import (
     KINDS,
     added_by_settings,
@@ -389,7 +389,9 @@ def _start_segments(
     return Started(work.new_characters, is_cheap, lambda: texts.finish(work).ids, forms)
 
 
-def _chosen(file: Path, model: str, settings: Mapping[str, Any]) -> tuple[Vocabulary, EncoderChoice]:
+def _chosen(
+    file: Path, model: str, settings: Mapping[str, Any]
+) -> tuple[Vocabulary, EncoderChoice]:
     """Returns the vocabulary of a file, and how it is used.
 
     settings: of tokenizer_config.json.
@@ -397,7 +399,7 @@ def _chosen(file: Path, model: str, settings: Mapping[str, Any]) -> tuple[Vocabu
     Raises:
         OSError: it cannot be read. ValueError: it is none, or tokenizing takes too long.
     """
-    build = read_vocabulary(file)
+    build = read_vocabulary(file, settings)
 
     def load_and_choose() -> tuple[Vocabulary, EncoderChoice]:
         vocabulary = build()

@@ -11,7 +11,6 @@ A conversion takes one to two seconds of CPU, about as long as reading a tokeniz
 size, so nothing is kept on the disk.
 """
 
-import json
 import logging
 import re
 import time
@@ -72,15 +71,15 @@ class Vocabulary(NamedTuple):
     settings: Mapping[str, Any] | None = None
 
 
-def read_vocabulary(file: Path) -> Callable[[], Vocabulary]:
+def read_vocabulary(file: Path, settings: Mapping[str, Any]) -> Callable[[], Vocabulary]:
     """Reads a vocabulary's files, and returns what builds it, which takes a second or two.
+
+    settings: of tokenizer_config.json.
 
     Raises:
         OSError: a file cannot be read. ValueError: it is too large.
     """
     content = read_file(file)
-    settings = file.parent / "tokenizer_config.json"
-    values = json.loads(read_file(settings)) if settings.is_file() else {}
     if file.name == "tekken.json":
         return _converted(file, lambda: _of_tekken(content))
     if file.name.startswith("tokenizer.model.v"):
@@ -88,12 +87,12 @@ def read_vocabulary(file: Path) -> Callable[[], Vocabulary]:
     if file.name == "tiktoken.model":
         code = file.parent / "tokenization_kimi.py"
         source = read_file(code) if code.is_file() else b""
-        return _converted(file, lambda: _of_kimi(content, source, values))
+        return _converted(file, lambda: _of_kimi(content, source, settings))
     if file.name == "tokenizer.model":
-        return _converted(file, lambda: _of_pieces(content, values))
+        return _converted(file, lambda: _of_pieces(content, settings))
     if file.name == "vocab.json":
         merges = read_file(file.with_name("merges.txt"))
-        return _converted(file, lambda: _of_merges(content, merges, values))
+        return _converted(file, lambda: _of_merges(content, merges, settings))
     text = content.decode()
     return lambda: Vocabulary(tokenizers.Tokenizer.from_str(text), forms=0)
 
