@@ -11,21 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
+from extproc.renderers.given import dialect_of, given
 from extproc.renderers.segments import Marks, Segment
 from extproc.requests.chat_request import Messages
 from extproc.requests.costly_json import refuse_costly
-from extproc.requests.dialect import Dialect, Effort, InlineSystem, Reasoning
-from extproc.requests.prompt import (
-    DEVELOPER,
-    DISABLED,
-    EFFORT,
-    INLINE_SYSTEM,
-    ITEMS,
-    NO_TOOLS,
-    PARTS,
-    REASONING,
-    Chat,
-)
+from extproc.requests.dialect import Effort
+from extproc.requests.prompt import DISABLED, Chat
 
 # Characters of an id of a call that count, the last ones: vLLM shortens ids. It does not in
 # responses, but where ids are written, the library accepts none that is longer.
@@ -132,17 +123,19 @@ class Mistral:
         budget_seconds: unused; the time grows as the conversation does.
         """
         del budget_seconds
-        dialect = chat.dialect
-        if dialect is None or not dialect.takes_mistral:
+        dialect = dialect_of(chat)
+        if not dialect.takes_mistral or dialect.sglang is not None:
             raise RequestError("unsupported_by_engine")
         if not _VARIABLES.issuperset(chat.variables):
             raise _refusal()
-        messages, forms = _by_dialect(chat, dialect)
+        # the library gets messages as they were sent, billing headers included
+        shown = given(chat, chat.messages, drops_billing_lines=False)
+        messages = shown.messages
         is_open = bool(chat.variables.get("continue_final_message"))
         if (messages[-1].get("role") == "assistant") is not is_open:
             raise _refusal()
         segments = self._segments(self._turns(messages), chat, is_open=is_open)
-        return self._marks.joined(segments), forms
+        return self._marks.joined(segments), shown.forms
 
     def _segments(self, turns: list[_Turn], chat: Chat, *, is_open: bool) -> Iterator[Segment]:
         number = self._version.number
@@ -345,33 +338,6 @@ class _Efforts(NamedTuple):
         return effort or self.default
 
 
-def _by_dialect(chat: Chat, dialect: Dialect) -> tuple[Messages, int]:
-    """Returns the messages by the rules of a release, and the forms that they decided."""
-    messages: Messages = chat.messages
-    forms = chat.forms & (INLINE_SYSTEM | ITEMS | NO_TOOLS)
-    if forms & INLINE_SYSTEM:
-        if dialect.inline_system is InlineSystem.REFUSED:
-            raise RequestError("bad_request")
-        messages = _with_systems_first(messages)
-    for message in messages:
-        if "reasoning" in message or "reasoning_content" in message:
-            forms |= REASONING
-            if dialect.reasoning is not Reasoning.RENAMED:
-                raise RequestError("unsupported_reasoning")
-        if message.get("role") == "developer":
-            forms |= DEVELOPER
-        if isinstance(message.get("content"), list):
-            forms |= PARTS
-    return messages, forms | (EFFORT if chat.effort else 0)
-
-
-def _with_systems_first(messages: Messages) -> Messages:
-    """Returns the messages with the texts of all system turns in one, at the beginning."""
-    texts = [message["content"] for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": "".join(texts)}, *others]
-
-
 def _role(message: Mapping[str, Any]) -> str:
     role = message.get("role")
     if role == "developer":
@@ -386,8 +352,6 @@ def _parts(message: Mapping[str, Any]) -> Iterator[str | _Thought]:
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
         thought = message.get("reasoning")
-        if thought is None:
-            thought = message.get("reasoning_content")
         if thought is not None:
             if not isinstance(thought, str):
                 raise _refusal()

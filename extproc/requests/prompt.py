@@ -123,7 +123,7 @@ FORM_NAMES = {
     FRAME: "responses with special tokens",
     BILLING: "system turns with a billing header",
     NO_TOOLS: "conversations whose tools must not be used",
-    REBUILT: "texts of a tokenizer that some releases rebuild",
+    REBUILT: "texts of a tokenizer that is rebuilt from other files",
     IN_CODE: "conversations that the engine renders in code",
     DATE: "conversations with a date that may be another one in the engine",
     CONVERTED: "conversations that SGLang converts in its own way",

@@ -193,7 +193,7 @@ class Tokenizer:
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
         self._added = frozenset(token.content for token in choice.added)
-        self._added_ids = frozenset(map(library.token_to_id, self._added))
+        self._added_ids = frozenset(map(self._library.token_to_id, self._added))
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
 

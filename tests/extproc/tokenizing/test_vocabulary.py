@@ -81,7 +81,7 @@ def test_pieces_of_any_text_are_joined_alike(text: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(("ab", "a"), ("a", "ba")), (("ab", "aba"), ("aba", "ab"))]
+    ("before", "after"), [(("ab", "a"), ("a", "ba")), (("ab", "aba"), ("aba", "ba"))]
 )
 def test_left_one_of_two_cuts_that_overlap_is_joined_first(
     before: tuple[str, str], after: tuple[str, str]
