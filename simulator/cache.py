@@ -123,7 +123,8 @@ class PrefixCache:
         window = holding.tokens[full * self._block_size :]
         if len(window) == self._block_size + self._hashing.lookahead:
             parent = holding.digests[-1] if holding.digests else None
-            digest = self._hashing.block_digest(parent, window, holding.namespace)
+            start = full * self._block_size
+            digest = self._hashing.block_digest(parent, window, holding.namespace, start)
             holding.digests.append(digest)
             if not self._shape.habits.stores_answers_at_end:
                 self._announce(holding, full)
@@ -216,6 +217,14 @@ class PrefixCache:
             self._host.learn(digest, self._stored(holding, number, number + 1))
         return True
 
+    def _published_keys(self, namespace: CacheNamespace, number: int) -> tuple[object, ...] | None:
+        """Returns the extra keys of a block in the form of events."""
+        start = number * self._block_size
+        keys = namespace.published_keys(first=not number) or ()
+        items = namespace.item_keys(start, start + self._block_size)
+        names = namespace.adapter is not None
+        return (*keys[:names], *items, *keys[names:]) or None
+
     def _stored(self, holding: Holding, start: int, end: int) -> BlockStored:
         """Returns the event for the blocks from number `start` to before `end`."""
         namespace, size = holding.namespace, self._block_size
@@ -229,9 +238,7 @@ class PrefixCache:
             lora_id=adapter.number if adapter else None,
             medium=DEVICE,
             lora_name=adapter.name if adapter else None,
-            extra_keys=tuple(
-                namespace.published_keys(first=not number) for number in range(start, end)
-            ),
+            extra_keys=tuple(self._published_keys(namespace, n) for n in range(start, end)),
             group_idx=_GROUP,
             kv_cache_spec_kind=ATTENTION,
             session_id=holding.session_id,

@@ -30,7 +30,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: Sequence[Sequence[str] | None] | None = None
+    extra_keys: Sequence[Sequence[object] | None] | None = None
     """One entry a block: the LoRA name and the cache salt that its hash contains, or None."""
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None

@@ -13,7 +13,7 @@ from aiohttp import web
 from simulator import requests
 from simulator.engine import Job, SimulatedEngine, Step
 from simulator.handover import Half
-from simulator.hashing import CacheNamespace
+from simulator.hashing import CacheNamespace, PlacedItem
 from simulator.requests import ChatRequest, Completion, Generation, Message
 from simulator.responses import ApiError, Body, Form, UsageCounts, Writer, bad_request
 from simulator.tokens import ModelTokens
@@ -84,10 +84,10 @@ class Generator:
         """Answers POST /v1/chat/completions."""
         self.check_model(body.model)
         prompt = await requests.of_chat(self._tokens, body)
+        whole, items = self._tokens.with_images(body.messages, prompt)
         limit = body.max_completion_tokens or body.max_tokens
-        return await self._answer(
-            request, body, self._jobs(request, body, prompt, limit), chat=True
-        )
+        jobs = self._jobs(request, body, whole, limit, items)
+        return await self._answer(request, body, jobs, chat=True)
 
     async def message(self, request: web.Request, body: Message) -> web.StreamResponse:
         """Answers POST /v1/messages."""
@@ -100,9 +100,15 @@ class Generator:
         return await self._answer(request, chat, jobs, chat=True, message=True)
 
     def _jobs(
-        self, request: web.Request, body: Generation, prompt: Sequence[int], limit: int | None
+        self,
+        request: web.Request,
+        body: Generation,
+        prompt: Sequence[int],
+        limit: int | None,
+        items: tuple[PlacedItem, ...] = (),
     ) -> list[Job]:
         """Returns one job per choice. Without a limit, an answer ends by itself."""
+        adapter = self._adapters.get(body.model or "")
         context = self._settings.context_tokens
         room = context - len(prompt)
         if room < (limit or 1):
@@ -118,7 +124,7 @@ class Generator:
                 prompt=prompt,
                 output_tokens=min(length, room),
                 ends_turn=limit is None and length <= room,
-                namespace=CacheNamespace(self._adapters.get(body.model or ""), body.cache_salt),
+                namespace=CacheNamespace(adapter, body.cache_salt, items),
                 session_id=request.headers.get("X-Session-ID") or body.session_id,
                 choice=choice,
                 reuse=body.prompt_logprobs is None and self._settings.prefix_caching,

@@ -32,11 +32,29 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An image in a prompt: its hash, and the first of its tokens and how many it has."""
+
+    identifier: str
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheNamespace:
-    """The namespace of cached blocks: the adapter that computed them, and a salt."""
+    """The namespace of cached blocks: the adapter that computed them, a salt, and the images."""
 
     adapter: Adapter | None = None
     salt: str | None = None
+    items: tuple[PlacedItem, ...] = ()
+
+    def item_keys(self, start: int, end: int) -> list[tuple[str, int]]:
+        """Returns the images in the tokens of a block, and where each begins relative to it."""
+        return [
+            (one.identifier, one.start - start)
+            for one in self.items
+            if one.start < end and one.start + one.count > start
+        ]
 
     def hashed_keys(self, *, first: bool) -> tuple[tuple[str, ...], ...] | None:
         """Returns the tagged keys inside vLLM's digest; only the `first` block has the salt.
@@ -68,9 +86,11 @@ class Hashing(Protocol):
         """Tokens after a block that its digest contains too: 1 with bigrams, else 0."""
 
     def block_digest(
-        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace
+        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace, start: int
     ) -> bytes:
         """Returns the digest of one full block after `parent`, or of a first block if that is None.
+
+        start: the place of its first token in the prompt.
 
         `tokens` are the block's and then `lookahead` more. Equal digests mean equal blocks.
         """
@@ -89,7 +109,7 @@ def chain_of(
     parent = None
     for end in range(block_size + hashing.lookahead, len(tokens) + 1, block_size):
         start = end - block_size - hashing.lookahead
-        parent = hashing.block_digest(parent, tokens[start:end], namespace)
+        parent = hashing.block_digest(parent, tokens[start:end], namespace, start)
         yield parent
 
 
@@ -114,7 +134,7 @@ class SglangHashing:
         return int(self.bigrams)
 
     def block_digest(
-        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace
+        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace, start: int
     ) -> bytes:
         """Returns the 32-byte digest of one full page, followed by the adapter's name."""
         before = _seed(namespace.salt) if parent is None else parent[:_DIGEST_BYTES]
@@ -154,10 +174,13 @@ class VllmHashing:
     lookahead = 0
 
     def block_digest(
-        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace
+        self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace, start: int
     ) -> bytes:
         """Returns the 32-byte digest of one full block."""
         keys = namespace.hashed_keys(first=parent is None)
+        items = namespace.item_keys(start, start + len(tokens))
+        if items:
+            keys = (*(keys or ()), *(("mm", name, str(offset)) for name, offset in items))
         return _digest((self.root if parent is None else parent, tuple(tokens), keys))
 
     def wire(self, digest: bytes) -> int:

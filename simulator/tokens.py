@@ -1,13 +1,19 @@
 """Turns prompts into token ids, with a model's own tokenizer and chat template."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+
+from simulator.hashing import PlacedItem
+
+# An image has this many tokens, or two, three or four times as many.
+_IMAGE_STEP, _IMAGE_SIZES = 256, 4
 
 Message = Mapping[str, Any]
 
@@ -36,6 +42,9 @@ class ModelTokens:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_exception
         environment.filters["tojson"] = _to_json
+        described = directory / "config.json"
+        settings = json.loads(described.read_bytes()) if described.is_file() else {}
+        self._image_token: int | None = settings.get("image_token_id")
         source = (template or directory / "chat_template.jinja").read_text()
         self._template = environment.from_string(source)
 
@@ -81,7 +90,7 @@ class ModelTokens:
         arguments = {
             **self._special_texts,
             **(template_arguments or {}),
-            "messages": [_with_plain_content(message) for message in messages],
+            "messages": [self._content(message) for message in messages],
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -91,6 +100,33 @@ class ModelTokens:
         except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def with_images(
+        self, messages: Sequence[Message], ids: Sequence[int]
+    ) -> tuple[list[int], tuple[PlacedItem, ...]]:
+        """Returns the ids of a conversation with those of its images, and where these are.
+
+        An image is known by the hash of its URL, which also says how many tokens it has.
+        """
+        urls = [url for message in messages for url in _images(message.get("content"))]
+        whole: list[int] = []
+        items: list[PlacedItem] = []
+        for token in ids:
+            if token != self._image_token or not urls:
+                whole.append(token)
+                continue
+            digest = hashlib.sha256(urls[len(items)].encode()).hexdigest()
+            count = _IMAGE_STEP * (1 + int(digest[:8], 16) % _IMAGE_SIZES)
+            items.append(PlacedItem(digest, len(whole), count))
+            whole += [token] * count
+        return whole, tuple(items)
+
+    def _content(self, message: Message) -> Message:
+        """Returns a message as the template takes it: in parts if the model sees images."""
+        content = message.get("content")
+        if self._image_token is None or not isinstance(content, list):
+            return _with_plain_content(message)
+        return {**message, "content": [_seen_part(part) for part in content]}
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Returns the text of an answer, without special tokens."""
@@ -125,6 +161,21 @@ def _text_part(part: object) -> str:
             return text
         case _:
             raise PromptError("this model takes text parts only")
+
+
+def _seen_part(part: object) -> Message:
+    match part:
+        case {"type": "image_url"}:
+            return {"type": "image"}
+    return {"type": "text", "text": _text_part(part)}
+
+
+def _images(content: object) -> Iterator[str]:
+    """Yields the URLs of a content's images."""
+    for part in content if isinstance(content, list) else ():
+        match part:
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                yield url
 
 
 def _raise_exception(message: str) -> NoReturn:

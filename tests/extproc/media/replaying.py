@@ -18,7 +18,7 @@ from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index import Index
-from kvstate.overlap import within
+from kvstate.overlap import Overlap, within
 
 HERE = Path(__file__).parent / "recorded"
 WORKER, MODEL = "w", "tiny"
@@ -32,12 +32,15 @@ def requests_in(file: Path) -> Iterator[dict[str, Any]]:
 
 
 class Replayed(NamedTuple):
-    """A request: its query, the certain tokens that were predicted, and those that were cached."""
+    """A request: its query, the certain tokens that were predicted, those that were cached, and
+    what was predicted with uncertain tokens.
+    """
 
     scenario: str
     query: Query
     predicted: int
     cached: int
+    possible: int
 
 
 class Replay:
@@ -64,19 +67,17 @@ class Replay:
         asked = Ask(head, json.dumps(body).encode())
         return asyncio.run(self._queries.make_query(asked, Course(time.monotonic)))
 
-    def predicted(self, query: Query) -> int:
-        """Returns how many tokens the worker certainly holds of the prompt of a query."""
+    def held(self, query: Query) -> Overlap:
+        """Returns what the worker holds of the prompt of a query."""
         (prompt,) = query.prompts
-        overlap = self.index.overlaps(prompt).get(WORKER)
-        if overlap is None:
-            return 0
+        overlap = self.index.overlaps(prompt).get(WORKER, Overlap(1))
         sure = prompt.sure_tokens
-        return (overlap if sure is None else within(overlap, sure)).certain_tokens
+        return overlap if sure is None else within(overlap, sure)
 
     def take(self, request: dict[str, Any]) -> Replayed | None:
         """Replays a request; returns None if the engine refused it."""
         query = self.query(request["body"])
-        predicted, learning = self.predicted(query), self.knowledge.learning
+        held, learning = self.held(query), self.knowledge.learning
         media = query.media
         prompt = None if media is None else media.prompt
         if media is not None and prompt is not None:
@@ -91,4 +92,5 @@ class Replay:
             if self._reads_usage:
                 learning.count(prompt, usage["prompt_tokens"])
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return Replayed(request["scenario"], query, predicted, cached)
+        certain, uncertain = held.certain_tokens, held.uncertain_tokens
+        return Replayed(request["scenario"], query, certain, cached, certain + uncertain)

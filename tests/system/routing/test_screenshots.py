@@ -1,0 +1,79 @@
+"""Screenshot conversations, as of agents that use a computer: an image in every turn."""
+
+import asyncio
+import base64
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.system.system import System, running
+from tests.waiting import until
+
+MODEL = Path(__file__).parents[2] / "extproc" / "media" / "recorded" / "qwen2vl"
+CONVERSATIONS, TURNS, WORKERS = 8, 20, 4
+SYSTEM = "You use a computer. Look at each screenshot, and say where to click next. " * 20
+
+SEEING = {
+    "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
+    "accounting": {"responses": "usage"},
+}
+
+
+class Turn(NamedTuple):
+    """One answered turn: who answered, and the prompt's tokens that were cached."""
+
+    worker: str
+    cached: int
+
+
+class Conversation:
+    """A conversation with a screenshot in every turn."""
+
+    def __init__(self, number: int) -> None:
+        self._rng = Random(number)
+        self._messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+        self.turns: list[Turn] = []
+
+    async def go_on(self, system: System) -> None:
+        """Sends the next turn, and keeps its answer."""
+        data = base64.b64encode(self._rng.randbytes(self._rng.randrange(3_000, 30_000))).decode()
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        text = {"type": "text", "text": f"What now? {self._rng.random()}"}
+        self._messages.append({"role": "user", "content": [text, image]})
+        body = {"model": "tiny", "messages": self._messages, "max_tokens": 16}
+        status, worker, answer = await system.send(body)
+        assert status == 200, answer
+        self._messages.append(answer["choices"][0]["message"])
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        self.turns.append(Turn(worker, cached))
+
+
+@pytest.mark.slow
+async def test_every_turn_reaches_its_worker_and_is_predicted() -> None:
+    chats = [Conversation(number) for number in range(CONVERSATIONS)]
+    async with running(
+        workers=WORKERS,
+        changes=SEEING,
+        model_dir=MODEL,
+        blocks=20_000,
+        max_model_len_tokens=40_000,
+    ) as system:
+        for _ in range(TURNS):
+            await asyncio.gather(*[chat.go_on(system) for chat in chats])
+            await until(lambda: system.in_flight(0), "no request in flight")
+        async with system.session.get(f"{system.admin}/decisions") as answer:
+            decisions = (await answer.json())["decisions"]
+        keyed = await system.metric(
+            'kvsteer_media_items_total{keyed="yes",kind="image",model="tiny"}'
+        )
+    predicted = sum(one["predicted_tokens"] for one in decisions)
+    cached = sum(turn.cached for chat in chats for turn in chat.turns)
+    pairs = [pair for chat in chats for pair in zip(chat.turns, chat.turns[1:], strict=False)]
+    reached = sum(before.worker == after.worker for before, after in pairs) / len(pairs)
+    print(f"turns that reach their worker {reached:.1%}, predicted {predicted / cached:.1%}")
+    assert len({chat.turns[0].worker for chat in chats}) > 1
+    assert reached >= 0.95
+    assert 0.95 <= predicted / cached <= 1.0
+    assert keyed > 0
