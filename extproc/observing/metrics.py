@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter as PlainCounter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from extproc.observing.outcomes import (
 from extproc.observing.report import Report
 from extproc.routing.decision import Decision
 from extproc.routing.load import Load
+from extproc.routing.query import Media
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -86,6 +88,23 @@ class Metrics(Collector):
             ["model", "outcome"],
             registry=self.registry,
         )
+        self._media_items = Counter(
+            "kvsteer_media_items",
+            "Media items of requests, by whether the prompt is keyed with them",
+            ["model", "kind", "keyed"],
+            registry=self.registry,
+        )
+        # how many media items are known, and the memory of their table
+        self.media_known: Callable[[], int] = int
+        self.media_bytes: Callable[[], int] = int
+        Gauge(
+            "kvsteer_media_known", "Media items whose identity is known", registry=self.registry
+        ).set_function(lambda: float(self.media_known()))
+        Gauge(
+            "kvsteer_media_bytes",
+            "Memory of the identities of media items, by estimate",
+            registry=self.registry,
+        ).set_function(lambda: float(self.media_bytes()))
         self._tokenizers_away = Gauge(
             "kvsteer_remote_tokenizers_away",
             "Workers that are not asked for tokens because they keep failing",
@@ -134,6 +153,16 @@ class Metrics(Collector):
         if trace.is_sampled:
             seconds = course.picked_at - course.started_at
             self._decisions.show(TracedValue(trace.trace_id, seconds, self._clock()))
+
+    def count_media(self, model: str | None, media: Media) -> None:
+        """Counts the media items of a request; keyed are those up to the first unknown one."""
+        keyed = {True: "yes", False: "no"}
+        is_keyed, counts = True, PlainCounter[tuple[str, str]]()
+        for item in media.items:
+            is_keyed = is_keyed and item.is_known
+            counts[item.kind, keyed[is_keyed]] += 1
+        for (kind, share), count in counts.items():
+            self._media_items.labels(model or "", kind, share).inc(count)
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts an ended request, if the proxy sent its response."""

@@ -7,6 +7,7 @@ from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
 from extproc.routing.load import Load
 from extproc.routing.policies import LOOK_AT_OVERLAP
+from extproc.routing.query import Media
 from kvstate.overlap import Tier
 
 
@@ -62,6 +63,31 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "why": reason_sentence(decision),
         "prefill": _prefill(decision),
         "source": None if decision.source is None else decision.source._asdict(),
+        "media": _media(decision.basis.media),
+    }
+
+
+# Of more media items, only the first are shown.
+SHOWN_ITEMS = 64
+
+
+def _media(media: Media | None) -> dict[str, Any] | None:
+    """Returns what is known of a request's media, None if it has none."""
+    if media is None:
+        return None
+    return {
+        "keyed": media.is_whole,
+        "count": len(media.items),
+        "known": sum([one.is_known for one in media.items]),
+        "items": [
+            {
+                "kind": one.kind,
+                "known": one.is_known,
+                "exact": one.is_exact,
+                "tokens": round(one.tokens),
+            }
+            for one in media.items[:SHOWN_ITEMS]
+        ],
     }
 
 

@@ -97,6 +97,8 @@ class Router:
         )
         workers.listen(media.learning)
         self._media_of: dict[Booking, MediaPrompt] = {}
+        metrics.media_known = media.identities.__len__
+        metrics.media_bytes = lambda: media.identities.size_bytes
         self._queries = Queries(
             self._models,
             self._tokens,
@@ -150,6 +152,8 @@ class Router:
         if self._traces is not None:
             course.trace = self._traces.record(decision, course)
         self._metrics.observe_decision(decision, course)
+        if decision.basis.media is not None:
+            self._metrics.count_media(decision.model, decision.basis.media)
         self._tell(decision, course)
         self._decisions.tell(decision, course.trace.trace_id)
         self._show(decision, query)

@@ -109,12 +109,19 @@ function computing({ prefill }) {
 
 const pulling = ({ source }) => (source ? ` It pulls ${plural(source.tokens, "token")} from ${named(source.endpoint)}.` : "");
 
+// How many of a request's images and the like are known, if it has any.
+function seen({ media }) {
+  if (!media) return "";
+  const known = media.known === media.count ? "all" : count(media.known);
+  return ` Of its ${plural(media.count, "media item")}, ${known} are known from the workers' events${media.keyed ? "" : ", so the prompt is keyed up to the first that is not"}.`;
+}
+
 // The answer to the question, as a sentence.
 export function sentence(told, subject) {
   const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.name), " because ");
-  where.append(because(told, first), others(told, first), computing(told), pulling(told));
+  where.append(because(told, first), others(told, first), computing(told), pulling(told), seen(told));
   if (told.steered === false) where.append(" It is not steered, so the proxy chooses.");
   if (told.served && told.served === first.endpoint) where.append(" It answered.");
   else if (told.served) where.append(told.steered === false ? " " : " But ", strong(named(told.served)), " answered.");

@@ -14,7 +14,7 @@ from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import decided_by, explanation, reason_sentence
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load, LoadSample
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.query import Media, MediaItem, Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -92,6 +92,23 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
         " cost 270",
         "prefill": None,
         "source": None,
+        "media": None,
+    }
+
+
+def test_explanation_names_the_items_that_are_known() -> None:
+    items = [MediaItem("image", True, True, 256.4), MediaItem("audio", False, False, 1000.0)]
+    made = decision()
+    media = Media(items, 2_000.0, is_whole=False, text_tokens=9)
+    made = structs.replace(made, basis=structs.replace(made.basis, media=media))
+    assert explanation(made, lambda _: "live")["media"] == {
+        "keyed": False,
+        "count": 2,
+        "known": 1,
+        "items": [
+            {"kind": "image", "known": True, "exact": True, "tokens": 256},
+            {"kind": "audio", "known": False, "exact": False, "tokens": 1_000},
+        ],
     }
 
 
