@@ -137,6 +137,7 @@ class SglangHashing:
         self, parent: bytes | None, tokens: Sequence[int], namespace: CacheNamespace, start: int
     ) -> bytes:
         """Returns the 32-byte digest of one full page, followed by the adapter's name."""
+        del start  # images are in the ids
         before = _seed(namespace.salt) if parent is None else parent[:_DIGEST_BYTES]
         words = list(chain.from_iterable(pairwise(tokens))) if self.bigrams else tokens
         digest = hashlib.sha256(before + struct.pack(f"<{len(words)}I", *words)).digest()

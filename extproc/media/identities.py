@@ -128,3 +128,8 @@ class Identities:
             found = self._known.pop(used, None)
             if found is not None:
                 self._known[used] = found
+
+    def items(self) -> list[tuple[bytes, Identity]]:
+        """Returns all items, the latest used last."""
+        self._reorder()
+        return list(self._known.items())

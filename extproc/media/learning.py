@@ -29,6 +29,10 @@ MAX_MATCHES = 64
 MAX_KEPT_TOKENS = 4 * 1024 * 1024
 
 
+def _report_to_nobody(_: bytes, __: Identity) -> None:
+    pass
+
+
 class Waiting:
     """A request that waits for what its worker stores.
 
@@ -62,9 +66,13 @@ class Waiting:
 
 
 class MediaLearning:
-    """Learns items for one router. monotonic: returns seconds."""
+    """Learns items for one router.
+
+    monotonic: returns seconds. report: is called with what is learned, by its key.
+    """
 
     def __init__(self, identities: Identities, monotonic: Callable[[], float]) -> None:
+        self.report: Callable[[bytes, Identity], None] = _report_to_nobody
         self._identities = identities
         self._monotonic = monotonic
         self._waiting: dict[str, list[Waiting]] = {}
@@ -199,8 +207,12 @@ class MediaLearning:
         if one.learned.get(number) == made:
             return False
         one.learned[number] = made
-        self._identities.put(one.prompt.keys[number], made)
+        self._put(one.prompt.keys[number], made)
         return True
+
+    def _put(self, key: bytes, made: Identity) -> None:
+        self._identities.put(key, made)
+        self.report(key, made)
 
     def _unlearn(self, one: Waiting) -> None:
         for key in one.prompt.keys:
@@ -263,7 +275,7 @@ class MediaLearning:
         tokens.extend([token] * (left - len(closing)) + closing)
         made = Identity.of(identity.identifier, tokens, identity.lead, is_whole=True)
         if made is not None:
-            self._identities.put(key, made)
+            self._put(key, made)
 
 
 def _is_sole(chain: int, key: bytes, name: object, waiting: Sequence[Waiting]) -> bool:

@@ -282,7 +282,15 @@ def _sharing(
     if config.sharing is None or telling is None:
         return None
     fleet, placing = workers.candidates, router.placing
-    return Sharing(config.sharing, telling, fleet, placing.claims, placing.homes, time.monotonic)
+    return Sharing(
+        config.sharing,
+        telling,
+        fleet,
+        placing.claims,
+        placing.homes,
+        time.monotonic,
+        router.media,
+    )
 
 
 def _show(made: Running) -> None:

@@ -20,6 +20,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 import xxhash
 
+from extproc.media.identities import MAX_IDENTIFIER_LETTERS, MAX_RUNS, MAX_TOKENS
+from extproc.requests.media import DIGEST_BYTES
 from extproc.requests.outline import MOST_DIGESTS
 from extproc.routing.marks import LAST_TOKENS, LENGTHS, Marks
 from kvstate.errors import KVSteerError
@@ -37,6 +39,7 @@ MAX_CLAIMS = 40
 MAX_MARKS = 1_024
 MAX_OVER = 512
 MAX_CHALLENGES = 64
+MAX_ITEMS = 64
 MAX_HOMES = 64
 MAX_HOME_KEYS = 512
 
@@ -71,6 +74,20 @@ _Follows = Annotated[bytes, msgspec.Meta(max_length=_KEY_BYTES)]
 
 # The oldest home that is told, in seconds: what an age has room for.
 _OLDEST_SECONDS = 2**32 - 1
+
+
+# Of media items: engines' names of them are hashes of 64 letters, or names that callers gave.
+_ItemKey = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+_Identifier = (
+    Annotated[str, msgspec.Meta(max_length=MAX_IDENTIFIER_LETTERS)]
+    | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+)
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_TokenCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+_Runs = Annotated[
+    tuple[tuple[_Token, _TokenCount], ...], msgspec.Meta(min_length=1, max_length=MAX_RUNS)
+]
+_Lead = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class MessageError(KVSteerError):
@@ -265,6 +282,23 @@ def known_news(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeN
     return HomeNews(worker, packed(keys), HomeKind.KNOWN, ages=told)
 
 
+class ItemNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a media item is to engines; see `extproc.media.identities.Identity`.
+
+    key: of its model, adapter, processor arguments and digest.
+    """
+
+    key: _ItemKey
+    identifier: _Identifier | None
+    runs: _Runs
+    lead: _Lead = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it has as many tokens as an item may have, and its lead is within them."""
+        return self.lead < sum([count for _, count in self.runs]) <= MAX_TOKENS
+
+
 class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Asks a router to prove that it runs now: to send a number back.
 
@@ -286,7 +320,8 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     if another router asked. ended, withdrawn: the numbers of claims that ended or were withdrawn.
     challenges: to routers whose messages do not count for the sender yet. answers: the numbers of
     challenges to the sender. outlines: claims of prompts without known tokens. homes: where
-    conversations belong, in the order in which it became so. Older routers skip these two.
+    conversations belong, in the order in which it became so. items: what media items are. Older
+    routers skip these three.
     """
 
     origin: _Name
@@ -303,6 +338,7 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     answers: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_CHALLENGES)] = ()
     outlines: Annotated[tuple[OutlineNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
     homes: Annotated[tuple[HomeNews, ...], msgspec.Meta(max_length=MAX_HOMES)] = ()
+    items: Annotated[tuple[ItemNews, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -349,6 +385,7 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
     if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
         raise MessageError("malformed")
     is_sound = all(one.is_sound for one in news.outlines)
+    is_sound = is_sound and all(one.is_sound for one in news.items)
     if not (is_sound and all(one.is_sound for one in news.homes)):
         raise MessageError("malformed")
     return news

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
 
+from extproc.media.identities import Identities
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
+from extproc.sharing.item_reports import learn_items
 from extproc.sharing.messages import (
     MAX_HOME_KEYS,
     MAX_MARKS,
@@ -131,7 +133,8 @@ class Picture:
     telling: makes this router's messages; it sends challenges and answers. loads, sent, homes: the
     records into which messages are merged. places: returns the workers. forget_seconds: for how
     long a router may be silent, and its messages may be held back. draw: returns a random number of
-    63 bits. counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
+    63 bits. identities: the media items that are known here, None if none is learned from others.
+    counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
     figures, claims and homes for workers that are not known here. excess_claims: claims and homes
     of routers that sent too many.
     """
@@ -145,8 +148,10 @@ class Picture:
         places: Places,
         forget_seconds: float,
         draw: Callable[[], int],
+        identities: Identities | None = None,
     ) -> None:
         self._telling = telling
+        self._identities = identities
         self._loads = loads
         self._claims = sent
         self._homes = homes
@@ -288,6 +293,8 @@ class Picture:
             self._claim(other, news, places, now)
         if news.homes:
             self._settle(other, news.homes, now)
+        if self._identities is not None:
+            learn_items(self._identities, news.items)
         claims = other.claims
         for number in news.ended:
             if (known := claims.pop(number, None)) is not None:

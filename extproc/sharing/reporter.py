@@ -12,6 +12,7 @@ from itertools import islice
 from extproc.routing.claim_table import Claim
 from extproc.routing.load import Loads
 from extproc.sharing.home_reports import HomeReports, some_of
+from extproc.sharing.item_reports import ItemReports
 from extproc.sharing.messages import (
     MAX_CHALLENGES,
     MAX_CLAIMS,
@@ -61,7 +62,7 @@ class Reporter:
 
     origin: its name. incarnation: higher than that of any earlier router with this name.
     silent_seconds: after this time without news, it sends a sign of life.
-    touched: endpoints whose requests changed.
+    touched: endpoints whose requests changed. items: the media items to be told of.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Reporter:
         self._ended: deque[int] = deque(maxlen=MAX_WAITING)
         self._withdrawn: deque[int] = deque(maxlen=MAX_WAITING)
         self._homes = HomeReports()
+        self.items = ItemReports()
         self._ids: dict[str, int] = {}
         self._reported_at = self._whole_at = self._answered_at = -WHOLE_SECONDS
         self._says_hello = True
@@ -178,8 +180,9 @@ class Reporter:
         homes = self._homes.take()
         if is_answer:  # behind what is known: the later news counts
             homes.extendleft(reversed(known(now)))
+            self.items.answer()
         is_silent = now - self._reported_at >= self._silent_seconds
-        has_news = endpoints or claims or homes or self._ended or self._withdrawn
+        has_news = endpoints or claims or homes or self.items or self._ended or self._withdrawn
         is_met = self._challenges or self._answers
         if not (has_news or is_met or self._says_hello or is_silent):
             return []
@@ -219,8 +222,10 @@ class Reporter:
             over_now = 0 if begun else MAX_OVER
             some_ended = tuple(islice(ended, over_now))
             some_withdrawn = tuple(islice(withdrawn, over_now))
+            # not beside claims, whose marks may fill a message
+            some_items = () if some_begun or some_homes else self.items.take()
             some = some_workers or some_begun or some_homes or some_ended or some_withdrawn
-            if not (is_first or some):
+            if not (is_first or some or some_items):
                 return
             self._sequence += 1
             told += MAX_WORKERS
@@ -240,6 +245,7 @@ class Reporter:
                 answers,
                 tuple([one for one in some_begun if isinstance(one, OutlineNews)]),
                 some_homes,
+                some_items,
             )
             yield encoded(news, self.keys)
             self._says_hello, is_first = False, False

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from extproc.config.sections import SharingSettings as Options
+from extproc.media.knowledge import MediaKnowledge
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
@@ -141,7 +142,8 @@ class Sharing:
     """One router's part in sharing.
 
     telling: makes the messages about its own requests. sent, homes: the claims, and the homes of
-    conversations, of all routers. monotonic: the clock of the workers' loads, in seconds.
+    conversations, of all routers. monotonic: the clock of the workers' loads, in seconds. media:
+    what is known of media items, None if that is not shared.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Sharing:
         sent: ClaimTable,
         homes: Homes,
         monotonic: Callable[[], float],
+        media: MediaKnowledge | None = None,
     ) -> None:
         self._options = options
         self._telling = telling
@@ -161,8 +164,18 @@ class Sharing:
         self._seconds = options.tick_ms / 1000
         self._forget_seconds = FORGET_TICKS * self._seconds + FORGET_SECONDS
         self.picture = Picture(
-            telling, fleet.loads, sent, homes, self._places, self._forget_seconds, _random_number
+            telling,
+            fleet.loads,
+            sent,
+            homes,
+            self._places,
+            self._forget_seconds,
+            _random_number,
+            None if media is None else media.identities,
         )
+        if media is not None:
+            media.learning.report = telling.items.note
+            telling.items.known = media.identities.items
         down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
         self._transport = transport_of(options, self.hear, telling.hello, down_seconds)
         self._known_change: asyncio.Event | None = None

@@ -5,6 +5,7 @@ from random import Random
 
 import msgspec
 
+from extproc.media.identities import Identities
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, Load, Loads
@@ -52,6 +53,7 @@ class Router:
             worker_id(keys, worker): Place(worker, self.holdings[worker]) for worker in workers
         }
         chance = Random(name)
+        self.identities = Identities()
         self.picture = Picture(
             self.telling,
             self.loads,
@@ -60,7 +62,9 @@ class Router:
             self.places,
             FORGET_SECONDS,
             lambda: chance.getrandbits(63),
+            self.identities,
         )
+        self.telling.items.known = self.identities.items
 
     def places(self) -> Mapping[int, Place]:
         return self._places
