@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agents_side import AGENT_GOAL, keyed_agents
 from measure import Goal, Row, or_reason
 from peer_tokenizers import version
 from rows import arguments, run
@@ -18,6 +19,7 @@ SECTIONS: Mapping[str, Callable[[Path, int], list[Row]]] = {
     "first_sight": first_sight,
     "known": known,
     "agents": agents,
+    "keyed_agents": keyed_agents,
 }
 
 # Those that tokenize nothing.
@@ -27,6 +29,7 @@ WITHOUT_VOCABULARY = ("agents",)
 GOALS: Mapping[str, tuple[str, Goal]] = {
     "first_sight": ("first sight, body to pick", FIRST_SIGHT_GOAL),
     "known": ("next turn, body to pick", NEXT_TURN_GOAL),
+    "keyed_agents": ("first sight of an agent, body to pick", AGENT_GOAL),
 }
 
 METHOD = """\
@@ -38,8 +41,11 @@ the same words; a contestant takes one more before the clock starts, as a router
 Body to pick: JSON, chat template, ids, overlap with 8 workers, decision. The reference gets the
 prompt text. A next turn adds an answer of 2,400 characters and a question of 400.
 "ours" uses fastokens, "ours on tokenizers" does not.
-An agent's request cannot be keyed: its JSON becomes an outline of what it says, with the marks by
-which a later turn is found. The reference decodes the same JSON.
+The JSON of an agent's request that cannot be keyed becomes an outline of what it says, with the
+marks by which a later turn is found. The reference decodes the same JSON.
+One that can be keyed goes from body to pick by each API that agents use: a system of 12 KB, 20
+tools, and turns that think, call a tool and get its result. The reference is the same conversation
+as a chat completion, which takes the same path.
 """
 
 FULL_ROUNDS, QUICK_ROUNDS, SMOKE_ROUNDS = 25, 7, 1

@@ -17,6 +17,7 @@ from prose import KIB, Prose, body, rendered
 from workload import BLOCK_SIZE, Piece, message, stored
 
 from extproc.config.schema import Model
+from extproc.requests.dialect import NEWEST, Dialect
 from extproc.requests.outline import outline_of
 from extproc.requests.request import CHAT_PATH, Text, parse
 from extproc.routing.claim_table import ClaimTable
@@ -35,11 +36,16 @@ LONG_CHAT = 128 * KIB
 AGENT_BYTES = 100 * KIB
 AGENTS = 8
 
+
+def _newest(_: str | None) -> Dialect:
+    return NEWEST
+
+
 FIRST_SIGHT_GOAL = Goal(1.5, "<= 1.5x")
 NEXT_TURN_GOAL = Goal(0.01, "<= 1 %")
 
 
-class Ours:
+class KeyedPath:
     """KVSteer's path from body to pick. is_fast: with fastokens; otherwise `tokenizers`."""
 
     def __init__(self, directory: Path, *, is_fast: bool) -> None:
@@ -57,31 +63,38 @@ class Ours:
         return self._tokenizer.encode(Text(text, add_special_tokens=False))
 
     def pick(self, request: bytes) -> int:
-        """Runs from body to pick; returns the number of tokens of the prompt."""
-        (prompt,) = parse(CHAT_PATH, request).prompts
-        return self._core.pick(self._tokenizer.encode(prompt)).basis.prompt_tokens
+        """Runs from a chat's body to pick; returns the number of tokens of the prompt."""
+        return self.pick_by(CHAT_PATH, request)
 
-    def store(self, text: str) -> None:
-        """Stores this prompt on a worker."""
-        ids = self.encode(text)
+    def pick_by(self, path: str, request: bytes) -> int:
+        """Does the same for a request to any path, for workers of the newest release."""
+        return self._core.pick(self.ids_of(path, request)).basis.prompt_tokens
+
+    def ids_of(self, path: str, request: bytes) -> "array[int]":
+        """Returns the ids of a request's prompt."""
+        (prompt,) = parse(path, request, _newest).prompts
+        return self._tokenizer.encode(prompt)
+
+    def store(self, ids: "array[int]") -> None:
+        """Stores a prompt with these ids on a worker."""
         blocks = len(ids) // BLOCK_SIZE
+        text = ids.tobytes()
         piece = Piece([hash((text, number)) & (1 << 63) - 1 for number in range(blocks)], ids)
         self._core.apply(1, message([stored(piece)]))
 
 
 def texts(directory: Path, rounds: int) -> list[Row]:
     """Returns the rows of new texts, timed from text to ids."""
-    prose, ours = Prose(1), _ours(directory)
+    prose, ours = Prose(1), paths_of(directory)
     peers = {name: or_reason(partial(make, directory)) for name, make in PEERS.items()}
     _compare(ours, peers, prose)
     rows = []
     for kilobytes, count in SIZES.items():
-        batches = _batches(partial(prose.text, kilobytes * KIB), rounds, count)
+        batches = batches_of(partial(prose.text, kilobytes * KIB), rounds, count)
         calls: dict[str, Callable[[str], object]] = {one.name: one.encode for one in ours}
         calls |= {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
-        figures = _figures(
-            rounds, {name: _each(call, batches) for name, call in calls.items()}, count
-        )
+        contestants = {name: round_of(call, batches) for name, call in calls.items()}
+        figures: dict[str, Result] = {**figures_of(rounds, contestants, count)}
         figures |= {name: peer for name, peer in peers.items() if isinstance(peer, str)}
         for one in ours:
             rows += [
@@ -100,17 +113,17 @@ def first_sight(directory: Path, rounds: int) -> list[Row]:
 
     The reference is fastokens alone, on the prompt text.
     """
-    prose, ours = Prose(2), _ours(directory)
+    prose, ours = Prose(2), paths_of(directory)
     reference = or_reason(partial(PEERS["fastokens"], directory))
     rows = []
     for kilobytes, count in SIZES.items():
-        chats = _batches(partial(prose.turns, kilobytes * KIB), rounds, count)
+        chats = batches_of(partial(prose.turns, kilobytes * KIB), rounds, count)
         bodies = [[body(chat) for chat in batch] for batch in chats]
-        contestants = {one.name: _each(one.pick, bodies) for one in ours}
+        contestants = {one.name: round_of(one.pick, bodies) for one in ours}
         if not isinstance(reference, str):
             prompts = [[rendered(chat) for chat in batch] for batch in chats]
-            contestants["reference"] = _each(reference, prompts)
-        figures: dict[str, Result] = _figures(rounds, contestants, count)
+            contestants["reference"] = round_of(reference, prompts)
+        figures: dict[str, Result] = {**figures_of(rounds, contestants, count)}
         for one in ours:
             goal = FIRST_SIGHT_GOAL if kilobytes >= 32 and one.name == "ours" else None
             what = f"first sight, body to pick, {kilobytes} KB, {one.name} / fastokens alone (us)"
@@ -124,22 +137,22 @@ def known(directory: Path, rounds: int) -> list[Row]:
 
     The reference is `tokenizers` on the whole text.
     """
-    prose, ours = Prose(3), _ours(directory)
+    prose, ours = Prose(3), paths_of(directory)
     engine = PEERS["tokenizers"](directory)
     rows = []
     for kilobytes, count in SIZES.items():
-        chats = _batches(partial(prose.turns, kilobytes * KIB), rounds, count)
+        chats = batches_of(partial(prose.turns, kilobytes * KIB), rounds, count)
         longer = [[[*chat, prose.answer(), prose.question()] for chat in batch] for batch in chats]
         for batch in chats:
             for chat, one in ((chat, one) for chat in batch for one in ours):
                 one.pick(body(chat))
-                one.store(rendered(chat))
+                one.store(one.encode(rendered(chat)))
         again = [[body(chat) for chat in batch] for batch in longer]
         whole = [[rendered(chat) for chat in batch] for batch in longer]
         for what in ("next turn", "repeated"):
-            contestants = {one.name: _each(one.pick, again) for one in ours}
-            contestants["reference"] = _each(engine, whole)
-            figures = _figures(rounds, contestants, count)
+            contestants = {one.name: round_of(one.pick, again) for one in ours}
+            contestants["reference"] = round_of(engine, whole)
+            figures = figures_of(rounds, contestants, count)
             for one in ours:
                 is_goal = kilobytes * KIB == LONG_CHAT and what == "next turn"
                 goal = NEXT_TURN_GOAL if is_goal else None
@@ -161,22 +174,24 @@ def agents(_: Path, rounds: int) -> list[Row]:
     def decoded(request: bytes) -> int:
         return len(msgspec.json.decode(request))
 
-    chats = _batches(partial(prose.turns, AGENT_BYTES), rounds, AGENTS)
+    chats = batches_of(partial(prose.turns, AGENT_BYTES), rounds, AGENTS)
     bodies = [[body(chat) for chat in batch] for batch in chats]
-    contestants = {"ours": _each(marks, bodies), "reference": _each(decoded, bodies)}
-    figures = _figures(rounds, contestants, AGENTS)
+    contestants = {"ours": round_of(marks, bodies), "reference": round_of(decoded, bodies)}
+    figures = figures_of(rounds, contestants, AGENTS)
     what = f"agent's request, body to marks, {AGENT_BYTES // KIB} KB / JSON decoded (us)"
     return [Row(what, figures["ours"], figures["reference"])]
 
 
-def _ours(directory: Path) -> list[Ours]:
+def paths_of(directory: Path) -> list[KeyedPath]:
+    """Returns the path with each library that is installed."""
     is_there = not isinstance(or_reason(partial(PEERS["fastokens"], directory)), str)
     return [
-        Ours(directory, is_fast=is_fast) for is_fast in ((True, False) if is_there else (False,))
+        KeyedPath(directory, is_fast=is_fast)
+        for is_fast in ((True, False) if is_there else (False,))
     ]
 
 
-def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose) -> None:
+def _compare(ours: Sequence[KeyedPath], peers: dict[str, Encode | str], prose: Prose) -> None:
     """Checks that all give the same ids."""
     engine = peers["tokenizers"]
     assert not isinstance(engine, str)
@@ -189,12 +204,12 @@ def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose)
             assert isinstance(peer, str) or ids_of(peer(text)) == expected, name
 
 
-def _batches(make: Callable[[], Made], rounds: int, count: int) -> list[list[Made]]:
+def batches_of(make: Callable[[], Made], rounds: int, count: int) -> list[list[Made]]:
     """Returns this many prompts, and one to warm up, for every round and a round to warm up."""
     return [[make() for _ in range(count + 1)] for _ in range(rounds + 1)]
 
 
-def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]]) -> Round:
+def round_of(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]]) -> Round:
     """Returns a round over the next batch, whose first prompt warms up the caches."""
     coming = iter(batches)
 
@@ -213,7 +228,7 @@ def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]])
     return one_round
 
 
-def _figures(rounds: int, contestants: dict[str, Round], count: int) -> dict[str, Result]:
+def figures_of(rounds: int, contestants: dict[str, Round], count: int) -> dict[str, Figure]:
     """Returns microseconds per prompt."""
     each = MICROSECONDS / count
     costs = interleave(rounds, contestants)

@@ -79,8 +79,9 @@ def messages_of(
         return messages, False, 0
     refuse_costly(b"\n".join(_arguments(messages)))
     parsed = [_message(message, orders_calls) for message in messages]
-    forms = BILLING if any(map(has_billing_line, parsed)) else 0
-    return parsed, any(map(has_media, parsed)), forms
+    has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
+    in_lists = [one for one in parsed if type(one["content"]) is list]
+    return parsed, any(map(has_media, in_lists)), BILLING if has_billing else 0
 
 
 def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
@@ -88,9 +89,10 @@ def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
     for message in messages:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
-            match call:
-                case {"function": {"arguments": str(arguments)}}:
-                    yield arguments.encode("utf-8", "surrogatepass")
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments.encode("utf-8", "surrogatepass")
 
 
 def media_parts_of(messages: Sequence[Any]) -> tuple[MediaPart, ...]:
@@ -132,15 +134,19 @@ def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
 
 def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
     """Returns the fields that only a model's own turn has: its reasoning and its tool calls."""
-    keys = ("reasoning", "reasoning_content")
-    turn = {key: message[key] for key in keys if message.get(key) is not None}
+    turn: dict[str, Any] = {}
+    if message.get("reasoning") is not None:
+        turn["reasoning"] = message["reasoning"]
+    if message.get("reasoning_content") is not None:
+        turn["reasoning_content"] = message["reasoning_content"]
     calls = message.get("tool_calls")
     if not calls:
         return turn
     if not isinstance(calls, list):
         raise RequestError("bad_request")
     parsed = map(_call, calls)
-    return {**turn, "tool_calls": [_ordered(call) if orders_calls else call for call in parsed]}
+    turn["tool_calls"] = [_ordered(call) if orders_calls else call for call in parsed]
+    return turn
 
 
 def _content(content: object) -> str | list[dict[str, Any]] | None:

@@ -145,16 +145,14 @@ def _of_user(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _of_assistant(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": "assistant"}
     parts: list[dict[str, Any]] = []
-    for block in blocks:
-        match block:
-            case {"type": "thinking", "thinking": str(thought)}:
-                turn["reasoning"] = turn.get("reasoning", "") + thought
-            case {"type": "redacted_thinking"}:
-                pass  # opaque, and left out
-            case {"type": "tool_use"}:
-                turn.setdefault("tool_calls", []).append(_call(block))
-            case _:
-                parts += _parts(block)
+    for block in blocks:  # no match: its patterns of objects take a microsecond each
+        kind, thought = block.get("type"), block.get("thinking")
+        if kind == "thinking" and isinstance(thought, str):
+            turn["reasoning"] = turn.get("reasoning", "") + thought
+        elif kind == "tool_use":
+            turn.setdefault("tool_calls", []).append(_call(block))
+        elif kind != "redacted_thinking":  # that is opaque, and left out
+            parts += _parts(block)
     return {**turn, "content": _joined(parts)} if parts else turn
 
 
@@ -173,7 +171,7 @@ def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:
-    call_id, name, arguments = (block.get(key) for key in ("id", "name", "input"))
+    call_id, name, arguments = block.get("id"), block.get("name"), block.get("input")
     if not call_id or not isinstance(name, str) or not isinstance(arguments, dict | None):
         raise RequestError("bad_request")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -187,12 +187,14 @@ class _Turns:
         if item.get("status") in ("in_progress", "incomplete"):
             raise RequestError("unsupported_continuation")
         kind = item.get("type", "message")
-        if kind in ("function_call_output", "custom_tool_call_output"):
-            self._result(item, is_custom=kind != "function_call_output")
+        if kind == "function_call_output":
+            self._result(item, is_custom=False)
         elif kind == "function_call":
             self._call(_name_of(item), item.get("call_id"), item.get("arguments"))
             if item.get("namespace"):
                 self._differs()
+        elif kind == "custom_tool_call_output":
+            self._result(item, is_custom=True)
         elif kind == "custom_tool_call":
             self._custom_call(item)
         elif kind == "reasoning":
@@ -272,9 +274,10 @@ class _Turns:
 
     def _open_turn(self) -> dict[str, Any] | None:
         """Returns the model's turn that the next item of it joins; None if that begins one."""
-        if not self._is_open or not self._differs().merges_turns:
+        turn = self.messages[-1] if self.messages else None
+        if turn is None or turn["role"] != "assistant" or not self._differs().merges_turns:
             return None
-        return self.messages[-1]
+        return turn
 
     def _first_text(self, content: object) -> str:
         """Returns the text of a turn's first part; releases differ on the others."""
@@ -293,12 +296,12 @@ def _name_of(item: dict[str, Any]) -> object:
 
 def _reasoning_text(item: dict[str, Any]) -> str:
     """Returns the text of a reasoning item: of its content, else of its summary."""
-    for part in (item.get("content"), item.get("summary")):
-        match part:
-            case [{"text": str(text)}, *_]:
-                return text
-            case None | []:
-                pass
-            case _:
-                raise RequestError("unsupported_items")
+    for parts in (item.get("content"), item.get("summary")):
+        if parts is None or parts == []:
+            continue
+        first = parts[0] if isinstance(parts, list) else None
+        text = first.get("text") if isinstance(first, dict) else None
+        if not isinstance(text, str):
+            raise RequestError("unsupported_items")
+        return text
     return ""
