@@ -46,6 +46,7 @@ INDEX = "index.html"
 _PATHS = (
     "/workers",
     "/models",
+    "/apis",
     "/explain",
     "/events",
     "/decisions",
@@ -132,7 +133,7 @@ def fleet_routes(
     policy_header: str | None = None,
     session_headers: Sequence[str] = (),
 ) -> list[web.RouteDef]:
-    """Returns GET /workers, GET /models, POST /explain, GET and POST /events.
+    """Returns GET /workers, GET /models, GET /apis, POST /explain, GET and POST /events.
 
     policy_header: the request header that may name a policy, None if none may. session_headers:
     those that may name a session. All are in lower case.
@@ -144,6 +145,9 @@ def fleet_routes(
     async def get_models(_: web.Request) -> web.Response:
         shown = workers.verifying.models_as_json()
         return web.json_response([{**one, "hung": router.is_hung(one["model"])} for one in shown])
+
+    async def get_apis(_: web.Request) -> web.Response:
+        return answered(router.keyed_by_api())
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = await _envelope_of(await request.read())
@@ -174,6 +178,7 @@ def fleet_routes(
     return [
         web.get("/workers", get_workers),
         web.get("/models", get_models),
+        web.get("/apis", get_apis),
         web.post("/explain", post_explain),
         web.get("/events", get_events),
         web.post("/events", post_events),

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from extproc.routing.belonging import RESPONSE, SESSION
+from extproc.routing.explain import POLICY, SPREAD, TEXTS
+
 Row = Sequence[str]
 
 
@@ -96,8 +99,21 @@ def _reason_sentence(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     }
     if reason.startswith("policy_"):
         return f"the policy {reason.removeprefix('policy_')} chose it, and it ignores caches"
-    unknown = f"load alone decided, since the prompt's tokens are not known ({reason})"
-    return words.get(reason, unknown)
+    return words.get(reason) or f"{_decided(told, first)}; the tokens are not known ({reason})"
+
+
+def _decided(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Returns what decided on a request without known tokens."""
+    whole = max(1, told["weighed_tokens"])
+    share = min(1.0, first["approximate_tokens"] / whole)
+    words = {
+        TEXTS: f"the record of texts decided: {share:.0%} of it was sent there",
+        SESSION: "requests of its session prefer it",
+        RESPONSE: "it keeps the response that the request continues",
+        SPREAD: "it has fewer conversations than the worker with most of the text",
+        POLICY: "the policy decided",
+    }
+    return words.get(told["decided_by"], "load alone decided")
 
 
 def _other_workers(told: Mapping[str, Any]) -> str:
@@ -119,6 +135,8 @@ def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
         notes.append(f"not possible: {one['excluded']}")
     elif not one["sampled"]:
         notes.append("not compared: not in the random sample")
+    crowding = 0.0 if terms is None else terms["conversations"]
+    notes += [f"{crowding:.0f} more for the conversations there"] if crowding else []
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
     notes += [f"{tokens} {kind}" for kind, tokens in kinds.items() if tokens]
     numbers = ["-"] * 4

@@ -17,8 +17,6 @@ from extproc.base.errors import StartError
 from extproc.commands.admin_client import ask
 from extproc.commands.terminal import Row, cut, plain, table
 from extproc.config.sections import ALL_PERCENT
-from extproc.routing.belonging import RESPONSE, SESSION
-from extproc.routing.explain import TEXTS
 
 # On terminals of fewer than NARROW columns, the least important fields are left out; from WIDE on,
 # decisions have explanations, and workers their addresses.
@@ -52,6 +50,9 @@ HELD     prompt tokens that the picked worker certainly held; with ~ by the
 REASON   overlap: it holds the prefix of the prompt; nothing_cached: nobody
          does, so the least busy one was picked; texts: its tokens are not
          known, so texts were compared; docs/metrics.md has the others
+
+The second line has the share of requests of the last 15 minutes whose tokens
+are known, by API, and the most frequent reason why others' are not
 
 q        quits, as Ctrl-C does
 ?        shows this, and then the fleet again
@@ -129,9 +130,9 @@ def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
 
 
 def _fetch_screen(admin: str, size: tuple[int, int]) -> list[str]:
-    paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history")
+    paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history", "/apis")
     told = [ask("top", admin, path) for path in paths]
-    decisions, events, workers, routers, steering, history = told
+    decisions, events, workers, routers, steering, history, apis = told
     try:
         shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
         lines = screen(
@@ -141,6 +142,7 @@ def _fetch_screen(admin: str, size: tuple[int, int]) -> list[str]:
             events_enabled=events["enabled"],
             routers=routers,
             history=history,
+            apis=apis,
         )
         return [lines[0], *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
@@ -155,18 +157,20 @@ def screen(
     events_enabled: bool,
     routers: Mapping[str, Any] | None = None,
     history: Mapping[str, Any] | None = None,
+    apis: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Returns the lines to show.
 
     workers, decisions: the answers of GET /workers and GET /decisions, the oldest decision first.
     size: columns and lines of the terminal; 0 lines for no limit. routers: the answer of GET
-    /routers, None if nothing is shared. history: the answer of GET /history.
+    /routers, None if nothing is shared. history: the answer of GET /history. apis: that of GET
+    /apis.
     """
     columns, lines = max(size[0], LEAST), size[1]
     summary = _summary(workers, events_enabled=events_enabled)
     if history is not None:
         summary += f"; {_rate(history['fleet'])} of prompt tokens cached"
-    head = [summary, *_routers(routers), ""]
+    head = [summary, *_keyed(apis), *_routers(routers), ""]
     fleet = _workers(workers, columns, {} if history is None else history["workers"])
     room = max(len(decisions), 1)
     if lines:
@@ -187,6 +191,16 @@ def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> s
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
     return f"{count}: {told or 'none'}; {in_flight} in flight{switched}"
+
+
+def _keyed(apis: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line about the APIs by which prompts come; none if there was no request."""
+    told = []
+    for one in apis:
+        share = f"{one['api']} {one['keyed'] / one['requests']:.0%}"
+        first = next(iter(one["reasons"]), "")
+        told.append(f"{share} ({plain(first)})" if first else share)
+    return [f"tokens known: {', '.join(told)}"] if told else []
 
 
 def _routers(told: Mapping[str, Any] | None) -> list[str]:
@@ -288,7 +302,7 @@ def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str
 def _reason(told: Mapping[str, Any]) -> str:
     """Returns what decided, for a request without known tokens with why they are not known."""
     reason, by = plain(told["reason"]), plain(told["decided_by"])
-    return f"{by}: {reason}" if by in (TEXTS, SESSION, RESPONSE) else reason
+    return reason if told["prompt_tokens"] or not by else f"{by}: {reason}"
 
 
 def _decision(told: Mapping[str, Any], columns: int) -> Row:
@@ -303,10 +317,10 @@ def _decision(told: Mapping[str, Any], columns: int) -> Row:
         answered = told["served"] == first
         worker += ", answered" if answered else f", {plain(told['served'])} answered"
     held, whole = told["predicted_tokens"], told["weighed_tokens"]
-    is_by_texts = told["decided_by"] == TEXTS
-    if is_by_texts:
+    is_known = bool(told["prompt_tokens"])
+    if not is_known:
         held = told["approximate_tokens"]
-    about = "~" if is_by_texts else ""
+    about = "" if is_known else "~"
     rate = f"{about}{min(1.0, held / whole):.0%}" if whole else "-"
     # the earlier columns already show this part
     why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")

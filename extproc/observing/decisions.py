@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, TracedValue, histogram_family
+from extproc.observing.keyed import KeyedCounts
 from extproc.routing.decision import Decision
 
 # In chronological order.
@@ -33,14 +34,16 @@ class Course:
     """When each phase of a request's decision ended, in seconds of a monotonic clock.
 
     traceparent: the trace that the request belongs to, as the proxy or the client wrote it, "" if
-    none. A phase that did not happen has 0.0: a request without a prompt is not parsed, and nothing
-    is looked up for it. trace: the request's trace, if it is traced.
+    none. path: the request's, "" if the proxy sent none. A phase that did not happen has 0.0: a
+    request without a prompt is not parsed, and nothing is looked up for it. trace: the request's
+    trace, if it is traced.
     """
 
     __slots__ = (
         "_clock",
         "looked_at",
         "parsed_at",
+        "path",
         "picked_at",
         "started_at",
         "tokenized_at",
@@ -51,6 +54,7 @@ class Course:
     def __init__(self, clock: Callable[[], float], traceparent: str = "") -> None:
         self._clock = clock
         self.traceparent = traceparent
+        self.path = ""
         self.trace = NO_TRACE
         self.parsed_at = self.tokenized_at = self.looked_at = self.picked_at = 0.0
         self.started_at = clock()
@@ -146,6 +150,10 @@ MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 BATCH = 512
 
 
+# Model, reason, tokens of the prompt and certain ones, path, and the times of a course.
+_Noted = tuple[str | None, str, int, int, str, float, float, float, float, float]
+
+
 class DecisionCounts:
     """The decisions of one router, counted by the event loop that makes them.
 
@@ -154,7 +162,8 @@ class DecisionCounts:
 
     by_reason: by model and reason. by_split: by model and who computes the prompt, if workers take
     parts of requests. prompt_tokens, predicted_tokens, match_percent: by model, for the requests
-    that could be keyed. seconds: times of whole decisions; phases: times of each phase.
+    that could be keyed. keyed: which could be, by API. seconds: times of whole decisions; phases:
+    times of each phase.
     """
 
     def __init__(self) -> None:
@@ -164,9 +173,12 @@ class DecisionCounts:
         self.predicted_tokens: defaultdict[str, int] = defaultdict(int)
         self.match_percent: defaultdict[str, Buckets] = defaultdict(lambda: Buckets(MATCH_BOUNDS))
         self.seconds = Buckets(DECISION_BOUNDS)
+        self.keyed = KeyedCounts()
         self.phases = {phase: Buckets(PHASE_BOUNDS) for phase in PHASES}
         # plain tuples, since named tuples, or keeping the decisions, would cost more than counting
-        self._noted: list[tuple[str | None, str, int, int, float, float, float, float, float]] = []
+        self._noted: list[
+            tuple[str | None, str, int, int, str, float, float, float, float, float]
+        ] = []
 
     def expect(self, model: str) -> None:
         """Starts a model's counters at zero: a rate needs a counter before its first increase."""
@@ -185,6 +197,7 @@ class DecisionCounts:
                 decision.reason,
                 basis.prompt_tokens,
                 basis.certain_tokens,
+                course.path,
                 course.started_at,
                 course.parsed_at,
                 course.tokenized_at,
@@ -200,7 +213,7 @@ class DecisionCounts:
         if not self._noted:
             return
         noted, self._noted = self._noted, []
-        models, reasons, prompts, held, *times = zip(*noted, strict=True)
+        models, reasons, prompts, held, paths, *times = zip(*noted, strict=True)
         for (model, reason), count in Counter(zip(models, reasons, strict=True)).items():
             self.by_reason[model or "", reason] += count
         for model in set(models):
@@ -211,6 +224,7 @@ class DecisionCounts:
             ]
             if own:
                 self._count_tokens(model or "", own)
+        self.keyed.count(zip(paths, reasons, prompts, times[-1], strict=True))
         self._count_times(*times)
 
     def _count_tokens(self, model: str, keyed: Sequence[tuple[int, int]]) -> None:
@@ -257,6 +271,12 @@ class DecisionCollector(Collector):
             "Requests placed, by model (empty if none is known) and reason",
             ["model", "reason"],
             counts.by_reason.items(),
+        )
+        yield _counter(
+            "kvsteer_api_requests",
+            "Requests by API, and keyed or why their tokens are not known",
+            ["api", "outcome"],
+            counts.keyed.total.items(),
         )
         yield _counter(
             "kvsteer_disaggregation",

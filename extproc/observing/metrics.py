@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter as PlainCounter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
@@ -163,6 +163,11 @@ class Metrics(Collector):
             counts[item.kind, keyed[is_keyed]] += 1
         for (kind, share), count in counts.items():
             self._media_items.labels(model or "", kind, share).inc(count)
+
+    def keyed_by_api(self, now: float) -> list[dict[str, Any]]:
+        """Returns the answer of GET /apis. now: seconds of the decisions' clock."""
+        self._decisions.settle()
+        return self._decisions.keyed.recent(now)
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts an ended request, if the proxy sent its response."""

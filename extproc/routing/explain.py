@@ -51,6 +51,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
     return {
         "model": decision.model,
         "prompt_tokens": decision.basis.prompt_tokens,
+        "weighed_tokens": round(decision.basis.weighed_tokens),
         "policy": decision.basis.policy,
         "candidates": shown,
         "pick": list(decision.pick),

@@ -138,6 +138,7 @@ class Router:
         traceparent: the trace that the request belongs to, "" if none.
         """
         course = Course(self._monotonic, traceparent)
+        course.path = ask.head.path
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
         query = await self._queries.make_query(ask, course)
@@ -269,6 +270,10 @@ class Router:
             "unsteered": self.unsteered.total(),
             "fault": self.delivery.fault(),
         }
+
+    def keyed_by_api(self) -> list[dict[str, Any]]:
+        """Returns the answer of GET /apis."""
+        return self._metrics.keyed_by_api(self._monotonic())
 
     def note_answer_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
         """Moves the load of a request to the worker that answers it instead of the picked one.

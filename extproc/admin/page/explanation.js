@@ -34,6 +34,7 @@ const DECIDED = {
   texts: "was sent the same text before",
   session: "belongs to its session",
   response: "keeps the response that it continues",
+  spread: "has fewer conversations",
 };
 
 export const inWords = (reason, by) => SHORTLY[reason] ?? (by in DECIDED ? `${DECIDED[by]} (${reason.replaceAll("_", " ")})` : reason.replaceAll("_", " "));
@@ -150,15 +151,17 @@ function row(told, one, most) {
   else if (!one.sampled) name.append(make("small", {}, "not compared: not in the random sample"));
   const able = !one.excluded && one.cost !== null;
   const terms = one.cost_terms ?? {};
-  const parts = [["data-term", "compute", terms.uncached], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
+  const own = Math.max(0, (terms.uncached ?? 0) - (terms.session ?? 0));
+  const crowd = terms.conversations ? make("small", {}, `${count(terms.conversations)} more for the conversations there`) : null;
+  const parts = [["data-term", "compute", own], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
   return make(
     "tr", { role: "row" }, name,
     cell("Feed now", {}, pill(one.state)),
     cell("Holds, tokens", {}, ...held(one)),
-    cell("To compute", { number: true }, able ? count(terms.uncached) : "–"),
+    cell("To compute", { number: true }, able ? count(own) : "–"),
     cell("Queued there", { number: true }, able ? count(terms.queued) : "–"),
     cell("Running there", { number: true }, able ? count(terms.running) : "–"),
-    cell("Cost", { wide: true }, able ? count(one.cost) : "–", able ? bar(parts, most) : null),
+    cell("Cost", { wide: true }, able ? count(one.cost) : "–", able ? bar(parts, most) : null, able ? crowd : null),
   );
 }
 

@@ -263,6 +263,20 @@ export async function drawSteering() {
   show(place, [share, fault && `Attention: ${fault}`].filter(Boolean).join(" "));
 }
 
+function keyedSaid({ api, requests, keyed, reasons }) {
+  const share = `${api}: the tokens of ${percent(keyed, requests)} of ${plural(requests, "request")} are known`;
+  const [first] = Object.entries(reasons);
+  return first ? `${share}; of the others most (${count(first[1])}) are ${first[0].replaceAll("_", " ")}.` : `${share}.`;
+}
+
+// The APIs by which requests came in the last 15 minutes, and how many of them could be keyed.
+export async function drawApis() {
+  const told = await ask("/apis");
+  const place = find("apis");
+  place.hidden = !told.length;
+  place.replaceChildren(...told.map((one) => make("li", {}, keyedSaid(one))));
+}
+
 export async function drawEvents() {
   const { enabled } = await ask("/events");
   const place = find("events");

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from extproc.commands.terminal import MAX_CANDIDATES, cut, explained, plain, table
 
 
@@ -15,6 +17,7 @@ def test_table_is_as_wide_as_its_contents() -> None:
 
 def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, Any]:
     terms = {"uncached": cost, "session": 0.0, "queued": 0.0, "running": 0.0}
+    terms["conversations"] = 0.0
     one = {
         "name": f"{name}:8000",
         "endpoint": f"{name}:8000",
@@ -34,6 +37,8 @@ def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, An
 def answer(*candidates: dict[str, Any], **told: Any) -> dict[str, Any]:
     one = {
         "prompt_tokens": 296,
+        "weighed_tokens": 296,
+        "decided_by": "cache",
         "policy": "cost",
         "candidates": candidates,
         "pick": [candidates[0]["endpoint"]] if candidates else [],
@@ -78,10 +83,33 @@ def test_explained_gives_each_reason_in_words() -> None:
         ("approximate_overlap", "it was sent 3 of"),
         ("nothing_cached", "no worker holds any of"),
         ("policy_random", "the policy random chose it"),
-        ("no_tokenizer", "the prompt's tokens are not known (no_tokenizer)"),
+        ("no_tokenizer", "load alone decided; the tokens are not known (no_tokenizer)"),
     ):
         assert words in explained(answer(counted, reason=reason))[0]
     assert "1 uncertain; 2 speculative; 3 approximate" in explained(answer(counted))[3]
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("texts", "the record of texts decided: 75% of it was sent there"),
+        ("session", "requests of its session prefer it"),
+        ("response", "it keeps the response"),
+        ("spread", "it has fewer conversations"),
+        ("policy", "the policy decided"),
+        ("load", "load alone decided"),
+    ],
+)
+def test_explained_says_what_decided_without_known_tokens(by: str, words: str) -> None:
+    terms = {"uncached": 24.0, "session": 0.0, "queued": 0.0, "running": 0.0}
+    crowded = candidate(
+        "a", approximate_tokens=150, cost_terms=terms | {"conversations": 7.0}, cost=31.0
+    )
+    unknown = {"prompt_tokens": 0, "weighed_tokens": 200, "reason": "no_tokenizer"}
+    lines = explained(answer(crowded, **unknown, decided_by=by))
+    assert lines[0].startswith(f"It would go to a:8000: {words}")
+    assert "the tokens are not known (no_tokenizer)" in lines[0]
+    assert "7 more for the conversations there" in lines[3]
 
 
 def test_explained_lists_excluded_workers_last_with_their_reason() -> None:

@@ -126,6 +126,7 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
         "served": "",
         "prefill": None,
         "predicted_tokens": 16,
+        "prompt_tokens": 40,
         "weighed_tokens": 40,
         "reason": "overlap",
         "decided_by": "cache",
@@ -171,9 +172,17 @@ def test_screen_shows_the_hit_rate_of_each_worker_and_the_fleet() -> None:
     assert [line.split()[4] for line in lines[2:5]] == ["HIT", "95%", "-"]
 
 
+def test_screen_shows_the_share_of_requests_with_known_tokens_by_api() -> None:
+    chat = {"api": "chat", "requests": 4, "keyed": 4, "reasons": {}}
+    reasons = {"unsupported_tools": 2, "no_body": 1}
+    messages = {"api": "messages", "requests": 4, "keyed": 1, "reasons": reasons}
+    lines = screen([worker("a:1")], [], (80, 24), events_enabled=True, apis=[chat, messages])
+    assert lines[1] == "tokens known: chat 100%, messages 25% (unsupported_tools)"
+
+
 def test_screen_shows_the_share_of_the_record_of_texts() -> None:
     by = decision(5, "a:1") | {"reason": "no_tokenizer", "predicted_tokens": 0}
-    by |= {"decided_by": "texts", "approximate_tokens": 30}
+    by |= {"decided_by": "texts", "approximate_tokens": 30, "prompt_tokens": 0}
     assert shown_of([worker("a:1")], [by], (80, 24))[-1].split()[2:] == [
         "~30/40",
         "~75%",
