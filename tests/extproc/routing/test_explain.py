@@ -47,6 +47,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
     assert shown == {
         "model": "m",
         "prompt_tokens": 100,
+        "weighed_tokens": 100,
         "policy": "cost",
         "steered": True,
         "session": None,
