@@ -19,18 +19,20 @@ from extproc.config import schema
 from extproc.fleet.polling import TIMEOUT_SECONDS, Client, Question
 from extproc.fleet.record import Table, Worker
 from extproc.proof.golden import (
-    GOLDEN,
     MAX_ANSWER_BYTES,
+    Golden,
     GoldenEncoder,
-    GoldenTokens,
     NoTokenizeError,
     TokenizerSilentError,
     comparison,
+    golden_for,
+    golden_tokens,
     own_tokens,
     tokens_there,
 )
 from extproc.proof.state import OFF, STATES_SHOWN, Comparison, Proof, TokenProof
 from extproc.proof.trust import Proofs
+from extproc.requests.dialect import dialect_of
 from extproc.requests.prompt import names_of
 from extproc.tokenizing.remote_tokenizer_wire import PATH
 from kvstate.feeds.backoff import Backoff
@@ -97,7 +99,7 @@ class Verifying:
         self._proofs = proofs
         self._chance = chance
         self._monotonic = monotonic
-        self._own_tokens: dict[str, tuple[float, list[Tokens | str]]] = {}
+        self._own_tokens: dict[str, tuple[float, Sequence[Golden], list[Tokens | str]]] = {}
         self._logged: dict[str, set[tuple[object, ...]]] = {}
         self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), AGAIN_SECONDS)
 
@@ -162,22 +164,24 @@ class Verifying:
         self, client: Client, worker: Worker, model: str, encoder: GoldenEncoder
     ) -> Comparison:
         """Returns the result of all golden requests; a new difference counts if found twice."""
+        golden = golden_for(encoder, dialect_of(worker.engine))
         for _ in range(2):
-            here = await self._ours_of(model, encoder)
+            here = await self._ours_of(model, encoder, golden)
             there = await tokens_there(lambda asked: _post(client, worker.endpoint, asked), None)
-            told = [GoldenTokens(*one) for one in zip(GOLDEN, here, there, strict=True)]
-            found = comparison(told, encoder.text_of)
+            found = comparison(golden_tokens(encoder, golden, here, there), encoder.text_of)
             if worker.proof.agrees(found):
                 break
             self._own_tokens.pop(model, None)  # the date that a template wrote may be outdated
         return found
 
-    async def _ours_of(self, model: str, encoder: GoldenEncoder) -> list[Tokens | str]:
+    async def _ours_of(
+        self, model: str, encoder: GoldenEncoder, golden: Sequence[Golden]
+    ) -> list[Tokens | str]:
         now = self._monotonic()
-        at, known = self._own_tokens.get(model, (now - OURS_SECONDS, []))
-        if now - at >= OURS_SECONDS:
-            known = await asyncio.to_thread(own_tokens, encoder)
-            self._own_tokens[model] = now, known
+        at, asked, known = self._own_tokens.get(model, (now, (), []))
+        if now - at >= OURS_SECONDS or asked != golden:
+            known = await asyncio.to_thread(own_tokens, encoder, golden)
+            self._own_tokens[model] = now, golden, known
         return known
 
     def _take(self, worker: Worker, model: str, found: Comparison | str) -> None:

@@ -15,9 +15,11 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
 from extproc.requests import chat_request, completion_request, messages_request, responses_request
+from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
     FORM_NAMES,
+    IN_CODE,
     SWITCHES,
     TEXT,
     TOOLS,
@@ -139,6 +141,14 @@ class GoldenEncoder(Protocol):
     def text_of(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids."""
 
+    @property
+    def renders_in_code(self) -> bool:
+        """Whether the engine builds the model's conversations in code, not by a template."""
+
+    @property
+    def is_shown_by_tokenize(self) -> bool:
+        """Whether the engine's POST /tokenize renders conversations as its other APIs do."""
+
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -158,9 +168,50 @@ class NoTokenizeError(Exception):
     """A worker does not tokenize; the message says why."""
 
 
-def own_tokens(encoder: GoldenEncoder) -> list[Tokens | str]:
-    """Returns KVSteer's tokens of all golden requests; this takes some milliseconds."""
-    return [_encoded(encoder, golden) for golden in GOLDEN]
+def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
+    """Returns the golden requests of a model, for a worker that speaks a dialect.
+
+    What engines render in code depends on the release, and so has a form of its own.
+    """
+    if not encoder.renders_in_code:
+        return GOLDEN
+    return [_in_code(golden, dialect) for golden in GOLDEN]
+
+
+def _in_code(golden: Golden, dialect: Dialect) -> Golden:
+    prompt = golden.prompt
+    if isinstance(prompt, Text):
+        return golden
+    forms = prompt.forms | IN_CODE
+    return golden._replace(prompt=msgspec.structs.replace(prompt, dialect=dialect, forms=forms))
+
+
+# Why the conversations of some models are not compared.
+_NOT_SHOWN = f"the engine's {PATH} renders conversations otherwise than its other APIs"
+
+
+def golden_tokens(
+    encoder: GoldenEncoder,
+    golden: Sequence[Golden],
+    ours: Sequence[Tokens | str],
+    engines: Sequence[Tokens | str],
+) -> list[GoldenTokens]:
+    """Returns what is known of golden requests' tokens: here, and in the engine if it shows them.
+
+    golden: `golden_for`. ours: `own_tokens`. engines: `tokens_there`.
+    """
+    told = [GoldenTokens(*one) for one in zip(golden, ours, engines, strict=True)]
+    if encoder.is_shown_by_tokenize:
+        return told
+    return [
+        one._replace(engines=_NOT_SHOWN) if isinstance(one.golden.prompt, Chat) else one
+        for one in told
+    ]
+
+
+def own_tokens(encoder: GoldenEncoder, golden: Sequence[Golden] = GOLDEN) -> list[Tokens | str]:
+    """Returns KVSteer's tokens of golden requests; this takes some milliseconds."""
+    return [_encoded(encoder, one) for one in golden]
 
 
 def _encoded(encoder: GoldenEncoder, golden: Golden) -> Tokens | str:

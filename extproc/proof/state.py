@@ -37,7 +37,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from extproc.requests.prompt import ALL_FORMS, CONVERSATION, FORM_NAMES, TEXT, blamed
+from extproc.requests.prompt import ALL_FORMS, CONVERSATION, DATE, FORM_NAMES, TEXT, blamed
 
 # How many of the last findings of a kind count.
 LAST_FINDINGS = 8
@@ -371,8 +371,8 @@ class TokenProof:
     def _note(self) -> None:
         self.refuted = self.doubted = self.proved = 0
         for form, one in self._forms.items():
-            if one.state.proof is Proof.PROVED:
-                self.proved |= form
+            if one.state.proof is Proof.PROVED and form != DATE:
+                self.proved |= form  # what a worker wrote says nothing of the date that it writes
             if one.state.proof is Proof.REFUTED:
                 self.refuted |= form
             elif one.is_doubted:

@@ -1,8 +1,8 @@
 """The prompts of DeepSeek V3.2.
 
 Source: behaviour of vLLM 0.32.0 (tokenizers/deepseek_v32.py, deepseek_v32_encoding.py). Thinking is
-off unless `thinking` or `enable_thinking` says otherwise. While the last turn is the user's, what
-the model thought before is left out, and so are developers' turns before it.
+off unless `thinking` or `enable_thinking` says otherwise. What the model thought before the last
+question is left out.
 """
 
 from collections.abc import Iterator
@@ -71,6 +71,7 @@ class DeepSeekV32:
     """Renders conversations for DeepSeek V3.2 (`extproc.renderers.renderer.Renderer`)."""
 
     marks: Marks | None = None
+    is_shown_by_tokenize = True
 
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""
@@ -79,28 +80,25 @@ class DeepSeekV32:
         messages = [flat(message) for message in told]
         thinks = bool(variables.get("thinking") or variables.get("enable_thinking"))
         if thinks and messages[-1]["role"] == "user":
-            messages = _without_developers(messages)
+            _refuse_earlier_developers(messages)
         tools = variables.get("tools")
         beginning = f"{BOS}\n\n{_TOOLS % schemas(tools)}" if tools else BOS
         return "".join([beginning, *_pieces(messages, thinks=thinks)]), forms
 
 
-def _without_developers(messages: Messages) -> list[dict[str, Any]]:
-    """Returns the messages without developers' turns before the last one that is answered.
+def _refuse_earlier_developers(messages: Messages) -> None:
+    """Refuses developers' turns before the last one that is answered.
 
-    What the model thought before that is never rendered.
+    The engine leaves them out, and then fails to find as many messages as before.
     """
-    last = last_asking(messages)
-    return [
-        message
-        for place, message in enumerate(messages)
-        if place >= last or message["role"] in ("user", "system", "tool", "assistant")
-    ]
+    earlier = messages[: max(0, last_asking(messages))]
+    if any(message["role"] == "developer" for message in earlier):
+        raise refusal()
 
 
 def _pieces(messages: Messages, *, thinks: bool) -> Iterator[str]:
     last = last_asking(messages)
-    results = _Results()
+    results = _CallResults()
     for place, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "tool":
@@ -108,7 +106,7 @@ def _pieces(messages: Messages, *, thinks: bool) -> Iterator[str]:
             if results.are_all:
                 yield f"\n\n{THINK if thinks and place >= last else END_THINK}"
             continue
-        results = _Results(len(calls_of(message)))
+        results = _CallResults(len(calls_of(message)))
         if role == "system":
             yield content
         elif role == "assistant":
@@ -120,7 +118,7 @@ def _pieces(messages: Messages, *, thinks: bool) -> Iterator[str]:
             raise refusal()
 
 
-class _Results:
+class _CallResults:
     """The results of the calls of one turn. calls: how many there are."""
 
     def __init__(self, calls: int = 0) -> None:

@@ -128,6 +128,7 @@ class DeepSeekV4:
     """Renders conversations for DeepSeek V4 (`extproc.renderers.renderer.Renderer`)."""
 
     marks: Marks | None = None
+    is_shown_by_tokenize = True
     _tags = Tags()
     _tools = _tools_text(_tags)
     _later_system = ""
@@ -276,13 +277,10 @@ class DeepSeekV41(DeepSeekV4):
         return place > 0 and turns[place]["role"] == "system"
 
     def _function(self, function: dict[str, Any]) -> dict[str, Any]:
-        arguments = found = function["arguments"]
-        for _ in range(2):  # some clients encode JSON twice
-            if isinstance(found, str):
-                found = _decoded(found)
-        if not isinstance(found, dict):
-            found = {"arguments": arguments}
-        return {**function, "arguments": found}
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)  # it was read before, with `Chat.messages`
+        return {**function, "arguments": arguments}
 
 
 def _is_on(variables: Mapping[str, Any]) -> bool:
@@ -304,25 +302,7 @@ def _sent(message: dict[str, Any]) -> dict[str, Any]:
         if any(part.get("type") not in _TEXT_PARTS for part in content):
             raise refusal()
         content = "\n\n".join(part.get("text", "") for part in content)
-    elif content is None:
-        content = _for_nothing(message["role"])
-    return {**message, "content": content}
-
-
-def _for_nothing(role: str) -> str:
-    """Returns the text of a turn without content."""
-    if role == "tool":
-        return "None"
-    if role == "user":
-        raise refusal()
-    return ""
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    return {**message, "content": content or ""}
 
 
 class _Block(NamedTuple):

@@ -43,9 +43,10 @@ def dialect_of(chat: Chat) -> Dialect:
     """Returns the dialect of a chat.
 
     Raises:
-        RequestError: it has none: the engine's own code is not known (unsupported_by_engine).
+        RequestError: it has none, or that of an engine whose own code is not known here
+            (unsupported_by_engine).
     """
-    if chat.dialect is None:
+    if chat.dialect is None or chat.dialect.is_foreign:
         raise RequestError("unsupported_by_engine")
     return chat.dialect
 

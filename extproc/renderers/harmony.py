@@ -51,7 +51,7 @@ _NAME = re.compile(r"[\w.:-]*")
 _BUILT_IN = frozenset(("web_search_preview", "code_interpreter", "container"))
 
 
-class _Message(NamedTuple):
+class _HarmonyMessage(NamedTuple):
     """A message of the format. author: a role, or the name of a tool. texts: its content."""
 
     author: str
@@ -80,20 +80,20 @@ class _Message(NamedTuple):
         return f"{self.channel} to={self.recipient}" if self.recipient else self.channel
 
 
-def _call(name: str, arguments: str) -> _Message:
-    return _Message("assistant", [arguments], "commentary", f"functions.{_checked(name)}")
+def _call(name: str, arguments: str) -> _HarmonyMessage:
+    return _HarmonyMessage("assistant", [arguments], "commentary", f"functions.{_checked(name)}")
 
 
-def _result(name: str, text: str) -> _Message:
-    return _Message(f"functions.{_checked(name)}", [text], "commentary", "assistant")
+def _result(name: str, text: str) -> _HarmonyMessage:
+    return _HarmonyMessage(f"functions.{_checked(name)}", [text], "commentary", "assistant")
 
 
-def _thought(text: str) -> _Message:
-    return _Message("assistant", [text], "analysis")
+def _thought(text: str) -> _HarmonyMessage:
+    return _HarmonyMessage("assistant", [text], "analysis")
 
 
-def _instructions(text: str) -> _Message:
-    return _Message("developer", [f"# Instructions\n\n{text}"])
+def _instructions(text: str) -> _HarmonyMessage:
+    return _HarmonyMessage("developer", [f"# Instructions\n\n{text}"])
 
 
 def _checked(name: object) -> str:
@@ -110,9 +110,13 @@ def _checked(name: object) -> str:
 class Harmony:
     """Renders conversations for gpt-oss (`extproc.renderers.renderer.Renderer`).
 
+    vLLM's POST /tokenize renders the chat template that gpt-oss also has, and not this format.
+
     now: returns the time, in the time zone that the engines have. keeps_later_systems: as in
         `given`.
     """
+
+    is_shown_by_tokenize = False
 
     def __init__(
         self, now: Callable[[], datetime], keeps_later_systems: Callable[[], bool] = lambda: False
@@ -139,7 +143,7 @@ class Harmony:
         )
         return self._marks.joined([*segments, START, "assistant"]), forms
 
-    def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[_Message], int]:
+    def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[_HarmonyMessage], int]:
         told = given(
             chat,
             chat.sent,
@@ -149,7 +153,9 @@ class Harmony:
         )
         instructions, turns = _instructions_in(told.messages)
         tools = [tool["function"] for tool in told.variables.get("tools") or ()]
-        beginning = _beginning(now, instructions, tools, told.variables.get("reasoning_effort"))
+        # unlike a template, the format takes no effort from template arguments
+        effort = told.variables.get("reasoning_effort") if chat.effort else None
+        beginning = _beginning(now, instructions, tools, effort)
         return [*beginning, *_turns(turns)], told.forms
 
 
@@ -170,7 +176,9 @@ def has_certain_date(now: datetime) -> bool:
     return len(dates) == 1
 
 
-def _of_response(chat: Chat, response: Response, now: datetime) -> tuple[list[_Message], int]:
+def _of_response(
+    chat: Chat, response: Response, now: datetime
+) -> tuple[list[_HarmonyMessage], int]:
     forms = chat.forms & (ITEMS | NO_TOOLS)
     dialect_of(chat)
     effort = None
@@ -182,7 +190,7 @@ def _of_response(chat: Chat, response: Response, now: datetime) -> tuple[list[_M
         instructions, items = _instructions_in(items)
     beginning = _beginning(now, instructions, _functions(response.tools), effort)
     if isinstance(items, str):
-        return [*beginning, _Message("user", [items])], forms
+        return [*beginning, _HarmonyMessage("user", [items])], forms
     if any(item.get("type") == "reasoning" for item in items):
         forms |= REASONING
     return [*beginning, *_items(items)], forms
@@ -190,7 +198,7 @@ def _of_response(chat: Chat, response: Response, now: datetime) -> tuple[list[_M
 
 def _beginning(
     now: datetime, instructions: str | None, functions: list[dict[str, Any]], effort: str | None
-) -> Iterator[_Message]:
+) -> Iterator[_HarmonyMessage]:
     """Yields what precedes the conversation: the system turn, and the developer's."""
     if effort is not None and effort not in _EFFORTS:
         raise RequestError("template_failed")
@@ -205,17 +213,17 @@ def _beginning(
         "# Valid channels: analysis, commentary, final."
         f" Channel must be included for every message.{calls if functions else ''}"
     )
-    yield _Message("system", [text])
+    yield _HarmonyMessage("system", [text])
     sections = []
     if instructions or (functions and instructions is not None):
         sections += ["# Instructions", instructions]
     if functions:
         sections += ["# Tools", namespace(functions)]
     if sections:
-        yield _Message("developer", ["\n\n".join(sections)])
+        yield _HarmonyMessage("developer", ["\n\n".join(sections)])
 
 
-def _without_old_thoughts(messages: Sequence[_Message]) -> list[_Message]:
+def _without_old_thoughts(messages: Sequence[_HarmonyMessage]) -> list[_HarmonyMessage]:
     """Returns the messages without the model's thoughts before its last answer."""
     answers = (
         place
@@ -259,7 +267,7 @@ def _texts(content: object) -> list[str]:
     return texts  # type: ignore[return-value]
 
 
-def _turns(messages: Messages) -> Iterator[_Message]:
+def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:
     """Yields the turns of a chat completion."""
     names: dict[Any, Any] = {}
     for message in messages:
@@ -277,12 +285,12 @@ def _turns(messages: Messages) -> Iterator[_Message]:
             if text is not None:
                 yield _instructions(text)
         elif role == "user":
-            yield _Message("user", _texts(content or ""))
+            yield _HarmonyMessage("user", _texts(content or ""))
         else:
             raise RequestError("template_failed")
 
 
-def _answer(message: Mapping[str, Any]) -> Iterator[_Message]:
+def _answer(message: Mapping[str, Any]) -> Iterator[_HarmonyMessage]:
     """Yields the messages of a turn of the model."""
     reasoning, content, calls = (message.get(key) for key in ("reasoning", "content", "tool_calls"))
     thoughts = [_thought(reasoning)] if reasoning else []
@@ -290,11 +298,11 @@ def _answer(message: Mapping[str, Any]) -> Iterator[_Message]:
         yield from thoughts
         texts = _texts(content or "")
         if texts and texts[0]:
-            yield _Message("assistant", texts, "final")
+            yield _HarmonyMessage("assistant", texts, "final")
         return
     text = _flat(content)
     if text:
-        yield _Message("assistant", [text], "commentary")
+        yield _HarmonyMessage("assistant", [text], "commentary")
     yield from thoughts
     for call in calls:
         function = call["function"]
@@ -327,7 +335,7 @@ def _functions(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return functions
 
 
-def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_Message]:
+def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_HarmonyMessage]:
     """Yields the messages of a response's items."""
     names: dict[object, object] = {}
     for item in items:
@@ -350,15 +358,15 @@ def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_Message]:
             raise RequestError("template_failed")
 
 
-def _said(role: str, content: object) -> Iterator[_Message]:
+def _said(role: str, content: object) -> Iterator[_HarmonyMessage]:
     """Yields what an item of a role says."""
     if role in ("system", "developer"):
         text = _flat(content)
         if text:
             yield _instructions(text)
     elif role == "assistant":
-        yield _Message(role, _texts(content), "final")
+        yield _HarmonyMessage(role, _texts(content), "final")
     elif role == "user":
-        yield _Message(role, _texts(content))
+        yield _HarmonyMessage(role, _texts(content))
     else:
         raise RequestError("template_failed")

@@ -9,6 +9,7 @@ class RefusingRenderer:
     """Refuses every conversation. reason: under which it is counted."""
 
     marks: Marks | None = None
+    is_shown_by_tokenize = True
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -11,9 +11,12 @@ class Renderer(Protocol):
 
     marks: of the control tokens in what it renders (`segments`). None if it renders one text that
         the model's tokenizer.json tokenizes, special tokens in it included, as a chat template's.
+    is_shown_by_tokenize: whether the engine's POST /tokenize renders conversations alike, so that
+        golden requests can be compared there.
     """
 
     marks: Marks | None
+    is_shown_by_tokenize: bool
 
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, and the forms that its dialect decided.

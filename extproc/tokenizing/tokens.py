@@ -227,6 +227,16 @@ class Tokenizer:
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
+    @property
+    def renders_in_code(self) -> bool:
+        """Whether engines build the model's conversations in code, not by a template."""
+        return self._in_code is not None
+
+    @property
+    def is_shown_by_tokenize(self) -> bool:
+        """Whether the engine's POST /tokenize renders conversations as its other APIs do."""
+        return self._in_code is None or self._in_code.renderer.is_shown_by_tokenize
+
     def encode(self, prompt: Prompt) -> Tokens:
         """Returns the token ids of a prompt, which must not be changed; for a chat with media, as
         its template writes it, or only those before it.

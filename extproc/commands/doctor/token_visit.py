@@ -15,10 +15,13 @@ from extproc.proof.golden import (
     TextOf,
     TokenizerSilentError,
     comparison,
+    golden_for,
+    golden_tokens,
     in_words,
     own_tokens,
     tokens_there,
 )
+from extproc.requests.dialect import dialect_of
 from extproc.requests.prompt import Chat, Text
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from kvstate.overlap import Tokens
@@ -43,8 +46,9 @@ async def visit(
         )
     except (TokenizerSilentError, NoTokenizeError) as error:
         return [about.note("tokens", f"not compared: {error}")]
-    ours = await asyncio.to_thread(own_tokens, tokenizer)
-    told = [GoldenTokens(*one) for one in zip(GOLDEN, ours, theirs, strict=True)]
+    golden = golden_for(tokenizer, dialect_of(visited.engine))
+    ours = await asyncio.to_thread(own_tokens, tokenizer, golden)
+    told = golden_tokens(tokenizer, golden, ours, theirs)
     return [judge_tokens(about, told, tokenizer.text_of), *_uncompared(about, told)]
 
 

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from extproc.base import address
-from extproc.base.engine import CONFIGURED
+from extproc.base.engine import CONFIGURED, Engine
 from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.config.schema import Config, Model, WorkerEvents, WorkerSettings
 from extproc.fleet import identifying, identity, learning
@@ -165,13 +165,17 @@ class Means(NamedTuple):
 
 
 class WorkerReport(NamedTuple):
-    """What a worker reports about itself; model: the configured model that it serves."""
+    """What a worker reports about itself.
+
+    model: the configured model that it serves. engine: None if it is unknown.
+    """
 
     findings: list[Finding]
     is_there: bool = False
     model: Model | None = None
     served: ListedModels | None = None
     sources: ReportedSources | None = None
+    engine: Engine | None = None
 
     @property
     def is_served(self) -> bool:
@@ -216,7 +220,8 @@ async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerR
     sources = _find_sources(worker, listings)
     findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
     model = model_served(means.config, worker, served or ListedModels((), frozenset()))
-    return WorkerReport(findings, is_there=True, model=model, served=served, sources=sources)
+    found = identity.identity_of(worker.engine, CONFIGURED, engine).engine
+    return WorkerReport(findings, True, model, served, sources, found)
 
 
 def _health(about: Subject, answer: Answer) -> Finding:

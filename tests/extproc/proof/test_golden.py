@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from extproc.base.engine import VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.proof.golden import (
     GOLDEN,
@@ -12,15 +13,19 @@ from extproc.proof.golden import (
     NoTokenizeError,
     TokenizerSilentError,
     comparison,
+    golden_for,
+    golden_tokens,
     in_words,
     mismatch,
     own_tokens,
     tokens_there,
 )
 from extproc.proof.state import Comparison, Mismatch, Proof, TokenProof
+from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import (
     AGREED_FORMS,
     CONVERSATION,
+    IN_CODE,
     SWITCHES,
     TEXT,
     TOOLS,
@@ -233,6 +238,9 @@ def test_silent_worker_changes_nothing_and_one_without_tokens_is_unproved() -> N
 class TextEncoder:
     """A tokenizer of texts alone."""
 
+    renders_in_code = False
+    is_shown_by_tokenize = True
+
     def encode(self, prompt: Prompt) -> Tokens:
         if not isinstance(prompt, Text):
             raise RequestError("no_chat_template")
@@ -246,6 +254,42 @@ def test_prompts_that_are_not_keyed_here_have_a_reason_instead_of_tokens() -> No
     here = dict(zip(BY_NAME, own_tokens(TextEncoder()), strict=True))
     assert here[CHAT_NAME] == "no_chat_template"
     assert here[TEXT_NAME] == ids("The quick brown fox jumps over the lazy dog.")
+
+
+class CodeEncoder(TextEncoder):
+    """A tokenizer of a model whose conversations the engine renders in code, by its release."""
+
+    renders_in_code = True
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self.is_shown_by_tokenize = is_shown
+
+    def encode(self, prompt: Prompt) -> Tokens:
+        assert isinstance(prompt, Chat | Text)
+        return ids("abc" if isinstance(prompt, Text) or prompt.dialect is NEWEST else "old")
+
+
+def in_code(*, is_shown: bool, dialect: Dialect) -> TokenProof:
+    """The state of a worker that tokenizes everything to "abc"."""
+    encoder = CodeEncoder(is_shown=is_shown)
+    golden = golden_for(encoder, dialect)
+    ours, engines = own_tokens(encoder, golden), [ids("abc")] * len(golden)
+    proof = TokenProof("w")
+    proof.compare(comparison(golden_tokens(encoder, golden, ours, engines), text_of), 1.0)
+    return proof
+
+
+def test_conversations_in_code_are_proved_and_refuted_by_the_workers_release() -> None:
+    assert in_code(is_shown=True, dialect=NEWEST).is_proved(IN_CODE | CONVERSATION | TOOLS)
+    old = in_code(is_shown=True, dialect=dialect_of(Engine(VLLM, Release(0, 24))))
+    assert old.refuted & IN_CODE
+    assert not old.refuted & TEXT
+
+
+def test_conversations_that_tokenize_renders_otherwise_are_neither_proved_nor_refuted() -> None:
+    proof = in_code(is_shown=False, dialect=NEWEST)
+    assert (proof.proved, proof.refuted) == (TEXT, 0)
+    assert "renders conversations otherwise" in proof.summary.reason
 
 
 async def answered(status: int, body: bytes = b"") -> list[Tokens | str]:

@@ -61,6 +61,8 @@ def test_deeply_nested_config_is_refused_at_start(tmp_path: Path) -> None:
 class Fixed:
     """Renders every conversation alike: one text, or two texts around a control token."""
 
+    is_shown_by_tokenize = True
+
     def __init__(self, *, in_segments: bool) -> None:
         self.marks = MARKS if in_segments else None
 
