@@ -98,6 +98,8 @@ class Mistral:
         ValueError: the version is not known, or a control token or a setting is missing.
     """
 
+    is_shown_by_tokenize = True
+
     def __init__(
         self,
         version: str,
