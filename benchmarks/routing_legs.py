@@ -167,7 +167,7 @@ class _Workers:
     def ranks(self, _: str) -> int:
         return 1
 
-    def rank_choice(self, _: str, __: str, *, writes_body: bool) -> RankChoice:  # noqa: ARG002
+    def rank_choice(self, _: str, __: str, *, writes_body: bool) -> RankChoice:  # noqa: ARG002 - a view's
         return NO_CHOICE
 
 

@@ -538,7 +538,8 @@ def test_patch_never_raises_another_error_for_a_broken_file(
         elif kind == "twice":
             lines.insert(place, lines[place])
         elif kind == "word":
-            lines[place] = re.sub(r"[\w.@:]+(?=\W*$)", lambda _: word, lines[place], count=1)  # noqa: B023 - used at once
+            new = word.replace("\\", r"\\")
+            lines[place] = re.sub(r"[\w.@:]+(?=\W*$)", new, lines[place], count=1)
         else:
             lines[place] = lines[place].rstrip("\n") + junk + "\n"
     text = "".join(lines)

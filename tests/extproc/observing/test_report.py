@@ -24,6 +24,7 @@ from extproc.observing.report import (
     Period,
     Report,
     Side,
+    Span,
     bucket_of,
     encode_report,
     read,
@@ -191,10 +192,10 @@ def test_clock_set_back_loses_only_later_periods() -> None:
     [(600, MINUTES, 10), (3_600, MINUTES, 60), (3_601, HOURS, 2), (9 * 86_400, DAYS, 9)],
 )
 def test_window_takes_the_shortest_periods_that_reach_back_far_enough(
-    seconds: int, step: object, count: int
+    seconds: int, step: Span, count: int
 ) -> None:
     window = Report(BEGIN).window(seconds, BEGIN)
-    assert (window.step_seconds, len(window.periods)) == (getattr(step, "seconds"), count)  # noqa: B009 - typed as Any
+    assert (window.step_seconds, len(window.periods)) == (step.seconds, count)
     assert window.begins_at + count * window.step_seconds > BEGIN
 
 
