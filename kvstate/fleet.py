@@ -18,7 +18,7 @@ from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.media import MediaFold, StoreListener
-from kvstate.overlap import Overlap, Prompt, within
+from kvstate.overlap import Overlap, Prompt, of_any_rank, within
 from kvstate.owner import Owner
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
@@ -122,6 +122,7 @@ class FollowedWorkers:
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._rules: dict[str, ReuseRules] = {}
+        self._uncertain: set[str] = set()  # of which nothing is certain, by their rules
         self._releasing: set[asyncio.Task[None]] = set()
         self._unchanged = asyncio.Lock()  # a rank is saved, or blocks of it expire
         self._expiring: asyncio.Task[None] | None = None
@@ -247,6 +248,7 @@ class FollowedWorkers:
         """Stops following a worker and forgets its blocks."""
         followed = self._followed.pop(worker, [])  # before waiting: it may be added again
         self._rules.pop(worker, None)
+        self._uncertain.discard(worker)
         self._forget_adapters(worker)
         if followed:
             releasing = asyncio.create_task(self._release(followed))
@@ -292,6 +294,13 @@ class FollowedWorkers:
         If a worker's events name adapters by unknown numbers only, the blocks of any of them may
         match: they count as uncertain.
         """
+        found = self._found(prompt)
+        if self._uncertain:
+            for worker in self._uncertain & found.keys():
+                found[worker] = of_any_rank(found[worker])
+        return found
+
+    def _found(self, prompt: Prompt) -> dict[str, Overlap]:
         found = self._index.overlaps(prompt, names_ranks=self.names_ranks)
         if isinstance(prompt.lora, str):
             for number, workers in self._adapters.get(prompt.lora, {}).items():
@@ -331,6 +340,9 @@ class FollowedWorkers:
         """Notes how a worker's engine announces and reuses blocks, if the worker is followed."""
         if self._rules.get(worker, rules) != rules:
             self._rules[worker] = rules
+            self._uncertain.discard(worker)
+            if not rules.is_certain:
+                self._uncertain.add(worker)
             for each in self._followed[worker]:
                 each.owner.note_rules(rules)
 

@@ -139,6 +139,11 @@ class Overlap(NamedTuple):
         return self.uncertain * self.block_size
 
     @property
+    def unusable_tokens(self) -> int:
+        """Tokens in blocks that are held and cannot be reused."""
+        return self.unusable * self.block_size
+
+    @property
     def held_tokens(self) -> int:
         """Tokens in all blocks, also in those that cannot be reused."""
         return (sum(self.tiers) + self.uncertain + self.unusable) * self.block_size

@@ -8,11 +8,13 @@ class ReuseRules(NamedTuple):
 
     announces_copies: it announces the removal of each copy of a block, not only of the last one.
     draft_drop: how many of the last blocks that it holds of a prompt it computes again, because a
-    draft model needs their hidden states.
+    draft model needs their hidden states. is_certain: whether anything that it holds may be
+    certain.
     """
 
     announces_copies: bool = False
     draft_drop: int = 0
+    is_certain: bool = True
 
 
 NO_RULES = ReuseRules()

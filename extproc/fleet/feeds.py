@@ -14,6 +14,7 @@ from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, plac
 from extproc.fleet.polling import MAX_QUESTIONS, Polling, Question
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker
+from extproc.fleet.reuse import Reuse
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource
@@ -34,7 +35,8 @@ class Feeds:
     """Follows the workers' feeds while events are enabled.
 
     wanted: returns a worker's feed as it should be followed, None for none. open_transports: opens
-    a source; returns one transport for each rank. pins: is notified of changes.
+    a source; returns one transport for each rank. pins: is notified of changes. reuse: applies the
+    rules of a worker's engine to its feed.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Feeds:
         wanted: Callable[[Worker], FeedPlan | None],
         open_transports: OpenTransports,
         pins: RankPins,
+        reuse: Reuse,
         times: AskingTimes = USUAL,
     ) -> None:
         self._times = times
@@ -60,6 +63,7 @@ class Feeds:
         self._switching = asyncio.Lock()
         self.enabled = False
         self._pins = pins
+        self._reuse = reuse
 
     async def enable(self, *, enabled: bool) -> None:
         """Switches events on or off: without them, every worker counts as publishing none."""
@@ -138,7 +142,7 @@ class Feeds:
             source = configured(one.events)
             if isinstance(source, tuple):
                 worker.following.places = places(source)
-            self._open(worker.name, one, source)
+            self._open(worker, one, source)
             return
 
         async def ask() -> float:
@@ -153,8 +157,10 @@ class Feeds:
             worker.following = Following()
             await self._fleet.remove(worker.name)
 
-    def _open(self, name: str, one: FeedPlan, source: FeedSource) -> None:
-        self._fleet.add(name, one.model, self._open_transports(source), one.adapters)
+    def _open(self, worker: Worker, one: FeedPlan, source: FeedSource) -> None:
+        transports = self._open_transports(source)
+        self._fleet.add(worker.name, one.model, transports, one.adapters)
+        self._reuse.note_followed(worker)
 
     async def _ask(self, worker: Worker, one: FeedPlan) -> float:
         """Asks a worker where it publishes; returns the seconds until the next question."""
@@ -186,7 +192,7 @@ class Feeds:
         following.sources = None  # nothing is followed if the new one cannot be opened
         following.places = answer.places
         await self._fleet.remove(name)
-        self._open(name, one, answer.sources)
+        self._open(worker, one, answer.sources)
         following.sources = answer.sources
         following.reason = ""
         self._pins.note_change()

@@ -18,6 +18,7 @@ from extproc.fleet.identity import EngineAnswer, EngineRecord, identity_of
 from extproc.fleet.polling import Poll
 from extproc.observing.outcomes import WorkerOutcomes
 from extproc.proof.lookups import Lookups
+from extproc.proof.reuse import ReuseFindings
 from extproc.proof.state import TokenProof
 from extproc.routing.claim_table import Holdings
 from extproc.routing.pins import PinFindings
@@ -99,12 +100,13 @@ class Worker:
     resolved. holdings: what was sent there. is_drained: whether the operator drained it. learned:
     what it reported about itself. retries: pauses before it is asked for that again; did_answer:
     whether it answered the last time. following: its feed. proof: the state of its tokens. lookups:
-    its requests that will be looked up for that. pin_findings: whether it computes requests on the
-    ranks that they name. outcomes: its requests' outcomes. tokenizer: its
-    failures to tokenize. questioned: when it was asked for golden requests' tokens. engine_answer:
-    what it said about its engine. identity: what is known of that. questioned_engine: how it is
-    asked for it. polls: its regular questions, by name. batches_seen: its feed's batches at the
-    last look for computed prompts. looks_due: how many more looks these batches need.
+    its requests that will be looked up for that. reuse: what its outcomes show of what it reuses.
+    pin_findings: whether it computes requests on the ranks that they name. outcomes: its requests'
+    outcomes. tokenizer: its failures to tokenize. questioned: when it was asked for golden
+    requests' tokens. engine_answer: what it said about its engine. identity: what is known of that.
+    questioned_engine: how it is asked for it. polls: its regular questions, by name. batches_seen:
+    its feed's batches at the last look for computed prompts. looks_due: how many more looks these
+    batches need.
     """
 
     __slots__ = (
@@ -128,6 +130,7 @@ class Worker:
         "questioned",
         "questioned_engine",
         "retries",
+        "reuse",
         "tokenizer",
         "upstream",
     )
@@ -147,6 +150,7 @@ class Worker:
         self.lookups = Lookups()
         self.outcomes = WorkerOutcomes()
         self.pin_findings = PinFindings()
+        self.reuse = ReuseFindings()
         self.tokenizer = Failures()
         self.questioned = Questioned()
         self.engine_answer = EngineAnswer()

@@ -7,6 +7,7 @@ from extproc.fleet.candidates import Candidates, adapters_of
 from extproc.fleet.feeds import Feeds, feed_as_json
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
+from extproc.fleet.reuse import Reuse
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.proof.trust import Proofs
@@ -30,6 +31,7 @@ class States:
         candidates: Candidates,
         proofs: Proofs,
         pins: RankPins,
+        reuse: Reuse,
         strays: Strays,
         feeds: Feeds,
         source_fault: Callable[[str], str],
@@ -42,6 +44,7 @@ class States:
         self._loads = candidates.loads
         self._proofs = proofs
         self._pins = pins
+        self._reuse = reuse
         self._strays = strays
         self._feeds = feeds
         self._source_fault = source_fault
@@ -78,6 +81,7 @@ class States:
             **worker.identity.as_json(),
             "tokens": self._proofs.status(name),
             "pins": self._pins.as_json(worker),
+            "reuse": self._reuse.as_json(worker),
             "predictions": worker.outcomes.drift.as_json(),
             "lora": None if adapters is None else sorted(adapters),
             "role": worker.sighting.worker.role,
@@ -133,10 +137,12 @@ class States:
             block_size=self._candidates.block_size(name),
             ranks=self._fleet.ranks(name),
             overlaps={} if prompt is None else self._fleet.overlaps(prompt),
+            reuse_cause=self._reuse.cause(outcome),
         )
 
     def note_usage(self, outcome: Outcome) -> None:
-        """Compares how many tokens of a prompt an engine counted with how many it has here."""
+        """Compares how many tokens an engine counted, and reused, with what is known here."""
         counted = outcome.counted_tokens
         if counted is not None:
             self._proofs.counted(outcome.worker, outcome.forms, outcome.prompt_tokens, counted)
+        self._reuse.note_outcome(outcome)

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 
+from extproc.base.attention import has_hybrid_files
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
@@ -20,6 +21,7 @@ from extproc.fleet.questions import Questions
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Table, Worker
 from extproc.fleet.resolving import Resolving
+from extproc.fleet.reuse import Reuse
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
@@ -82,6 +84,12 @@ class Workers:
         self.pins = pins = RankPins(config, table, fleet, monotonic)
         self.candidates = candidates = Candidates(config, table, fleet, self.loads, pins)
         model_of = candidates.model_of
+        hybrids = {
+            one.name
+            for one in config.models
+            if isinstance(one.tokenizer, str) and has_hybrid_files(one.tokenizer)
+        }
+        self.reuse = Reuse(fleet, self.records, lambda worker: model_of(worker) in hybrids)
         self.lanes = Lanes(table, config.disaggregation, model_of)
         self.verifying = Verifying(
             table, config.models, tokenizers or {}, model_of, self.proofs, chance, monotonic
@@ -112,6 +120,7 @@ class Workers:
             self._feed_plan,
             open_transports,
             pins,
+            self.reuse,
             times,
         )
         self.strays = Strays(table, monotonic)
@@ -121,6 +130,7 @@ class Workers:
             candidates,
             self.proofs,
             pins,
+            self.reuse,
             self.strays,
             self._feeds,
             source_fault,
@@ -195,6 +205,7 @@ class Workers:
         if worker is not None:
             self.proofs.respoken(worker)
             worker.pin_findings = PinFindings()
+            self.reuse.note_engine(worker)
             self.pins.note_change()
         self.candidates.note_change()
 

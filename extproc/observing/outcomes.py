@@ -16,6 +16,10 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
   feed of the worker that answered did not: feeds are swapped.
 - `other_rank`: a worker with several ranks reported less; a rank other than the one that holds the
   blocks may have answered.
+- `draft_drop`: less was reported, by exactly one unit, as by most recent requests of this worker: a
+  draft model makes its engine compute the last block that it holds again.
+- `group_missing`: the worker has several kinds of attention, and its engine reused less (or more)
+  than the groups that its feed announced suggest; the prediction was uncertain if that was known.
 - `evicted` again: less was reported, and according to its feed the worker now holds the whole
   prompt: it stored it again.
 - `unknown`: nothing in the worker's feed explains it.
@@ -105,7 +109,8 @@ class Circumstances(NamedTuple):
 
     state: of its feeds. tokens_differ: whether its tokens were found to differ from KVSteer's.
     block_size: in tokens. ranks: how many it has. overlaps: what every worker now holds of the
-    request's prompt, by name.
+    request's prompt, by name. reuse_cause: why by the rules of its engine it reuses less than it
+    holds, if that explains the outcome, else "".
     """
 
     state: str = LIVE
@@ -113,6 +118,7 @@ class Circumstances(NamedTuple):
     block_size: int = 1
     ranks: int = 1
     overlaps: Mapping[str, Overlap] = {}
+    reuse_cause: str = ""
 
 
 def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
@@ -137,21 +143,42 @@ def _cause_by_feeds(outcome: Outcome, circumstances: Circumstances, cached: int)
 
     A worker that computes a prompt holds all its whole blocks when it answers.
     """
-    worker, held = outcome.worker, circumstances.overlaps
-    before, now = _tokens(outcome.overlaps, worker), _tokens(held, worker)
-    whole = (outcome.prompt_tokens - 1) // circumstances.block_size * circumstances.block_size
+    if outcome.predicted_tokens > cached:
+        return _cause_of_less(outcome, circumstances)
+    if circumstances.reuse_cause:
+        return circumstances.reuse_cause
+    if _tokens(circumstances.overlaps, outcome.worker) >= cached:
+        return "stored_meanwhile"
+    return "feed_of_another" if _is_of_another(outcome, circumstances, is_over=False) else "unknown"
+
+
+def _cause_of_less(outcome: Outcome, circumstances: Circumstances) -> str:
+    """Returns why less was reported than was predicted."""
+    now = _tokens(circumstances.overlaps, outcome.worker)
+    if now < outcome.predicted_tokens:
+        return "evicted"
+    if _is_of_another(outcome, circumstances, is_over=True):
+        return "feed_of_another"
+    if circumstances.ranks > 1:
+        return "other_rank"
+    if circumstances.reuse_cause:
+        return circumstances.reuse_cause
+    return "evicted" if now >= _whole(outcome, circumstances) else "unknown"
+
+
+def _is_of_another(outcome: Outcome, circumstances: Circumstances, *, is_over: bool) -> bool:
+    """Whether another worker's feed announced the prompt instead of this one's."""
+    worker, held, whole = outcome.worker, circumstances.overlaps, _whole(outcome, circumstances)
     others = [name for name in held if name != worker and _tokens(held, name) >= whole]
     grown = [name for name in others if _tokens(outcome.overlaps, name) < whole]
-    is_over = outcome.predicted_tokens > cached
-    if is_over and now < outcome.predicted_tokens:
-        return "evicted"
-    if not is_over and now >= cached:
-        return "stored_meanwhile"
-    if now <= before and not outcome.is_moved and (grown or (others and not is_over)):
-        return "feed_of_another"
-    if is_over and circumstances.ranks > 1:
-        return "other_rank"
-    return "evicted" if is_over and now >= whole else "unknown"
+    is_unchanged = _tokens(held, worker) <= _tokens(outcome.overlaps, worker)
+    return is_unchanged and not outcome.is_moved and bool(grown or (others and not is_over))
+
+
+def _whole(outcome: Outcome, circumstances: Circumstances) -> int:
+    """Returns how many tokens of its prompt a worker can reuse, if it holds all."""
+    size = circumstances.block_size
+    return (outcome.prompt_tokens - 1) // size * size
 
 
 def _tokens(held: Mapping[str, Overlap], worker: str) -> int:
@@ -190,6 +217,7 @@ class Drift:
     """One worker's predictions, and how it reports.
 
     requests: those whose prediction could be compared. predicted_tokens, reported_tokens: theirs.
+    unusable_tokens: what the worker held of their prompts, and could not reuse by its events.
     causes: requests whose prediction was wrong, by the likeliest cause. is_logged: whether the
     worker reports prompt tokens.
     """
@@ -202,10 +230,11 @@ class Drift:
         "predicted_tokens",
         "reported_tokens",
         "requests",
+        "unusable_tokens",
     )
 
     def __init__(self) -> None:
-        self.requests = self.predicted_tokens = self.reported_tokens = 0
+        self.requests = self.predicted_tokens = self.reported_tokens = self.unusable_tokens = 0
         self.causes: Counter[str] = Counter()
         self.is_logged = False
         self._forms_with_hits: set[str] = set()
@@ -245,6 +274,8 @@ class Drift:
         self.requests += 1
         self.predicted_tokens += outcome.predicted_tokens
         self.reported_tokens += cached
+        overlap = outcome.overlaps.get(outcome.worker)
+        self.unusable_tokens += 0 if overlap is None else overlap.unusable_tokens
         if error:
             self.causes[likely_cause(outcome, circumstances(outcome))] += 1
 
@@ -254,6 +285,7 @@ class Drift:
             "requests": self.requests,
             "predicted_tokens": self.predicted_tokens,
             "reported_tokens": self.reported_tokens,
+            "unusable_tokens": self.unusable_tokens,
             "causes": dict(self.causes),
         }
 
@@ -433,6 +465,7 @@ class DriftCollector(Collector):
             compared.add_metric([worker], drift.requests)
             tokens.add_metric([worker, "predicted"], drift.predicted_tokens)
             tokens.add_metric([worker, "reported"], drift.reported_tokens)
+            tokens.add_metric([worker, "unusable"], drift.unusable_tokens)
             for cause, count in drift.causes.items():
                 causes.add_metric([worker, cause], count)
         yield from (compared, tokens, causes)

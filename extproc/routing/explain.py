@@ -277,6 +277,7 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
             tier.name.lower(): sum(overlap.tiers[tier] for overlap in overlaps) for tier in Tier
         },
         "uncertain_tokens": sum(overlap.uncertain_tokens for overlap in overlaps),
+        "unusable_tokens": sum(overlap.unusable_tokens for overlap in overlaps),
         "speculative_tokens": claimed.speculative,
         "approximate_tokens": claimed.approximate,
         "in_flight": load.in_flight,

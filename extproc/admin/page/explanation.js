@@ -134,6 +134,7 @@ function held(one) {
   const where = tiers.map(([tier, blocks]) => `${plural(blocks, "block")} on ${tier}`).join(", ");
   const more = [
     ["uncertain", one.uncertain_tokens],
+    ["unusable by its other attention groups or draft", one.unusable_tokens],
     ["expected", one.speculative_tokens],
     ["probably, as sent before", one.approximate_tokens],
   ].filter(([, tokens]) => tokens);

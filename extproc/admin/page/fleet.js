@@ -72,6 +72,16 @@ function tiers(worker) {
   ];
 }
 
+// Why the engine may reuse less than the worker holds, if anything is known of that.
+function reuse({ reuse: known }) {
+  if (!known) return null;
+  const parts = [];
+  if (known.other_groups.length) parts.push(`hits end at multiples of ${plural(known.unit_tokens, "token")}`);
+  if (known.draft_drop) parts.push("it drafts, and computes the last block again");
+  if (known.uncertain_because) parts.push(`uncertain: ${known.uncertain_because.replaceAll("_", " ")}`);
+  return parts.length ? make("small", { class: "reuse" }, parts.join("; ")) : null;
+}
+
 // The cached tokens that engines reported, if responses are read, beside the predicted ones.
 function outcome({ predictions }) {
   if (!predictions?.requests) return null;
@@ -141,7 +151,7 @@ function row(worker, series) {
       make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
     cell("Blocks held", { wide: true }, ...tiers(worker).filter(Boolean)),
     cell("In flight", { number: true }, count(worker.in_flight), speed(worker)),
-    cell("Hit rate, 15 minutes", { wide: true }, ...spark(series), outcome(worker)),
+    cell("Hit rate, 15 minutes", { wide: true }, ...spark(series), outcome(worker), reuse(worker)),
   ];
 }
 

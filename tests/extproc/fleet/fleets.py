@@ -20,6 +20,7 @@ def workers(
     transports: list[MemoryTransport] | None = None,
     more: str = "",
     times: AskingTimes = USUAL,
+    models: str = "[{name: a}, {name: b}]",
 ) -> Workers:
     """A fleet with these workers in YAML; `more`: other sections of its configuration."""
 
@@ -30,7 +31,7 @@ def workers(
             transports.append(made)
         return [made]
 
-    read = parse(f"models: [{{name: a}}, {{name: b}}]\nworkers: [{text}]\n{more}", "c")
+    read = parse(f"models: {models}\nworkers: [{text}]\n{more}", "c")
     return Workers(read, FollowedWorkers(12345678, lambda: 0.0), make, times=times)
 
 

@@ -58,10 +58,17 @@ async def test_status_has_every_field_of_the_contract() -> None:
             "used_tokens_per_second": 8000,
         },
         "pins": [],
+        "reuse": {
+            "other_groups": [],
+            "unit_tokens": 1,
+            "draft_drop": 0,
+            "uncertain_because": "",
+        },
         "predictions": {
             "requests": 0,
             "predicted_tokens": 0,
             "reported_tokens": 0,
+            "unusable_tokens": 0,
             "causes": {},
         },
     }

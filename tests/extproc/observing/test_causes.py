@@ -72,6 +72,24 @@ def test_likely_cause_follows_the_events_since_the_pick(
     assert likely_cause(outcome(predicted, cached), WELL._replace(overlaps=now)) == cause
 
 
+@pytest.mark.parametrize("reuse_cause", ["draft_drop", "group_missing"])
+@pytest.mark.parametrize(
+    ("predicted", "cached", "now", "cause"),
+    [
+        (64, 48, held(w=6), None),
+        (64, 0, held(w=4), None),
+        (0, 64, held(w=6), None),  # what was right was uncertain
+        (64, 0, held(w=3), "evicted"),
+        (64, 0, held(w=4, x=6), "feed_of_another"),
+    ],
+)
+def test_likely_cause_is_that_of_the_engine_unless_the_feeds_explain_it(
+    predicted: int, cached: int, now: Mapping[str, Overlap], cause: str | None, reuse_cause: str
+) -> None:
+    circumstances = WELL._replace(overlaps=now, reuse_cause=reuse_cause)
+    assert likely_cause(outcome(predicted, cached), circumstances) == (cause or reuse_cause)
+
+
 def test_likely_cause_ignores_blocks_that_another_worker_held_before() -> None:
     before = outcome(96, 0)._replace(overlaps=held(w=6, x=6))
     assert likely_cause(before, WELL._replace(overlaps=held(w=6, x=6))) == "evicted"

@@ -26,15 +26,16 @@ def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
 
 
 def test_drift_adds_up_predicted_and_reported_tokens() -> None:
-    held = {"w": Overlap(16, (6, 0, 0, 0))}
+    held = {"w": Overlap(16, (6, 0, 0, 0), unusable=2)}
     workers = records("w")
     counts = OutcomeCounts(workers, lambda _: Circumstances(block_size=16, overlaps=held))
     for predicted, cached in ((64, 64), (64, 32), (0, 64)):
-        counts.count(outcome(predicted, cached))
+        counts.count(outcome(predicted, cached)._replace(overlaps=held))
     assert workers["w"].outcomes.drift.as_json() == {
         "requests": 3,
         "predicted_tokens": 128,
         "reported_tokens": 160,
+        "unusable_tokens": 96,
         "causes": {"evicted": 1, "stored_meanwhile": 1},
     }
 

@@ -59,6 +59,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
                 "overlap_tokens": 48,
                 "overlap_blocks": {"device": 2, "host": 1, "disk": 0, "remote": 0},
                 "uncertain_tokens": 16,
+                "unusable_tokens": 0,
                 "speculative_tokens": 0,
                 "approximate_tokens": 0,
                 "in_flight": 1,

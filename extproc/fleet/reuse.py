@@ -1,0 +1,152 @@
+"""What each worker's engine reuses of the blocks that it holds: by its release, and by outcomes."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from extproc.base.engine import SGLANG, VLLM, Engine, Release
+from extproc.fleet.record import Worker
+from extproc.observing.outcomes import Outcome
+from extproc.proof.reuse import GROUP_MISSING
+from kvstate.feeds.feed import FeedState
+from kvstate.fleet import FollowedWorkers
+from kvstate.overlap import Overlap
+from kvstate.reuse import NO_RULES, ReuseRules
+
+log = logging.getLogger("kvsteer.workers")
+
+# vLLM announces the removal of each copy of a block up to this release (block_pool.py, 0.9 to
+# 0.32); changes under discussion announce only that of the last one (vllm#55092).
+LAST_WITH_EACH_COPY = Release(0, 32, 999)
+
+# Why a worker's credit is uncertain whatever its outcomes are.
+SILENT = "SGLang announces no removals of windows and states"
+
+
+def rules_by_release(engine: Engine | None) -> ReuseRules:
+    """Returns the rules of an engine's release; of unknown ones, only what events show counts."""
+    if engine is None or engine.name != VLLM:
+        return NO_RULES
+    return ReuseRules(announces_copies=engine.release <= LAST_WITH_EACH_COPY)
+
+
+class Reuse:
+    """What the workers' engines reuse.
+
+    records: of the workers, by name. is_hybrid: whether the model of a worker has, by its files,
+    several kinds of attention.
+    """
+
+    def __init__(
+        self,
+        fleet: FollowedWorkers,
+        records: Mapping[str, Worker],
+        is_hybrid: Callable[[Worker], bool],
+    ) -> None:
+        self._fleet = fleet
+        self._records = records
+        self._is_hybrid = is_hybrid
+
+    def note_followed(self, worker: Worker) -> None:
+        """Applies what is known of a worker to its feed."""
+        by_release = rules_by_release(worker.engine)
+        is_certain = not worker.reuse.doubt and not self._is_silent(worker)
+        self._fleet.note_rules(
+            worker.name,
+            by_release._replace(draft_drop=worker.reuse.draft_drop, is_certain=is_certain),
+        )
+
+    def note_engine(self, worker: Worker) -> None:
+        """Notes that a worker's engine became known, or is another one."""
+        worker.reuse.forget()
+        self.note_followed(worker)
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """Compares what a worker could reuse of a prompt with what it reported."""
+        worker, cached = self._records.get(outcome.worker), outcome.reported.cached_tokens
+        overlap = outcome.overlaps.get(outcome.worker)
+        if worker is None or cached is None or overlap is None or not self._is_comparable(outcome):
+            return
+        error, unit = _reusable(overlap) - cached, self._unit(worker, overlap.block_size)
+        if overlap.held_tokens < unit or (error > 0 and self._is_evicted(outcome, overlap)):
+            return
+        findings, before = worker.reuse, worker.reuse.as_json()
+        findings.note(error, unit, has_groups=self._has_groups(worker))
+        if findings.as_json() != before:
+            self._tell(worker)
+            self.note_followed(worker)
+
+    def cause(self, outcome: Outcome) -> str:
+        """Returns why the outcome of a request is not as predicted, if its engine's rules are."""
+        worker, cached = self._records.get(outcome.worker), outcome.reported.cached_tokens
+        overlap = outcome.overlaps.get(outcome.worker)
+        if worker is None or cached is None or overlap is None:
+            return ""
+        error, has_groups = _reusable(overlap) - cached, self._has_groups(worker)
+        if error == 0:  # it was right, but uncertain
+            return worker.reuse.doubt or (GROUP_MISSING if self._is_silent(worker) else "")
+        return worker.reuse.cause(
+            error, self._unit(worker, overlap.block_size), has_groups=has_groups
+        )
+
+    def as_json(self, worker: Worker) -> dict[str, Any]:
+        """Returns the entry of GET /workers."""
+        groups = self._fleet.other_groups(worker.name)
+        block_size = self._fleet.block_size(worker.name) or 1
+        findings = worker.reuse.as_json()
+        unknown = "" if groups.are_known else "what its attention groups need is not known"
+        silent = SILENT if self._is_silent(worker) else ""
+        return {
+            "other_groups": [{"block_size": size, "blocks": need} for size, need in groups.needs],
+            "unit_tokens": self._unit(worker, block_size),
+            "draft_drop": findings["draft_drop"],
+            "uncertain_because": silent or unknown or findings["uncertain_because"],
+        }
+
+    def _has_groups(self, worker: Worker) -> bool:
+        return self._fleet.other_groups(worker.name).are_there or self._is_silent(worker)
+
+    def _is_silent(self, worker: Worker) -> bool:
+        """Whether its engine does not announce what windows and states hold."""
+        engine = worker.engine
+        return engine is not None and engine.name == SGLANG and self._is_hybrid(worker)
+
+    def _unit(self, worker: Worker, block_size: int) -> int:
+        """Returns the tokens to which the engine aligns what it reuses."""
+        needs = self._fleet.other_groups(worker.name).needs
+        return math.lcm(block_size, *(size for size, _ in needs))
+
+    def _is_comparable(self, outcome: Outcome) -> bool:
+        name, counted = outcome.worker, outcome.counted_tokens
+        is_counted = counted in (None, outcome.prompt_tokens)
+        is_live = self._fleet.state(name) is FeedState.LIVE and self._fleet.ranks(name) == 1
+        return outcome.error_tokens is not None and is_counted and is_live
+
+    def _is_evicted(self, outcome: Outcome, before: Overlap) -> bool:
+        """Whether by its feed the worker can reuse less of the prompt now."""
+        if outcome.prompt is None:
+            return True
+        now = self._fleet.overlaps(outcome.prompt).get(outcome.worker)
+        return now is None or _reusable(now) < _reusable(before)
+
+    def _tell(self, worker: Worker) -> None:
+        findings = worker.reuse
+        if findings.doubt:
+            log.warning(
+                "worker %s: its engine reuses less than its events show (%s); its overlap counts"
+                " as uncertain",
+                worker.name,
+                findings.doubt,
+            )
+        else:
+            log.info(
+                "worker %s: its outcomes agree with its events; it computes %d of the last units"
+                " that it holds again",
+                worker.name,
+                findings.draft_drop,
+            )
+
+
+def _reusable(overlap: Overlap) -> int:
+    return overlap.certain_tokens + overlap.uncertain_tokens
