@@ -2,6 +2,7 @@
 
 import json
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from selenium.webdriver import ActionChains, Keys
@@ -103,6 +104,31 @@ def test_prefixes_are_shown_with_their_holders(
 
     browser.until(held, "a holder")
     assert "shared prefix" not in browser.one("#prefix-rows").text
+
+
+def test_page_shows_by_api_how_many_requests_have_known_tokens(
+    browser: Browser, system: Background[System]
+) -> None:
+    sent(system, "known")
+    asked = system.it.session.post(f"{system.it.envoy}/v1/responses", json={"model": "tiny"})
+    system.do(_ended(asked))
+    opened(browser, system)
+
+    def shown() -> list[str]:
+        return browser.texts("#apis li")
+
+    browser.until(lambda: len(shown()) == 2, "both APIs")
+    chat, responses = shown()
+    assert chat.startswith("chat: the tokens of 100 % of ")
+    assert responses == (
+        "responses: the tokens of 0 % of 1 request are known; of the others most (1) are "
+        "bad request."
+    )
+
+
+async def _ended(asked: Any) -> None:
+    async with asked as answer:
+        await answer.read()
 
 
 def test_pasted_request_is_explained(browser: Browser, system: Background[System]) -> None:
