@@ -32,7 +32,7 @@ _TAG = "mm"
 _ID_MASK = 0xFFFF_FFFF
 
 
-class Begun(NamedTuple):
+class ItemStart(NamedTuple):
     """Where an item begins in a chain of blocks, and what identifies it.
 
     at: the index of its first token, negative if it began before the chain. identifier: None if its
@@ -85,7 +85,7 @@ def has_media(event: BlocksStored) -> bool:
     )
 
 
-def beginnings(event: BlocksStored) -> list[Begun]:
+def beginnings(event: BlocksStored) -> list[ItemStart]:
     """Returns where the items of a store begin, in order, each once."""
     found: dict[tuple[int, Identifier], int] = {}
     size = event.block_size
@@ -94,15 +94,17 @@ def beginnings(event: BlocksStored) -> list[Begun]:
             item = _item(one)
             if item is not None and item[1] < size:
                 found[block * size + item[1], item[0]] = (block + 1) * size
-    return sorted([Begun(at, name, reach) for (at, name), reach in found.items()], key=_at)
+    return sorted(
+        [ItemStart(at, name, reach) for (at, name), reach in found.items()], key=_start_of
+    )
 
 
-def padded(tokens: Tokens) -> list[Begun]:
+def padded(tokens: Tokens) -> list[ItemStart]:
     """Returns where the items begin whose ids tell what they are, in order."""
     found, at = [], 0
     for token, count in runs_of(tokens):
         if token >= FIRST_PAD:
-            found.append(Begun(at, None, at + count))
+            found.append(ItemStart(at, None, at + count))
         at += count
     return found
 
@@ -112,7 +114,7 @@ def plain_keys(extra: Sequence[object]) -> Extra:
     return tuple([one for one in extra if _item(one) is None])
 
 
-def _at(begun: Begun) -> int:
+def _start_of(begun: ItemStart) -> int:
     return begun.at
 
 

@@ -25,7 +25,7 @@ MAX_AGE_SECONDS = 24 * 3600.0
 ROWS_BYTES = 1024 * 1024
 
 
-class About(msgspec.Struct, frozen=True, array_like=True):
+class StateHeader(msgspec.Struct, frozen=True, array_like=True):
     """Who wrote a state file.
 
     layout: whose rows it has (`kvstate.index.default_layout`). release: the router's. written_at:
@@ -45,7 +45,7 @@ class SavedState:
     ranks: of each worker, by rank. others: the sections of other packages, by name.
     """
 
-    about: About
+    about: StateHeader
     ranks: dict[str, dict[int, SavedRows]] = field(default_factory=dict)
     others: dict[str, list[Section]] = field(default_factory=dict)
 
@@ -60,10 +60,10 @@ class SavedState:
         return sum(one.rank.owner.blocks for ranks in self.ranks.values() for one in ranks.values())
 
 
-_Contents = TypeVar("_Contents", About, SavedRank)
+_Contents = TypeVar("_Contents", StateHeader, SavedRank)
 
 
-def section_of(writer: Writer, about: About) -> bytes:
+def section_of(writer: Writer, about: StateHeader) -> bytes:
     """Returns the bytes of the section that says who writes a file."""
     return writer.section(ABOUT, VERSION, msgspec.msgpack.encode(about))
 
@@ -94,7 +94,7 @@ def state_in(data: bytes, layout: str, now: float) -> SavedState:
     first = next(sections, None)
     if first is None or (first.name, first.version) != (ABOUT, VERSION):
         raise DamagedError("it does not say who wrote it")
-    state = SavedState(_decoded(first, About))
+    state = SavedState(_decoded(first, StateHeader))
     about = state.about
     if about.layout != layout:
         raise DamagedError(f"it was written by another core ({printed(about.layout)})")

@@ -20,7 +20,7 @@ _NEVER_USED_BYTE = b"\xc1"  # msgpack gives it no meaning
 class Fate:
     """The fate of one numbered batch."""
 
-    kept: bool
+    is_kept: bool
     """Whether it can be replayed."""
     sent: int
     """How often it is sent."""
@@ -50,14 +50,14 @@ class Interference:
         """Returns the fate of the next batch: lost before dropped, dropped before duplicated."""
         if self.lose:
             self.lose -= 1
-            return Fate(kept=False, sent=0)
+            return Fate(is_kept=False, sent=0)
         if self.drop:
             self.drop -= 1
-            return Fate(kept=True, sent=0)
+            return Fate(is_kept=True, sent=0)
         if self.duplicate:
             self.duplicate -= 1
-            return Fate(kept=True, sent=2)
-        return Fate(kept=True, sent=1)
+            return Fate(is_kept=True, sent=2)
+        return Fate(is_kept=True, sent=1)
 
     def spoiled(self, events: Sequence[WireEvent]) -> Sequence[WireEvent]:
         """Returns the events to encode: the first is replaced if one is to be undecodable."""

@@ -163,7 +163,7 @@ class Publisher:
     def _deliver(self, payload: bytes) -> None:
         sequence, fate = self.next_sequence, self._interference.fate()
         self.next_sequence += 1
-        if fate.kept:
+        if fate.is_kept:
             self._history.append((sequence, payload))
         message = published(self._topic, sequence, payload)
         for ready in self._interference.ordered([message] * fate.sent):

@@ -65,7 +65,7 @@ class RememberedWorkers:
         workers = list(self._records.values())
         for begin in range(0, len(workers), AT_ONCE):
             some = workers[begin : begin + AT_ONCE]
-            yield msgspec.msgpack.encode({worker.name: self._known(worker) for worker in some})
+            yield msgspec.msgpack.encode({worker.name: self._remember(worker) for worker in some})
 
     def restore(self, contents: bytes) -> None:
         """Takes what was saved; it counts for each worker from `note_proven` on.
@@ -95,7 +95,7 @@ class RememberedWorkers:
         if record.upstream is not None and known.speed is not None:
             record.upstream.load.speed.restore(known.speed, self._monotonic())
 
-    def _known(self, worker: Worker) -> _Remembered:
+    def _remember(self, worker: Worker) -> _Remembered:
         upstream = worker.upstream
         now = self._monotonic()
         speed = None if upstream is None else upstream.load.speed.saved(now)

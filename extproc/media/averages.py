@@ -15,13 +15,13 @@ class Averages:
     """The average tokens of media items. Models are the configured ones, so they are few."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+        self._sums: dict[tuple[str, str], tuple[float, int]] = {}
 
     def tokens_of(self, model: str | None, kind: str) -> float:
         """Returns the average of a kind of items, USUAL_TOKENS while none is known."""
         if model is None:
             return USUAL_TOKENS
-        return self._seen.get((model, kind), (USUAL_TOKENS, 0))[0]
+        return self._sums.get((model, kind), (USUAL_TOKENS, 0))[0]
 
     def note(self, model: str, counts: Mapping[str, int], tokens: float) -> None:
         """Notes how many tokens the media of a request had, if all of it was of one kind.
@@ -32,6 +32,6 @@ class Averages:
             return
         ((kind, items),) = counts.items()
         each = min(MOST_TOKENS, max(LEAST_TOKENS, tokens / items))
-        average, seen = self._seen.get((model, kind), (0.0, 0))
+        average, seen = self._sums.get((model, kind), (0.0, 0))
         weight = max(LATEST_WEIGHT, 1 / (seen + 1))
-        self._seen[model, kind] = (average + weight * (each - average), seen + 1)
+        self._sums[model, kind] = (average + weight * (each - average), seen + 1)

@@ -11,7 +11,7 @@ from extproc.base.structs import LightByIdentity
 from extproc.media.identities import Identity
 from extproc.media.prompts import MediaPrompt
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.media import Begun, beginnings, padded, plain_keys, runs_of
+from kvstate.media import ItemStart, beginnings, padded, plain_keys, runs_of
 from kvstate.overlap import Extra, Tokens
 
 # A chain has at most as many ids; what goes on from there is not followed.
@@ -28,7 +28,7 @@ class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
     """Blocks that a worker stored one after the other.
 
     last: the hash of the last one. is_root: whether the first begins a prompt. block_size: in
-    tokens. tokens: their ids, as published. begun: where items begin. lora: their adapter. salt:
+    tokens. tokens: their ids, as published. starts: where items begin. lora: their adapter. salt:
     the keys of the root that name no item. number: of its last store, in the order of all.
     """
 
@@ -36,7 +36,7 @@ class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
     is_root: bool
     block_size: int
     tokens: Tokens
-    begun: tuple[Begun, ...]
+    starts: tuple[ItemStart, ...]
     lora: str | int | None
     salt: Extra
     number: int
@@ -62,14 +62,14 @@ class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
         if len(self.tokens) + len(more.tokens) > MAX_CHAIN_TOKENS:
             return None
         shift, reach = len(self.tokens), {}
-        for one in self.begun:
+        for one in self.starts:
             reach[one.at, one.identifier] = one.reach
-        for one in more.begun:
+        for one in more.starts:
             at = one.at + shift
             if one.identifier is None and not one.at and self._goes_on(more):
-                at = self.begun[-1].at
+                at = self.starts[-1].at
             reach[at, one.identifier] = one.reach + shift
-        begun = tuple([Begun(at, name, end) for (at, name), end in reach.items()])
+        begun = tuple([ItemStart(at, name, end) for (at, name), end in reach.items()])
         return Chain(
             more.last,
             self.is_root,
@@ -83,7 +83,7 @@ class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
 
     def _goes_on(self, more: "Chain") -> bool:
         """Returns whether a run of an item's own ids goes on in another chain."""
-        is_open = bool(self.begun) and self.begun[-1].reach == len(self.tokens)
+        is_open = bool(self.starts) and self.starts[-1].reach == len(self.tokens)
         return is_open and self.tokens[-1] == more.tokens[0]
 
 
@@ -115,8 +115,8 @@ def _starts_of(
     """Yields where in the prompt a chain may begin."""
     if chain.is_root:
         yield 0
-    elif chain.begun:
-        size, begun = chain.block_size, chain.begun[0].at
+    elif chain.starts:
+        size, begun = chain.block_size, chain.starts[0].at
         for place, leads in _places_of_first(chain, prompt, known):
             starts = (place + lead - begun for lead in leads)
             yield from (start for start in starts if start > 0 and start % size == 0)
@@ -126,7 +126,7 @@ def _places_of_first(
     chain: Chain, prompt: MediaPrompt, known: Sequence[Identity | None]
 ) -> Iterator[tuple[int, Iterable[int]]]:
     """Yields where in the prompt the first item of a chain may be, and its possible leads."""
-    begun, place = chain.begun[0], 0
+    begun, place = chain.starts[0], 0
     for number, identity in enumerate(known):
         place += len(prompt.texts[number])
         if identity is None:
@@ -143,7 +143,7 @@ def _places_of_first(
 
 def _lead_in(chain: Chain, identity: Identity) -> int:
     """Returns how many ids of a known item are before the first item that a chain names."""
-    first = chain.begun[0].at
+    first = chain.starts[0].at
     if identity.identifier is not None or first:
         return identity.lead
     # it begins with the rest of a run
@@ -159,10 +159,10 @@ class _Walk:
     ) -> None:
         self._chain = chain
         self._prompt = prompt
-        self._known = known
+        self._known_items = known
         self._start = start
         self._place = 0
-        self._found: Findings = {}
+        self._findings: Findings = {}
         self._compared = 0
 
     @property
@@ -189,12 +189,12 @@ class _Walk:
             if not self._is_same(prompt.texts[number + 1]):
                 return None
         else:
-            if any(one.at >= self._at for one in self._chain.begun):
+            if any(one.at >= self._at for one in self._chain.starts):
                 return None  # it goes on with items behind the prompt
-        return self._found if self._compared else None
+        return self._findings if self._compared else None
 
     def _is_ended(self, number: int) -> bool:
-        identity = self._found.get(number) or self._known[number]
+        identity = self._findings.get(number) or self._known_items[number]
         return identity is not None and identity.is_whole
 
     def _is_same(self, tokens: Tokens) -> bool:
@@ -209,7 +209,7 @@ class _Walk:
 
     def _pass_item(self, number: int) -> bool:
         """Passes an item; returns whether the chain may have it here."""
-        identity = self._known[number]
+        identity = self._known_items[number]
         if identity is not None and self._has(identity):
             if identity.is_whole:
                 self._place += identity.count
@@ -223,7 +223,7 @@ class _Walk:
         """Returns whether the chain has a known item here, as far as it reaches."""
         start = self._at + identity.lead
         if 0 <= start < len(self._chain.tokens):
-            names = [one.identifier for one in self._chain.begun if one.at == start]
+            names = [one.identifier for one in self._chain.starts if one.at == start]
             if names != [identity.identifier]:
                 return False
         place = self._place
@@ -256,20 +256,20 @@ class _Walk:
         if made is None:
             return False
         if before is None or made.count >= before.count:
-            self._found[number] = made
+            self._findings[number] = made
         self._place += made.count
         return True
 
-    def _begun_at(self, at: int, before: Identity | None) -> Begun | None:
+    def _begun_at(self, at: int, before: Identity | None) -> ItemStart | None:
         """Returns where the item's own ids begin that starts at a place of the chain."""
         if before is not None:
             here = at + before.lead
-            reach = max([one.reach for one in self._chain.begun if one.at == here], default=0)
-            return Begun(here, before.identifier, reach)
-        found = [one for one in self._chain.begun if one.at >= at]
+            reach = max([one.reach for one in self._chain.starts if one.at == here], default=0)
+            return ItemStart(here, before.identifier, reach)
+        found = [one for one in self._chain.starts if one.at >= at]
         return found[0] if found and found[0].at - at < LONGEST_LEAD else None
 
-    def _may_go_on(self, number: int, begun: Begun) -> bool:
+    def _may_go_on(self, number: int, begun: ItemStart) -> bool:
         """Returns whether an item may go on behind the chain: its last block has nothing else."""
         tokens = self._chain.tokens
         if begun.reach < len(tokens):
@@ -286,7 +286,7 @@ class _Walk:
         text = self._prompt.texts[number + 1]
         if len(text):
             return self._place_of(text, max(0, begun + 1))
-        following = [one.at - lead for one in self._chain.begun if one.at > begun]
+        following = [one.at - lead for one in self._chain.starts if one.at > begun]
         return following[0] if following and number + 1 < len(self._prompt.items) else None
 
     def _place_of(self, text: Tokens, at: int) -> int | None:

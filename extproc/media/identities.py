@@ -87,12 +87,12 @@ class Identities:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._size_bytes = 0
-        self._known: dict[bytes, Identity] = {}
+        self._by_key: dict[bytes, Identity] = {}
         self._used: deque[bytes] = deque(maxlen=MOST_USED)
 
     def __len__(self) -> int:
         """Returns how many items are known."""
-        return len(self._known)
+        return len(self._by_key)
 
     @property
     def size_bytes(self) -> int:
@@ -101,7 +101,7 @@ class Identities:
 
     def find(self, key: bytes) -> Identity | None:
         """Returns an item's identity, None if it is not known; it is the latest used then."""
-        found = self._known.get(key)
+        found = self._by_key.get(key)
         if found is not None:
             self._used.append(key)
         return found
@@ -110,14 +110,14 @@ class Identities:
         """Keeps an item's identity instead of what was known of it."""
         self._reorder()
         self.drop(key)
-        self._known[key] = identity
+        self._by_key[key] = identity
         self._size_bytes += identity.size_bytes
         while self._size_bytes > self._max_bytes:
-            self.drop(next(iter(self._known)))
+            self.drop(next(iter(self._by_key)))
 
     def drop(self, key: bytes) -> None:
         """Forgets an item."""
-        before = self._known.pop(key, None)
+        before = self._by_key.pop(key, None)
         if before is not None:
             self._size_bytes -= before.size_bytes
 
@@ -125,11 +125,11 @@ class Identities:
         """Puts the items that were used since the last time behind the others."""
         while self._used:
             used = self._used.popleft()
-            found = self._known.pop(used, None)
+            found = self._by_key.pop(used, None)
             if found is not None:
-                self._known[used] = found
+                self._by_key[used] = found
 
     def items(self) -> list[tuple[bytes, Identity]]:
         """Returns all items, the latest used last."""
         self._reorder()
-        return list(self._known.items())
+        return list(self._by_key.items())

@@ -78,7 +78,7 @@ class MediaLearning:
         self._waiting: dict[str, list[Waiting]] = {}
         self._by_prompt: dict[MediaPrompt, Waiting] = {}
         self._chains: OrderedDict[tuple[str, BlockHash], Chain] = OrderedDict()
-        self._kept_tokens = 0
+        self._stored_tokens = 0
         self._number = 0
 
     def begin(self, worker: str, prompt: MediaPrompt, *, is_known: bool = False) -> None:
@@ -91,7 +91,7 @@ class MediaLearning:
         others = self._waiting.setdefault(worker, [])
         if len(others) >= MAX_WAITING:
             self._drop(others[0])
-        before, until = self._known(prompt), now + MAX_SECONDS
+        before, until = self._identities_of(prompt), now + MAX_SECONDS
         waiting = Waiting(worker, prompt, before, self._number, until, is_known=is_known)
         self._waiting.setdefault(worker, []).append(waiting)
         self._by_prompt[prompt] = waiting
@@ -150,11 +150,11 @@ class MediaLearning:
                 if one.learned and self._contradicts(chain, one):
                     self._unlearn(one)
 
-    def _known(self, prompt: MediaPrompt) -> Sequence[Identity | None]:
+    def _identities_of(self, prompt: MediaPrompt) -> Sequence[Identity | None]:
         return tuple(map(self._identities.find, prompt.keys))
 
     def _findings(self, chain: Chain, one: Waiting) -> Findings | None:
-        found = findings_in(chain, one.prompt, self._known(one.prompt))
+        found = findings_in(chain, one.prompt, self._identities_of(one.prompt))
         if found is None:
             return None
         keys = one.prompt.keys
@@ -222,11 +222,11 @@ class MediaLearning:
     def _keep(self, worker: str, chain: Chain) -> None:
         key = (worker, chain.last)
         before = self._chains.pop(key, None)
-        self._kept_tokens += len(chain.tokens) - (0 if before is None else len(before.tokens))
+        self._stored_tokens += len(chain.tokens) - (0 if before is None else len(before.tokens))
         self._chains[key] = chain
-        while len(self._chains) > MAX_CHAINS or self._kept_tokens > MAX_KEPT_TOKENS:
+        while len(self._chains) > MAX_CHAINS or self._stored_tokens > MAX_KEPT_TOKENS:
             _, oldest = self._chains.popitem(last=False)
-            self._kept_tokens -= len(oldest.tokens)
+            self._stored_tokens -= len(oldest.tokens)
 
     def _give_up(self, worker: str, now: float) -> None:
         for one in [one for one in self._waiting.get(worker, ()) if one.until <= now]:
@@ -248,7 +248,7 @@ class MediaLearning:
         If one item of it is not known to its end, it has the rest of them, as its template closes
         it. If all are known and are not as many, they are forgotten.
         """
-        known = self._known(prompt)
+        known = self._identities_of(prompt)
         left = whole - sum(map(len, prompt.texts))
         left -= sum([one.count for one in known if one is not None])
         if all(one is not None and one.is_whole for one in known):

@@ -25,7 +25,7 @@ from extproc.renderers.deepseek import (
     schemas,
     written_calls,
 )
-from extproc.renderers.given import given
+from extproc.renderers.render_input import render_input
 from extproc.renderers.segments import Marks
 from extproc.requests.chat_request import Messages, flat
 from extproc.requests.prompt import Chat
@@ -76,7 +76,7 @@ class DeepSeekV32:
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""
         del budget_seconds  # it takes microseconds a message
-        told, variables, forms = given(chat, chat.messages)
+        told, variables, forms = render_input(chat, chat.messages)
         messages = [flat(message) for message in told]
         thinks = bool(variables.get("thinking") or variables.get("enable_thinking"))
         if thinks and messages[-1]["role"] == "user":
@@ -156,13 +156,13 @@ def _question(role: str, content: str) -> str:
 
 def _answer(message: dict[str, Any], *, is_shown: bool) -> str:
     """Returns a turn of the model. is_shown: whether it begins with what the model thought."""
-    thought = _thought(message) + END_THINK if is_shown else ""
+    thought = _thinking_of(message) + END_THINK if is_shown else ""
     functions = calls_of(message)
     calls = f"\n\n{written_calls(functions, _TAGS)}" if functions else ""
     return f"{thought}{message['content']}{calls}{EOS}"
 
 
-def _thought(message: dict[str, Any]) -> str:
+def _thinking_of(message: dict[str, Any]) -> str:
     """Returns what the model thought before an answer.
 
     Raises:

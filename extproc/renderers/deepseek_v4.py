@@ -30,7 +30,7 @@ from extproc.renderers.deepseek import (
     schemas,
     written_calls,
 )
-from extproc.renderers.given import Given, given
+from extproc.renderers.render_input import RenderInput, render_input
 from extproc.renderers.segments import Marks
 from extproc.requests.chat_request import Messages, in_parts
 from extproc.requests.prompt import Chat
@@ -136,7 +136,7 @@ class DeepSeekV4:
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""
         del budget_seconds  # it takes microseconds a message
-        told = self._given(chat)
+        told = self._render_input(chat)
         variables = told.variables
         is_on, effort = self._effort(variables)
         messages, tools = told.messages, variables.get("tools")
@@ -151,9 +151,9 @@ class DeepSeekV4:
         beginning = self._beginning(turns, effort if is_on else "")
         return "".join([BOS, beginning, *pieces]), told.forms
 
-    def _given(self, chat: Chat) -> Given:
+    def _render_input(self, chat: Chat) -> RenderInput:
         """Returns what the engine's code is given, each content as a text."""
-        told = given(chat, chat.messages)
+        told = render_input(chat, chat.messages)
         shaped = [
             {**message, "content": _joined(message["content"])}
             for message in map(in_parts, told.messages)
@@ -243,11 +243,11 @@ class DeepSeekV41(DeepSeekV4):
     _tools = _tools_text(_tags)
     _later_system = SYSTEM
 
-    def _given(self, chat: Chat) -> Given:
-        told = given(chat, chat.sent, drops_billing_lines=False)
+    def _render_input(self, chat: Chat) -> RenderInput:
+        told = render_input(chat, chat.sent, drops_billing_lines=False)
         if any(field in message for message in told.messages for field in _V41_FIELDS):
             raise RequestError("unsupported_content")
-        return told._replace(messages=[_sent(message) for message in told.messages])
+        return told._replace(messages=[_with_text(message) for message in told.messages])
 
     def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:
         is_on, effort = _is_on(variables), variables.get("reasoning_effort")
@@ -295,7 +295,7 @@ def _joined(content: str | list[dict[str, Any]]) -> str:
     return "\n\n".join(part["text"] for part in content)
 
 
-def _sent(message: dict[str, Any]) -> dict[str, Any]:
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message with its content as a text, as V4.1 reads it."""
     content = message.get("content")
     if isinstance(content, list):

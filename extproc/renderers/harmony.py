@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
-from extproc.renderers.given import dialect_of, given
+from extproc.renderers.render_input import dialect_of, render_input
 from extproc.renderers.segments import Marks, Segment
 from extproc.renderers.typescript import namespace
 from extproc.requests.chat_request import Messages
@@ -88,7 +88,7 @@ def _result(name: str, text: str) -> _HarmonyMessage:
     return _HarmonyMessage(f"functions.{_checked(name)}", [text], "commentary", "assistant")
 
 
-def _thought(text: str) -> _HarmonyMessage:
+def _thinking_message(text: str) -> _HarmonyMessage:
     return _HarmonyMessage("assistant", [text], "analysis")
 
 
@@ -113,7 +113,7 @@ class Harmony:
     vLLM's POST /tokenize renders the chat template that gpt-oss also has, and not this format.
 
     now: returns the time, in the time zone that the engines have. keeps_later_systems: as in
-        `given`.
+        `render_input`.
     """
 
     is_shown_by_tokenize = False
@@ -144,7 +144,7 @@ class Harmony:
         return self._marks.joined([*segments, START, "assistant"]), forms
 
     def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[_HarmonyMessage], int]:
-        told = given(
+        told = render_input(
             chat,
             chat.sent,
             _OFF_EFFORT,
@@ -293,7 +293,7 @@ def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:
 def _answer(message: Mapping[str, Any]) -> Iterator[_HarmonyMessage]:
     """Yields the messages of a turn of the model."""
     reasoning, content, calls = (message.get(key) for key in ("reasoning", "content", "tool_calls"))
-    thoughts = [_thought(reasoning)] if reasoning else []
+    thoughts = [_thinking_message(reasoning)] if reasoning else []
     if not calls:
         yield from thoughts
         texts = _texts(content or "")
@@ -306,10 +306,10 @@ def _answer(message: Mapping[str, Any]) -> Iterator[_HarmonyMessage]:
     yield from thoughts
     for call in calls:
         function = call["function"]
-        yield _call(function.get("name", ""), _written(function.get("arguments")))
+        yield _call(function.get("name", ""), _arguments_as_json(function.get("arguments")))
 
 
-def _written(arguments: object) -> str:
+def _arguments_as_json(arguments: object) -> str:
     """Returns the arguments of a call as JSON; text is what the client wrote.
 
     Anthropic's API has an object instead, which the engine writes as Python does.
@@ -341,11 +341,11 @@ def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_HarmonyMessage]:
     for item in items:
         kind, content = item.get("type", "message"), item.get("content")
         if kind == "message":
-            yield from _said(item["role"], content)
+            yield from _messages_of(item["role"], content)
         elif kind == "reasoning":
             texts = _texts(content or [])
             if texts:
-                yield _thought("\n".join(texts))
+                yield _thinking_message("\n".join(texts))
         elif kind == "function_call":
             names[item.get("call_id")] = item.get("name")
             yield _call(_checked(item.get("name")), str(item.get("arguments")))
@@ -358,7 +358,7 @@ def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_HarmonyMessage]:
             raise RequestError("template_failed")
 
 
-def _said(role: str, content: object) -> Iterator[_HarmonyMessage]:
+def _messages_of(role: str, content: object) -> Iterator[_HarmonyMessage]:
     """Yields what an item of a role says."""
     if role in ("system", "developer"):
         text = _flat(content)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
-from extproc.renderers.given import dialect_of, given
+from extproc.renderers.render_input import dialect_of, render_input
 from extproc.renderers.segments import Marks, Segment
 from extproc.requests.chat_request import Messages
 from extproc.requests.costly_json import refuse_costly
@@ -131,7 +131,7 @@ class Mistral:
         if not _VARIABLES.issuperset(chat.variables):
             raise _refusal()
         # the library gets messages as they were sent, billing headers included
-        shown = given(chat, chat.messages, drops_billing_lines=False)
+        shown = render_input(chat, chat.messages, drops_billing_lines=False)
         messages = shown.messages
         is_open = bool(chat.variables.get("continue_final_message"))
         if (messages[-1].get("role") == "assistant") is not is_open:

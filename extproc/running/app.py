@@ -52,7 +52,7 @@ from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import default_layout
-from kvstate.saved_state import About, SavedState
+from kvstate.saved_state import SavedState, StateHeader
 
 log = logging.getLogger("kvsteer")
 
@@ -253,8 +253,8 @@ def _state_file(
 ) -> StateFile | None:
     """Returns the state file, None if none is configured; workers begin with what was saved."""
 
-    def about() -> About:
-        return About(default_layout(), version("kvsteer"), time.time(), fleet.secret)
+    def about() -> StateHeader:
+        return StateHeader(default_layout(), version("kvsteer"), time.time(), fleet.secret)
 
     def identity(name: str) -> str | None:
         worker = workers.records.get(name)

@@ -23,7 +23,7 @@ from kvstate.errors import DamagedError
 from kvstate.feeds.feed import Restoration
 from kvstate.fleet import FollowedWorkers
 from kvstate.saved import SavedRows
-from kvstate.saved_state import About, SavedState, section_of, sections_of, state_in
+from kvstate.saved_state import SavedState, StateHeader, section_of, sections_of, state_in
 from kvstate.sections import Section, Writer
 
 log = logging.getLogger("kvsteer.state")
@@ -131,21 +131,21 @@ class StateFile:
         interval_seconds: float,
         state: SavedState | None,
         fleet: FollowedWorkers,
-        about: Callable[[], About],
+        about: Callable[[], StateHeader],
         identity: Callable[[str], str | None],
         keepers: Sequence[Keeper] = (),
     ) -> None:
         self._path = Path(path)
         self._interval_seconds = interval_seconds
-        self._left = {} if state is None else dict(state.ranks)
+        self._unclaimed = {} if state is None else dict(state.ranks)
         self._fleet = fleet
-        self._about = about
+        self._header = about
         self._identity = identity
         self._keepers = keepers
         self._unproven: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._writing = asyncio.Lock()
-        self._due = asyncio.Event()
+        self._write_due = asyncio.Event()
         self._fault = ""
         self.outcomes: Counter[Restoration] = Counter()
         self.written_at = 0.0
@@ -157,7 +157,7 @@ class StateFile:
 
     def take(self, worker: str, model: str, ranks: int) -> Mapping[int, SavedRows]:
         """Returns what was saved of a worker's ranks, once, if it is still the same worker."""
-        saved = self._left.pop(worker, {})
+        saved = self._unclaimed.pop(worker, {})
         identity = self._identity(worker)
         taken = {
             number: one
@@ -177,7 +177,7 @@ class StateFile:
         """
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        while self._unproven or (self._left and not is_complete()):
+        while self._unproven or (self._unclaimed and not is_complete()):
             self._look()
             if loop.time() - began_at >= PROVING_SECONDS:
                 break
@@ -205,7 +205,7 @@ class StateFile:
 
     def hurry(self) -> None:
         """Has the file written now, since the router is about to stop."""
-        self._due.set()
+        self._write_due.set()
 
     async def write(self) -> None:
         """Writes the file; if it cannot, logs why once, and leaves the old one."""
@@ -225,9 +225,9 @@ class StateFile:
     async def _write(self, new: Path) -> int:
         """Writes a new file; returns its length."""
         writer = Writer()
-        file = await asyncio.to_thread(_made, new)
+        file = await asyncio.to_thread(_create_private, new)
         try:
-            await asyncio.to_thread(_begin, file, writer, self._about())
+            await asyncio.to_thread(_begin, file, writer, self._header())
             for keeper in self._keepers:
                 for piece in keeper.saved():
                     section = writer.section(keeper.section, keeper.version, piece)
@@ -255,15 +255,15 @@ class StateFile:
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(LOOK_LATE_SECONDS)
             self._look()
-        if self._left:
-            log.info("state.file: %d of its workers are not in the fleet", len(self._left))
-            self._left.clear()
+        if self._unclaimed:
+            log.info("state.file: %d of its workers are not in the fleet", len(self._unclaimed))
+            self._unclaimed.clear()
 
     async def _keep_writing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), self._interval_seconds)
-            self._due.clear()
+                await asyncio.wait_for(self._write_due.wait(), self._interval_seconds)
+            self._write_due.clear()
             try:
                 await self.write()
             except Exception:  # the next one may succeed
@@ -275,7 +275,7 @@ class StateFile:
         self._fault = fault
 
 
-def _made(path: Path) -> BinaryIO:
+def _create_private(path: Path) -> BinaryIO:
     """Creates a file that only this user may read."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -291,7 +291,7 @@ def _hand(keeper: Keeper, section: Section) -> None:
         log.warning("state.file: section %s is not used: %s", section.name, error)
 
 
-def _begin(file: BinaryIO, writer: Writer, about: About) -> None:
+def _begin(file: BinaryIO, writer: Writer, about: StateHeader) -> None:
     file.write(writer.begin())
     file.write(section_of(writer, about))
 

@@ -41,10 +41,10 @@ def thinking_mode(source: str, tree: nodes.Template) -> ThinkingMode | None:
 
     tree: the template's syntax.
     """
-    return next(filter(None, _found(source, tree)), None)
+    return next(filter(None, _modes_in(source, tree)), None)
 
 
-def _found(source: str, tree: nodes.Template) -> Iterator[ThinkingMode | None]:
+def _modes_in(source: str, tree: nodes.Template) -> Iterator[ThinkingMode | None]:
     yield _special(source)
     first, second = "enable_thinking", "thinking"
     yield _off(source, tree, first)

@@ -5,7 +5,7 @@ import pytest
 
 from kvstate.events import BlocksStored
 from kvstate.index import Index
-from kvstate.media import FIRST_PAD, Begun, MediaFold, beginnings, has_media, padded, plain_keys
+from kvstate.media import FIRST_PAD, ItemStart, MediaFold, beginnings, has_media, padded, plain_keys
 from kvstate.overlap import Overlap, Prompt, within
 
 SIZE = 4
@@ -21,8 +21,8 @@ ITEM = stored((["cat", 2], "red"), (["cat", -2],))
 
 def test_beginnings_are_in_order_and_each_once() -> None:
     both = stored((["cat", 2],), (["cat", -2], ["mm", b"dog", 3]))
-    assert beginnings(both) == [Begun(2, "cat", 8), Begun(7, b"dog", 8)]
-    assert beginnings(stored((["cat", -9],), ())) == [Begun(-9, "cat", 4)]
+    assert beginnings(both) == [ItemStart(2, "cat", 8), ItemStart(7, b"dog", 8)]
+    assert beginnings(stored((["cat", -9],), ())) == [ItemStart(-9, "cat", 4)]
 
 
 @pytest.mark.parametrize("key", ["salt", 7, ["cat"], ["cat", "2"], ["mm", None, 2], ["a", "b", 2]])
@@ -45,7 +45,7 @@ def test_fold_puts_an_item_into_the_ids_and_leaves_other_keys() -> None:
 def test_padded_ids_begin_where_they_change() -> None:
     first, second = FIRST_PAD + 5, FIRST_PAD + 6
     ids = array("I", [1, first, first, second, 2, first])
-    assert padded(ids) == [Begun(1, None, 3), Begun(3, None, 4), Begun(5, None, 6)]
+    assert padded(ids) == [ItemStart(1, None, 3), ItemStart(3, None, 4), ItemStart(5, None, 6)]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -294,10 +294,10 @@ async def test_held_prefix_equals_the_hit_of_a_request(
 def test_lose_precedes_drop_and_drop_precedes_duplicate() -> None:
     interference = Interference(drop=1, lose=1, duplicate=1)
     assert [interference.fate() for _ in range(4)] == [
-        Fate(kept=False, sent=0),
-        Fate(kept=True, sent=0),
-        Fate(kept=True, sent=2),
-        Fate(kept=True, sent=1),
+        Fate(is_kept=False, sent=0),
+        Fate(is_kept=True, sent=0),
+        Fate(is_kept=True, sent=2),
+        Fate(is_kept=True, sent=1),
     ]
 
 

@@ -19,7 +19,7 @@ from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import default_layout
 from kvstate.overlap import Overlap
-from kvstate.saved_state import MAX_AGE_SECONDS, About, SavedState, section_of
+from kvstate.saved_state import MAX_AGE_SECONDS, SavedState, StateHeader, section_of
 from kvstate.sections import Section, Writer, sections_in
 from tests.kvstate.publishing import block, chain, payload
 from tests.waiting import until
@@ -27,7 +27,7 @@ from tests.waiting import until
 SECRET = 0x0123_4567_89AB_CDEF
 LAYOUT = default_layout()
 NOW = 1_700_000_000.0
-ABOUT = About(LAYOUT, "1.0", NOW, SECRET)
+ABOUT = StateHeader(LAYOUT, "1.0", NOW, SECRET)
 
 
 class Note:

@@ -27,7 +27,7 @@ from extproc.templates.conversions import merged_systems, with_reasoning
 _REASONING = ("reasoning", "reasoning_content")
 
 
-class Given(NamedTuple):
+class RenderInput(NamedTuple):
     """A conversation for a renderer.
 
     messages: by the dialect's rules. variables: besides them, `reasoning_effort` and
@@ -51,14 +51,14 @@ def dialect_of(chat: Chat) -> Dialect:
     return chat.dialect
 
 
-def given(
+def render_input(
     chat: Chat,
     messages: Messages,
     off_effort: str = "none",
     keeps_later_systems: Callable[[], bool] = lambda: False,
     *,
     drops_billing_lines: bool = True,
-) -> Given:
+) -> RenderInput:
     """Returns what a renderer is given of a chat.
 
     messages: `chat.messages`, or `chat.sent` where the engine's code reads these. off_effort: the
@@ -88,7 +88,7 @@ def given(
     if chat.effort:
         forms |= EFFORT
         variables = _with_effort(chat, off_effort)
-    return Given(messages, variables, forms)
+    return RenderInput(messages, variables, forms)
 
 
 def _with_systems(
