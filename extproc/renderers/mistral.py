@@ -224,9 +224,7 @@ class Mistral:
         if self._version.number >= 13:
             yield from self._written(turn.content)
             return
-        content = turn.content
-        if not isinstance(content, str):
-            raise _refusal()
+        content = str(turn.content)  # no thought is in a result
         if self._version.number >= 7:
             yield turn.call_id
             yield self._ids["[TOOL_CONTENT]"]
