@@ -209,7 +209,7 @@ def batches_of(make: Callable[[], Made], rounds: int, count: int) -> list[list[M
     return [[make() for _ in range(count + 1)] for _ in range(rounds + 1)]
 
 
-def round_of(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]]) -> Round:
+def round_of(call: Callable[..., object], batches: Sequence[Sequence[object]]) -> Round:
     """Returns a round over the next batch, whose first prompt warms up the caches."""
     coming = iter(batches)
 

@@ -16,6 +16,7 @@ SMOKES = {
     "extproc.py": [],
     "extproc_counts.py": [],
     "feeds.py": [],
+    "in_code.py": [],
     "index.py": [],
     "peers.py": ["--only", "speed"],
     "processes.py": [],
