@@ -8,6 +8,7 @@ results are written, and what becomes of system turns.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
@@ -181,8 +182,11 @@ class Mistral:
             written = json.dumps({"reasoning_effort": effort}, ensure_ascii=False)
             yield from self._between("[MODEL_SETTINGS]", (written,), "[/MODEL_SETTINGS]")
 
-    def _written(self, content: _Content) -> Iterator[Segment]:
-        for part in (content,) if isinstance(content, str) else content:
+    def _written(self, content: _Content) -> Iterable[Segment]:
+        return (content,) if isinstance(content, str) else self._with_thoughts(content)
+
+    def _with_thoughts(self, content: list[str | _Thought]) -> Iterator[Segment]:
+        for part in content:
             if isinstance(part, str):
                 yield part
             elif not self._thinks:
@@ -237,27 +241,20 @@ class Mistral:
         """Returns the conversation with messages of one role that follow each other as one."""
         number = self._version.number
         turns: list[_Turn] = []
-        pending: list[dict[str, Any]] = []
         call_ids: list[str] = []
-        for message in (*messages, None):
-            role = None if message is None else _role(message)
-            if pending and role != _role(pending[0]):
-                made = self._made(pending)
-                if made[0].role == "assistant":
-                    call_ids += [_call_id(call.get("id")) for call in made[0].calls]
-                elif made[0].role == "tool":
-                    if number >= 11:
-                        made = _in_order(made, call_ids)
-                    call_ids = []
-                turns += made
-                pending = []
-            if message is not None:
-                pending.append(message)
+        for role, group in groupby(messages, key=_role):
+            made = self._made(role, list(group))
+            if role == "assistant":
+                call_ids += [_call_id(call.get("id")) for call in made[0].calls]
+            elif role == "tool":
+                if number >= 11:
+                    made = _in_order(made, call_ids)
+                call_ids = []
+            turns += made
         return turns if number >= 7 else _with_system_last(turns)
 
-    def _made(self, messages: list[dict[str, Any]]) -> list[_Turn]:
+    def _made(self, role: str, messages: list[dict[str, Any]]) -> list[_Turn]:
         """Returns the turns that messages of one role become."""
-        role = _role(messages[0])
         if role == "user":
             return [_Turn(role, self._joined(messages))]
         if role == "assistant":
@@ -276,6 +273,10 @@ class Mistral:
 
     def _joined(self, messages: list[dict[str, Any]]) -> _Content:
         """Returns the contents of messages as one: texts joined, thoughts between them."""
+        if len(messages) == 1 and "reasoning" not in messages[0]:
+            content = messages[0].get("content")
+            if isinstance(content, str):  # as in most messages
+                return content
         found: list[str | _Thought] = []
         texts: list[str] = []
         for message in messages:
