@@ -18,6 +18,7 @@ SMOKES = {
     "feeds.py": [],
     "in_code.py": [],
     "index.py": [],
+    "media.py": [],
     "peers.py": ["--only", "speed"],
     "processes.py": [],
     "routing.py": [],

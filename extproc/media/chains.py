@@ -17,9 +17,6 @@ from kvstate.overlap import Extra, Tokens
 # A chain has at most as many ids; what goes on from there is not followed.
 MAX_CHAIN_TOKENS = 262_144
 
-# Of an item's ids, fewer than these are before those that the engine's name covers.
-LONGEST_LEAD = 64
-
 # Most places that are tried as the end of an item: texts have few of the ids by which they begin.
 _MAX_ENDS = 64
 
@@ -130,12 +127,12 @@ def _places_of_first(
     for number, identity in enumerate(known):
         place += len(prompt.texts[number])
         if identity is None:
-            yield place, range(LONGEST_LEAD)
+            yield place, range(len(prompt.written[number]) + 1)
             return
         if identity.identifier == begun.identifier:
             yield place, (_lead_in(chain, identity),)
         if not prompt.items[number].is_exact:
-            yield place, range(LONGEST_LEAD)
+            yield place, range(len(prompt.written[number]) + 1)
         if not identity.is_whole:
             return
         place += identity.count
@@ -239,11 +236,12 @@ class _Walk:
         chain, at = self._chain, self._at
         if at + (0 if before is None else before.count) < 0:
             return False  # what is between was stored before
-        begun = self._begun_at(at, before)
+        begun = self._begun_at(number, at, before)
         if begun is None:
             # the chain may end before the item does begin
+            rest, written = chain.tokens[at:], self._prompt.written[number]
             self._place = self._start + len(chain.tokens)
-            return len(chain.tokens) - at < LONGEST_LEAD
+            return rest == written[: len(rest)]
         lead = begun.at - at
         end = self._end_of(number, begun.at, lead)
         if end is None and not self._may_go_on(number, begun):
@@ -260,14 +258,20 @@ class _Walk:
         self._place += made.count
         return True
 
-    def _begun_at(self, at: int, before: Identity | None) -> ItemStart | None:
-        """Returns where the item's own ids begin that starts at a place of the chain."""
+    def _begun_at(self, number: int, at: int, before: Identity | None) -> ItemStart | None:
+        """Returns where the own ids begin of an item that starts at a place of the chain.
+
+        Those before them are the template's: of a pair of marks around an item, for instance.
+        """
         if before is not None:
             here = at + before.lead
             reach = max([one.reach for one in self._chain.starts if one.at == here], default=0)
             return ItemStart(here, before.identifier, reach)
         found = [one for one in self._chain.starts if one.at >= at]
-        return found[0] if found and found[0].at - at < LONGEST_LEAD else None
+        lead = found[0].at - at if found else 0
+        written = self._prompt.written[number]
+        is_own = lead <= len(written) and self._chain.tokens[at : at + lead] == written[:lead]
+        return found[0] if found and is_own else None
 
     def _may_go_on(self, number: int, begun: ItemStart) -> bool:
         """Returns whether an item may go on behind the chain: its last block has nothing else."""

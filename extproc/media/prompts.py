@@ -33,21 +33,18 @@ class MediaPrompt(LightByIdentity, frozen=True, gc=False, eq=False):
 class Filled(Light, frozen=True, gc=False):
     """A prompt as far as its items are known.
 
-    tokens: its ids, folded, and one of what follows if that is not known. identities: of its items,
-    None where one is not known. sure_tokens: how many of the ids hold for certain, None for all.
-    text_tokens: those before the first item. is_whole: whether all of the prompt is known.
+    tokens: its ids, folded, and one or two of what follows if that is not known. identities: of its
+    items, None where one is not known. sure_tokens: how many of the ids hold for certain, None for
+    all. text_tokens: those before the first item. known_tokens: how many ids are known. is_whole:
+    whether all of the prompt is.
     """
 
     tokens: Tokens
     identities: tuple[Identity | None, ...]
     sure_tokens: int | None
     text_tokens: int
+    known_tokens: int
     is_whole: bool
-
-    @property
-    def known_tokens(self) -> int:
-        """How many ids of the prompt are known."""
-        return len(self.tokens) - (not self.is_whole)
 
 
 def filled(
@@ -63,14 +60,16 @@ def filled(
         if sure is None and not prompt.items[number].is_exact:
             sure = start
         if identity is None or start + identity.count > MAX_PROMPT_TOKENS:
-            tokens.append(prompt.written[number][0])
-            return Filled(tokens, identities, sure, text_tokens, is_whole=False)
+            # the mark before it is the template's, and one more id stands for what follows
+            tokens.extend(prompt.written[number][:2])
+            return Filled(tokens, identities, sure, text_tokens, start, is_whole=False)
         tokens.extend(identity.tokens)
         if identity.identifier is not None and start + identity.lead < len(tokens):
             at = start + identity.lead
             tokens[at] = fold.token(identity.identifier, tokens[at])
         if not identity.is_whole:
+            known = len(tokens)
             tokens.append(identity.runs[-1][0])
-            return Filled(tokens, identities, sure, text_tokens, is_whole=False)
+            return Filled(tokens, identities, sure, text_tokens, known, is_whole=False)
         tokens.extend(prompt.texts[number + 1])
-    return Filled(tokens, identities, sure, text_tokens, is_whole=True)
+    return Filled(tokens, identities, sure, text_tokens, len(tokens), is_whole=True)
