@@ -221,7 +221,9 @@ def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
 
 
 @contextlib.asynccontextmanager
-async def router_before(engines: list[Engine], directory: Path) -> AsyncIterator[System]:
+async def router_before(
+    engines: list[Engine], directory: Path, model: Path = TINY_MODEL
+) -> AsyncIterator[System]:
     """A router and Envoy for the engines."""
     raw = {
         "extproc": {"listen": f"127.0.0.1:{free_port()}"},
@@ -229,7 +231,7 @@ async def router_before(engines: list[Engine], directory: Path) -> AsyncIterator
         "metrics": {"listen": f"127.0.0.1:{free_port()}"},
         "envoy": {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")},
         "accounting": {"responses": "usage"},
-        "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+        "models": [{"name": "tiny", "tokenizer": str(model)}],
         "workers": [
             {
                 "endpoint": one.ports.endpoint,

@@ -23,6 +23,7 @@ PYTHON = os.environ.get("KVSTEER_VLLM_PYTHON", sys.executable)
 
 BLOCK_TOKENS = 32
 CONTEXT_TOKENS = 1024
+SEEN_TOKENS = 4096  # with images
 START_SECONDS = 600.0
 
 _HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
@@ -55,15 +56,23 @@ class Engine:
     """One engine, which can be killed and started again at the same ports.
 
     blocks: of its cache. buffer_batches: how far a replay reaches back. ranks: data-parallel ones,
-    of which rank r publishes on both ports + r.
+    of which rank r publishes on both ports + r. model: the directory of its model.
     """
 
-    def __init__(self, directory: Path, blocks: int, buffer_batches: int, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        blocks: int,
+        buffer_batches: int,
+        ranks: int = 1,
+        model: Path = TINY_MODEL,
+    ) -> None:
         first = free_ports_apart(2 * ranks, step=1)
         self.ports = Ports(free_port(), first, first + ranks)
         self.ranks = ranks
         self.log = directory / f"engine-{self.ports.http}.log"
         self._blocks = blocks
+        self._model = model
         self._buffer_batches = buffer_batches
         self._process: Process | None = None
 
@@ -97,12 +106,12 @@ class Engine:
             "buffer_steps": self._buffer_batches,
         }
         options = {
-            "--model": str(TINY_MODEL),
+            "--model": str(self._model),
             "--served-model-name": "tiny",
             "--load-format": "dummy",
             "--host": "127.0.0.1",
             "--port": str(self.ports.http),
-            "--max-model-len": str(CONTEXT_TOKENS),
+            "--max-model-len": str(CONTEXT_TOKENS if self._model == TINY_MODEL else SEEN_TOKENS),
             "--block-size": str(BLOCK_TOKENS),
             "--num-gpu-blocks-override": str(self._blocks),
             "--max-num-seqs": "8",
@@ -147,10 +156,14 @@ def _environment() -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def running(
-    directory: Path, *blocks: int, buffer_batches: int, ranks: int = 1
+    directory: Path,
+    *blocks: int,
+    buffer_batches: int,
+    ranks: int = 1,
+    model: Path = TINY_MODEL,
 ) -> AsyncIterator[list[Engine]]:
     """Starts engines with this many blocks each, at the same time."""
-    engines = [Engine(directory, count, buffer_batches, ranks) for count in blocks]
+    engines = [Engine(directory, count, buffer_batches, ranks, model) for count in blocks]
     try:
         await asyncio.gather(*(one.start() for one in engines))
         yield engines
