@@ -56,8 +56,10 @@ class Identity(Light, frozen=True, gc=False):
 
     @property
     def name(self) -> object:
-        """What tells it from other items: the engine's name, or else its ids."""
-        return self.runs if self.identifier is None else self.identifier
+        """What tells it from other items: the engine's name, or else its own id."""
+        if self.identifier is not None:
+            return self.identifier
+        return max([token for token, _ in self.runs])
 
     @property
     def count(self) -> int:

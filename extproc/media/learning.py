@@ -234,13 +234,12 @@ class MediaLearning:
 
     def _drop(self, waiting: Waiting) -> None:
         self._by_prompt.pop(waiting.prompt, None)
-        others = self._waiting.get(waiting.worker, [])
-        if waiting in others:
-            others.remove(waiting)
+        others = self._waiting[waiting.worker]
+        others.remove(waiting)
         # what may have been its own is not left for others now
         _forget_chains(others, tuple(waiting.matches))
         if not others:
-            self._waiting.pop(waiting.worker, None)
+            del self._waiting[waiting.worker]
 
     def count(self, prompt: MediaPrompt, whole: int) -> None:
         """Notes how many tokens an engine counted of a prompt.

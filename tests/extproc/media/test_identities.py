@@ -40,10 +40,10 @@ def test_identity_is_no_larger_than_an_item(tokens: Tokens, identifier: str) -> 
     assert made(tokens, identifier) is None
 
 
-def test_identity_without_a_name_is_its_ids() -> None:
+def test_identity_without_a_name_is_its_own_id() -> None:
     identity = made(array("I", [5, 5]), None)
     assert identity is not None
-    assert identity.name == ((5, 2),)
+    assert identity.name == 5
 
 
 def table(items: int) -> tuple[Identities, Identity]:

@@ -1,10 +1,12 @@
+from array import array
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.media.identities import Identities, Identity
+from extproc.media.chains import MAX_CHAIN_TOKENS
+from extproc.media.identities import MAX_RUNS, MAX_TOKENS, Identities, Identity
 from extproc.media.learning import (
     GRACE_SECONDS,
     MAX_CHAINS,
@@ -14,7 +16,8 @@ from extproc.media.learning import (
     MediaLearning,
 )
 from extproc.media.prompts import MediaPrompt
-from kvstate.events import BlocksStored
+from kvstate.events import BlockHash, BlocksStored
+from kvstate.overlap import Extra
 from tests.extproc.media.stores import END, PAD, SIZE, START, Piece, Shot, Store, prompt
 
 HEAD, ASK, MORE = range(1, 11), range(20, 27), range(40, 46)
@@ -39,6 +42,12 @@ class Lab:
         event = self._store.store(*pieces, salt=salt, until=until)
         if event is not None:
             self.learning.hear("w", event)
+
+    def event(self, *pieces: Piece, until: int | None = None) -> BlocksStored:
+        """Returns the store of what is new of a prompt."""
+        event = self._store.store(*pieces, until=until)
+        assert event is not None
+        return event
 
     def send(self, *pieces: Piece) -> MediaPrompt:
         """Sends a request, which is computed at once and ends."""
@@ -89,6 +98,77 @@ def test_learns_pads_by_their_ids(lab: Lab) -> None:
     assert [found and list(found.tokens) for found in known] == [one.ids, other.ids]
     lab.send(HEAD, one, ASK, Shot("third", pad=7), MORE)
     assert lab.known(Shot("third", pad=7)) is not None
+
+
+def test_learns_pads_that_are_stored_in_pieces(lab: Lab) -> None:
+    long = Shot("long", 20, pad=5)
+    lab.begin(HEAD, long, ASK)
+    lab.store(HEAD, long, ASK, until=20)
+    lab.store(HEAD, long, ASK)
+    known = lab.known(long)
+    assert known is not None
+    assert (list(known.tokens), known.is_whole) == (long.ids, True)
+
+
+def test_learns_nothing_for_another_adapter(lab: Lab) -> None:
+    lab.learning.begin("w", prompt(HEAD, CAT, ASK, lora="ad"))
+    lab.store(HEAD, CAT, ASK)
+    assert lab.known(CAT) is None
+
+
+def test_learns_nothing_of_an_item_larger_than_any(lab: Lab) -> None:
+    rows = Shot("rows", 4)
+    lab.begin(HEAD, rows, ASK)
+    event = Store().store(HEAD, rows, ASK)
+    assert event is not None
+    ids = array("I", [*HEAD, START, PAD, *range(1_000, 1_000 + 2 * MAX_RUNS), END, *ASK])
+    count = len(ids) // SIZE
+    huge = BlocksStored(
+        [*range(count)],
+        None,
+        ids[: count * SIZE],
+        SIZE,
+        extras=[([("ROWS"), 11 - 4 * n],) for n in range(count)],
+    )
+    lab.learning.hear("w", huge)
+    assert lab.known(rows) is None
+
+
+def test_chains_are_not_longer_than_any_prompt(lab: Lab) -> None:
+    half = array("I", [PAD]) * (MAX_CHAIN_TOKENS // 2 + SIZE)
+    count = len(half) // SIZE
+    for parent, first in ((None, 0), (count - 1, count), (2 * count - 1, 2 * count)):
+        hashes: list[BlockHash] = [*range(first, first + count)]
+        extras: list[Extra] = [(["CAT", 0],), *[()] * (count - 1)]
+        lab.learning.hear("w", BlocksStored(hashes, parent, half, SIZE, extras=extras))
+    lab.begin(HEAD, CAT, ASK)
+    assert lab.known(CAT) is None
+
+
+@pytest.mark.parametrize("until", [16, None])
+def test_learns_the_rest_of_an_item_whose_beginning_is_known(lab: Lab, until: int | None) -> None:
+    """The chain of its beginning was forgotten, or the item is stored once more."""
+    long = Shot("long", 20)
+    part = Identity("LONG", ((START, 1), (PAD, 9)), 1, is_whole=False)
+    lab.identities.put(b"long", part)
+    if until is None:
+        lab.store(HEAD, long, ASK, until=20)
+    other = Lab()
+    other.identities, other.learning = lab.identities, MediaLearning(lab.identities, lambda: 0.0)
+    other.begin(HEAD, long, ASK)
+    event = (lab if until is None else other).event(HEAD, long, ASK, until=until)
+    other.learning.hear("w", event)
+    known = lab.known(long)
+    assert known is not None
+    assert known == part if until else known.is_whole
+
+
+def test_learns_nothing_if_the_next_text_seems_to_begin_too_often(lab: Lab) -> None:
+    lab.begin(HEAD, CAT, ASK)
+    ids = array("I", [*HEAD, START, PAD, END, *[ASK[0]] * 83])
+    extras: list[Extra] = [(), (), (["CAT", 3],), *[()] * 21]
+    lab.learning.hear("w", BlocksStored([*range(24)], None, ids, SIZE, extras=extras))
+    assert lab.known(CAT) is None
 
 
 def test_learns_a_later_turn_whose_beginning_was_cached(lab: Lab) -> None:
@@ -284,6 +364,22 @@ def test_count_completes_nothing_that_does_not_fit(lab: Lab, whole: int) -> None
     known = lab.known(CAT)
     assert known is not None
     assert not known.is_whole
+
+
+def test_count_completes_no_item_larger_than_any(lab: Lab) -> None:
+    sent = lab.send(HEAD, CAT, (20,))
+    lab.learning.count(sent, 2 * MAX_TOKENS)
+    known = lab.known(CAT)
+    assert known is not None
+    assert not known.is_whole
+
+
+def test_count_completes_no_item_whose_ids_the_template_does_not_write(lab: Lab) -> None:
+    sent = prompt(HEAD, CAT, (20,))
+    part = Identity("CAT", ((START, 1), (77, 3)), 1, is_whole=False)
+    lab.identities.put(b"cat", part)
+    lab.learning.count(sent, 40)
+    assert lab.known(CAT) == part
 
 
 def test_count_completes_no_unknown_and_no_repeated_item(lab: Lab) -> None:

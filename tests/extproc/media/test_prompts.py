@@ -74,3 +74,9 @@ def test_knowledge_keys_items_by_model_adapter_and_arguments() -> None:
     assert not knowledge.filled(made[0]).is_whole
     knowledge.identities.put(made[0].keys[0], KNOWN)
     assert knowledge.filled(made[0]).is_whole
+
+
+def test_knowledge_without_a_clock_never_gives_a_request_up() -> None:
+    knowledge = MediaKnowledge(b"key")
+    knowledge.learning.begin("w", prompt(HEAD, CAT, ASK))
+    assert knowledge.learning.listens("w")

@@ -23,10 +23,10 @@ def test_predictions_equal_what_a_real_engine_had_cached(model: str, reads_usage
     assert sum(one.predicted == one.cached for one in found) >= 98
 
 
-@pytest.mark.parametrize("reads_usage", [False, True])
-def test_predictions_hold_with_urls_equal_sizes_and_arguments(reads_usage: bool) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_predictions_hold_with_urls_equal_sizes_and_arguments(model: str) -> None:
     """What is behind a URL changed in a third of its uses: it only counts as uncertain."""
-    found = replayed("qwen2vl", "qwen2vl_more", reads_usage=reads_usage)
+    found = replayed(model, f"{model}_more", reads_usage=False)
     medias = [(one, one.query.media) for one in found]
     exact = [one for one, of in medias if of is None or all(item.is_exact for item in of.items)]
     assert len(found) > len(exact) > len(found) / 3

@@ -102,3 +102,9 @@ def test_malformed_items_are_rejected(
     tell_all([one, other], 1.0)
     assert other.picture.counts["malformed"] == 1
     assert other.identities.find(KEY) is None
+
+
+def test_newcomer_is_told_of_nothing_where_nothing_is_known() -> None:
+    reports = ItemReports()
+    reports.answer()
+    assert reports.take() == ()
