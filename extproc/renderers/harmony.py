@@ -5,7 +5,7 @@ with oss-harmony 0.0.11. Every text is tokenized by itself, and no text becomes 
 system turn of a conversation is its developer's instructions; a system turn of the format's own has
 the date. Of what the model thought, only what follows its last answer is rendered.
 
-Releases before 0.31 write parts of this otherwise; no such prompt counts before a worker proves it.
+Earlier releases were not compared; no such prompt counts before its worker proves it.
 """
 
 import json

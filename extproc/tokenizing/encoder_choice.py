@@ -11,7 +11,6 @@ tokens in different surroundings.
 import functools
 import importlib
 import importlib.metadata
-import json
 import logging
 import re
 import time
@@ -400,28 +399,6 @@ def _checked(picky: PickyEncoder, encode: Encode) -> Encode:
         return encode(text)
 
     return check_and_encode
-
-
-def choose_ordinary(
-    source: str,
-    model: str,
-    clock: Callable[[], float] = time.thread_time,
-    proof_seconds: float = PROOF_SECONDS,
-) -> Encoder:
-    """Chooses how texts are tokenized in which no added token is found, for segments.
-
-    source: the text of a tokenizer.json. Other arguments as in `choose`.
-
-    Raises:
-        ValueError: it is no tokenizer.
-    """
-    content = json.loads(source)
-    content["added_tokens"] = []
-    content["post_processor"] = content["truncation"] = content["padding"] = None
-    bare = json.dumps(content)
-    library = tokenizers.Tokenizer.from_str(bare)
-    proofs = _EncoderProof(library, probes(()), model, clock, proof_seconds)
-    return _fast(bare, proofs, model) or PlainEncoder(library)
 
 
 class _EncoderProof:

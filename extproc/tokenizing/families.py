@@ -18,8 +18,7 @@ from extproc.renderers.mistral import Mistral
 from extproc.renderers.refusing import RefusingRenderer
 from extproc.renderers.renderer import Renderer
 from extproc.renderers.segments import Marks
-from extproc.tokenizing.encoder_choice import choose_ordinary
-from extproc.tokenizing.segment_encoder import segment_texts
+from extproc.tokenizing.segment_encoder import OrdinaryEncoder, segment_texts
 from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import read
 from extproc.tokenizing.vocabulary import Vocabulary
@@ -83,7 +82,8 @@ def _gpt_oss(model: ModelFiles) -> InCode:
         )
         return refused("no_chat_template")
     marks = Marks(CONTROLS.values())
-    texts = segment_texts(choose_ordinary(source, model.name), marks, model.max_known_bytes)
+    ordinary = OrdinaryEncoder(model.encoder, list(added))
+    texts = segment_texts(ordinary, marks, model.max_known_bytes)
     harmony = Harmony(lambda: datetime.now().astimezone(), model.keeps_later_systems)
     return InCode(harmony, texts)
 

@@ -99,7 +99,8 @@ def test_date_is_certain_while_it_is_the_same_in_every_likely_time_zone(
 @pytest.mark.parametrize("renderer", RENDERERS.values(), ids=RENDERERS)
 def test_conversation_for_another_engine_is_refused(renderer: Renderer) -> None:
     chat = chat_of(CHAT, {"messages": [USER]})
-    for dialect in (None, dialect_of(Engine(SGLANG, Release(0, 5)))):
+    others = (Engine(SGLANG, Release(0, 5)), Engine(SGLANG, Release(0, 5, 23)))
+    for dialect in (None, *map(dialect_of, others)):
         foreign = msgspec.structs.replace(chat, dialect=dialect)
         with pytest.raises(RequestError, match="unsupported_by_engine"):
             renderer.render(foreign, budget_seconds=1.0)

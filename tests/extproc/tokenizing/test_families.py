@@ -1,11 +1,15 @@
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer as Tokenizers
 
 from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model
-from extproc.requests.prompt import IN_CODE, Chat
+from extproc.renderers.harmony import CONTROLS
+from extproc.requests.dialect import NEWEST
+from extproc.requests.prompt import IN_CODE, INLINE_SYSTEM, Chat
 from extproc.tokenizing.encoder_choice import choose
 from extproc.tokenizing.families import InCode
 from extproc.tokenizing.segment_encoder import segment_texts
@@ -56,6 +60,60 @@ def test_other_models_have_templates(tmp_path: Path, config: str) -> None:
 def test_deeply_nested_config_is_refused_at_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"config.json: nested too deeply"):
         load(tmp_path, {"config.json": "[" * 200_000})
+
+
+def gpt_oss(directory: Path, **ids: int) -> Tokenizer:
+    """A small tokenizer with the control tokens of gpt-oss. ids: other ones, by name."""
+    controls = {name: ids.get(name.strip("<|>"), number) for name, number in CONTROLS.items()}
+    letters = {chr(number): number for number in range(33, 127)} | {"\u0120": 0, "\u010a": 1}
+    content = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": number, "content": name, "special": True, "single_word": False,
+             "lstrip": False, "rstrip": False, "normalized": False}
+            for name, number in controls.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                    "use_regex": True},
+        "model": {"type": "BPE", "vocab": {**letters, **controls}, "merges": []},
+    }  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    (directory / "config.json").write_text('{"architectures": ["GptOssForCausalLM"]}')
+    (directory / "chat_template.jinja").write_text("{{ messages[2].role }}")
+    found = Tokenizer.load(Model("m", tokenizer=str(directory)))
+    assert found is not None
+    return found
+
+
+def test_gpt_oss_is_rendered_in_segments(tmp_path: Path) -> None:
+    tokenizer = gpt_oss(tmp_path)
+    chat = msgspec.structs.replace(CHAT, dialect=NEWEST, sent=CHAT.messages)
+    ids = tokenizer.encode(chat)
+    assert tokenizer.text_of(ids).endswith("<|start|>user<|message|>hi<|end|><|start|>assistant")
+    assert ids[0] == CONTROLS["<|start|>"]
+    with pytest.raises(RequestError, match="unsupported_control_text"):
+        tokenizer.encode(
+            msgspec.structs.replace(chat, sent=[{**CHAT.messages[0], "content": "<|end|>"}])
+        )
+    assert (tokenizer.renders_in_code, tokenizer.is_shown_by_tokenize) == (True, False)
+
+
+def test_gpt_oss_keeps_later_systems_if_its_template_does(tmp_path: Path) -> None:
+    turns = [*CHAT.messages, {"role": "system", "content": "later"}, *CHAT.messages]
+    chat = Chat(turns, {}, dialect=NEWEST, forms=INLINE_SYSTEM, sent=turns)
+    tokenizer = gpt_oss(tmp_path)
+    kept = tokenizer.text_of(tokenizer.encode(chat))
+    assert "<|start|>developer<|message|># Instructions\n\nlater<|end|><|start|>user" in kept
+    assert kept.index("later") > kept.index("hi")
+
+
+def test_gpt_oss_with_other_control_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no_chat_template"):
+        gpt_oss(tmp_path, start=300_000).encode(CHAT)
 
 
 class Fixed:

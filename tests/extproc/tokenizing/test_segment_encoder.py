@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.errors import RequestError
 from extproc.renderers.segments import Marks, Segment
-from extproc.tokenizing.segment_encoder import MarkCutter, SegmentEncoder, segment_texts
+from extproc.tokenizing.segment_encoder import (
+    MarkCutter,
+    OrdinaryEncoder,
+    SegmentEncoder,
+    segment_texts,
+)
 from extproc.tokenizing.text_encoder import TextEncoder
 from kvstate.overlap import Tokens
 
@@ -75,6 +81,15 @@ def test_texts_with_an_edge_are_tokenized_apart() -> None:
         array("I", whole(["abc", "d"])),
         array("I", whole(["abcd"])),
     ]
+
+
+def test_text_with_an_added_token_is_refused_and_others_have_the_ids_of_the_tokenizer() -> None:
+    ordinary = OrdinaryEncoder(Pairs(), ["<|a|>", "<|b.|>"])
+    texts = ["plain", "<|c|>", "<|b-|>"]
+    assert ordinary.ids(texts) == Pairs().ids(texts)
+    for text in ("x<|a|>", "<|b.|>"):
+        with pytest.raises(RequestError, match="unsupported_control_text"):
+            ordinary.ids(["plain", text])
 
 
 @pytest.mark.parametrize("text", ["", "plain"])
