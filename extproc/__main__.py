@@ -1,26 +1,20 @@
 """The command line: `kvsteer`, or `python -m extproc`.
 
-Each command imports what it needs when it runs, which keeps the others fast.
+Each command imports what it needs when it runs, which keeps the others fast: `health` is a probe,
+run every few seconds, so this module and what it imports take few milliseconds.
 """
 
 import argparse
 import contextlib
 import gc
-import json
 import os
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
-from shutil import get_terminal_size
-from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 from extproc.base.errors import ConfigError, ExtraError, StartError, importing_extra
-from extproc.commands.completion import SHELLS
 
+TYPE_CHECKING = False  # as in typing, whose import takes a probe several milliseconds
 if TYPE_CHECKING:
     from extproc.config.schema import Config
 
@@ -106,14 +100,16 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         usage="kvsteer COMMAND ...",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
         epilog=f"{listed.strip()}\n\n`kvsteer COMMAND --help` shows the options of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Raw,
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version and core")
     commands = parser.add_subparsers(
         required=True, prog="kvsteer", metavar="COMMAND", help=argparse.SUPPRESS
     )
     made = {
-        name: commands.add_parser(name, description=f"{told[0].upper()}{told[1:]}.")
+        name: commands.add_parser(
+            name, description=f"{told[0].upper()}{told[1:]}.", formatter_class=_Help
+        )
         for group in _GROUPS.values()
         for name, told in group.items()
     }
@@ -163,12 +159,15 @@ def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     demo.set_defaults(run=_demo)
 
-    made["completion"].add_argument("shell", choices=SHELLS, help="the shell to complete in")
     made["completion"].set_defaults(run=_completion)
 
 
 def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str | None) -> None:
     """Adds the commands whose modules declare their options; loads only the given one's module."""
+    if command in ("completion", None):
+        from extproc.commands.completion import SHELLS
+
+        made["completion"].add_argument("shell", choices=SHELLS, help="the shell to complete in")
     if command in ("doctor", None):
         with _loading():
             from extproc.commands.doctor import doctor
@@ -259,15 +258,41 @@ def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
     )
 
 
+class _Help(argparse.HelpFormatter):
+    """Formats help for the terminal's width, which argparse would ask of a slower module.
+
+    argparse makes one for each option, to check it.
+    """
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+class _Raw(_Help, argparse.RawDescriptionHelpFormatter):
+    """The same, with descriptions as they are written."""
+
+
+def _columns() -> int:
+    """Returns the width of the terminal, 80 if there is none."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else -1).columns or 80
+    except (ValueError, OSError):
+        return 80
+
+
 class _ShowVersion(argparse.Action):
     """Prints the version, and whether the index core and the request path are compiled."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from extproc.base.installed import installed_version
         from extproc.running.request_path import CHOICE
         from kvstate.index import default_core_name, plain_core_warning
 
         told = f"{default_core_name()} index core, {CHOICE.name} request path"
-        print(f"kvsteer {version('kvsteer')} ({told})")
+        print(f"kvsteer {installed_version()} ({told})")
         if CHOICE.reason:
             print(f"note: the request path is not compiled: {CHOICE.reason}")
         if warning := plain_core_warning():
@@ -394,6 +419,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    import json
+    import textwrap
+    from shutil import get_terminal_size
+
     from extproc.commands.admin_client import ask
 
     if sys.stdin.isatty():
@@ -441,6 +470,9 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+    from urllib.parse import urlencode
+
     from extproc.commands.admin_client import fetch
     from extproc.commands.terminal import plain
 
@@ -458,8 +490,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    with importing_extra("health", "grpc"):
-        from extproc.commands.health import ClientTls, fault_of
+    from extproc.commands.health import ClientTls, fault_of
+
     given = (arguments.name, arguments.certificate, arguments.key)
     if (arguments.certificate is None) != (arguments.key is None):
         print("kvsteer: health: --certificate and --key belong together", file=sys.stderr)

@@ -159,13 +159,13 @@ def test_core_list_names_existing_modules() -> None:
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
     assert not ours  # feeds speak ZMTP themselves: libzmq aborts the process
-    served = {"extproc.serving.grpc_server", "extproc.commands.health", "kvstate.bridge.bridge"}
+    served = {"extproc.serving.grpc_server", "kvstate.bridge.bridge"}
     feeds = {"kvstate.feeds.grpc_transport"}
     assert importers_of("grpc") == {*served, *feeds}
 
 
 def test_envoy_messages_live_in_the_stream_and_the_servers() -> None:
-    servers = {"extproc.serving.grpc_server", "extproc.commands.health"}
+    servers = {"extproc.serving.grpc_server"}
     assert importers_of("extproc.pb") == {
         *servers,
         "extproc.requests.grpc_request",

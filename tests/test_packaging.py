@@ -282,7 +282,6 @@ workers: [{endpoint: "127.0.0.1:1"}, {endpoint: "127.0.0.1:2", events: {grpc: "1
     [
         (["serve", "--config", "kvsteer.yaml"], "workers[1].events.grpc"),
         (["bridge", "--zmq", "tcp://127.0.0.1:1"], "bridge"),
-        (["health"], "health"),
     ],
 )
 def test_grpc_command_names_its_missing_extra(

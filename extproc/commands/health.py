@@ -1,19 +1,47 @@
-"""Asks a router whether it is ready, for the probes of containers and Kubernetes."""
+"""Asks a router whether it is ready, for the probes of containers and Kubernetes.
 
-from dataclasses import dataclass
-from pathlib import Path
+A probe runs every few seconds, so this speaks just enough HTTP/2 (RFC 9113) and gRPC for one call
+of grpc.health.v1.Health/Check, on a blocking socket, and imports next to nothing: a gRPC library
+takes several times the CPU time of the rest of the command.
+"""
 
-import grpc
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from time import monotonic
 
 from extproc.base.errors import StartError
-from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+# For the whole call.
 TIMEOUT_SECONDS = 3.0
 
 _MAX_DETAILS = 300
 
+# Frames: length (3 bytes), type, flags, stream (4 bytes). RFC 9113, section 4.1.
+_HEAD_BYTES = 9
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
+_END_STREAM, _ACK, _END_HEADERS, _PADDED = 1, 1, 4, 8
+_STREAM = 1
 
-@dataclass(frozen=True, slots=True)
+# Longer frames are not allowed unless announced; and no server sends more than this in all.
+_MAX_FRAME_BYTES = 16_384
+_MAX_FRAMES = 64
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_PATH = b"/grpc.health.v1.Health/Check"
+
+# A gRPC message: not compressed, no bytes; HealthCheckRequest of the whole server.
+_QUESTION = bytes(5)
+
+# HealthCheckResponse.status, field 1, a varint (grpc/health/v1/health.proto).
+_SERVING = b"\x08\x01"
+_STATUSES = {b"": "UNKNOWN", b"\x08\x00": "UNKNOWN", b"\x08\x02": "NOT_SERVING"}
+_UNKNOWN_SERVICE = "SERVICE_UNKNOWN"
+
+_UNIX = "unix:"
+
+
 class ClientTls:
     """How to check a router that serves TLS; all but the name are PEM files.
 
@@ -22,10 +50,21 @@ class ClientTls:
     router requires one.
     """
 
-    ca: str
-    name: str | None = None
-    certificate: str | None = None
-    key: str | None = None
+    def __init__(
+        self,
+        ca: str,
+        name: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        self.ca = ca
+        self.name = name
+        self.certificate = certificate
+        self.key = key
+
+
+class _NoAnswer(Exception):
+    """The server did not answer the call; the text says why."""
 
 
 def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
@@ -34,44 +73,181 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
     Raises:
         StartError: one of the files cannot be read.
     """
-    with _channel(target, tls) as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=HealthCheckRequest.SerializeToString,
-            response_deserializer=HealthCheckResponse.FromString,
-        )
-        try:
-            status = check(HealthCheckRequest(), timeout=TIMEOUT_SECONDS).status
-        except grpc.RpcError as error:
-            return f"{target}: {_error_line(error)}"
-    if status == HealthCheckResponse.SERVING:
-        return None
-    return f"{target}: {HealthCheckResponse.ServingStatus.Name(status)}"
-
-
-def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
-    # The environment's proxy must not be used for a server on this machine.
-    options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
-    if tls is None:
-        return grpc.insecure_channel(target, options)
-    if tls.name is not None:
-        options.append(("grpc.ssl_target_name_override", tls.name))
-    credentials = grpc.ssl_channel_credentials(
-        _content(tls.ca),
-        None if tls.key is None else _content(tls.key),
-        None if tls.certificate is None else _content(tls.certificate),
-    )
-    return grpc.secure_channel(target, credentials, options)
-
-
-def _error_line(error: grpc.RpcError) -> str:
-    """Returns the status and details of a failed call, in one line."""
-    details = " ".join((error.details() or "").split())[:_MAX_DETAILS]
-    return ": ".join(filter(None, (error.code().name, details)))
-
-
-def _content(path: str) -> bytes:
+    for path in () if tls is None else filter(None, (tls.ca, tls.certificate, tls.key)):
+        _check(path)
     try:
-        return Path(path).read_bytes()
+        with _connected(target, tls) as connection:
+            status = _answer(connection)
+    except TimeoutError:
+        return f"{target}: UNAVAILABLE: no answer within {TIMEOUT_SECONDS:g} s"
+    except OSError as error:
+        # a name that is not found has a number of its own; a TLS error has none
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror or str(error)
+        return f"{target}: UNAVAILABLE: {' '.join(why.split())[:_MAX_DETAILS]}"
+    except _NoAnswer as error:
+        return f"{target}: {error}"
+    return None if status == _SERVING else f"{target}: {_STATUSES.get(status, _UNKNOWN_SERVICE)}"
+
+
+@contextlib.contextmanager
+def _connected(target: str, tls: ClientTls | None) -> Iterator[socket.socket]:
+    """Connects to a server, over TLS if that is asked for."""
+    host, _, port = target.rpartition(":")
+    if target.startswith(_UNIX):
+        # gRPC also writes unix:///absolute/path
+        family: int = socket.AF_UNIX
+        place: object = target.removeprefix(_UNIX).removeprefix("//")
+        host = "localhost"
+    elif not (host and port.isdecimal()):
+        raise _NoAnswer("UNAVAILABLE: it is neither host:port nor unix:PATH")
+    else:
+        host = host.strip("[]")
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        family, place = found[0][0], found[0][4]
+    with socket.socket(family) as plain:
+        plain.settimeout(TIMEOUT_SECONDS)
+        plain.connect(place)  # type: ignore[arg-type]  # of its family
+        if tls is None:
+            yield plain
+        else:
+            with _secured(plain, host, tls) as connection:
+                yield connection
+
+
+def _secured(plain: socket.socket, host: str, tls: ClientTls) -> socket.socket:
+    import ssl
+
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.set_alpn_protocols(["h2"])
+    if tls.certificate is not None:
+        context.load_cert_chain(tls.certificate, tls.key)
+    return context.wrap_socket(plain, server_hostname=tls.name or host)
+
+
+def _check(path: str) -> None:
+    try:
+        with open(path, "rb"):  # noqa: PTH123 - pathlib takes longer to import than this module
+            pass
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}") from None
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags))
+    return head + stream.to_bytes(4, "big") + payload
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """Encodes a header field that is in no table (RFC 7541, section 6.2.2), without Huffman."""
+    return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+def _call() -> bytes:
+    """Returns all bytes of the call."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": _PATH,
+        b":authority": b"localhost",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }
+    block = b"".join(_literal(*field) for field in fields.items())
+    return (
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0, b"")
+        + _frame(_HEADERS, _END_HEADERS, _STREAM, block)
+        + _frame(_DATA, _END_STREAM, _STREAM, _QUESTION)
+    )
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """Returns the encoded answer to the call."""
+    connection.sendall(_call())
+    until = monotonic() + TIMEOUT_SECONDS
+    data = last_block = b""
+    for _ in range(_MAX_FRAMES):
+        kind, flags, stream, payload = _read_frame(connection, until)
+        if kind == _SETTINGS and not flags & _ACK:
+            connection.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+        elif kind == _PING and not flags & _ACK:
+            connection.sendall(_frame(_PING, _ACK, 0, payload))
+        elif kind == _GOAWAY:
+            raise _NoAnswer("UNAVAILABLE: it closes the connection")
+        elif stream == _STREAM and kind == _RST_STREAM:
+            raise _NoAnswer("UNAVAILABLE: it refuses the call")
+        elif stream == _STREAM and kind == _DATA:
+            data += payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
+        elif stream == _STREAM and kind == _HEADERS:
+            last_block = payload
+        if stream == _STREAM and kind in (_DATA, _HEADERS) and flags & _END_STREAM:
+            return _message(data, last_block)
+    raise _NoAnswer("UNAVAILABLE: it does not end its answer")
+
+
+def _message(data: bytes, trailers: bytes) -> bytes:
+    """Returns the message of a complete answer, if there is one."""
+    length = int.from_bytes(data[1:5], "big")
+    if len(data) < 5 or data[0] or len(data) < 5 + length:
+        raise _NoAnswer(_why(trailers))
+    return data[5 : 5 + length]
+
+
+def _why(trailers: bytes) -> str:
+    """Returns the status and words of a call that failed; this loads a decoder."""
+    from hpack import Decoder, HPACKError
+
+    try:
+        fields = {_text(name): _text(value) for name, value in Decoder().decode(trailers)}
+    except HPACKError:
+        fields = {}
+    number, words = fields.get("grpc-status", ""), fields.get("grpc-message", "")
+    name = _NAMES[int(number)] if number.isdecimal() and int(number) < len(_NAMES) else "UNKNOWN"
+    return ": ".join(filter(None, (name, " ".join(words.split())[:_MAX_DETAILS])))
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+# The status codes of gRPC, by number.
+_NAMES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+
+
+def _read_frame(connection: socket.socket, until: float) -> tuple[int, int, int, bytes]:
+    """Returns type, flags, stream and payload of the next frame."""
+    head = _read(connection, _HEAD_BYTES, until)
+    length = int.from_bytes(head[:3], "big")
+    if length > _MAX_FRAME_BYTES:
+        raise _NoAnswer("UNAVAILABLE: it is no HTTP/2 server")
+    return head[3], head[4], int.from_bytes(head[5:], "big"), _read(connection, length, until)
+
+
+def _read(connection: socket.socket, length: int, until: float) -> bytes:
+    read = b""
+    while len(read) < length:
+        connection.settimeout(max(0.001, until - monotonic()))
+        more = connection.recv(length - len(read))
+        if not more:
+            raise _NoAnswer("UNAVAILABLE: it ended the connection")
+        read += more
+    return read

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Protocol
 
 from aiohttp.web import Application, AppRunner
@@ -21,6 +20,7 @@ from extproc.admin.report import ReportFile, notes_of, report_routes
 from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
 from extproc.base import address
 from extproc.base.errors import importing_extra
+from extproc.base.installed import installed_version
 from extproc.config.schema import Config
 from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
 from extproc.config.sections import session_headers
@@ -254,7 +254,7 @@ def _state_file(
     """Returns the state file, None if none is configured; workers begin with what was saved."""
 
     def about() -> StateHeader:
-        return StateHeader(default_layout(), version("kvsteer"), time.time(), fleet.secret)
+        return StateHeader(default_layout(), installed_version(), time.time(), fleet.secret)
 
     def identity(name: str) -> str | None:
         worker = workers.records.get(name)

@@ -222,9 +222,9 @@ def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
 
 @contextlib.asynccontextmanager
 async def router_before(
-    engines: list[Engine], directory: Path, model: Path = TINY_MODEL
+    engines: list[Engine], directory: Path, model: Path = TINY_MODEL, **changes: Body
 ) -> AsyncIterator[System]:
-    """A router and Envoy for the engines."""
+    """A router and Envoy for the engines. changes: further sections of the configuration."""
     raw = {
         "extproc": {"listen": f"127.0.0.1:{free_port()}"},
         "admin": {"listen": f"127.0.0.1:{free_port()}"},
@@ -243,6 +243,7 @@ async def router_before(
             }
             for one in engines
         ],
+        **changes,
     }
     file = directory / "kvsteer.yaml"
     file.write_text(yaml.safe_dump(raw))

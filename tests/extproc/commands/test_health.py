@@ -1,5 +1,9 @@
 import asyncio
 import contextlib
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +12,7 @@ import grpc
 import pytest
 
 from extproc.__main__ import main
+from extproc.commands import health
 from extproc.commands.health import ClientTls, fault_of
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from tests.extproc.serving.identities import NAME, Identities
@@ -103,3 +108,84 @@ def test_health_command_names_missing_tls_options(
 ) -> None:
     assert main(["health", *options]) == status
     assert told in capsys.readouterr().err
+
+
+def frame(kind: int, flags: int, payload: bytes, stream: int = 1) -> bytes:
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    )
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+SETTINGS = frame(4, 0, b"", stream=0)
+SERVING = b"\0\0\0\0\2\x08\1"
+TRAILERS = frame(1, 5, field(b"grpc-status", b"0"))
+REFUSAL = field(b"grpc-status", b"12") + field(b"grpc-message", b"no such\nmethod")
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A server that sends these bytes, whatever it is asked, and closes."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1024):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve)
+        server.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        server.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (SETTINGS + frame(1, 4, b"") + frame(0, 0, SERVING) + TRAILERS, None),
+        (frame(6, 0, bytes(8), 0) + frame(0, 9, b"\2" + SERVING + b"\0\0"), None),
+        (frame(0, 0, SERVING[:4]) + frame(0, 1, SERVING[4:]), None),
+        (frame(0, 1, b"\0\0\0\0\0"), "UNKNOWN"),
+        (frame(0, 1, b"\0\0\0\0\2\x08\2"), "NOT_SERVING"),
+        (frame(0, 1, b"\0\0\0\0\2\x08\3"), "SERVICE_UNKNOWN"),
+        (frame(1, 5, REFUSAL), "UNIMPLEMENTED: no such method"),
+        (frame(1, 5, b"\xff\xff\xff"), "UNKNOWN"),
+        (frame(1, 5, field(b"grpc-status", b"99")), "UNKNOWN"),
+        (frame(3, 0, bytes(4)), "UNAVAILABLE: it refuses the call"),
+        (frame(7, 0, bytes(8), 0), "UNAVAILABLE: it closes the connection"),
+        (SETTINGS * 99, "UNAVAILABLE: it does not end its answer"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "UNAVAILABLE: it is no HTTP/2 server"),
+        (b"", "UNAVAILABLE: it ended the connection"),
+    ],
+)
+def test_answers_of_any_server_are_read(answer: bytes, fault: str | None) -> None:
+    with answering(answer) as target:
+        assert fault_of(target) == (fault and f"{target}: {fault}")
+
+
+def test_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "TIMEOUT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert fault_of(target) == f"{target}: UNAVAILABLE: no answer within 0.05 s"
+
+
+@pytest.mark.parametrize("target", ["", "host", "host:", ":1", "host:port"])
+def test_what_is_no_address_is_named(target: str) -> None:
+    assert fault_of(target) == f"{target}: UNAVAILABLE: it is neither host:port nor unix:PATH"
+
+
+def test_probe_loads_nothing_slow() -> None:
+    code = (
+        "import sys; from extproc.__main__ import main; main(['health', '--at', '127.0.0.1:1']);"
+        "print({'grpc', 'msgspec', 'asyncio', 'ssl', 'json', 'email'} & sys.modules.keys())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"
