@@ -133,6 +133,11 @@ def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
         configured.add_argument(
             "--processes", type=_count, metavar="N", help="overrides its extproc.processes"
         )
+    made["serve"].add_argument(
+        "--take-over",
+        action="store_true",
+        help="replace the router that runs with the same state.file, without refusing a connection",
+    )
     made["serve"].add_argument("--member", help=argparse.SUPPRESS)  # set by the parent process
 
 
@@ -335,6 +340,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     config = load(arguments.config, arguments.processes)
     if config.extproc.processes > 1 and arguments.member is None:
+        if arguments.take_over:
+            raise StartError("take-over: one process can be replaced, not several")
         return _serve_several(arguments.config, config)
     with _loading():
         from extproc.running.event_loop import run
@@ -342,7 +349,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from extproc.running.processes import ProcessMember
 
     member = None if arguments.member is None else ProcessMember.parse(arguments.member)
-    run(serve(arguments.config, config, member))
+    run(serve(arguments.config, config, member, takes_over=arguments.take_over))
     return 0
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import cast
@@ -89,10 +90,16 @@ def metrics_application(
 _BACKLOG = 16
 
 
-async def listen(application: web.Application, address: Address, what: str) -> web.AppRunner:
+async def listen(
+    application: web.Application,
+    address: Address,
+    what: str,
+    inherited: Sequence[socket.socket] = (),
+) -> web.AppRunner:
     """Serves an application until its runner is cleaned up.
 
-    what: the server's name in the configuration and the log.
+    what: the server's name in the configuration and the log. inherited: sockets that listen
+    already, instead of the address.
 
     Raises:
         StartError: the address cannot be bound.
@@ -101,17 +108,52 @@ async def listen(application: web.Application, address: Address, what: str) -> w
         application, access_log=None, logger=ServerLog(what), shutdown_timeout=1.0
     )
     await runner.setup()
-    site = _Site(runner, address.host, address.port)
     try:
-        await site.start()
+        if not inherited:
+            await _Site(runner, address.host, address.port).start()
+        for one in inherited:
+            await _Site(runner, address.host, address.port, one).start()
     except OSError as error:
         await runner.cleanup()
         raise cannot_listen(f"{what}.listen", str(address), error) from None
     return runner
 
 
+def listening_in(runner: web.AppRunner) -> Iterator[int]:
+    """Yields the numbers of the sockets on which an application is served."""
+    for site in runner.sites:
+        yield from cast("_Site", site).listening()
+
+
+def stop_listening(runner: web.AppRunner) -> None:
+    """Accepts no more connections; those that are open go on."""
+    for site in runner.sites:
+        cast("_Site", site).close()
+
+
 class _Site(web.TCPSite):
-    """A site with a limit of connections: a new one beyond it closes the oldest."""
+    """A site with a limit of connections: a new one beyond it closes the oldest.
+
+    inherited: a socket that listens already; None to listen on the host and port.
+    """
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        host: str,
+        port: int,
+        inherited: socket.socket | None = None,
+    ) -> None:
+        super().__init__(runner, host, port)
+        self._inherited = inherited
+
+    def listening(self) -> list[int]:
+        """Returns the numbers of the sockets that listen."""
+        return [one.fileno() for one in cast("asyncio.Server", self._server).sockets]
+
+    def close(self) -> None:
+        """Accepts no more connections."""
+        cast("asyncio.Server", self._server).close()
 
     async def start(self) -> None:
         """Starts listening."""
@@ -124,9 +166,13 @@ class _Site(web.TCPSite):
                 connections[0].force_close()
             return server()
 
-        self._server = await asyncio.get_running_loop().create_server(
-            accepted, self._host, self._port, backlog=_BACKLOG
-        )
+        loop = asyncio.get_running_loop()
+        if self._inherited is not None:
+            self._server = await loop.create_server(
+                accepted, sock=self._inherited, backlog=_BACKLOG
+            )
+            return
+        self._server = await loop.create_server(accepted, self._host, self._port, backlog=_BACKLOG)
 
 
 _OWN_SITES = ("same-origin", "none")

@@ -7,14 +7,22 @@ import logging
 import os
 import random
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aiohttp.web import Application, AppRunner
 
-from extproc.admin.application import Sampling, admin_application, listen, metrics_application
+from extproc.admin.application import (
+    Sampling,
+    admin_application,
+    listen,
+    listening_in,
+    metrics_application,
+    stop_listening,
+)
 from extproc.admin.observed import Observed
 from extproc.admin.report import ReportFile, notes_of, report_routes
 from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
@@ -35,6 +43,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.routing.steering import Steering
+from extproc.running.handover import Handover, Predecessor, place_of
 from extproc.running.parts import Part, started, task_part
 from extproc.running.processes import ProcessMember
 from extproc.running.readiness import Readiness, with_others
@@ -72,17 +81,21 @@ class Server(Protocol):
 
 
 def server_for(
-    service: Service, is_ready: Callable[[], bool], certificates: Certificates | None = None
+    service: Service,
+    is_ready: Callable[[], bool],
+    certificates: Certificates | None = None,
+    inherited: Sequence[socket.socket] = (),
 ) -> Server:
     """Returns the configured kind of server.
 
-    certificates: for TLS; None for plain text.
+    certificates: for TLS; None for plain text. inherited: the lean server's sockets, if another
+    router passed them on.
 
     Raises:
         ExtraError: grpcio is configured, but not installed.
     """
     if service.config.extproc.server == "lean":
-        return LeanServer(service, is_ready, certificates=certificates)
+        return LeanServer(service, is_ready, certificates=certificates, inherited=inherited)
     with importing_extra("extproc.server: grpcio", "grpc"):
         from extproc.serving.grpc_server import GrpcServer
     return GrpcServer(service, is_ready, certificates)
@@ -121,7 +134,9 @@ class Running:
     certificates: None if it speaks plain text. recorder: None if requests are not recorded.
     sharing, state: None if they are not configured. own_readiness: that of this process alone.
     readiness: that of all processes. steer: changes the percentage of requests that are steered,
-    here and in all other processes.
+    here and in all other processes. inherited: listening sockets of the router that it replaces,
+    by section. listening: return the numbers of those that it has now. unlisten: stop the HTTP
+    servers from accepting connections. replaced: set once a successor serves.
     """
 
     config: Config
@@ -139,13 +154,20 @@ class Running:
     own_readiness: Readiness
     readiness: Readiness
     steer: Callable[[float], None]
+    inherited: Mapping[str, Sequence[socket.socket]]
+    listening: dict[str, Callable[[], Sequence[int]]] = field(default_factory=dict)
+    unlisten: list[Callable[[], None]] = field(default_factory=list)
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, member: ProcessMember | None = None) -> AsyncIterator[Running]:
+async def running(
+    config: Config, member: ProcessMember | None = None, before: Predecessor | None = None
+) -> AsyncIterator[Running]:
     """Runs a router in this event loop.
 
-    member: its place among several processes; it is ready once each of them has been ready.
+    member: its place among several processes; it is ready once each of them has been ready. before:
+    the router that it replaces, whose sockets it takes; None if it listens itself.
 
     Raises:
         StartError: a port is taken, or a file cannot be read.
@@ -188,9 +210,12 @@ async def running(config: Config, member: ProcessMember | None = None) -> AsyncI
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
+            inherited={} if before is None else before.sockets,
         )
         _show(made)
         async with started(parts_of(made)):
+            if before is not None:
+                await before.end()
             yield made
 
 
@@ -208,8 +233,8 @@ def parts_of(made: Running) -> list[Part]:
         Part("router", stop=made.router.close),
         *_sharing_parts(made),
         *_report_parts(made),
-        _site_part("admin", _admin(made), made.config.admin.listen),
-        _site_part("metrics", _scraped(made), made.config.metrics.listen),
+        _site_part(made, "admin", _admin(made), made.config.admin.listen),
+        _site_part(made, "metrics", _scraped(made), made.config.metrics.listen),
         Part("workers", workers.start, workers.close),
         *_endpoint_file_parts(made),
         Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
@@ -217,6 +242,7 @@ def parts_of(made: Running) -> list[Part]:
         *_state_parts(made),
         _server_part(made),
         *_member_parts(made),
+        *_handover_parts(made),
     ]
 
 
@@ -380,12 +406,15 @@ def _scraped(made: Running) -> Application:
     return metrics_application(made.metrics, made.readiness.hindrance, notes)
 
 
-def _site_part(name: str, application: Application, at: str) -> Part:
+def _site_part(made: Running, name: str, application: Application, at: str) -> Part:
     """Returns an HTTP server. name: its section in the configuration."""
     runners: list[AppRunner] = []
 
     async def start() -> None:
-        runners.append(await listen(application, address.parse(at), name))
+        inherited = made.inherited.get(name, ())
+        runners.append(await listen(application, address.parse(at), name, inherited))
+        made.listening[name] = lambda: [*listening_in(runners[0])]
+        made.unlisten.append(lambda: stop_listening(runners[0]))
 
     async def stop() -> None:
         for runner in runners:
@@ -407,15 +436,45 @@ def _endpoint_file_parts(made: Running) -> Iterator[Part]:
 def _server_part(made: Running) -> Part:
     """Returns the server of ext_proc."""
     service = Service(made.config, made.router, made.metrics, recorder=made.recorder)
-    server = server_for(service, made.readiness, made.certificates)
+    inherited = made.inherited.get("extproc", ())
+    server = server_for(service, made.readiness, made.certificates, inherited)
     if isinstance(server, LeanServer):
+        made.listening["extproc"] = server.listening
         made.metrics.registry.register(ServerCollector(server.figures))
 
     async def start() -> None:
         await server.start()
         made.own_readiness.is_listening = made.readiness.is_listening = True
 
-    return Part("server", start, server.stop)
+    async def stop() -> None:
+        if isinstance(server, LeanServer):
+            server.is_handed_over = made.replaced.is_set()
+        await server.stop()
+
+    return Part("server", start, stop)
+
+
+def _handover_parts(made: Running) -> Iterator[Part]:
+    """Yields what waits for a successor, if there is a state file to pass on."""
+    file, state = made.config.state.file, made.state
+    if file is None or state is None or made.member is not None:
+        return
+    if made.config.extproc.server != "lean":  # grpcio keeps its sockets to itself
+        return
+
+    def stop() -> None:
+        state.is_handed_over = True
+        made.replaced.set()
+        for each in made.unlisten:  # they are the successor's, who answers better
+            each()
+
+    handover = Handover(
+        place_of(file),
+        state.write,
+        lambda: {name: numbers() for name, numbers in made.listening.items()},
+        stop,
+    )
+    yield Part("handover", handover.start, handover.close)
 
 
 def _member_parts(made: Running) -> Iterator[Part]:

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from extproc.base import logs
-from extproc.base.errors import ConfigError, ExtraError
+from extproc.base.errors import ConfigError, ExtraError, StartError
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config
 from extproc.running.app import Running, running
 from extproc.running.event_loop import Sweeper
+from extproc.running.handover import Predecessor, take_over
 from extproc.running.processes import ProcessMember
 from extproc.running.request_path import CHOICE
 from extproc.running.single_flight import SingleFlight
@@ -43,11 +44,14 @@ FEW_FILES = 4096
 STOP_SECONDS = 10.0
 
 
-async def serve(path: str, config: Config, member: ProcessMember | None = None) -> None:
-    """Runs a router until SIGTERM or SIGINT.
+async def serve(
+    path: str, config: Config, member: ProcessMember | None = None, *, takes_over: bool = False
+) -> None:
+    """Runs a router until SIGTERM or SIGINT, or until another one has taken over from it.
 
     path: the file that `config` was read from. member: its place among several processes with this
-    configuration; it then also stops when their parent ends.
+    configuration; it then also stops when their parent ends. takes_over: whether it takes state and
+    listening sockets from the router that runs with the same state file.
 
     To stop, it reports that it is not ready, accepts no new streams after `extproc.leave_ms`, gives
     open streams time to finish, and ends; a second signal ends it at once. SIGHUP reloads the kill
@@ -78,7 +82,8 @@ async def serve(path: str, config: Config, member: ProcessMember | None = None) 
         _end_with_parent(loop, is_orphan, stop)
     # nothing to reload yet: the configuration was just read; unhandled, SIGHUP ends the process
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    async with running(config, member) as router:
+    before = await _predecessor(config, member) if takes_over else None
+    async with running(config, member, before) as router:
         # one after the other: of two that overlap, the older file could be applied last
         reload = SingleFlight(lambda: _reload(read_again, config, router), "not reloaded")
         loop.add_signal_handler(signal.SIGHUP, reload.want)
@@ -98,21 +103,44 @@ async def serve(path: str, config: Config, member: ProcessMember | None = None) 
         log.info(
             "started with %.2f s of CPU time; %d MiB resident", time.process_time(), _resident_mib()
         )
+        following = asyncio.create_task(_stop_when_replaced(router, stop))
         await stopped.wait()
+        following.cancel()
         sweeper.close()
         router.readiness.is_stopping = True
-        if router.state is not None:
-            # and again at the end, for which whoever stops a container may not wait
-            router.state.hurry()
-        if leave_ms:
-            log.info(
-                "stopping: reporting not ready, accepting new streams for %d ms",
-                leave_ms,
-            )
-            await asyncio.sleep(leave_ms / 1000)
+        await _leave(router, leave_ms)
         log.info("stopping: open streams have %d ms to finish", config.extproc.drain_ms)
     if member is not None and is_orphan.is_set():
         member.leave()
+
+
+async def _predecessor(config: Config, member: ProcessMember | None) -> Predecessor | None:
+    """Returns the router that this one replaces, None if none runs.
+
+    Raises:
+        StartError: it cannot be replaced.
+    """
+    if config.state.file is None or member is not None or config.extproc.server != "lean":
+        raise StartError("take-over: needs state.file and extproc.server: lean, and one process")
+    return await asyncio.to_thread(take_over, config.state.file)
+
+
+async def _leave(router: Running, leave_ms: int) -> None:
+    """Writes the state, and waits until proxies have noticed that the router stops."""
+    if router.replaced.is_set():
+        return
+    if router.state is not None:
+        # and again at the end, for which whoever stops a container may not wait
+        router.state.hurry()
+    if leave_ms:
+        log.info("stopping: reporting not ready, accepting new streams for %d ms", leave_ms)
+        await asyncio.sleep(leave_ms / 1000)
+
+
+async def _stop_when_replaced(router: Running, stop: Callable[[], None]) -> None:
+    await router.replaced.wait()
+    log.info("another router has taken over")
+    stop()
 
 
 def _require_extras(config: Config) -> None:

@@ -122,7 +122,7 @@ class StateFile:
 
     path: of the file. state: what it said at the start, None if nothing. about: returns who writes
     it. identity: returns that of a worker's engine, None for an unknown worker. keepers: save and
-    restore more.
+    restore more. is_handed_over: set once another router writes the file.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class StateFile:
         self._writing = asyncio.Lock()
         self._write_due = asyncio.Event()
         self._fault = ""
+        self.is_handed_over = False
         self.outcomes: Counter[Restoration] = Counter()
         self.written_at = 0.0
         self.bytes = 0
@@ -200,7 +201,8 @@ class StateFile:
             for task in self._tasks:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tasks:  # else it did not start, and what is in the file counts more
+        # if it did not start, or has a successor, what is in the file counts more
+        if self._tasks and not self.is_handed_over:
             await self.write()
 
     def hurry(self) -> None:
@@ -264,6 +266,8 @@ class StateFile:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._write_due.wait(), self._interval_seconds)
             self._write_due.clear()
+            if self.is_handed_over:
+                return
             try:
                 await self.write()
             except Exception:  # the next one may succeed

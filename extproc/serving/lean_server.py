@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -270,7 +271,11 @@ _WATCH = f"/{HEALTH}/Watch".encode()
 
 
 class LeanServer:
-    """Serves ext_proc and gRPC health."""
+    """Serves ext_proc and gRPC health.
+
+    inherited: sockets that listen already, instead of `extproc.listen`. is_handed_over: whether
+    another router has the sockets, too.
+    """
 
     def __init__(
         self,
@@ -279,7 +284,10 @@ class LeanServer:
         limits: Limits | None = None,
         certificates: Certificates | None = None,
         bounds: ServerBounds = USUAL,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
+        self._inherited = inherited
+        self.is_handed_over = False
         self._service = service
         self._bounds = bounds
         self._health = Health(is_ready)
@@ -302,7 +310,7 @@ class LeanServer:
         self._faults: Counter[str] = Counter()
         self._all_gone = asyncio.Event()
         # uvloop closes a listening server that nothing refers to
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._tls: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -326,9 +334,10 @@ class LeanServer:
             self._timer.cancel()
         if self._tls is not None:
             await self._tls.close()
-        if self._server is not None:
+        if self._servers and not self.is_handed_over:
             self._remove_socket()  # while it listens: later the file may be another router's
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
@@ -347,19 +356,32 @@ class LeanServer:
 
     async def _listen(self) -> None:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()
-        path = socket_path(options)
+        path, inherited = socket_path(options), self._inherited
         if path is not None:
-            made = bound_socket(path, options)
-            self._server = await loop.create_unix_server(self._accept, sock=made, backlog=BACKLOG)
-        elif self._certificates is None:
-            host, port = address.parse(options.listen)
-            self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
-        else:
+            made = inherited[0] if inherited else bound_socket(path, options)
+            self._servers = [
+                await loop.create_unix_server(self._accept, sock=made, backlog=BACKLOG)
+            ]
+        elif self._certificates is not None:
             listener = TlsListener(
                 self._certificates, self._has_room, self._connection, self._bounds
             )
-            await listener.start(options.listen)
+            await listener.start(options.listen, inherited)
             self._tls = listener
+        elif inherited:
+            self._servers = [
+                await loop.create_server(self._accept, sock=one, backlog=BACKLOG)
+                for one in inherited
+            ]
+        else:
+            host, port = address.parse(options.listen)
+            self._servers = [await loop.create_server(self._accept, host, port, backlog=BACKLOG)]
+
+    def listening(self) -> list[int]:
+        """Returns the numbers of the listening sockets."""
+        if self._tls is not None:
+            return self._tls.listening()
+        return [one.fileno() for server in self._servers for one in server.sockets]
 
     async def _empty(self) -> None:
         while self._connections:

@@ -9,7 +9,7 @@ import resource
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from extproc.base import address
@@ -233,14 +233,20 @@ class TlsListener:
         # oldest first; each with its socket until a transport owns that
         self._shaking: dict[asyncio.Task[None], socket.socket | None] = {}
 
-    async def start(self, listen: str) -> None:
+    async def start(self, listen: str, inherited: Sequence[socket.socket] = ()) -> None:
         """Starts listening.
+
+        inherited: sockets that listen already, instead of the address.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        self._sockets = await asyncio.to_thread(listening_sockets, listen)
+        self._sockets = list(inherited) or await asyncio.to_thread(listening_sockets, listen)
         self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
+
+    def listening(self) -> list[int]:
+        """Returns the numbers of the listening sockets."""
+        return [one.fileno() for one in self._sockets]
 
     @property
     def handshakes(self) -> int:

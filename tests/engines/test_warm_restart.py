@@ -5,17 +5,27 @@ published, they can replay the last hundred. `test_vllm.py` says what this needs
 """
 
 import asyncio
-import contextlib
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import pytest
 import pytest_asyncio
-
-from tests.engines import vllm_engine
 from tests.engines.held import Held
-from tests.engines.test_vllm import MISSING, Fleet, log_lines, report, router_before
+
+from tests import copies
+from tests.engines import vllm_engine
+from tests.engines.test_vllm import (
+    KINDS,
+    MISSING,
+    Fleet,
+    asked,
+    log_lines,
+    report,
+    router_before,
+    text,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -28,6 +38,7 @@ BLOCKS = (900, 1_200)
 BUFFER_BATCHES = 100
 PUBLISHED_BATCHES = 3 * BUFFER_BATCHES
 RESTARTS = 20
+REPLACEMENTS = 5
 
 # A kill leaves no time to write: the buffers reach back to the last write.
 WRITE_MS = 1_000
@@ -51,23 +62,46 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         await asyncio.gather(*(one.close() for one in held))
 
 
-@contextlib.asynccontextmanager
-async def talking(fleet: Fleet) -> AsyncIterator[Counter[str]]:
-    """Keeps sending requests, each of which has to be answered; counts them."""
-    counts: Counter[str] = Counter()
-    is_over = asyncio.Event()
+class Talk:
+    """Requests that are sent all the time, from conversations that nobody continues.
 
-    async def client() -> None:
-        while not is_over.is_set():
-            await fleet.converse(1)
-            counts["answered"] += 1
+    lost: answers other than 200 while the router was away or began. elsewhere: the same while it
+    ran: an engine closes an idle connection just when Envoy uses it.
+    """
 
-    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
-    try:
-        yield counts
-    finally:
-        is_over.set()
-        await asyncio.gather(*clients)
+    def __init__(self, fleet: Fleet) -> None:
+        self.answered = self.lost = self.elsewhere = 0
+        self.is_restarting = False
+        self._fleet = fleet
+        self._is_over = asyncio.Event()
+
+    async def __aenter__(self) -> "Talk":
+        self._is_over.clear()
+        self._clients = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over.set()
+        await asyncio.gather(*self._clients)
+
+    async def _client(self) -> None:
+        chances, system = self._fleet.chances, self._fleet.system
+        while not self._is_over.is_set():
+            words = text(chances.randrange(5), 90), text(chances.random(), 40)
+            messages = [
+                {"role": role, "content": said}
+                for role, said in zip(("system", "user"), words, strict=True)
+            ]
+            path, body = asked(chances.choice(KINDS), messages)
+            was_restarting = self.is_restarting
+            async with system.session.post(f"{system.envoy}{path}", json=body) as answer:
+                await answer.read()
+            if answer.status == 200:
+                self.answered += 1
+            elif was_restarting or self.is_restarting:
+                self.lost += 1
+            else:
+                self.elsewhere += 1
 
 
 def began(lines: list[str]) -> str:
@@ -83,26 +117,52 @@ async def checked(fleet: Fleet, wrong: Counter[str]) -> None:
     wrong.update(causes)
     assert causes.keys() <= TIMING
     total, errors = await fleet.credits()
-    assert total > 0
     assert errors == []
+    assert total > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_restarted_router_is_certain_before_its_first_pick(
-    fleet: Fleet, number: signal.Signals
+async def replaced(fleet: Fleet) -> None:
+    """Another router takes over from the one that runs."""
+    old = fleet.system.router
+    assert old is not None
+    with fleet.system.log.open("ab") as log:
+        command = ["serve", "--config", str(fleet.system.config_file), "--take-over"]
+        fleet.system.router = await copies.started(command, log)
+    assert await asyncio.wait_for(old.wait(), 120) == 0
+
+
+async def restarted(fleet: Fleet, number: signal.Signals) -> None:
+    """The router is ended by a signal, and started again."""
+    await fleet.system.stop_router(number)
+    await fleet.system.start_router()
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        (partial(restarted, number=signal.SIGTERM), RESTARTS // 2),
+        (partial(restarted, number=signal.SIGKILL), RESTARTS // 2),
+        (replaced, REPLACEMENTS),
+    ],
+    ids=["ended", "killed", "replaced"],
+)
+async def test_new_router_is_certain_before_its_first_pick(
+    fleet: Fleet, how: Callable[[Fleet], Awaitable[None]], times: int
 ) -> None:
     await asyncio.gather(*(fleet.fill(at, PUBLISHED_BATCHES) for at in range(len(fleet.engines))))
     await fleet.converse(40)
-    answered, wrong = 0, Counter[str]()
-    for _ in range(RESTARTS // 2):
-        async with talking(fleet) as counts:
+    talk, wrong = Talk(fleet), Counter[str]()
+    for _ in range(times):
+        async with talk:
             await asyncio.sleep(2 * WRITE_MS / 1000)
             lines = len(log_lines(fleet.system))
-            await fleet.system.stop_router(number)
-            await fleet.system.start_router()
-        answered += counts["answered"]
+            talk.is_restarting = True
+            await how(fleet)
+            talk.is_restarting = False
         said = log_lines(fleet.system)[lines:]
         words = "2 workers are known again, 0 are not, 0 have not answered yet"
         assert words in began(said), "\n".join(said)
         await checked(fleet, wrong)
-    report(f"{number.name}: answered, predictions that differed", (answered, wrong))
+    figures = (talk.answered, talk.lost, talk.elsewhere, wrong)
+    report("answered, lost, lost while nothing happened, predictions that differed", figures)
+    assert talk.lost == 0
