@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Self
 
 import pytest
 import pytest_asyncio
@@ -75,7 +76,7 @@ class Talk:
         self._fleet = fleet
         self._is_over = asyncio.Event()
 
-    async def __aenter__(self) -> "Talk":
+    async def __aenter__(self) -> Self:
         self._is_over.clear()
         self._clients = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
         return self
