@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _rows = msgspec.msgpack.Decoder(list[Row])
 _learned = msgspec.msgpack.Decoder(Learned)
 

@@ -13,10 +13,10 @@ from typing import Self
 
 import pytest
 import pytest_asyncio
-from tests.engines.held import Held
 
 from tests import copies
 from tests.engines import vllm_engine
+from tests.engines.held_blocks import Held
 from tests.engines.test_vllm import (
     KINDS,
     MISSING,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvstate.events import BlocksCopied, BlocksRemoved, finished
+from kvstate.events import BlocksCopied, BlocksRemoved, OtherGroupStored, finished
 from kvstate.index import Index
 from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
 from kvstate.saved import SavedOwner
@@ -55,6 +55,15 @@ def test_restored_owner_knows_layout_and_adapters_again() -> None:
     assert (again.block_size, known.numbered) == (2, (7,))
     assert index.overlaps_by_number(prompt(9, 9, 9, lora="any")).keys() == {"w"}
     assert not again.trusted
+
+
+@each_core
+def test_rank_with_other_attention_groups_is_not_saved() -> None:
+    index = Index(SECRET)
+    owner = filled(index)
+    assert owner.is_savable
+    index.apply(owner, [OtherGroupStored(1, hashes=[1], block_size=2, reach=2)])
+    assert not owner.is_savable
 
 
 @each_core
