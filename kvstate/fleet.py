@@ -209,7 +209,7 @@ class FollowedWorkers:
             made.append((yield from owner.saving(rows)))
 
         at = feed.saved()
-        if at is None or owner.other_groups().are_there:  # ends of other groups are not saved
+        if at is None or not owner.is_savable:
             return None
         await followed.subscriber.visit(steps)
         if not made:  # its feed failed, or it was removed
