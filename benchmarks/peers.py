@@ -1,6 +1,6 @@
 """Compares KVSteer with pickers and gateways that could be used instead.
 
-    python benchmarks/peers.py [--quick] [--only speed|hits|losses] [--json FILE]
+    python benchmarks/peers.py [--quick] [--only speed|hits|losses|agents] [--json FILE]
 
 None of them is a dependency of KVSteer. Install what you want to compare, each as its project says:
 SMG with `pip install smg`; Dynamo with `pip install ai-dynamo packaging uvloop`, and
@@ -12,6 +12,7 @@ know its version: set KVSTEER_PEERS_VERSION_EPP=... Missing programs are named i
 speed: wrk's chats of known conversations (extproc.py says how), contestants in turn. hits: chats
 over simulated vLLM workers whose caches are too small for every chat everywhere; fresh workers and
 a fresh contestant each time. losses: requests while the picker is killed, and while it hangs.
+agents: real coding agents, as peers_agents.py says.
 """
 
 import signal
@@ -26,10 +27,12 @@ from extproc_contestants import OURS_LEAN, PLAIN, Contestant
 from extproc_load import conversations, found_wrk, write
 from extproc_rounds import Cell, Figures, Measured, measured
 from measure import CannotRunError, Figure, Goal, Row, missed
+from peers_agents import stays
 from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
 from peers_trials import Hits, hits, losses, resident_mib
 from rows import arguments, run
 
+PARTS = ("speed", "hits", "losses", "agents")
 CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
 QUICK = [Cell(2, 1), Cell(2, 16)]
 LEARNS_SECONDS, SETTLED_SECONDS = 2.0, 10.0
@@ -190,9 +193,9 @@ def lost_requests() -> str:
 def main() -> None:
     """Runs the chosen measurements and prints them."""
     parser = arguments(__doc__, "two cells, fewer rounds")
-    parser.add_argument("--only", choices=("speed", "hits", "losses"), help="one part of the three")
+    parser.add_argument("--only", choices=PARTS, help="one part of them")
     with run(parser, METHOD) as one:
-        parts = [one.options.only] if one.options.only else ["speed", "hits", "losses"]
+        parts = [one.options.only] if one.options.only else [*PARTS]
         print(versions())
         if "speed" in parts:
             rows, seen = speed(*one.amount((QUICK[:1], 1, 1), (QUICK, 2, 1), (CELLS, 3, 2)))
@@ -200,6 +203,8 @@ def main() -> None:
             print(f"\n{seen}", flush=True)
         if "hits" in parts:
             print(f"\n{hit_shares(*one.amount((1, 2), (1, 6), (2, 12)))}", flush=True)
+        if "agents" in parts:
+            one.add(stays(one.amount(1, 4, 8)))
         if "losses" in parts:
             print(f"\n{lost_requests()}", flush=True)
 

@@ -136,9 +136,13 @@ class Front:
         app = web.Application(client_max_size=64 << 20)
         app.add_routes([web.post(path, self._answer) for path in (CHAT, MESSAGES, RESPONSES)])
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
         if self._names_engine:
             app.router.add_get("/version", self._version)
         return app
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": RELEASE})

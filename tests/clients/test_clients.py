@@ -1,13 +1,10 @@
 """Real coding agents from npm, many conversations at once, through Envoy and the router."""
 
-import asyncio
 import json
 import os
 import shutil
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from operator import attrgetter
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,8 @@ from simulator.settings import TINY_MODEL
 from tests.clients.front import Front, Turn, fronted, rendering
 from tests.clients.install import MissingError, program
 from tests.clients.scripted_model import CALLS
-from tests.clients.sessions import MODEL, STARTS, Session, converse
+from tests.clients.sessions import MODEL, STARTS, Session
+from tests.clients.turns import Conversations, all_converse, conversations, stays_of
 from tests.engines import vllm_engine
 from tests.extproc.template_shapes import QWEN_TOOLS
 from tests.system.system import System
@@ -84,25 +82,6 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-async def all_converse(url: str, folder: Path) -> list[Session]:
-    """Runs all conversations of all clients at once."""
-    asked = [
-        converse(client, number, url, folder)
-        for client in STARTS
-        for number in range(CONVERSATIONS)
-    ]
-    return await asyncio.gather(*asked)
-
-
-def conversations(fronts: Sequence[Front]) -> Mapping[tuple[str, int], list[Turn]]:
-    """The turns of each conversation in their order, by client and number."""
-    found: dict[tuple[str, int], list[Turn]] = defaultdict(list)
-    turns = [one for front in fronts for one in front.turns if one.is_agent]
-    for turn in sorted(turns, key=attrgetter("length")):
-        found[turn.client, turn.number].append(turn)
-    return found
-
-
 async def reasons(system: System) -> Counter[str]:
     """How many requests were placed for each reason."""
     async with system.session.get(f"{system.metrics}/metrics") as answer:
@@ -115,21 +94,15 @@ async def reasons(system: System) -> Counter[str]:
     return found
 
 
-def show(test: pytest.Item, kind: str, found: Mapping[tuple[str, int], list[Turn]]) -> None:
+def show(test: pytest.Item, kind: str, found: Conversations) -> None:
     """Adds a row for each client to the summary."""
     for client in STARTS:
-        own = [turns for (name, _), turns in found.items() if name == client]
-        pairs = [pair for turns in own for pair in pairwise(turns)]
-        stay = sum(before.worker == after.worker for before, after in pairs)
-        spread = sorted(Counter(one.worker for turns in own for one in turns).values())
-        kept = f"{stay} of {len(pairs)}"
-        row = f"{client:<14}{kind:<26}{sum(map(len, own)):>9}{kept:>17}  {spread}"
-        add_row(test, RAN, row)
+        one = stays_of(client, found)
+        kept = f"{one.stayed} of {one.later}"
+        add_row(test, RAN, f"{client:<14}{kind:<26}{one.requests:>9}{kept:>17}  {one.spread}")
 
 
-def check(
-    sessions: Sequence[Session], fronts: Sequence[Front]
-) -> Mapping[tuple[str, int], list[Turn]]:
+def check(sessions: Sequence[Session], fronts: Sequence[Front]) -> Conversations:
     """Checks that every conversation ended well and kept its worker; returns their turns."""
     assert [fault for front in fronts for fault in front.faults] == []
     assert [(one.name, one.code, one.printed[-2_000:]) for one in sessions if not one.is_done] == []
@@ -140,7 +113,7 @@ def check(
     return found
 
 
-def strays(found: Mapping[tuple[str, int], list[Turn]]) -> dict[tuple[str, int], list[str]]:
+def strays(found: Conversations) -> dict[tuple[str, int], list[str]]:
     """The conversations that more than one worker answered, and their workers."""
     workers = {key: [one.worker for one in turns] for key, turns in found.items()}
     return {key: each for key, each in workers.items() if len(set(each)) > 1}
@@ -168,7 +141,7 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
             max_model_len_tokens=CONTEXT_TOKENS,
         ) as (system, fronts),
     ):
-        sessions = await all_converse(system.envoy, tmp_path / "homes")
+        sessions = await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS)
         found = conversations(fronts)
         show(request.node, "vLLM 0.32's prompts", found)
         check(sessions, fronts)
@@ -192,7 +165,7 @@ async def test_agents_stay_with_workers_whose_tokens_are_not_known(
 ) -> None:
     changes = {"models": [{"name": MODEL}]}
     async with fronted(changes, ANSWER_SECONDS) as (system, fronts):
-        sessions = await all_converse(system.envoy, tmp_path / "homes")
+        sessions = await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS)
         found = conversations(fronts)
         show(request.node, "unknown, by their texts", found)
         check(sessions, fronts)
