@@ -43,6 +43,9 @@ def merges_tokenizer(
     Raises:
         ValueError: they are none, or the settings name another class.
     """
+    # before they are decoded, which would take a gigabyte or two
+    if vocabulary.count(b'":') > 2 * MAX_TOKENS or merges.count(b"\n") > 2 * MAX_TOKENS:
+        raise ValueError("vocab.json has too many tokens, or merges.txt too many lines")
     name = settings.get("tokenizer_class")
     if name not in _GPT2 and name not in _QWEN2:
         raise ValueError("its class of tokenizer is not known here")
@@ -72,8 +75,6 @@ def merges_tokenizer(
 def _pairs(merges: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Yields the pairs that merges.txt joins, in their order."""
     for number, line in enumerate(merges.split("\n"), 1):
-        if number > 2 * MAX_TOKENS:
-            raise ValueError("merges.txt has too many lines")
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.rstrip("\r").partition(" ")

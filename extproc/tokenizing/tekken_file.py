@@ -37,6 +37,9 @@ _UNLISTED = (
 )
 _MAY_BE_UNLISTED = ("v1", "v2", "v3", "v7")
 
+# Most bytes of what a conversation's settings may be; known files have some hundred.
+MAX_SETTINGS_BYTES = 65_536
+
 # Most control tokens; known files have 1,000.
 MAX_CONTROLS = 8_192
 
@@ -62,7 +65,7 @@ class _File(msgspec.Struct):
     config: _Config
     vocab: list[_Token]
     special_tokens: list[_Control] | None = None
-    model_settings_builder: dict[str, Any] | None = None
+    model_settings_builder: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _decoder = msgspec.json.Decoder(_File)
@@ -91,6 +94,8 @@ def read_tekken(content: bytes) -> Tekken:
     Raises:
         ValueError: it is none, or the pattern by which it cuts texts is not known.
     """
+    if content.count(b'"rank"') > 2 * MAX_TOKENS:  # before they are decoded
+        raise ValueError(f"more than {MAX_TOKENS} tokens")
     try:
         file = _decoder.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -106,8 +111,17 @@ def read_tekken(content: bytes) -> Tekken:
         config.pattern,
         _controls(file),
         config.default_num_special_tokens,
-        file.model_settings_builder,
+        _settings(file.model_settings_builder),
     )
+
+
+def _settings(raw: msgspec.Raw) -> dict[str, Any] | None:
+    if len(memoryview(raw)) > MAX_SETTINGS_BYTES:
+        raise ValueError(f"model settings of more than {MAX_SETTINGS_BYTES} bytes")
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any] | None)
+    except (msgspec.DecodeError, RecursionError):
+        raise ValueError("its model settings are no object") from None
 
 
 def _ranks(tokens: list[_Token]) -> dict[bytes, int]:

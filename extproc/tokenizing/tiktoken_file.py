@@ -14,10 +14,10 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
     Raises:
         ValueError: a line has another form, a token has two lines, or there are too many.
     """
+    if content.count(b"\n") + content.count(b"\r") > 2 * MAX_TOKENS:
+        raise ValueError(f"more than {MAX_TOKENS} tokens")
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), 1):
-        if number > MAX_TOKENS:
-            raise ValueError(f"more than {MAX_TOKENS} tokens")
         if not line:
             continue
         try:

@@ -126,6 +126,11 @@ def test_line_that_is_no_token_with_its_rank_is_refused_by_number(line: bytes) -
         read_ranks(b"YQ== 0\nYQ== 1")
 
 
+def test_file_of_lines_without_end_is_refused_before_it_is_cut_into_them() -> None:
+    with pytest.raises(ValueError, match="more than 524288 tokens"):
+        read_ranks(b"ab\n" * 1_048_578)
+
+
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -149,6 +154,9 @@ TWICE = [{"rank": 0, "token_str": "<s>"}, {"rank": 1, "token_str": "<s>"}]
     ("changed", "reason"),
     [
         (change(vocab=5), "no tekken.json"),
+        (change(vocab=[{"rank": 0}] * 1_100_000), "more than 524288 tokens"),
+        (change(model_settings_builder={"a": "b" * 70_000}), "more than 65536 bytes"),
+        (change(model_settings_builder=[]), "no object"),
         (change(config_pattern="(a+)+$"), "pattern that is not known"),
         (change(config_default_vocab_size=1 << 40), "sizes of its vocabulary"),
         (change(config_default_vocab_size=1), "sizes of its vocabulary"),
@@ -280,6 +288,7 @@ def test_merges_make_a_tokenizer(name: str, tmp_path: Path) -> None:
         ("merges.txt", "a b\nx\n", "line 2 of merges.txt"),
         ("merges.txt", "a c", "line 1 of merges.txt"),
         ("merges.txt", "\n" * 1_048_578, "too many lines"),
+        ("vocab.json", '{"":0,' * 1_048_578, "too many tokens"),
         (
             "tokenizer_config.json",
             '{"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"9": {"content": "y"}}}',
