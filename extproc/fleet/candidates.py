@@ -8,7 +8,7 @@ from extproc.config.schema import Config
 from extproc.config.sections import BOTH
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
-from extproc.requests.dialect import ModelDialects, spoken_by
+from extproc.requests.dialect import Dialect, ModelDialects, spoken_by
 from extproc.routing.claim_table import Holdings
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
@@ -73,6 +73,15 @@ class Candidates:
             engines = {one.name: one.engine for one in workers}
             known = self._dialects[model] = spoken_by(engines, own, arguments)
         return known
+
+    def dialect_of(self, worker: Worker) -> Dialect | None:
+        """Returns the dialect that a worker speaks, None while its engine or model is unknown."""
+        model = self.model_of(worker)
+        if worker.engine is None or model is None:
+            return None
+        spoken = self.dialects_of(model)
+        others = (dialect for dialect, workers in spoken.rest if worker.name in workers)
+        return next(others, spoken.first)
 
     def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:
         excluded = worker.sighting.excluded

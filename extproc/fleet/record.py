@@ -19,7 +19,8 @@ from extproc.fleet.polling import Poll
 from extproc.observing.outcomes import WorkerOutcomes
 from extproc.proof.lookups import Lookups
 from extproc.proof.reuse import ReuseFindings
-from extproc.proof.state import TokenProof
+from extproc.proof.state import GoldenVerdict, TokenProof
+from extproc.requests.dialect import Dialect
 from extproc.routing.claim_table import Holdings
 from extproc.routing.pins import PinFindings
 from extproc.routing.upstreams import Upstream, Upstreams
@@ -72,10 +73,16 @@ class Following:
 @dataclass(eq=False, slots=True)
 class Questioned:
     """When a worker was asked for the tokens of golden requests, and how long to wait after a
-    failure. Seconds of one monotonic clock."""
+    failure. Seconds of one monotonic clock.
+
+    by_release: the verdicts on forms that releases read differently. dialect: in which they were
+    asked.
+    """
 
     at: float = -math.inf
     retries: Backoff | None = None
+    by_release: dict[int, GoldenVerdict] = field(default_factory=dict)
+    dialect: Dialect | None = None
 
 
 @dataclass(eq=False, slots=True)

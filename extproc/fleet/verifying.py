@@ -21,7 +21,6 @@ from extproc.fleet.record import Table, Worker
 from extproc.proof.golden import (
     MAX_ANSWER_BYTES,
     Golden,
-    GoldenEncoder,
     NoTokenizeError,
     TokenizerSilentError,
     comparison,
@@ -30,10 +29,18 @@ from extproc.proof.golden import (
     own_tokens,
     tokens_there,
 )
-from extproc.proof.state import OFF, STATES_SHOWN, Comparison, Proof, TokenProof
+from extproc.proof.golden_forms import FormEncoder, ids_there, own_prompts, verdicts
+from extproc.proof.state import (
+    OFF,
+    STATES_SHOWN,
+    Comparison,
+    GoldenVerdict,
+    Proof,
+    TokenProof,
+)
 from extproc.proof.trust import Proofs
-from extproc.requests.dialect import dialect_of
-from extproc.requests.prompt import names_of
+from extproc.requests.dialect import Dialect, dialect_of
+from extproc.requests.prompt import FORM_NAMES, TOOLS, names_of
 from extproc.tokenizing.remote_tokenizer_wire import PATH
 from kvstate.feeds.backoff import Backoff
 from kvstate.overlap import Tokens
@@ -75,21 +82,24 @@ class Verifying:
 
     encoders: KVSteer's tokenizers, by model. model_of: returns the model that a worker serves, None
     while it is unknown. proofs: receives the results. chance: returns 0 to 1, for
-    jitter. monotonic: returns seconds.
+    jitter. monotonic: returns seconds. dialect_of: returns the dialect that a worker speaks, None
+    while its engine is unknown.
     """
 
     def __init__(
         self,
         table: Table,
         models: Sequence[schema.Model],
-        encoders: Mapping[str, GoldenEncoder],
+        encoders: Mapping[str, FormEncoder],
         model_of: Callable[[Worker], str | None],
         proofs: Proofs,
         chance: Callable[[], float],
         monotonic: Callable[[], float],
+        dialect_of: Callable[[Worker], Dialect | None] = lambda _: None,
     ) -> None:
         self._table = table
         self._models = models
+        self._dialect_of = dialect_of
         self._encoders = {
             model.name: encoders[model.name]
             for model in models
@@ -110,6 +120,7 @@ class Verifying:
 
     def ask_now(self, worker: Worker) -> None:
         """Asks a worker at once, if it is asked at all: it may have changed."""
+        worker.questioned.by_release = {}
         poll = worker.polls.get(self.question.name)
         if poll is not None:
             poll.ask_now()
@@ -140,7 +151,7 @@ class Verifying:
             async with asyncio.timeout(ALL_SECONDS):
                 found = await self._compared(client, worker, model, encoder)
         except NoTokenizeError as error:
-            self._take(worker, model, str(error))
+            self._take(worker, model, await self._uncompared(client, worker, model, str(error)))
         except (TokenizerSilentError, TimeoutError) as error:
             why = str(error) or "it takes too long to answer"
             self._proofs.uncompared(worker, why, for_now=True)
@@ -161,21 +172,59 @@ class Verifying:
         return max(least, a_worker * len(self._table)) * (0.9 + 0.2 * self._chance())
 
     async def _compared(
-        self, client: Client, worker: Worker, model: str, encoder: GoldenEncoder
+        self, client: Client, worker: Worker, model: str, encoder: FormEncoder
     ) -> Comparison:
         """Returns the result of all golden requests; a new difference counts if found twice."""
         golden = golden_for(encoder, dialect_of(worker.engine))
         for _ in range(2):
-            here = await self._ours_of(model, encoder, golden)
+            here = _read_by(self._dialect_of(worker), await self._ours_of(model, encoder, golden))
             there = await tokens_there(lambda asked: _post(client, worker.endpoint, asked), None)
             found = comparison(golden_tokens(encoder, golden, here, there), encoder.text_of)
+            found.forms.update(await self._compared_by_release(client, worker, model, encoder))
             if worker.proof.agrees(found):
                 break
             self._own_tokens.pop(model, None)  # the date that a template wrote may be outdated
         return found
 
+    async def _uncompared(
+        self, client: Client, worker: Worker, model: str, reason: str
+    ) -> Comparison | str:
+        """Returns what a worker without a tokenizer shows, or why it shows nothing."""
+        encoder = self._encoders[model]
+        found = await self._compared_by_release(client, worker, model, encoder)
+        unknown = dict.fromkeys(FORM_NAMES, GoldenVerdict(None, reason))
+        return Comparison(0, {**unknown, **found}, reason) if found else reason
+
+    async def _compared_by_release(
+        self, client: Client, worker: Worker, model: str, encoder: FormEncoder
+    ) -> Mapping[int, GoldenVerdict]:
+        """Returns the verdicts on forms that releases read differently.
+
+        A form that is the same is not asked for again until the worker may have changed: some
+        engines compute an answer for it.
+        """
+        questioned, dialect = worker.questioned, self._dialect_of(worker)
+        if dialect is None:
+            return {}
+        if dialect != questioned.dialect:
+            questioned.dialect, questioned.by_release = dialect, {}
+        known = sum(form for form, one in questioned.by_release.items() if one.is_same)
+        here = await asyncio.to_thread(own_prompts, encoder, dialect, known)
+
+        async def post(path: str, body: bytes) -> tuple[int, bytes]:
+            return await _post(client, worker.endpoint, body, path)
+
+        told = []
+        for own in here:
+            try:
+                told.append((own, await ids_there(post, own.question, model)))
+            except TokenizerSilentError:
+                break
+        questioned.by_release |= verdicts(told, encoder.text_of, known)
+        return questioned.by_release
+
     async def _ours_of(
-        self, model: str, encoder: GoldenEncoder, golden: Sequence[Golden]
+        self, model: str, encoder: FormEncoder, golden: Sequence[Golden]
     ) -> list[Tokens | str]:
         now = self._monotonic()
         at, asked, known = self._own_tokens.get(model, (now, (), []))
@@ -294,18 +343,28 @@ class OfModel:
         return self.proof.state_text
 
 
-async def _post(client: Client, endpoint: str, asked: bytes) -> tuple[int, bytes]:
+def _read_by(dialect: Dialect | None, here: list[Tokens | str]) -> list[Tokens | str]:
+    """Returns the tokens of golden requests, without those that SGLang reads in its own way."""
+    if dialect is None or dialect.sglang is None:
+        return here
+    return [
+        "unsupported_tools" if golden.forms & TOOLS else one
+        for golden, one in zip(GOLDEN, here, strict=True)
+    ]
+
+
+async def _post(client: Client, endpoint: str, asked: bytes, path: str = PATH) -> tuple[int, bytes]:
     """Asks a worker one question.
 
     Raises:
-        SilentError: it does not answer.
+        TokenizerSilentError: it does not answer.
     """
     try:
-        return await client.post(endpoint, PATH, asked, TIMEOUT_SECONDS, MAX_ANSWER_BYTES + 1)
+        return await client.post(endpoint, path, asked, TIMEOUT_SECONDS, MAX_ANSWER_BYTES + 1)
     except TimeoutError:
-        raise TokenizerSilentError(f"no answer to {PATH} within {TIMEOUT_SECONDS:g} s") from None
+        raise TokenizerSilentError(f"no answer to {path} within {TIMEOUT_SECONDS:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise TokenizerSilentError(f"{PATH}: {type(error).__name__}") from None
+        raise TokenizerSilentError(f"{path}: {type(error).__name__}") from None
 
 
 class VerifiedCollector(Collector):

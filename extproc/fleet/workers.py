@@ -25,7 +25,7 @@ from extproc.fleet.reuse import Reuse
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
-from extproc.proof.golden import GoldenEncoder
+from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs
 from extproc.routing.load import Loads
 from extproc.routing.pins import PinFindings
@@ -66,7 +66,7 @@ class Workers:
         monotonic: Callable[[], float] = time.monotonic,
         telling: ClaimReporter | None = None,
         *,
-        tokenizers: Mapping[str, GoldenEncoder] | None = None,
+        tokenizers: Mapping[str, FormEncoder] | None = None,
         make_client: Callable[[], Client] = Client,
         times: AskingTimes = USUAL,
     ) -> None:
@@ -92,7 +92,14 @@ class Workers:
         self.reuse = Reuse(fleet, self.records, lambda worker: model_of(worker) in hybrids)
         self.lanes = Lanes(table, config.disaggregation, model_of)
         self.verifying = Verifying(
-            table, config.models, tokenizers or {}, model_of, self.proofs, chance, monotonic
+            table,
+            config.models,
+            tokenizers or {},
+            model_of,
+            self.proofs,
+            chance,
+            monotonic,
+            candidates.dialect_of,
         )
         self._learning = Learning(
             config.models, self._note_learned, chance, times.model_retry_seconds

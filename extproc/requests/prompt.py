@@ -107,8 +107,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 # they are proved.
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
-IN_CODE, DATE, CONVERTED = 16384, 32768, 65536
-BY_RELEASE = 131072 - 16
+IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
+BY_RELEASE = 262144 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -127,6 +127,7 @@ FORM_NAMES = {
     IN_CODE: "conversations that the engine renders in code",
     DATE: "conversations with a date that may be another one in the engine",
     CONVERTED: "conversations that SGLang converts in its own way",
+    ASKED: "conversations that a worker tokenizes",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

@@ -11,6 +11,7 @@ from extproc.base.errors import RequestError
 from extproc.requests.prompt import Chat, InferenceRequest, Prompt, forms_of
 from extproc.tokenizing.holes import Parts, before_added, parts_of
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
+from extproc.tokenizing.remote_tokenizer_wire import forms_asked
 from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.overlap import Tokens
 
@@ -114,7 +115,10 @@ class PromptTokens:
         if tokenizer is None:
             raise RequestError("no_tokenizer")
         if isinstance(tokenizer, RemoteTokenizer):
-            whole = Keyed(await self._tokenize_remotely(tokenizer, request), 0)
+            forms = 0
+            for prompt in request.prompts:
+                forms |= forms_asked(prompt)
+            whole = Keyed(await self._tokenize_remotely(tokenizer, request), forms)
         elif model in self._hung:
             raise RequestError("tokenizer_hung")
         else:

@@ -10,7 +10,16 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect
-from extproc.requests.prompt import INLINE_SYSTEM, Chat, Text
+from extproc.requests.prompt import (
+    ASKED,
+    DEVELOPER,
+    INLINE_SYSTEM,
+    PARTS,
+    REASONING,
+    Chat,
+    Prompt,
+    Text,
+)
 from extproc.templates.conversions import with_reasoning
 from kvstate.overlap import Tokens
 
@@ -55,6 +64,25 @@ def question(prompt: Chat | Text, model: str | None) -> bytes:
         raise RequestError("not_unicode") from None
 
 
+def forms_asked(prompt: Prompt) -> int:
+    """Returns the forms of a prompt that a worker tokenizes, besides its own.
+
+    vLLM's /tokenize is not its chat path: it knows no model that is rendered in code (gpt-oss), and
+    changes between releases like that one. So its answers must be proved.
+    """
+    if not isinstance(prompt, Chat):
+        return 0
+    forms = ASKED
+    for message in prompt.messages:
+        if not _REASONING.isdisjoint(message):
+            forms |= REASONING
+        if message.get("role") == "developer":
+            forms |= DEVELOPER
+        if isinstance(message.get("content"), list):
+            forms |= PARTS
+    return forms
+
+
 def longest_answer_bytes(asked: bytes) -> int:
     """Returns how many bytes the answer to a question may have."""
     return min(_TEMPLATE_BYTES + _ANSWER_BYTES_PER_BYTE * len(asked), _LONGEST_ANSWER_BYTES)
@@ -85,6 +113,8 @@ def _chat(prompt: Chat) -> dict[str, Any]:
     # /tokenize supports neither, and would ignore them silently
     if prompt.effort:
         raise RequestError("unsupported_reasoning_effort")
+    if prompt.conversion is not None and prompt.forms:
+        raise RequestError("unsupported_by_engine")  # its /tokenize renders only chat completions
     if "documents" in prompt.variables:
         raise RequestError("unsupported_documents")
     if prompt.forms & INLINE_SYSTEM:

@@ -15,14 +15,19 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.config.reader import parse
+from extproc.config.schema import Model
 from extproc.fleet import verifying
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.golden import GOLDEN, MAX_ANSWER_BYTES
-from extproc.requests.prompt import CONVERSATION, TOOLS
+from extproc.proof.state import TokenProof
+from extproc.requests.dialect import dialect_of
+from extproc.requests.prompt import CONVERSATION, CONVERTED, INLINE_SYSTEM, NO_TOOLS, TOOLS
 from extproc.requests.request import CHAT_PATH, Head
+from extproc.requests.request import parse as parse_request
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState
@@ -52,8 +57,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 class Before:
     """A router in front of these workers, without feeds."""
 
-    def __init__(self, *endpoints: str, verify: str = "start") -> None:
-        listed = ", ".join(f'{{endpoint: "{one}"}}' for one in endpoints)
+    def __init__(self, *endpoints: str, verify: str = "start", engine: str = "") -> None:
+        of_engine = f", engine: {engine}" if engine else ""
+        listed = ", ".join(f'{{endpoint: "{one}"{of_engine}}}' for one in endpoints)
         config = parse(CONFIG.format(tokenizer=TINY_MODEL, workers=listed, verify=verify), "c")
         tokenizer = Tokenizer.load(config.models[0])
         assert tokenizer is not None
@@ -363,3 +369,80 @@ async def test_date_change_during_verification_is_no_difference(
         async with before:
             await before.until("proved")
             assert len(calls) == 2 * len(GOLDEN)
+
+
+class ChatPath:
+    """An engine that renders chat completions, or answers them with their ids, in its dialect.
+
+    status: of its render path. wrong: its ids of prompts with calls are other ones.
+    """
+
+    def __init__(self, engine: Engine, *, status: int = 200, wrong: bool = False) -> None:
+        self._dialect = dialect_of(engine)
+        self._status, self._wrong = status, wrong
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path.removesuffix("/render")
+        self.asked.append(request.path)
+        is_rendered = path != request.path
+        if is_rendered and (self._status != 200 or path != CHAT_PATH):
+            return web.Response(status=self._status if path == CHAT_PATH else 404)
+        body = await request.read()
+        (prompt,) = parse_request(path, body, lambda _: self._dialect).prompts
+        tokenizer = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
+        assert tokenizer is not None
+        ids = list(tokenizer.encode(prompt))
+        if self._wrong and b"tool_calls" in body:
+            ids[-1] = 0
+        return web.json_response({"token_ids" if is_rendered else "prompt_token_ids": ids})
+
+
+@asynccontextmanager
+async def chat_engine(path: ChatPath) -> AsyncIterator[str]:
+    """Runs an engine that answers on its chat path only; yields its host:port."""
+    application = web.Application()
+    application.router.add_post("/v1/{name:.*}", path.answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def proof(before: Before) -> TokenProof:
+    (record,) = before.workers.records.values()
+    return record.proof
+
+
+@pytest.mark.parametrize("status", [200, 403])
+async def test_form_of_releases_is_proved_by_the_chat_path_of_its_engine(status: int) -> None:
+    path = ChatPath(Engine(SGLANG, Release(0, 5, 23)), status=status)
+    async with (
+        chat_engine(path) as endpoint,
+        Before(endpoint, engine="{name: sglang, version: 0.5.23}") as before,
+    ):
+        await until(lambda: proof(before).is_proved(CONVERTED))
+        assert bool(path.asked.count(CHAT_PATH)) is (status != 200)
+        assert proof(before).refuted == 0
+
+
+async def test_form_that_no_path_shows_stays_unproved() -> None:
+    path = ChatPath(Engine(VLLM, Release(0, 32)))
+    async with (
+        chat_engine(path) as endpoint,
+        Before(endpoint, engine="{name: vllm, version: 0.32.0}") as before,
+    ):
+        await until(lambda: proof(before).is_proved(NO_TOOLS))
+        assert not proof(before).is_proved(INLINE_SYSTEM)
+
+
+async def test_form_that_the_chat_path_renders_otherwise_is_refuted() -> None:
+    path = ChatPath(Engine(SGLANG, Release(0, 5, 23)), wrong=True)
+    async with (
+        chat_engine(path) as endpoint,
+        Before(endpoint, engine="{name: sglang, version: 0.5.23}") as before,
+    ):
+        await until(lambda: proof(before).refuted == CONVERTED)

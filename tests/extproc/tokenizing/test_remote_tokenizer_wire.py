@@ -6,11 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.engine import SGLANG, Engine, Release
 from extproc.base.errors import RequestError
-from extproc.requests.dialect import NEWEST
-from extproc.requests.prompt import INLINE_SYSTEM, Chat, Text
+from extproc.requests.dialect import NEWEST, dialect_of
+from extproc.requests.prompt import (
+    ASKED,
+    DEVELOPER,
+    INLINE_SYSTEM,
+    PARTS,
+    REASONING,
+    Chat,
+    Text,
+)
 from extproc.requests.request import CHAT_PATH, parse
-from extproc.tokenizing.remote_tokenizer_wire import answered, longest_answer_bytes, question
+from extproc.tokenizing.remote_tokenizer_wire import (
+    answered,
+    forms_asked,
+    longest_answer_bytes,
+    question,
+)
 
 TOOL = {"type": "function", "function": {"name": "f", "description": None, "parameters": {}}}
 
@@ -111,3 +125,30 @@ def test_longest_answer_bytes_grow_with_the_question() -> None:
     longest = json.dumps({"count": 100_000, "tokens": [2**32 - 1] * 100_000})
     assert len(longest) < longest_answer_bytes(question(text, None))
     assert longest_answer_bytes(b"x" * 4_000_000) == 16 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("message", "forms"),
+    [
+        ({"role": "user", "content": "a"}, ASKED),
+        ({"role": "assistant", "content": "a", "reasoning_content": "b"}, ASKED | REASONING),
+        ({"role": "developer", "content": "a"}, ASKED | DEVELOPER),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}]}, ASKED | PARTS),
+    ],
+)
+def test_conversation_that_a_worker_tokenizes_needs_a_proof(
+    message: dict[str, Any], forms: int
+) -> None:
+    assert forms_asked(Chat([message], {})) == forms
+    assert forms_asked(Text("a")) == 0
+
+
+def test_conversation_that_sglang_converts_is_not_asked() -> None:
+    sglang = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
+    plain = {"messages": [{"role": "user", "content": "a"}]}
+    for fields, is_asked in (({}, True), ({"tools": [TOOL]}, False)):
+        body = json.dumps({**plain, **fields}).encode()
+        (prompt,) = parse(CHAT_PATH, body, lambda _: sglang).prompts
+        assert isinstance(prompt, Chat)
+        with contextlib.nullcontext() if is_asked else pytest.raises(RequestError):
+            assert question(prompt, None)

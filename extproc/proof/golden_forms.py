@@ -1,0 +1,226 @@
+"""Golden requests of the forms that releases read differently: an engine renders them, or we wait.
+
+They are asked by the worker's own dialect, of the engine's chat path itself: vLLM's
+/v1/chat/completions/render (from 0.19; since 0.30 with --enable-scale-out, and then also for
+messages and responses); else one token of an answer with the ids of its prompt (`return_token_ids`
+of vLLM, `return_prompt_token_ids` of SGLang 0.5.23), for chat completions only.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from extproc.base.errors import RequestError
+from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
+from extproc.proof.state import GoldenVerdict
+from extproc.requests.dialect import Dialect
+from extproc.requests.prompt import BY_RELEASE, FORM_NAMES, Chat, Prompt, forms_of
+from extproc.requests.request import CHAT_PATH, parse
+from kvstate.overlap import Tokens
+
+
+class FormQuestion(NamedTuple):
+    """A golden request. name: in words. path: of its API. body: without the model."""
+
+    name: str
+    path: str
+    body: Mapping[str, Any]
+
+
+_USER = {"role": "user", "content": "The quick brown fox jumps over the lazy dog."}
+_TURN = {"role": "assistant", "content": "It does."}
+_SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_FUNCTION = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+_ITEM = {"type": "message", "role": "user", "content": "Look it up."}
+_TEXT = {"type": "text", "text": "Look it up.", "cache_control": {"type": "ephemeral"}}
+_MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
+
+
+def _chat(name: str, *turns: Mapping[str, Any], **fields: Any) -> FormQuestion:
+    return FormQuestion(name, CHAT_PATH, {"messages": list(turns), **fields})
+
+
+# The simplest ones first: a difference is blamed on what they do not have.
+QUESTIONS: Sequence[FormQuestion] = (
+    _chat("a conversation with tools", _USER, tools=[_TOOL]),
+    _chat("a conversation with content in parts", {"role": "user", "content": [_TEXT, _TEXT]}),
+    _chat("a conversation with reasoning", _USER, {**_TURN, "reasoning_content": "Hm."}, _USER),
+    _chat("a conversation with an effort", _USER, reasoning_effort="low"),
+    _chat("a conversation with a developer", {"role": "developer", "content": "Be brief."}, _USER),
+    _chat(
+        "a conversation with a call",
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "an animal"},
+        tools=[_TOOL],
+    ),
+    _chat("tools that must not be used", _USER, tools=[_TOOL], tool_choice="none"),
+    FormQuestion(
+        "messages with a system turn among them",
+        _MESSAGES,
+        {
+            "max_tokens": 1,
+            "system": "Be brief.",
+            "messages": [_USER, {"role": "system", "content": "Be kind."}, _TURN, _USER],
+        },
+    ),
+    FormQuestion(
+        "messages with thinking",
+        _MESSAGES,
+        {
+            "max_tokens": 1,
+            "messages": [
+                _USER,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                        {"type": "text", "text": "It does."},
+                    ],
+                },
+                _USER,
+            ],
+        },
+    ),
+    FormQuestion(
+        "a response with tools and calls",
+        _RESPONSES,
+        {
+            "instructions": "Be brief.",
+            "input": [
+                _ITEM,
+                {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "an animal"},
+            ],
+            "tools": [{"type": "function", **_FUNCTION, "strict": False}],
+        },
+    ),
+)
+
+
+class _Rendered(Protocol):
+    """A prompt that is rendered (`extproc.tokenizing.tokens.Started`)."""
+
+    @property
+    def forms(self) -> int:
+        """The forms that its dialect decided."""
+
+    @property
+    def finish(self) -> Callable[[], Tokens]:
+        """Returns its token ids."""
+
+
+class FormEncoder(GoldenEncoder, Protocol):
+    """KVSteer's tokenizer of a model, which tells the forms of prompts as well."""
+
+    def start(self, prompt: Prompt) -> _Rendered:
+        """Renders a prompt.
+
+        Raises:
+            RequestError: it cannot be keyed.
+        """
+
+
+class OwnPrompt(NamedTuple):
+    """A golden request that a release reads in its own way. forms: only those, without others."""
+
+    question: FormQuestion
+    prompt: Chat
+    forms: int
+    tokens: Tokens
+
+
+def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnPrompt]:
+    """Returns the golden requests that are keyed in a dialect and come under a form of it.
+
+    known: forms that need no question any more.
+    """
+    found = []
+    for question in QUESTIONS:
+        body = json.dumps(question.body).encode()
+        try:
+            (prompt,) = parse(question.path, body, lambda _: dialect).prompts
+            assert isinstance(prompt, Chat)
+            started = encoder.start(prompt)
+            forms = (forms_of(prompt) | started.forms) & BY_RELEASE
+            if forms & ~known:
+                found.append(OwnPrompt(question, prompt, forms, started.finish()))
+        except RequestError:
+            continue
+    return found
+
+
+_OK = 200
+_CLOSED = (403, 404, 405, 501)
+
+# What makes an engine show the ids of a prompt, and compute no more than it must.
+_SHOW = {
+    "max_tokens": 1,
+    "stream": False,
+    "return_token_ids": True,
+    "return_prompt_token_ids": True,
+}
+
+
+class _Ids(msgspec.Struct):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    choices: list["_Ids"] = []
+
+
+Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+
+
+async def ids_there(post: Post, asked: FormQuestion, model: str) -> Tokens | None:
+    """Returns the ids of an engine's prompt for a golden request; None if it does not show them.
+
+    post: sends a body to a path of the engine; returns the status and the answer. model: as clients
+    name it.
+    """
+    body = {"model": model, **asked.body}
+    status, answer = await post(f"{asked.path}/render", json.dumps(body).encode())
+    if status in _CLOSED and asked.path == CHAT_PATH:
+        status, answer = await post(asked.path, json.dumps({**body, **_SHOW}).encode())
+    return _ids(answer) if status == _OK else None
+
+
+def _ids(answer: bytes) -> Tokens | None:
+    try:
+        shown = msgspec.json.decode(answer, type=_Ids)
+        of_choice = shown.choices[0].prompt_token_ids if shown.choices else None
+        ids = shown.prompt_token_ids or of_choice or shown.token_ids
+        return Tokens("I", ids) if ids else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        return None
+
+
+def verdicts(
+    told: Sequence[tuple[OwnPrompt, Tokens | None]], text_of: TextOf, known: int
+) -> dict[int, GoldenVerdict]:
+    """Returns what an engine's ids say about the forms that releases read differently.
+
+    A form is the same if a request of it was, and none of it differs. A difference is blamed on the
+    forms that no other request shows to be the same. Forms of which no request was answered are
+    left out. known: forms that are known to be the same.
+    """
+    same = known
+    different: list[tuple[int, GoldenVerdict]] = []
+    for own, theirs in told:
+        if theirs is None:
+            continue
+        golden = Golden(own.question.name, own.prompt)
+        found = mismatch(golden, own.tokens, theirs, text_of)
+        if found is None:
+            same |= own.forms
+        else:
+            why = in_words(found, own.question.path)
+            different.append((own.forms, GoldenVerdict(False, why, found)))
+    verdicts = {form: GoldenVerdict(is_same=True) for form in FORM_NAMES if form & same & ~known}
+    for forms, verdict in different:
+        blamed = forms & ~same or forms
+        verdicts |= {form: verdict for form in FORM_NAMES if form & blamed}
+    return verdicts
