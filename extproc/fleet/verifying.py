@@ -177,7 +177,8 @@ class Verifying:
         """Returns the result of all golden requests; a new difference counts if found twice."""
         golden = golden_for(encoder, dialect_of(worker.engine))
         for _ in range(2):
-            here = _read_by(self._dialect_of(worker), await self._ours_of(model, encoder, golden))
+            here = await self._ours_of(model, encoder, golden)
+            here = _without_own(self._dialect_of(worker), golden, here)
             there = await tokens_there(lambda asked: _post(client, worker.endpoint, asked), None)
             found = comparison(golden_tokens(encoder, golden, here, there), encoder.text_of)
             found.forms.update(await self._compared_by_release(client, worker, model, encoder))
@@ -343,13 +344,15 @@ class OfModel:
         return self.proof.state_text
 
 
-def _read_by(dialect: Dialect | None, here: list[Tokens | str]) -> list[Tokens | str]:
+def _without_own(
+    dialect: Dialect | None, golden: Sequence[Golden], here: list[Tokens | str]
+) -> list[Tokens | str]:
     """Returns the tokens of golden requests, without those that SGLang reads in its own way."""
     if dialect is None or dialect.sglang is None:
         return here
     return [
-        "unsupported_tools" if golden.forms & TOOLS else one
-        for golden, one in zip(GOLDEN, here, strict=True)
+        "unsupported_tools" if asked.forms & TOOLS else one
+        for asked, one in zip(golden, here, strict=True)
     ]
 
 
