@@ -25,6 +25,7 @@ SMOKES = {
     "sharing.py": [],
     "soak.py": [],
     "start.py": [],
+    "state.py": [],
     "tokens.py": [],
 }
 NEED_WRK = {"peers.py", "processes.py"}
