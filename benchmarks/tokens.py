@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agents_side import AGENT_GOAL, keyed_agents
+from code_side import in_code
 from measure import Goal, Row, or_reason
 from peer_tokenizers import version
 from rows import arguments, run
@@ -18,6 +19,7 @@ SECTIONS: Mapping[str, Callable[[Path, int], list[Row]]] = {
     "texts": texts,
     "first_sight": first_sight,
     "known": known,
+    "in_code": in_code,
     "agents": agents,
     "keyed_agents": keyed_agents,
 }
@@ -29,6 +31,7 @@ WITHOUT_VOCABULARY = ("agents",)
 GOALS: Mapping[str, tuple[str, Goal]] = {
     "first_sight": ("first sight, body to pick", FIRST_SIGHT_GOAL),
     "known": ("next turn, body to pick", NEXT_TURN_GOAL),
+    "in_code": ("next turn rendered in code, body to ids", NEXT_TURN_GOAL),
     "keyed_agents": ("first sight of an agent, body to pick", AGENT_GOAL),
 }
 
@@ -41,6 +44,8 @@ the same words; a contestant takes one more before the clock starts, as a router
 Body to pick: JSON, chat template, ids, overlap with 8 workers, decision. The reference gets the
 prompt text. A next turn adds an answer of 2,400 characters and a question of 400.
 "ours" uses fastokens, "ours on tokenizers" does not.
+Conversations that engines render in code go from body to ids; the reference is oss-harmony on the
+whole conversation for gpt-oss, and `tokenizers` on the whole text for DeepSeek V4.
 The JSON of an agent's request that cannot be keyed becomes an outline of what it says, with the
 marks by which a later turn is found. The reference decodes the same JSON.
 One that can be keyed goes from body to pick by each API that agents use: a system of 12 KB, 20
