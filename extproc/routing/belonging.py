@@ -81,6 +81,8 @@ def belonging_of(
                 (home, follows), by = homes.find((named,), now), SESSION
         if home in able:
             credit = _at_home(home, query, snapshot, saved, weighed)
+            if by == SESSION:  # its texts are new there, so a shared system elsewhere is no reason
+                credit = {home: max(credit[home], max(saved.values(), default=0.0) + HOME_TOKENS)}
             return Belonging(credit, by, keys, follows)
     is_new = homes is not None and bool(keys)
     if not session:

@@ -100,6 +100,14 @@ def test_conversation_counts_more_than_the_session(fleet: Fleet) -> None:
     assert fleet.decide(query("one", "more", session="s")).worker == "b"
 
 
+def test_session_counts_more_than_a_system_that_others_share(fleet: Fleet) -> None:
+    shared = "a long system " * 200
+    fleet.send(query(shared, "of another"), "c")
+    fleet.send(query("a title", session="s"), "b")
+    assert fleet.decide(query(shared, "one", session="s")).worker == "b"
+    assert fleet.decide(query(shared, "one", session="s"), {"b": Load(5, 1e5)}).worker == "c"
+
+
 def test_session_moves_no_request_of_others(fleet: Fleet) -> None:
     fleet.send(query("one", session="s"), "b")
     for asked in (query("two", session="t"), query("two")):
