@@ -515,8 +515,9 @@ class PlainCore:
 
     def may_reuse(self, owner: int, hashes: list[BlockHash], block_size: int) -> bool:
         held = self._owners[owner]
-        if held.ends is None:
-            return True
+        if held.ends is None:  # more is held than a draft makes the engine compute again, or all
+            most = held.last_drop + 1 if held.last_drop else 0
+            return all(held.find(block) is not None for block in hashes[:most])
         return held.ends.may_reuse(hashes, block_size, lambda block: held.find(block) is not None)
 
     def other_groups(self, owner: int) -> tuple[int, bool, tuple[tuple[int, int], ...]]:

@@ -22,6 +22,7 @@ SMOKES = {
     "peers.py": ["--only", "speed"],
     "processes.py": [],
     "routing.py": [],
+    "routing_hybrids.py": [],
     "sharing.py": [],
     "soak.py": [],
     "start.py": [],

@@ -166,11 +166,22 @@ static uint32_t classes_before(Ends *ends, uint64_t hash) {
 
 static uint64_t divisor(uint64_t a, uint64_t b) { return b ? divisor(b, a % b) : a; }
 
+/* Whether more of these blocks are held than a draft model makes the engine compute again, or all. */
+static bool holds_more(Index *index, Owner *owner, const uint64_t *hashes, uint32_t count) {
+    for (uint32_t at = 0; owner->last_drop && at <= owner->last_drop && at < count; at++) {
+        uint32_t segment;
+        uint64_t key;
+        if (!index_find_key(index, owner, hashes[at], &segment, &key)) return false;
+    }
+    return true;
+}
+
 bool ends_may_reuse(Index *index, uint32_t number, const uint64_t *hashes, uint32_t count,
                     uint32_t block_size) {
     Owner *owner = &index->owners[number];
     Ends *ends = owner->ends;
-    if (!ends || ends->is_inexact) return true;
+    if (!ends) return holds_more(index, owner, hashes, count);
+    if (ends->is_inexact) return true;
     uint64_t unit = block_size, runs[MAX_END_CLASSES] = {0};
     for (uint32_t n = 0; n < ends->class_count; n++)
         unit = unit / divisor(unit, ends->classes[n].block_size) * ends->classes[n].block_size;

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -36,6 +36,18 @@ def missing() -> str:
     except OSError as error:
         return f"{PYTHON}: {error.strerror}"
     return "" if has_it else f"vLLM is not installed for {PYTHON} (KVSTEER_VLLM_PYTHON)"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What an engine serves, and how. options: further ones of its command line."""
+
+    directory: Path = TINY_MODEL
+    context_tokens: int = CONTEXT_TOKENS
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+TINY = Model()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +77,15 @@ class Engine:
         blocks: int,
         buffer_batches: int,
         ranks: int = 1,
-        model: Path = TINY_MODEL,
+        *,
+        model: Model = TINY,
     ) -> None:
+        self._model = model
         first = free_ports_apart(2 * ranks, step=1)
         self.ports = Ports(free_port(), first, first + ranks)
         self.ranks = ranks
         self.log = directory / f"engine-{self.ports.http}.log"
         self._blocks = blocks
-        self._model = model
         self._buffer_batches = buffer_batches
         self._process: Process | None = None
 
@@ -106,17 +119,18 @@ class Engine:
             "buffer_steps": self._buffer_batches,
         }
         options = {
-            "--model": str(self._model),
+            "--model": str(self._model.directory),
             "--served-model-name": "tiny",
             "--load-format": "dummy",
             "--host": "127.0.0.1",
             "--port": str(self.ports.http),
-            "--max-model-len": str(CONTEXT_TOKENS if self._model == TINY_MODEL else SEEN_TOKENS),
+            "--max-model-len": str(self._model.context_tokens),
             "--block-size": str(BLOCK_TOKENS),
             "--num-gpu-blocks-override": str(self._blocks),
             "--max-num-seqs": "8",
             "--dtype": "bfloat16",
             "--kv-events-config": json.dumps(events),
+            **self._model.options,
         }
         if self.ranks > 1:
             options["--data-parallel-size"] = str(self.ranks)
@@ -163,7 +177,8 @@ async def running(
     model: Path = TINY_MODEL,
 ) -> AsyncIterator[list[Engine]]:
     """Starts engines with this many blocks each, at the same time."""
-    engines = [Engine(directory, count, buffer_batches, ranks, model) for count in blocks]
+    served = TINY if model == TINY_MODEL else Model(model, SEEN_TOKENS)
+    engines = [Engine(directory, count, buffer_batches, ranks, model=served) for count in blocks]
     try:
         await asyncio.gather(*(one.start() for one in engines))
         yield engines

@@ -79,6 +79,12 @@ class HybridRank(Rank):
             by_end[number * size] = block.block
         return any(self._has_all(by_end, end, size, in_doubt=True) for end in by_end)
 
+    def may_repeat(self, blocks: list[Block], size: int) -> bool:
+        """Whether a store of a prompt's first blocks may only announce them again."""
+        if self.groups:
+            return self.may_reuse(blocks, size)
+        return not self.drop or all(self._held(block.block) for block in blocks[: self.drop + 1])
+
     def _has_all(
         self, by_end: dict[int, BlockHash], end: int, size: int, *, in_doubt: bool = False
     ) -> bool:

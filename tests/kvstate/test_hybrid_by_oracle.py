@@ -82,7 +82,7 @@ class HybridMachine(RuleBasedStateMachine):
         if first and not self.rank.holds(chain[first - 1].block):
             return
         some = chain[first : first + length]
-        may_repeat = not first and (not self.model or self.rank.may_reuse(some, SIZE))
+        may_repeat = not first and self.rank.may_repeat(some, SIZE)
         self._send(store_event(some, None, some))
         self.rank.store(DEVICE, some, may_repeat=may_repeat)
 

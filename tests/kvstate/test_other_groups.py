@@ -240,6 +240,18 @@ def test_drop_of_a_draft_takes_the_last_block() -> None:
     assert index.overlaps(prompt(0, 1)) == {"w": overlap(0, 1)}
 
 
+def test_prompt_that_a_draft_makes_compute_anew_is_stored_as_new_copies() -> None:
+    index, owner = an_index()
+    owner.note_rules(ReuseRules(announces_copies=True, draft_drop=1))
+    send(index, owner, full(0, 1))
+    send(index, owner, full())
+    send(index, owner, removed(0, 0))
+    assert index.overlaps(PROMPT) == {"w": overlap(7, 1)}
+    send(index, owner, full(0, 2))  # of two held blocks, one could have been reused
+    send(index, owner, removed(0, 0))
+    assert index.overlaps(PROMPT) == {"w": overlap(0, 1, uncertain=7)}
+
+
 def test_distrusted_rank_has_what_it_can_reuse_as_uncertain() -> None:
     index, owner = an_index()
     send(index, owner, full(), window(4, 6))

@@ -18,6 +18,7 @@ from extproc.commands.doctor.probe import (
     BEYOND_ALL,
     Listener,
     MessageSummary,
+    judge_groups,
     judge_heard,
     judge_probe,
     judge_sizes,
@@ -182,7 +183,8 @@ async def _listen(
         findings.append(about.right("feed", "it answers the subscription"))
     if is_drain:
         findings = list(_judge_drain(about, findings, heard))
-    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    return [*findings, *judge_groups(about, heard)]
 
 
 def _judge_drain(
@@ -283,7 +285,8 @@ async def _zmq_heard(
     if any(one.summary.batches for one in others) and not any(one.batches for one in heard):
         says = "nothing was published under the configured topic, but something under another"
         return [about.wrong("topic-wrong", says)]
-    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    findings += [*judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+    return [*findings, *judge_groups(about, heard)]
 
 
 async def _replays(

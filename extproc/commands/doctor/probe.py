@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_bloc
 from extproc.config.schema import WorkerSettings
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
-from kvstate.events import Batch, BlocksStored, EventBatch
+from kvstate.events import Batch, BlocksStored, EventBatch, OtherGroupStored
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.feeds.feed_times import USUAL
 from kvstate.feeds.transport import (
@@ -75,6 +76,7 @@ class MessageSummary:
         self.missing = 0
         self.ahead_seconds: float | None = None
         self.block_sizes: set[int] = set()
+        self.other_groups: set[tuple[int, int]] = set()  # their block sizes and reach
         self.ranks: set[int] = set()
         self._chains: deque[Tokens] = deque(maxlen=MAX_CHAINS)
         self._messages = 0
@@ -121,6 +123,8 @@ class MessageSummary:
             if isinstance(event, BlocksStored):
                 self.block_sizes.add(event.block_size)
                 self._chains.append(event.tokens)
+            elif isinstance(event, OtherGroupStored) and (event.block_size or event.hashes):
+                self.other_groups.add((event.block_size, event.reach))
 
     def _note_time(self, ahead_seconds: float) -> None:
         """Keeps the smallest difference: the fastest batch is the best evidence."""
@@ -263,6 +267,25 @@ def judge_sizes(
     """Yields whether the blocks in events have the configured size."""
     for size in sorted({size for one in heard for size in one.block_sizes}):
         yield judge_block_size(about, means.config, worker, size, "its events")
+
+
+def judge_groups(about: Subject, heard: Sequence[MessageSummary]) -> Iterator[Finding]:
+    """Yields notes about a model with several kinds of attention: what of a prefix is reused."""
+    groups = {group for one in heard for group in one.other_groups}
+    if not groups:
+        return
+    if any(not (size and reach) for size, reach in groups):
+        yield about.note("attention", "it cannot be told what it reuses: nothing of it is certain")
+        return
+    sizes = [size for one in heard for size in one.block_sizes]
+    unit = math.lcm(*sizes, *(size for size, _ in groups))
+    longest = max(reach for _, reach in groups)
+    says = f"hits end at multiples of {unit} tokens, so shorter prefixes are never cached here"
+    if any(reach == 1 for _, reach in groups):
+        yield about.note("attention", f"it has states: {says}, and only at its checkpoints")
+    if longest > 1:
+        window = f"it has windows: {says}, and only where the {longest} tokens before are kept"
+        yield about.note("attention", window)
 
 
 class ProbeResult(NamedTuple):

@@ -32,6 +32,9 @@ OK = 200
 # More than a message's delay, or the whole seconds of a Date header, can explain.
 MAX_SKEW_SECONDS = 5.0
 
+# vLLM shows these counters only with speculative decoding (v1/spec_decode/metrics.py).
+_DRAFTS = re.compile(rb"^vllm:spec_decode_num_drafts", re.MULTILINE)
+
 # In vLLM's /metrics, the labels of a gauge show its configuration.
 _PREFIX_CACHING = re.compile(
     rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
@@ -214,6 +217,7 @@ async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerR
     info = next((one.body for one in listings[1:] if one.is_ok), b"")
     told_metrics = metrics.body if metrics.is_ok else b""
     findings += judge_prefix_caching(about, told_metrics, info)
+    findings += judge_draft(about, told_metrics)
     findings += _block_size(means, worker, about, listings)
     engine = await _engine(worker.endpoint, means.seconds)
     findings.append(judge_engine(about, worker, engine))
@@ -398,6 +402,13 @@ def judge_block_size(
 
 class _ReportedServerInfo(msgspec.Struct):
     disable_radix_cache: bool = False
+
+
+def judge_draft(about: Subject, metrics: bytes) -> Iterator[Finding]:
+    """Yields a note if an engine drafts tokens. metrics: vLLM's answer to /metrics, or b""."""
+    if _DRAFTS.search(metrics):
+        says = "it drafts: with EAGLE or MTP it computes the last cached block of each prompt again"
+        yield about.note("attention", f"{says}, which the router learns from its answers")
 
 
 def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterator[Finding]:

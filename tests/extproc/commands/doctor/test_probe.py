@@ -3,8 +3,8 @@ import pytest
 
 from extproc.commands.doctor import probe
 from extproc.commands.doctor.findings import Subject
-from extproc.commands.doctor.probe import MessageSummary, judge_heard
-from kvstate.events import AllCleared, BlocksStored, EventBatch
+from extproc.commands.doctor.probe import MessageSummary, judge_groups, judge_heard
+from kvstate.events import AllCleared, BlocksStored, EventBatch, OtherGroupStored
 from kvstate.overlap import Tokens
 
 NOW = 1000.0
@@ -82,3 +82,23 @@ def test_heard_clock_is_judged_by_live_batches_only() -> None:
 def test_heard_messages_beyond_the_limit_are_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "MAX_MESSAGES", 1)
     assert "feed-flooded" in codes_in(hearing((0, stored(1)), (1, stored(1))))
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([], []),
+        ([(4, 9)], ["windows: hits end at multiples of 4 tokens"]),
+        ([(6, 1)], ["states: hits end at multiples of 12 tokens"]),
+        ([(4, 1), (4, 9)], ["states: hits", "windows: hits"]),
+        ([(4, 9), (4, 0)], ["nothing of it is certain"]),
+    ],
+)
+def test_judge_groups_notes_what_a_hybrid_reuses(
+    groups: list[tuple[int, int]], words: list[str]
+) -> None:
+    others = [OtherGroupStored(1, [1], size, reach) for size, reach in groups]
+    heard = hearing((0, stored(1, 2, 3, 4)), (1, EventBatch(NOW, [*others])))
+    notes = [one.says for one in judge_groups(Subject("worker"), [heard])]
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))

@@ -15,6 +15,7 @@ from extproc.commands.doctor.worker_visit import (
     WebClient,
     judge_block_size,
     judge_clock,
+    judge_draft,
     judge_engine,
     judge_models,
     judge_prefix_caching,
@@ -213,3 +214,15 @@ def test_judge_ranks_names_the_apis_that_read_no_rank(
 ) -> None:
     found = list(judge_ranks(ABOUT, WorkerSettings("h:1"), ToldEngine(engine), ranks))
     assert [path for path in API_PATHS for one in found if path in one.says] == unread
+
+
+@pytest.mark.parametrize(
+    ("metrics", "notes"),
+    [
+        (b"", 0),
+        (b"vllm:num_requests_running 0\n", 0),
+        (b'# HELP x\nvllm:spec_decode_num_drafts_total{engine="0"} 3.0\n', 1),
+    ],
+)
+def test_judge_draft_notes_that_an_engine_drafts(metrics: bytes, notes: int) -> None:
+    assert len(list(judge_draft(Subject("worker"), metrics))) == notes
