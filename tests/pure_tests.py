@@ -29,7 +29,7 @@ BESIDES = (
     "tests/extproc/proof/test_trust.py",
     "tests/kvstate/feeds/test_allowance.py",
     "tests/kvstate/test_turnover.py",
-    "tests/extproc/routing/test_sent.py",
+    "tests/extproc/routing/test_claim_table.py",
 )
 
 # Impure modules that tests may import as well, to set something up.
