@@ -21,7 +21,7 @@ from extproc.requests.dialect import NEWEST
 from extproc.requests.prompt import Chat
 from extproc.requests.request import parse
 
-RECORDING = Path(__file__).parents[2] / "wire" / "vllm_0.32.0_rendered_in_code.jsonl"
+RECORDING = Path(__file__).with_name("vllm_0.32.0_rendered_in_code.jsonl")
 LINES = [json.loads(line) for line in RECORDING.read_text().splitlines()]
 NAMES = {number: name for name, number in CONTROLS.items()}
 
