@@ -9,7 +9,7 @@ import pytest
 from extproc.base.errors import RequestError
 from extproc.renderers.typescript import MAX_DEPTH, in_json, lines_of, namespace
 
-RECORDING = Path(__file__).parents[2] / "wire" / "oss_harmony_0.0.11_tools.jsonl"
+RECORDING = Path(__file__).with_name("oss_harmony_0.0.11_tools.jsonl")
 LINES = [json.loads(line) for line in RECORDING.read_text().splitlines()]
 
 
