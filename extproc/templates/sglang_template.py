@@ -50,6 +50,9 @@ class SglangTemplate:
         self._render = render
         self._probe = probe
         self._reads_effort = "reasoning_effort" in source
+        # SGLang encodes the text of a multimodal model's prompt once more, with special tokens, so
+        # that it begins with two of these: Gemma 3 by 0.5.23's own functions
+        self._writes_first_token = "bos_token" in source
 
     def render(self, chat: Chat, rules: SglangRules, tick: Tick) -> tuple[str, int]:
         """Returns the prompt text of a conversation, and the forms that the rules decided.
@@ -65,6 +68,8 @@ class SglangTemplate:
             forms |= CONVERTED
         if forms & CONVERTED and _MINIMAX_M3 in self._source:
             raise RequestError("unsupported_by_engine")
+        if self._writes_first_token:
+            forms |= CONVERTED
         messages: Messages = chat.messages
         if conversion.merged is not None and not self.renders_later_systems:
             messages = conversion.merged

@@ -380,3 +380,11 @@ def test_only_what_all_engines_read_alike_needs_no_proof(roles: list[str]) -> No
     text, forms = ChatTemplate(BARE, {}).render(chat)
     assert forms == (0 if roles[-1] == "user" else CONVERTED)
     assert text == ChatTemplate(BARE, {}).render(plain)[0]
+
+
+def test_template_that_writes_the_first_token_needs_proof() -> None:
+    body = msgspec.json.encode({"messages": [USER]})
+    (chat,) = parse(CHAT, body, lambda _: dialect()).prompts
+    assert isinstance(chat, Chat)
+    text, forms = ChatTemplate("{{ bos_token }}" + BARE, {"bos_token": "<s>"}).render(chat)
+    assert (text[:3], forms) == ("<s>", CONVERTED)
