@@ -14,6 +14,8 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
   ahead of this one in the queue stored the blocks.
 - `feed_of_another`: another worker's feed announced this prompt's blocks since the pick, and the
   feed of the worker that answered did not: feeds are swapped.
+- `rank_ignored`: less was reported though the request named the rank that holds the blocks, and
+  another worker did not answer: the engine computed it on another rank.
 - `other_rank`: a worker with several ranks reported less; a rank other than the one that holds the
   blocks may have answered.
 - `draft_drop`: less was reported, by exactly one unit, as by most recent requests of this worker: a
@@ -57,7 +59,7 @@ class Outcome(NamedTuple):
     proxy chose. delivery: whether a steered request reached the picked worker, one of
     `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
     worker certainly held at the pick, whoever answered. forms: the forms of the request. media:
-    that of the request, None without any.
+    that of the request, None without any. names_rank: whether the request named a rank.
     """
 
     model: str
@@ -77,6 +79,7 @@ class Outcome(NamedTuple):
     picked_tokens: int = 0
     forms: int = 0
     media: Media | None = None
+    names_rank: bool = False
 
     @property
     def counted_tokens(self) -> int | None:
@@ -160,7 +163,8 @@ def _cause_of_less(outcome: Outcome, circumstances: Circumstances) -> str:
     if _is_of_another(outcome, circumstances, is_over=True):
         return "feed_of_another"
     if circumstances.ranks > 1:
-        return "other_rank"
+        is_named = outcome.names_rank and not outcome.is_moved
+        return "rank_ignored" if is_named else "other_rank"
     if circumstances.reuse_cause:
         return circumstances.reuse_cause
     return "evicted" if now >= _whole(outcome, circumstances) else "unknown"
@@ -568,6 +572,7 @@ class Account:
             picked_tokens=basis.certain_tokens,
             forms=self._forms,
             media=basis.media,
+            names_rank=decision.rank is not None and decision.is_steered,
         )
 
     def _certain_tokens_of(self, worker: str) -> int:

@@ -102,4 +102,8 @@ def test_likely_cause_ignores_a_request_that_two_workers_began() -> None:
 
 @pytest.mark.parametrize("now", [held(w=4), held(w=6)])
 def test_likely_cause_may_be_another_rank(now: Mapping[str, Overlap]) -> None:
-    assert likely_cause(outcome(64, 0), WELL._replace(ranks=2, overlaps=now)) == "other_rank"
+    circumstances = WELL._replace(ranks=2, overlaps=now)
+    named = outcome(64, 0)._replace(names_rank=True)
+    assert likely_cause(outcome(64, 0), circumstances) == "other_rank"
+    assert likely_cause(named, circumstances) == "rank_ignored"
+    assert likely_cause(named._replace(is_moved=True), circumstances) == "other_rank"
