@@ -163,8 +163,9 @@ def _cause_of_less(outcome: Outcome, circumstances: Circumstances) -> str:
     if _is_of_another(outcome, circumstances, is_over=True):
         return "feed_of_another"
     if circumstances.ranks > 1:
-        is_named = outcome.names_rank and not outcome.is_moved
-        return "rank_ignored" if is_named else "other_rank"
+        if outcome.names_rank and not outcome.is_moved:
+            return "rank_ignored"
+        return "other_rank"
     if circumstances.reuse_cause:
         return circumstances.reuse_cause
     return "evicted" if now >= _whole(outcome, circumstances) else "unknown"
