@@ -617,13 +617,13 @@ class PlainCore:
                 held.copies_announced,
                 held.mark,
                 held.counts["removed_certain"],
-                held.groups.saved(),
+                sorted(held.groups.saved().items()),
             )
         )
 
     def put_learned(self, owner: int, saved: bytes) -> bool:
         held, learned = self._owners[owner], learned_in(saved)
-        if learned is None or not held.groups.put(learned.groups):
+        if learned is None or not held.groups.put(dict(learned.groups)):
             return False
         held.block_size, held.age, held.mark = learned.block_size, learned.age, learned.mark
         held.removing, held.aging = learned.removing, learned.aging

@@ -19,7 +19,10 @@ MAX_BLOCK_SIZE = 65_536
 
 
 class Learned(msgspec.Struct, frozen=True, array_like=True):
-    """What was learned of an owner's events, besides its blocks."""
+    """What was learned of an owner's events, besides its blocks.
+
+    groups: of attention, by number, with the state of each; the encoder orders only names of dicts.
+    """
 
     block_size: int
     removing: set[str]
@@ -28,7 +31,7 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
     copies_announced: bool
     mark: int
     removed_certain: int
-    groups: dict[int, int]
+    groups: list[tuple[int, int]]
 
     @property
     def is_sound(self) -> bool:
@@ -41,7 +44,7 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
             and self.mark > 0
             and self.removed_certain >= 0
             and len(self.groups) <= MAX_GROUPS
-            and all(0 <= group <= MAX_GROUP for group in self.groups)
+            and all(0 <= group <= MAX_GROUP for group, _ in self.groups)
         )
 
 

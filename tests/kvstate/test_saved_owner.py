@@ -67,6 +67,17 @@ def test_rank_with_other_attention_groups_is_not_saved() -> None:
 
 
 @each_core
+def test_restored_owner_knows_the_groups_of_its_blocks_again() -> None:
+    index = Index(SECRET)
+    owner = filled(index)
+    index.apply(owner, [replace(stored([5], [7, 7]), group=1)])
+    known, rows = saved(owner)
+    again = Index(SECRET).add("w", 0, "m")
+    assert finished(again.restoring(known, rows))
+    assert saved(again) == (known, rows)
+
+
+@each_core
 def test_restored_owner_knows_bigrams_again() -> None:
     known, rows = saved(filled(Index(SECRET)))
     again = Index(SECRET).add("w", 0, "m")
