@@ -86,8 +86,12 @@ class Reuse:
         error, has_groups = _reusable(overlap) - cached, self._has_groups(worker)
         if error == 0:  # it was right, but uncertain
             return worker.reuse.doubt or (GROUP_MISSING if self._is_silent(worker) else "")
+        are_known = self._fleet.other_groups(worker.name).are_known and not self._is_silent(worker)
         return worker.reuse.cause(
-            error, self._unit(worker, overlap.block_size), has_groups=has_groups
+            error,
+            self._unit(worker, overlap.block_size),
+            has_groups=has_groups,
+            are_known=are_known,
         )
 
     def as_json(self, worker: Worker) -> dict[str, Any]:

@@ -21,9 +21,10 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
 - `draft_drop`: less was reported, by exactly one unit, as by most recent requests of this worker: a
   draft model makes its engine compute the last block that it holds again.
 - `group_missing`: the worker has several kinds of attention, and its engine reused less (or more)
-  than the groups that its feed announced suggest; the prediction was uncertain if that was known.
+  than the groups that its feed announced suggest, or its feed does not show what they hold; the
+  prediction was uncertain if that was known.
 - `evicted` again: less was reported, and according to its feed the worker now holds the whole
-  prompt: it stored it again.
+  prompt: it removed some between pick and prefill, and stored it again.
 - `unknown`: nothing in the worker's feed explains it.
 """
 

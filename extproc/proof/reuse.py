@@ -65,11 +65,18 @@ class ReuseFindings:
         if not self._learn_draft():
             self._judge(has_groups=has_groups)
 
-    def cause(self, error_tokens: int, unit_tokens: int, *, has_groups: bool) -> str:
-        """Returns why an outcome was too low, if this explains it, else ""."""
+    def cause(
+        self, error_tokens: int, unit_tokens: int, *, has_groups: bool, are_known: bool = True
+    ) -> str:
+        """Returns why an outcome was too low, if this explains it, else "".
+
+        are_known: whether the feed shows what the groups hold. If it does, a rare outcome is not
+        blamed on them: blocks may be removed between pick and prefill, which stores them again.
+        """
         if error_tokens == unit_tokens and self._drafts():
             return DRAFT_DROP
-        return GROUP_MISSING if error_tokens > 0 and has_groups else ""
+        is_doubted = has_groups and (self.doubt != "" or not are_known)
+        return GROUP_MISSING if error_tokens > 0 and is_doubted else ""
 
     def as_json(self) -> dict[str, Any]:
         """Returns its part of the entry in GET /workers."""

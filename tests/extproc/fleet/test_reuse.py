@@ -142,6 +142,19 @@ async def test_what_was_evicted_meanwhile_shows_nothing_of_the_rules() -> None:
     await one.close()
 
 
+async def test_what_was_removed_before_the_prefill_stored_it_again_was_evicted() -> None:
+    made: list[MemoryTransport] = []
+    one = one_worker(made)
+    last = [outcome async for outcome in outcomes(one, made, GEMMA)][-1].prompt
+    assert last is not None
+    held = overlap_of(one, last)
+    lower = outcome_of(last, held, held.certain_tokens - 64)
+    one.states.note_usage(lower)
+    assert likely_cause(lower, one.states.circumstances(lower)) == "evicted"
+    assert overlap_of(one, last) == held
+    await one.close()
+
+
 @pytest.mark.parametrize(
     ("kind", "silent"), [("sliding_attention", True), ("full_attention", False)]
 )

@@ -63,13 +63,24 @@ def test_rare_lower_outcomes_are_chance() -> None:
     assert noted(*[*[0] * 12, 64] * 8, has_groups=True).doubt == ""
 
 
-def test_cause_of_a_lower_outcome() -> None:
-    drafting, plain = noted(UNIT, UNIT, 0), noted(UNIT, 0, 0)
-    assert drafting.cause(UNIT, UNIT, has_groups=True) == DRAFT_DROP
-    assert drafting.cause(2 * UNIT, UNIT, has_groups=True) == GROUP_MISSING
-    assert plain.cause(UNIT, UNIT, has_groups=True) == GROUP_MISSING
-    assert plain.cause(UNIT, UNIT, has_groups=False) == ""
-    assert plain.cause(-UNIT, UNIT, has_groups=True) == ""
+@pytest.mark.parametrize(
+    ("errors", "error", "has_groups", "are_known", "cause"),
+    [
+        ([UNIT, UNIT, 0], UNIT, True, True, DRAFT_DROP),
+        ([UNIT, UNIT, 0], 2 * UNIT, True, True, ""),
+        ([64, 96, 0, 64], UNIT, True, True, GROUP_MISSING),
+        ([UNIT, 0, 0], UNIT, True, True, ""),
+        ([UNIT, 0, 0], UNIT, True, False, GROUP_MISSING),
+        ([UNIT, 0, 0], -UNIT, True, False, ""),
+        ([64, 96, 0, 64], UNIT, False, True, ""),
+    ],
+)
+def test_cause_of_an_outcome(
+    errors: list[int], error: int, cause: str, *, has_groups: bool, are_known: bool
+) -> None:
+    findings = noted(*errors, has_groups=has_groups)
+    found = findings.cause(error, UNIT, has_groups=has_groups, are_known=are_known)
+    assert found == cause
 
 
 def test_another_engine_is_learned_anew() -> None:
