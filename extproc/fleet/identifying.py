@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import aiohttp
 
-from extproc.base.engine import SGLANG, Engine
+from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
 from extproc.fleet.identity import (
     EngineAnswer,
     EngineRecord,
     arguments_in,
+    drafts_in_metrics,
     engine_of_metrics,
     owner_in,
     release_in,
@@ -85,7 +86,7 @@ class Identifying:
         self.look = Look(self._look, "workers that came back could not be asked for their engine")
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Has this called with a worker's name after its engine, or its arguments, changed.
+        """Has this called with a worker's name after its engine, or how it runs, changed.
 
         What a worker already has when it is added is a change too.
         """
@@ -120,7 +121,8 @@ class Identifying:
             self._take_silence(worker, in_words(error))
             return max(LEAST_SECONDS, asked.retries.next_seconds())
         if self._table.has(worker) and worker.endpoint == endpoint:
-            worker.identify(told)
+            said = worker.engine_answer.drafts if told.drafts is None else told.drafts
+            worker.identify(told._replace(drafts=said))
             self._note(worker)
         if told.engine is None:
             return max(LEAST_SECONDS, asked.retries.next_seconds())
@@ -147,8 +149,8 @@ class Identifying:
             return
         worker.questioned_engine.noted = now
         _log(worker.name, now, before)
-        was = (None, None) if before is None else (before.engine, before.arguments)
-        if (now.engine, now.arguments) != was:
+        was = EngineRecord(None, "", "", None) if before is None else before
+        if (now.engine, now.arguments, now.drafts) != (was.engine, was.arguments, was.drafts):
             for changed in self._watchers:
                 changed(worker.name)
 
@@ -183,7 +185,8 @@ async def ask_engine(client: Client, endpoint: str) -> EngineAnswer:
             reasons.append(f"{path}: {release}")
             continue
         assert isinstance(answer, bytes)
-        return _engine_answer(Engine(name, release), answer, path)
+        drafts = await _drafts(client, endpoint) if name == VLLM else None
+        return _engine_answer(Engine(name, release), answer, path)._replace(drafts=drafts)
     return EngineAnswer(reason=f"it is {name}, but {'; '.join(reasons)}")
 
 
@@ -194,6 +197,15 @@ def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
     return EngineAnswer(
         engine, "" if arguments else f"{path}: its arguments cannot be read", arguments
     )
+
+
+async def _drafts(client: Client, endpoint: str) -> bool | None:
+    """Returns whether a vLLM may run a draft model, None if it does not show its metrics."""
+    try:
+        _, text = await client.get(endpoint, METRICS, TIMEOUT_SECONDS, MAX_METRICS_BYTES)
+    except FAILURES:
+        return None
+    return drafts_in_metrics(text) if text else None
 
 
 async def _engine_of(client: Client, endpoint: str) -> str | None:

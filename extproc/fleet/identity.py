@@ -80,6 +80,15 @@ def engine_of_metrics(text: bytes) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def drafts_in_metrics(text: bytes) -> bool:
+    """Returns whether a vLLM may run a draft model.
+
+    It counts drafts only if it makes any (0.32, v1/spec_decode/metrics.py), but also those of
+    methods that need no model.
+    """
+    return b"\nvllm:spec_decode_num_draft" in text
+
+
 def release_in(answer: bytes) -> Release | str:
     """Returns the release in an answer to GET /version or /server_info, or why there is none."""
     try:
@@ -114,11 +123,13 @@ class EngineAnswer(NamedTuple):
     """What a worker said about its engine the last time that it answered.
 
     engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
+    drafts: whether it may run a draft model, None if it did not say.
     """
 
     engine: Engine | None = None
     reason: str = UNASKED
     arguments: PromptArguments | None = None
+    drafts: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +138,15 @@ class EngineRecord:
 
     engine: None for unknown. source: who says so, "" if nobody does. reason: why the engine or its
     arguments are unknown, or what else the worker says than is configured; "" if none of these.
-    arguments: SGLang's, None if unknown or another engine's.
+    arguments: SGLang's, None if unknown or another engine's. drafts: whether it may run a draft
+    model, by its metrics.
     """
 
     engine: Engine | None
     source: str
     reason: str
     arguments: PromptArguments | None
+    drafts: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Returns the part of GET /workers about a worker's engine."""
@@ -155,11 +168,12 @@ def identity_of(given: WorkerEngine | None, source: str, told: EngineAnswer) -> 
     engine = told.engine if given is None else given.engine
     is_sglang = engine is not None and engine.name == SGLANG
     arguments = told.arguments if is_sglang else None
+    drafts = bool(told.drafts)
     if given is None:
-        return EngineRecord(engine, LEARNED if engine else "", told.reason, arguments)
+        return EngineRecord(engine, LEARNED if engine else "", told.reason, arguments, drafts)
     reason = ""
     if told.engine not in (None, engine):
         reason = f"the worker says that it is {told.engine}"
     elif is_sglang and arguments is None:
         reason = f"its arguments are unknown: {told.reason}"
-    return EngineRecord(engine, source, reason, arguments)
+    return EngineRecord(engine, source, reason, arguments, drafts)

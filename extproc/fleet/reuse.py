@@ -60,6 +60,8 @@ class Reuse:
     def note_engine(self, worker: Worker) -> None:
         """Notes that a worker's engine became known, or is another one."""
         worker.reuse.forget()
+        if worker.identity.drafts:
+            worker.reuse.suspect_draft()
         self.note_followed(worker)
 
     def note_outcome(self, outcome: Outcome) -> None:

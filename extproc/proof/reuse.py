@@ -53,6 +53,10 @@ class ReuseFindings:
         self.draft_drop, self.doubt, self._since = 0, "", 0
         self._recent.clear()
 
+    def suspect_draft(self) -> None:
+        """Notes that the engine may run a draft model, before any outcome shows it."""
+        self.doubt = DRAFT_DROP
+
     def note(self, error_tokens: int, unit_tokens: int, *, has_groups: bool) -> None:
         """Notes one outcome of a prompt of which something could be reused.
 

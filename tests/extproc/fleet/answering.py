@@ -7,9 +7,17 @@ from typing import Any
 from aiohttp import web
 
 
+class Raw(str):
+    """An answer that is no JSON."""
+
+    __slots__ = ()
+
+
 @asynccontextmanager
 async def worker(asked: list[str] | None = None, /, **answers: Any) -> AsyncIterator[str]:
-    """Runs a worker that answers some paths with JSON, and others with 404; yields its host:port.
+    """Runs a worker that answers some paths, with JSON or as they are, and others with 404.
+
+    Yields its host:port.
 
     asked: receives the requested paths.
     """
@@ -18,6 +26,8 @@ async def worker(asked: list[str] | None = None, /, **answers: Any) -> AsyncIter
         if asked is not None:
             asked.append(request.path)
         name = request.path.removeprefix("/")
+        if isinstance(answers.get(name), Raw):
+            return web.Response(text=answers[name])
         return web.json_response(answers[name]) if name in answers else web.Response(status=404)
 
     application = web.Application()

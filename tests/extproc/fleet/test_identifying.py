@@ -18,7 +18,7 @@ from extproc.routing.upstreams import Judge
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import Settings
-from tests.extproc.fleet.answering import worker
+from tests.extproc.fleet.answering import Raw, worker
 from tests.waiting import until
 
 NEVER = 3600.0
@@ -69,6 +69,18 @@ async def test_worker_tells_its_engine_and_release(
         await until_runs(one, name, *release)
         assert one.identity.source == "learned"
         assert (one.identity.arguments is not None) == (name == "sglang")
+
+
+async def test_engine_that_counts_drafts_is_uncertain_from_the_start() -> None:
+    counted = "\nvllm:spec_decode_num_drafts_total{engine='0'} 0.0\n"
+    answers = {"v1/models": models("vllm"), "version": {"version": "0.32.0"}}
+    async with (
+        worker(**answers, metrics=Raw(counted)) as endpoint,
+        followed(endpoint) as (workers, one),
+    ):
+        await until(lambda: one.identity.drafts, "it counts drafts")
+        (status,) = workers.states.statuses()
+        assert status["reuse"]["uncertain_because"] == "draft_drop"
 
 
 async def test_worker_that_hides_its_models_is_known_by_its_metrics(

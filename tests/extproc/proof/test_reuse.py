@@ -25,6 +25,16 @@ def test_draft_is_learned_from_outcomes_that_are_lower_by_one_unit() -> None:
     assert findings.as_json() == {"draft_drop": 1, "uncertain_because": ""}
 
 
+@pytest.mark.parametrize(("errors", "drop"), [([UNIT] * LEAST_OUTCOMES, 1), ([0] * RECENT, 0)])
+def test_suspected_draft_is_in_doubt_until_outcomes_decide(errors: list[int], drop: int) -> None:
+    findings = ReuseFindings()
+    findings.suspect_draft()
+    for error in errors:
+        assert findings.doubt == DRAFT_DROP
+        findings.note(error, UNIT, has_groups=False)
+    assert findings.as_json() == {"draft_drop": drop, "uncertain_because": ""}
+
+
 def test_draft_is_not_learned_from_some_lower_outcomes() -> None:
     assert noted(*[UNIT, UNIT, UNIT, 0] * 5).draft_drop == 0
     assert noted(*[2 * UNIT] * 20).draft_drop == 0
