@@ -32,9 +32,6 @@ OK = 200
 # More than a message's delay, or the whole seconds of a Date header, can explain.
 MAX_SKEW_SECONDS = 5.0
 
-# vLLM shows these counters only with speculative decoding (v1/spec_decode/metrics.py).
-_DRAFTS = re.compile(rb"^vllm:spec_decode_num_drafts", re.MULTILINE)
-
 # In vLLM's /metrics, the labels of a gauge show its configuration.
 _PREFIX_CACHING = re.compile(
     rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
@@ -406,7 +403,7 @@ class _ReportedServerInfo(msgspec.Struct):
 
 def judge_draft(about: Subject, metrics: bytes) -> Iterator[Finding]:
     """Yields a note if an engine drafts tokens. metrics: vLLM's answer to /metrics, or b""."""
-    if _DRAFTS.search(metrics):
+    if identity.drafts_in_metrics(metrics):
         says = "it drafts: with EAGLE or MTP it computes the last cached block of each prompt again"
         yield about.note("attention", f"{says}, which the router learns from its answers")
 
