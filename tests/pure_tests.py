@@ -30,6 +30,11 @@ BESIDES = (
     "tests/kvstate/feeds/test_allowance.py",
     "tests/kvstate/test_turnover.py",
     "tests/extproc/routing/test_claim_table.py",
+    "tests/extproc/running/test_state_file.py",
+    "tests/extproc/sglang/test_recorded_prompts.py",
+    "tests/extproc/sglang/test_rules.py",
+    "tests/extproc/templates/test_dialects.py",
+    "tests/kvstate/test_saved_fleet.py",
 )
 
 # Impure modules that tests may import as well, to set something up.

@@ -91,3 +91,11 @@ def test_overlap_within_some_tokens_keeps_the_nearest_tiers_certain() -> None:
     assert within(overlap, 4 * SIZE + 3) == overlap
     assert within(overlap, 3 * SIZE) == Overlap(SIZE, (2, 1, 0, 0), 2, 3)
     assert within(overlap, SIZE + 1) == Overlap(SIZE, (1, 0, 0, 0), 4, 3)
+
+
+def test_fold_leaves_items_that_began_before_or_have_no_name() -> None:
+    fold = MediaFold(1)
+    assert fold.folded(stored((["cat", -1],), (["cat", -5],))).tokens == IDS
+    pads = array("I", [1, 2, *[FIRST_PAD + 5] * 6])
+    event = BlocksStored([1, 2], None, pads, SIZE)
+    assert fold.folded(event).tokens == pads

@@ -4,6 +4,7 @@ from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
+from kvstate.plain_rows import Row, encoded
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
@@ -278,3 +279,35 @@ def test_proceed_is_refused_before_a_message_is_started(core: Core) -> None:
         core.proceed(owner, 1)
     core.abandon(owner)
     assert core.status(owner)["blocks"] == 0
+
+
+def test_removal_that_tells_what_is_left_ends_no_block_that_ages(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1, 1], medium="EXTERNAL")
+    assert core.remove(owner, 1, "EXTERNAL", None, 1)
+    assert overlaps(core, 1, 1, 9) == {"w": Overlap(2, (0, 0, 0, 1))}
+    assert core.remove(owner, 1, "EXTERNAL", None, 0)
+    assert overlaps(core, 1, 1, 9) == {}
+    core.check()
+
+
+ROW = Row("GPU", None, 2, False, 1, 7, 1, 1, False, 0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ROW._replace(block_size=0),
+        ROW._replace(group=-1),
+        ROW._replace(copies=0),
+        ROW._replace(mark=-1),
+        ROW._replace(age=-1),
+    ],
+)
+def test_row_that_no_owner_has_is_refused(row: Row) -> None:
+    core = PlainCore(1, 100, Overlap)
+    owner = add(core)
+    with pytest.raises(ValueError, match=r"row|size|group"):
+        core.put_rows(owner, encoded([row]), 0, 1 << 30)
+    rows = encoded([ROW])
+    assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)

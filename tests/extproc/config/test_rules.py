@@ -29,6 +29,7 @@ from extproc.config.sections import (
     ReportSettings,
     Routers,
     RouterTls,
+    State,
 )
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
@@ -417,6 +418,14 @@ def test_doubts_name_a_report_without_a_folder() -> None:
     ]
     assert doubts(config, "/away") == []
     assert doubts(replace(LISTED, report=ReportSettings("report")), ".") == []
+
+
+def test_doubts_name_a_state_file_without_a_folder() -> None:
+    config = replace(LISTED, state=State("/away/state"))
+    assert doubts(config) == [
+        "state.file: the folder of /away/state is missing: nothing is known after a restart"
+    ]
+    assert doubts(config, "/away") == []
 
 
 def test_doubts_name_a_recording_without_a_folder() -> None:

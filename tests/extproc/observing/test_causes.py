@@ -4,6 +4,7 @@ import pytest
 
 from extproc.observing.outcomes import Circumstances, Outcome, likely_cause
 from extproc.observing.usage import Usage
+from extproc.routing.query import Media
 from kvstate.overlap import Overlap
 
 WELL = Circumstances("live", tokens_differ=False, block_size=16)
@@ -107,3 +108,10 @@ def test_likely_cause_may_be_another_rank(now: Mapping[str, Overlap]) -> None:
     assert likely_cause(outcome(64, 0), circumstances) == "other_rank"
     assert likely_cause(named, circumstances) == "rank_ignored"
     assert likely_cause(named._replace(is_moved=True), circumstances) == "other_rank"
+
+
+@pytest.mark.parametrize(("predicted", "cached", "cause"), [(0, 64, "unknown_media"), (64, 0, "")])
+def test_likely_cause_of_more_is_the_unknown_media(predicted: int, cached: int, cause: str) -> None:
+    media = Media([], 100.0, is_whole=False, text_tokens=9)
+    found = likely_cause(outcome(predicted, cached)._replace(media=media), WELL)
+    assert (found == "unknown_media") == bool(cause)

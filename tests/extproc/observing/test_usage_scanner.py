@@ -218,3 +218,13 @@ def test_scanner_finds_the_id_of_a_response(answer: bytes, found: str) -> None:
         scanner.read(answer[split:])
         assert scanner.usage.cached_tokens is None
         assert scanner.response_id == found
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tokens"),
+    [({"image": 256, "audio": 4}, 260), ({}, None), ({"image": "x"}, None), (7, None)],
+)
+def test_usage_has_the_tokens_of_media(kinds: object, tokens: int | None) -> None:
+    details = {"cached_tokens": 64, "multimodal_tokens": kinds}
+    usage = {"prompt_tokens": 290, "prompt_tokens_details": details}
+    assert scanned(json.dumps({"usage": usage}).encode()).media_tokens == tokens

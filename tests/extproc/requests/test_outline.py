@@ -372,3 +372,12 @@ def test_outline_has_a_digest_of_an_item_that_depends_on_all_of_it() -> None:
 
     assert of(1) == of(1)
     assert of(1).digests != of(2).digests
+
+
+@given(st.integers(1, 3), st.integers(0, 2_000))
+def test_measured_outline_of_texts_behind_media_keeps_its_order(count: int, letters: int) -> None:
+    body = shots(count)
+    body["messages"].append({"role": "user", "content": [part("b" * letters)]})
+    measured = outlined(body).measured(lambda _: 300.0)
+    assert list(measured.lengths) == sorted(measured.lengths)
+    assert measured.lengths[-1:] <= (measured.size,)

@@ -13,7 +13,7 @@ from extproc.routing.decision import FINDS_MODEL, Decision, Verdict, decide
 from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.load import Load
 from extproc.routing.pins import Pin, PinnedRank, RankChoice
-from extproc.routing.query import Query, Snapshot
+from extproc.routing.query import Media, MediaItem, Query, Snapshot
 from extproc.routing.ranks import Ranks
 from kvstate.overlap import Overlap, Prompt
 
@@ -526,3 +526,27 @@ def test_session_counts_with_every_overlap_policy_and_in_a_sample() -> None:
 )
 def test_session_counts_for_nothing_where_tokens_are_known(query: Query) -> None:
     assert decision(query).basis.belonging.credit == {}
+
+
+def test_request_with_unknown_media_is_weighed_by_it_and_expects_what_was_sent() -> None:
+    media = Media([], 5_000.0, is_whole=False, text_tokens=9)
+    whole_media = Media([], 5_000.0, is_whole=True, text_tokens=9)
+    query = Query("m", [PROMPT], media=media)
+    sent = sent_to("a", query)
+    made = decision(query, sent=sent)
+    whole = decision(Query("m", [PROMPT], media=whole_media), sent=sent)
+    assert (made.basis.weighed_tokens, whole.basis.weighed_tokens) == (5_000.0, 5_000.0)
+    assert made.basis.claims["a"].approximate > 0
+    assert decision(Query("m", [PROMPT])).basis.weighed_tokens == 100.0
+
+
+def test_worker_with_one_rank_needs_none_named() -> None:
+    held = {"a": Overlap(16, (6, 0, 0, 0))}
+    made = decision(Query("m", [PROMPT]), held, workers="a", ranks=ranks(1))
+    assert (made.rank, made.basis.certain_tokens) == (None, 96)
+
+
+@pytest.mark.parametrize(("exact", "whole", "known"), [(1, 1, 1), (0, 1, 0), (1, 0, 0)])
+def test_media_are_known_if_whole_and_exact(exact: int, whole: int, known: int) -> None:
+    item = MediaItem("image", True, bool(exact), 256.0)
+    assert Media([item], 300.0, bool(whole), 9).is_known == bool(known)

@@ -388,3 +388,42 @@ def test_template_that_writes_the_first_token_needs_proof() -> None:
     assert isinstance(chat, Chat)
     text, forms = ChatTemplate("{{ bos_token }}" + BARE, {"bos_token": "<s>"}).render(chat)
     assert (text[:3], forms) == ("<s>", CONVERTED)
+
+
+def test_thinking_that_is_off_changes_nothing_without_a_parser() -> None:
+    body = {"messages": [USER], "thinking": {"type": "disabled"}}
+    assert prompt(MESSAGES, body, dialect()) == prompt(MESSAGES, {"messages": [USER]}, dialect())
+
+
+def test_deferral_of_a_function_precedes_that_of_its_tool() -> None:
+    def printed(function: dict[str, Any]) -> str:
+        tool = {"type": "function", "function": {**FUNCTION, **function}, "defer_loading": True}
+        return prompt(CHAT, {"messages": [USER], "tools": [tool]}, dialect())
+
+    assert printed({"defer_loading": False}) != printed({})
+
+
+def test_parts_of_a_developer_that_are_no_texts_stay_before_the_label() -> None:
+    turn = {"role": "developer", "content": [{"type": "x"}, {"type": "input_text", "text": "a"}]}
+    assert refusal(RESPONSES, {"input": [turn, ITEM]}, dialect(), "parts")
+
+
+def test_state_that_does_not_unpack_is_no_reasoning() -> None:
+    assert decoded_state("sglang-reasoning-v1.AAAA") == ""
+
+
+def test_reasoning_behind_an_answer_joins_its_turn() -> None:
+    def reasoned(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+
+    answer = {"role": "assistant", "content": "x"}
+    items = [ITEM, reasoned("a"), reasoned("b"), answer, reasoned("c"), ITEM]
+    assert prompt(RESPONSES, {"input": items}, dialect(), "parts")
+
+
+@pytest.mark.parametrize("choice", [{"type": "x"}, {"type": "function"}, "auto"])
+def test_choice_that_cannot_be_forced_is_none(choice: object) -> None:
+    tools = [{"type": "function", **FUNCTION}, {"type": "custom", "name": "g", "format": {}}]
+    body = {"input": "hi", "tools": tools}
+    chosen = prompt(RESPONSES, {**body, "tool_choice": choice}, dialect())
+    assert chosen == prompt(RESPONSES, body, dialect())

@@ -1,11 +1,20 @@
 """What engines change in a conversation before its template gets it."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from extproc.base.errors import RequestError
 from extproc.requests.dialect import Reasoning
-from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
+from extproc.templates.conversions import (
+    merged_developers,
+    merged_systems,
+    with_reasoning,
+    with_sorted_keys,
+)
 
 USER = {"role": "user", "content": "u"}
 
@@ -50,3 +59,26 @@ def test_reasoning_is_told_under_both_keys(
     expected = {} if told is None else {"reasoning": told, "reasoning_content": told}
     assert with_reasoning(turn, rule) == {**said("assistant", "a"), **expected}
     assert with_reasoning(USER, rule) is USER
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text(),
+        lambda one: (
+            st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=3), one, max_size=3)
+        ),
+        max_leaves=9,
+    )
+)
+def test_sorted_keys_change_only_the_order(value: object) -> None:
+    made = with_sorted_keys(value)
+    assert made == value
+    assert json.dumps(made) == json.dumps(value, sort_keys=True)
+
+
+def test_value_that_is_nested_too_deeply_is_refused() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="template_failed"):
+        with_sorted_keys(deep)
