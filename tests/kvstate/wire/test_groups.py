@@ -94,3 +94,17 @@ def test_forgotten_groups_are_learned_anew(groups: Groups) -> None:
         groups.stored(group, holds_prefix=None)
     groups.forget()
     assert groups.stored(1, holds_prefix=None) == INDEXED
+
+
+@pytest.mark.parametrize("saved", [{}, {0: 1, 3: 2}])
+def test_saved_groups_are_those_that_are_put(saved: dict[int, int]) -> None:
+    groups = Groups()
+    assert groups.put(saved)
+    assert groups.saved() == saved
+
+
+def test_groups_in_an_unknown_state_are_refused() -> None:
+    groups = Groups()
+    assert groups.put({2: 1})
+    assert not groups.put({0: 99})
+    assert groups.saved() == {2: 1}
