@@ -63,9 +63,10 @@ from extproc.tokenizing import encoder_choice, prompt_tokens
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.feed_sources import FeedSource
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Tokens
+from tests.memory_transport import MemoryTransport
 
 WORKERS = 8
 SIZE = 2

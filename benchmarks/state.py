@@ -15,10 +15,11 @@ from rows import arguments, run
 
 from extproc.running.state_file import StateFile, read
 from kvstate.feeds.feed import FeedState
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import default_layout
 from kvstate.saved_state import StateHeader
+from tests.memory_transport import MemoryTransport
 
 RANKS, BLOCKS_A_BATCH, TOKENS = 10, 1_000, 16
 SMOKE_BATCHES, BATCHES = 2, 100

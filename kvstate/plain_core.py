@@ -42,7 +42,7 @@ class Segment:
     def __init__(self, table: Table, first_bit: int) -> None:
         self.first_bit = first_bit
         self._table = table
-        self._pools: dict[BlockPool, dict[BlockHash, int]] = {}  # in order
+        self.pools: dict[BlockPool, dict[BlockHash, int]] = {}  # in order
         self._copies: dict[tuple[BlockPool, BlockHash], int] = {}  # if more than one
         self._marks: dict[tuple[BlockPool, BlockHash], int] = {}  # of removals that made uncertain
         self._repeats: set[tuple[BlockPool, BlockHash]] = set()  # some of whose copies may be none
@@ -52,23 +52,23 @@ class Segment:
         ] = {}  # hashes with the same key, if more than one
 
     def __len__(self) -> int:
-        return sum(len(blocks) for blocks in self._pools.values())
+        return sum(len(blocks) for blocks in self.pools.values())
 
     @property
     def block_sizes(self) -> set[int]:
         """Block sizes in use."""
-        return {pool.block_size for pool in self._pools}
+        return {pool.block_size for pool in self.pools}
 
     def count_by_tier(self) -> Counter[Tier]:
         """Hashes held on each tier."""
         counts: Counter[Tier] = Counter()
-        for pool, blocks in self._pools.items():
+        for pool, blocks in self.pools.items():
             counts[pool.tier] += len(blocks)
         return counts
 
     def find(self, block: BlockHash) -> tuple[BlockPool, int] | None:
         """Returns pool and key of a block held under this hash, on the nearest medium."""
-        for pool, blocks in self._pools.items():
+        for pool, blocks in self.pools.items():
             if block in blocks:
                 return pool, blocks[block]
         return None
@@ -81,7 +81,7 @@ class Segment:
         age: when it was stored, if copies on this medium are not counted; else 0. may_repeat: if it
         is held, this may be no new copy.
         """
-        known = self._pools.get(pool, {}).get(block)
+        known = self.pools.get(pool, {}).get(block)
         if known == key:
             if age:
                 self._ages[pool, block] = age
@@ -94,9 +94,9 @@ class Segment:
             self.forget(pool, block)
         if age:
             self._ages[pool, block] = age
-        if pool not in self._pools:
+        if pool not in self.pools:
             self._add(pool)
-        self._pools[pool][block] = key
+        self.pools[pool][block] = key
         self._share(pool.tier, key)
         return known is None
 
@@ -133,13 +133,13 @@ class Segment:
         """Returns the keys of the blocks held under this hash on the device."""
         return [
             blocks[block]
-            for pool, blocks in self._pools.items()
+            for pool, blocks in self.pools.items()
             if pool.tier is Tier.DEVICE and block in blocks
         ]
 
     def place(self, medium: str, group: int | None, block: BlockHash) -> BlockPool | None:
         """Returns the pool in which a block is held, for its removal."""
-        for pool, blocks in self._pools.items():
+        for pool, blocks in self.pools.items():
             if pool.medium == medium and pool.group == group and block in blocks:
                 return pool
         return None
@@ -150,11 +150,11 @@ class Segment:
 
     def key(self, pool: BlockPool, block: BlockHash) -> int:
         """Returns the key of a block that is held."""
-        return self._pools[pool][block]
+        return self.pools[pool][block]
 
     def forget(self, pool: BlockPool, block: BlockHash) -> None:
         """Drops all copies of a block, if there are any."""
-        if block in self._pools.get(pool, ()):
+        if block in self.pools.get(pool, ()):
             self.count(pool, block, 0)
             self.forget_repeats(pool, block)
             self._unshare(pool.tier, self._pop(pool, block))
@@ -162,11 +162,11 @@ class Segment:
     def clear(self, most: int) -> bool:
         """Drops at most this many blocks; returns whether none is left."""
         for _ in range(most):
-            if not self._pools:
+            if not self.pools:
                 break
             pool, block, _ = self._last()
             self.forget(pool, block)
-        return not self._pools
+        return not self.pools
 
     def move_to(self, other: "Segment", most: int) -> bool:
         """Moves at most this many blocks to another segment; returns whether none is left.
@@ -174,7 +174,7 @@ class Segment:
         Of a block in both segments, only the copies in this one are kept.
         """
         for _ in range(most):
-            if not self._pools:
+            if not self.pools:
                 break
             pool, block, key = self._last()
             copies, mark = self.copies(pool, block), self.mark(pool, block)
@@ -185,7 +185,7 @@ class Segment:
             other.count(pool, block, copies, mark)
             if may_be_fewer:
                 other.note_repeat(pool, block)
-        return not self._pools
+        return not self.pools
 
     def restore_to(self, other: "Segment", mark: int) -> None:
         """Moves the blocks with this mark to another segment, unless they may have no copy."""
@@ -205,7 +205,7 @@ class Segment:
     def rows(self, at: int, most: int, *, is_uncertain: bool) -> list[Row]:
         """Returns at most this many of its hashes, from the `at`th on."""
         rows: list[Row] = []
-        for pool, blocks in self._pools.items():
+        for pool, blocks in self.pools.items():
             some = islice(blocks.items(), at, at + most - len(rows))
             rows += (self._row(pool, block, key, is_uncertain=is_uncertain) for block, key in some)
             at = max(0, at - len(blocks))
@@ -218,7 +218,7 @@ class Segment:
             ValueError: it is damaged, or this segment has it.
         """
         pool = row.pool
-        if row.copies < 1 or row.mark < 0 or row.age < 0 or row.block in self._pools.get(pool, ()):
+        if row.copies < 1 or row.mark < 0 or row.age < 0 or row.block in self.pools.get(pool, ()):
             raise ValueError("this is no row of an owner")
         self.store(pool, row.block, row.key, row.age)
         self.count(pool, row.block, row.copies, row.mark)
@@ -242,28 +242,28 @@ class Segment:
     def bits_by_key(self) -> Table:
         """The table bits that this segment should have set, computed from the hashes alone."""
         bits: defaultdict[int, int] = defaultdict(int)
-        for pool, blocks in self._pools.items():
+        for pool, blocks in self.pools.items():
             for key in blocks.values():
                 bits[key] |= 1 << self.first_bit + pool.tier
         return dict(bits)
 
     def _last(self) -> tuple[BlockPool, BlockHash, int]:
         """Returns one of the blocks, found without iterating over the others."""
-        pool = next(reversed(self._pools))
-        block, key = next(reversed(self._pools[pool].items()))
+        pool = next(reversed(self.pools))
+        block, key = next(reversed(self.pools[pool].items()))
         return pool, block, key
 
     def _add(self, pool: BlockPool) -> None:
-        pools = sorted((*self._pools, pool), key=lambda pool: pool.order)
-        self._pools = {pool: self._pools.get(pool, {}) for pool in pools}
+        pools = sorted((*self.pools, pool), key=lambda pool: pool.order)
+        self.pools = {pool: self.pools.get(pool, {}) for pool in pools}
 
     def _pop(self, pool: BlockPool, block: BlockHash) -> int:
         """Removes a hash, and an empty pool, so that a publisher cannot create ever more pools."""
         self._ages.pop((pool, block), None)
-        blocks = self._pools[pool]
+        blocks = self.pools[pool]
         key = blocks.pop(block)
         if not blocks:
-            del self._pools[pool]
+            del self.pools[pool]
         return key
 
     def _share(self, tier: Tier, key: int) -> None:

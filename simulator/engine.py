@@ -112,7 +112,7 @@ class SimulatedEngine:
         self._publish = publish
         self._publishes_idle = publishes_idle
         self._slots = asyncio.Semaphore(max_running)
-        self._prefilling = asyncio.Lock()
+        self.prefilling = asyncio.Lock()
         self._blocks_released = asyncio.Event()
         self._idle()
 
@@ -176,7 +176,7 @@ class SimulatedEngine:
             # finds its blocks again if they are still there. vLLM preempts too, but the youngest
             # request.
             self._release(request)
-        async with self._prefilling:
+        async with self.prefilling:
             await self._prefill(request)
 
     async def _prefill(self, request: _Request) -> None:

@@ -33,7 +33,7 @@ def _chosen(
             tokenizer, model, max_known_bytes, proof_seconds=PROOF_SECONDS
         )
     made = _MADE[source]
-    texts = TextEncoder(made.texts._encoder, made.texts._cutter, max_known_bytes)
+    texts = TextEncoder(made.texts.encoder, made.texts.cutter, max_known_bytes)
     return made._replace(texts=texts)
 
 

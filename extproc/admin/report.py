@@ -100,9 +100,9 @@ class ReportFile:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._write_seconds)
             is_last = self._closing.is_set()
-            await self._write()
+            await self.write()
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         """Writes the report if it has new requests; a failed write is tried again later."""
         now = self._clock()
         self._report.settle(now)

@@ -42,7 +42,7 @@ class _JsonFormatter(logging.Formatter):
 # counted.
 MAX_LINES = 20
 _WINDOW_SECONDS = 60.0
-_MAX_KINDS = 4096
+MAX_KINDS = 4096
 
 
 class _Lines:
@@ -58,11 +58,14 @@ class LessOften(logging.Filter):
 
     A broken publisher, or a router that knows the secret and changes its name, may cause many.
     The next record of that kind says how many were dropped.
+
+    kinds: the last `max_kinds` kinds of records.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_kinds: int = MAX_KINDS) -> None:
         super().__init__()
-        self._kinds: OrderedDict[object, _Lines] = OrderedDict()
+        self._max_kinds = max_kinds
+        self.kinds: OrderedDict[object, _Lines] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tells whether to write a record."""
@@ -71,14 +74,14 @@ class LessOften(logging.Filter):
         args = record.args if isinstance(record.args, tuple) else ()
         # mostly worker and rank; routers choose their names themselves
         kind = (record.msg, *(map(str, args[:2]) if record.name == "kvsteer.feed" else ()))
-        lines = self._kinds.get(kind)
+        lines = self.kinds.get(kind)
         left_out = 0
         if lines is None or record.created - lines.since >= _WINDOW_SECONDS:
             left_out = max(0, lines.count - MAX_LINES) if lines else 0
-            lines = self._kinds[kind] = _Lines(record.created)
-            self._kinds.move_to_end(kind)
-        if len(self._kinds) > _MAX_KINDS:
-            self._kinds.popitem(last=False)
+            lines = self.kinds[kind] = _Lines(record.created)
+            self.kinds.move_to_end(kind)
+        if len(self.kinds) > self._max_kinds:
+            self.kinds.popitem(last=False)
         lines.count += 1
         if left_out:
             record.msg, record.args = f"{record.msg} (%d more were left out)", (*args, left_out)

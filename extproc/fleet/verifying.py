@@ -100,7 +100,7 @@ class Verifying:
         self._table = table
         self._models = models
         self._dialect_of = dialect_of
-        self._encoders = {
+        self.encoders = {
             model.name: encoders[model.name]
             for model in models
             if model.verify != schema.OFF and model.name in encoders
@@ -116,7 +116,7 @@ class Verifying:
     @property
     def is_needed(self) -> bool:
         """Whether any model's tokens are compared."""
-        return bool(self._encoders)
+        return bool(self.encoders)
 
     def ask_now(self, worker: Worker) -> None:
         """Asks a worker at once, if it is asked at all: it may have changed."""
@@ -130,7 +130,7 @@ class Verifying:
         model = self._model_of(worker)
         if model is not None:
             worker.proof.serve(model)
-            if model in self._encoders:
+            if model in self.encoders:
                 worker.proof.expect()
 
     async def ask(self, client: Client, worker: Worker) -> float:
@@ -139,7 +139,7 @@ class Verifying:
         if model is None:
             return UNKNOWN_SECONDS
         self.expect(worker)
-        encoder = self._encoders.get(model)
+        encoder = self.encoders.get(model)
         if encoder is None:
             return AGAIN_SECONDS
         if now - questioned.at < LEAST_SECONDS:
@@ -191,7 +191,7 @@ class Verifying:
         self, client: Client, worker: Worker, model: str, reason: str
     ) -> Comparison | str:
         """Returns what a worker without a tokenizer shows, or why it shows nothing."""
-        encoder = self._encoders[model]
+        encoder = self.encoders[model]
         found = await self._compared_by_release(client, worker, model, encoder)
         unknown = dict.fromkeys(FORM_NAMES, GoldenVerdict(None, reason))
         return Comparison(0, {**unknown, **found}, reason) if found else reason
@@ -283,7 +283,7 @@ class Verifying:
 
     def of_models(self) -> dict[str, "OfModel"]:
         """Returns what is known about every model, by name, in one pass over the workers."""
-        found = {model.name: OfModel(model.name in self._encoders) for model in self._models}
+        found = {model.name: OfModel(model.name in self.encoders) for model in self._models}
         for worker in self._table:
             model = found.get(self._model_of(worker) or "")
             if model is not None:

@@ -118,7 +118,7 @@ class Workers:
             monotonic,
             make_client,
         )
-        self._resolving = Resolving(table, self._note_moved, times)
+        self._resolving = Resolving(table, self.note_moved, times)
         self._feeds = Feeds(
             config,
             fleet,
@@ -261,7 +261,7 @@ class Workers:
         self.verifying.ask_now(worker)
         self.identifying.ask_now(worker)
 
-    def _note_moved(self, worker: Worker, endpoint: str) -> None:
+    def note_moved(self, worker: Worker, endpoint: str) -> None:
         """Notes that a worker has another address."""
         self._table.move(worker, endpoint)
         self._learning.ask_now(worker)

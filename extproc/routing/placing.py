@@ -117,7 +117,7 @@ class Placing:
     def __init__(
         self, config: Config, secret: int, fleet: PlacingFleet, telling: ClaimReporter | None = None
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._telling = telling
         self._upstreams = fleet.upstreams
         policy = config.policy
@@ -156,7 +156,7 @@ class Placing:
         the state of a worker's feeds, by its name. ranks: the workers', as `ranks` returns them.
         """
         policy = self._policies.get(query.model) if query.policy is None else None
-        draining = self._fleet.draining()
+        draining = self.fleet.draining()
         return Snapshot(
             workers=workers,
             overlaps=held if ranks is None else [ranks.held(one) for one in held],
@@ -166,10 +166,10 @@ class Placing:
             rules=self._rules,
             claims=self.claims,
             state=state,
-            block_size=self._fleet.block_size,
+            block_size=self.fleet.block_size,
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
             ejected=self._upstreams.ejections(now),
-            doubted=self._upstreams.doubts() if self._fleet.has_roles else (),
+            doubted=self._upstreams.doubts() if self.fleet.has_roles else (),
             ranks=ranks,
             sample=sample_size(self._rules, is_alone=not self.loads.routers),
             roster=self._roster_of(query.model, workers),
@@ -182,7 +182,7 @@ class Placing:
 
         writes_body: whether the request's body may be changed.
         """
-        fleet = self._fleet
+        fleet = self.fleet
 
         def choice(worker: str) -> RankChoice:
             return fleet.rank_choice(worker, path, writes_body=writes_body)
@@ -190,7 +190,7 @@ class Placing:
         return Ranks(fleet.ranks, self.loads.work_by_rank, choice, path)
 
     def _conversations(self, worker: str, now: float) -> int:
-        return self._fleet.holdings(worker).conversations.live(now)
+        return self.fleet.holdings(worker).conversations.live(now)
 
     def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
         """Returns the roster of a model's workers, which is reused while the list is the same."""
@@ -205,7 +205,7 @@ class Placing:
         With roles it is true for all: either of the two workers of a request may fail it.
         """
         self._looks += 1
-        is_doubtful = self._upstreams.has_suspects or self._fleet.has_roles
+        is_doubtful = self._upstreams.has_suspects or self.fleet.has_roles
         return is_doubtful or self._looks % REQUESTS_A_LOOK == 0
 
     def book(
@@ -244,7 +244,7 @@ class Placing:
         keys = belonging.keys
         if not (decision.marks or keys):
             return
-        holdings, record = self._fleet.holdings(worker), self.claims.record
+        holdings, record = self.fleet.holdings(worker), self.claims.record
         if keys:
             self._homes[booking] = keys
             self._settle(booking, belonging.follows, holdings, now)
@@ -289,7 +289,7 @@ class Placing:
             return
         claims = self._claims.get(booking, [])
         self._withdraw(claims)
-        holdings = self._fleet.holdings(worker)
+        holdings = self.fleet.holdings(worker)
         self._settle(booking, 0, holdings, now)
         claims[:] = [self.claims.record(holdings, claim.marks, now) for claim in claims]
         if self._telling is not None:
@@ -313,8 +313,8 @@ class Placing:
     def note_response(self, worker: str, response: str, now: float) -> None:
         """Notes that a worker keeps the response with an id: others cannot continue it."""
         key = self.homes.key(RESPONSE, None, None, response)
-        self.homes.note((key,), self._fleet.holdings(worker), now)
-        endpoint = self._fleet.endpoint(worker)
+        self.homes.note((key,), self.fleet.holdings(worker), now)
+        endpoint = self.fleet.endpoint(worker)
         if self._telling is not None and endpoint:
             self._telling.note_home(key, endpoint)
 

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+new_event_loop: Callable[[], asyncio.AbstractEventLoop]
 try:
-    from uvloop import new_event_loop as _new_event_loop
+    from uvloop import new_event_loop
 except ImportError:  # not every platform has it
-    from asyncio import new_event_loop as _new_event_loop
+    from asyncio import new_event_loop
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine as `asyncio.run` does, on the faster uvloop if it is installed."""
-    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
 

@@ -89,7 +89,7 @@ class Router:
         self._changes_bodies = config.disaggregation.changes_bodies
         self._models = Models(config.models)
         self._workers = workers
-        self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
+        self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         secret = rng.getrandbits(64) if workers.telling is None else workers.telling.secret
         self.media = media = MediaKnowledge(
@@ -101,7 +101,7 @@ class Router:
         metrics.media_bytes = lambda: media.identities.size_bytes
         self._queries = Queries(
             self._models,
-            self._tokens,
+            self.tokens,
             workers.candidates.dialects_of,
             self.media,
             names_sessions=names_sessions,
@@ -216,7 +216,7 @@ class Router:
 
     def is_hung(self, model: str) -> bool:
         """Returns whether a model's template or tokenizer did not come back, and runs no more."""
-        return self._tokens.is_hung(model)
+        return self.tokens.is_hung(model)
 
     def release(self, booking: Booking) -> None:
         """Ends a booking: the request is over."""
@@ -341,7 +341,7 @@ class Router:
 
     def close(self) -> None:
         """Stops the tokenizer threads."""
-        self._tokens.close()
+        self.tokens.close()
 
     async def _is_steered(self, ask: Ask) -> bool:
         """Returns whether a request is steered.
@@ -360,7 +360,7 @@ class Router:
             else:
                 with suppress(TimeoutError, RequestError):  # then the side is random
                     read = partial(beginning_of, path, body)
-                    beginning = await self._tokens.run_in_thread(read, len(body))
+                    beginning = await self.tokens.run_in_thread(read, len(body))
         return self.steering.steers(hash_of(beginning), self._rng.random())
 
     async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:

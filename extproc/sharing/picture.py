@@ -160,8 +160,8 @@ class Picture:
         self._draw = draw
         self._has_gap = False
         self._asked_at = -ASK_SECONDS
-        self._strangers: OrderedDict[Identity, Stranger] = OrderedDict()
-        self._departed: OrderedDict[Identity, int] = OrderedDict()
+        self.strangers: OrderedDict[Identity, Stranger] = OrderedDict()
+        self.departed: OrderedDict[Identity, int] = OrderedDict()
         self.peers: dict[Identity, Peer] = {}
         self.counts: Counter[str] = Counter()
         self.unknown_workers = 0
@@ -259,24 +259,24 @@ class Picture:
         Raises:
             MessageError: as `_sender` does.
         """
-        if news.sequence <= self._departed.get(identity, 0):
+        if news.sequence <= self.departed.get(identity, 0):
             raise MessageError("out_of_order")
         if len(self.peers) >= MAX_ROUTERS:
             raise MessageError("too_many_routers")
-        stranger = self._strangers.get(identity)
+        stranger = self.strangers.get(identity)
         if stranger is None or now - stranger.drawn_at > self._forget_seconds:
             stranger = Stranger(self._draw(), now)
-            self._strangers[identity] = stranger
-            self._strangers.move_to_end(identity)
-            if len(self._strangers) > MAX_STRANGERS:
-                self._strangers.popitem(last=False)
+            self.strangers[identity] = stranger
+            self.strangers.move_to_end(identity)
+            if len(self.strangers) > MAX_STRANGERS:
+                self.strangers.popitem(last=False)
         stranger.is_hello |= news.is_hello
         if stranger.number not in news.answers:
             if now - stranger.asked_at >= CHALLENGE_SECONDS:
                 stranger.asked_at = now
                 self._telling.challenge(sender_tag(*identity), stranger.number)
             raise MessageError("unproven")
-        del self._strangers[identity]
+        del self.strangers[identity]
         if stranger.is_hello:
             self._telling.note_hello()
         other = self.peers[identity] = Peer(identity, now, now, _lag(news, wall_us))
@@ -350,10 +350,10 @@ class Picture:
     def _drop(self, other: Peer, now: float) -> None:
         """Forgets a router: its requests may still be under way, but nobody reports them."""
         del self.peers[other.identity]
-        self._departed[other.identity] = other.sequence
-        self._departed.move_to_end(other.identity)
-        if len(self._departed) > MAX_GONE:
-            self._departed.popitem(last=False)
+        self.departed[other.identity] = other.sequence
+        self.departed.move_to_end(other.identity)
+        if len(self.departed) > MAX_GONE:
+            self.departed.popitem(last=False)
         self._loads.forget(other.key, now)
         for claim in other.claims.values():
             self._claims.end(claim, now)

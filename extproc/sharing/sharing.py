@@ -6,6 +6,7 @@ this router decides by its own requests until their messages arrive again.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -31,6 +32,7 @@ from extproc.sharing.carriers import (
     secret_in,
     transport_of,
 )
+from extproc.sharing.hearing_time import HearingTime
 from extproc.sharing.home_reports import known_homes
 from extproc.sharing.messages import HomeNews, Keys, is_from, keys_of, worker_id
 from extproc.sharing.outages import Outages
@@ -52,11 +54,6 @@ LEAST_TICK_SECONDS = 0.01
 
 # After this many ticks without news, a router sends a sign of life.
 ALIVE_TICKS = 4
-
-# Once receiving messages has taken MOST_SECONDS of a window of WINDOW_SECONDS, the next message
-# waits for the next window.
-WINDOW_SECONDS = 0.1
-MOST_SECONDS = 0.02
 
 # Characters that a host's name may have, but a router's name must not.
 _NO_NAME = re.compile(r"[^!-~]")
@@ -143,7 +140,8 @@ class Sharing:
 
     telling: makes the messages about its own requests. sent, homes: the claims, and the homes of
     conversations, of all routers. monotonic: the clock of the workers' loads, in seconds. media:
-    what is known of media items, None if that is not shared.
+    what is known of media items, None if that is not shared. transport: carries the messages.
+    hearing: the time that the messages of others take. outages: of the transport.
     """
 
     def __init__(
@@ -177,20 +175,21 @@ class Sharing:
             media.learning.report = telling.items.note
             telling.items.known = media.identities.items
         down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
-        self._transport = transport_of(options, self.hear, telling.hello, down_seconds)
+        self.transport = transport_of(options, self.hear, telling.hello, down_seconds)
         self._known_change: asyncio.Event | None = None
         self._places_by_key: dict[int, Place] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._did_tell = False
-        self._window_ends = self._passed = self._worked = self._ticked_at = 0.0
-        self._outages = Outages()
+        self._ticked_at = 0.0
+        self.hearing = HearingTime()
+        self.outages = Outages()
         self._patient_until = monotonic() + 2 * CONNECT_SECONDS
         self.sent = self.sent_bytes = self.not_sent = self.received_bytes = 0
 
     def start(self) -> None:
         """Starts sending and receiving."""
         self._tasks = [
-            asyncio.create_task(self._transport.run()),
+            asyncio.create_task(self.transport.run()),
             asyncio.create_task(self._tick()),
         ]
 
@@ -202,7 +201,7 @@ class Sharing:
 
     def hindrance(self) -> str:
         """Returns why this router decides alone, "" while it shares."""
-        fault = self._transport.fault
+        fault = self.transport.fault
         return f"{self._options.url}: {fault}" if fault else ""
 
     def note(self) -> str:
@@ -261,7 +260,7 @@ class Sharing:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
         # if this process itself paused, the others' messages have yet to be read
         for other in self.picture.forget(now) if was_here else ():
-            if not self._outages.is_going_on:
+            if not self.outages.is_going_on:
                 log.info("router %s is silent and no longer counted", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
@@ -269,7 +268,7 @@ class Sharing:
         messages = self._telling.compose(self._fleet.loads, now, wall_us, self._known_homes)
         self._did_tell = bool(messages)
         if messages:
-            if self._transport.tell(messages):
+            if self.transport.tell(messages):
                 self.sent += len(messages)
                 self.sent_bytes += sum(map(len, messages))
             else:
@@ -279,10 +278,10 @@ class Sharing:
 
     def _say(self, now: float) -> None:
         """Logs that this router decides alone, and that it shares again, but seldom."""
-        fault = self._transport.fault
+        fault = self.transport.fault
         if fault == CONNECTING and now < self._patient_until:
             return
-        news = self._outages.look(fault, now)
+        news = self.outages.look(fault, now)
         if news is None:
             return
         url, times = self._options.url, f" (outage {news.number})" if news.number > 1 else ""
@@ -293,19 +292,8 @@ class Sharing:
 
     def hear(self, message: bytes) -> float:
         """Handles a message; returns how many seconds to pause before the next."""
-        began = time.perf_counter()
         now = self._monotonic()
-        if now >= self._window_ends:
-            self._window_ends, self._passed, self._worked = now + WINDOW_SECONDS, 0.0, 0.0
-        # on a busy machine, elapsed time is more than CPU time, but CPU time is slower to read
-        is_close = self._passed > MOST_SECONDS / 2
-        worked = time.thread_time() if is_close else 0.0
-        self._receive(message, now)
-        if not is_close:
-            self._passed += time.perf_counter() - began
-            return 0.0
-        self._worked += time.thread_time() - worked
-        return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS / 2 else 0.0
+        return self.hearing.spend(now, functools.partial(self._receive, message, now))
 
     def _receive(self, message: bytes, now: float) -> None:
         """Merges a message unless it is rejected, or is this router's own."""
@@ -314,7 +302,7 @@ class Sharing:
         self.received_bytes += len(message)
         routers = len(self.picture.peers)
         news = self.picture.hear(message, now, time.time_ns() // 1000)
-        if news is not None and len(self.picture.peers) > routers and not self._outages.is_going_on:
+        if news is not None and len(self.picture.peers) > routers and not self.outages.is_going_on:
             log.info("router %s joined", news.origin)
 
     def _known_homes(self, now: float) -> list[HomeNews]:

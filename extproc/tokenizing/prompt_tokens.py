@@ -73,7 +73,7 @@ class PromptTokens:
     and the thread is replaced: one model cannot take the tokens of the others away.
 
     tokenizers: by model. deadline_seconds: for one request. hung_seconds: after which a thread is
-    given up.
+    given up. waiting: the pieces of work that wait for a thread or have one.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class PromptTokens:
         hung_seconds: float = HUNG_SECONDS,
     ) -> None:
         self._tokenizers = tokenizers
-        self._deadline_seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
         self._hung_seconds = hung_seconds
         self._hung: set[str] = set()
         self._threads = _threads()
         self._free = asyncio.Semaphore(TOKENIZER_THREADS)
-        self._waiting = self._waiting_bytes = 0
+        self.waiting = self._waiting_bytes = 0
 
     def is_hung(self, model: str) -> bool:
         """Returns whether a model is not tokenized any more, since it has held a thread."""
@@ -163,13 +163,13 @@ class PromptTokens:
             RequestError: too much work is waiting already (too_many_waiting); or work raises it.
             TimeoutError: it is not done within the deadline.
         """
-        if self._waiting >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
+        if self.waiting >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
             raise RequestError("too_many_waiting")
-        self._waiting += 1
+        self.waiting += 1
         self._waiting_bytes += body_bytes
         try:
             await _in_a_task()
-            async with asyncio.timeout(self._deadline_seconds):
+            async with asyncio.timeout(self.deadline_seconds):
                 # waiting work is dropped at its deadline, not only once it has a thread
                 await self._free.acquire()
                 loop = asyncio.get_running_loop()
@@ -180,7 +180,7 @@ class PromptTokens:
                     done.add_done_callback(lambda _: timer.cancel())
                 return await asyncio.shield(done)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
             self._waiting_bytes -= body_bytes
 
     def _give_up(self, done: asyncio.Future[Any], held: ThreadUse) -> None:
@@ -211,7 +211,7 @@ class PromptTokens:
     ) -> list[Tokens]:
         await _in_a_task()
         asked = (tokenizer.encode(prompt, request.model) for prompt in request.prompts)
-        async with asyncio.timeout(self._deadline_seconds):
+        async with asyncio.timeout(self.deadline_seconds):
             return await asyncio.gather(*asked)
 
     async def _local(

@@ -179,7 +179,7 @@ class RemoteTokenizer:
         self._endpoints = endpoints
         self._count = count
         self._cache = TokenCache(options.cache_bytes)
-        self._flights: dict[bytes, asyncio.Task[Tokens]] = {}
+        self.flights: dict[bytes, asyncio.Task[Tokens]] = {}
         self._probes: set[asyncio.Task[None]] = set()
         self._probe = question(PROBE, model.name)
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=options.connections)
@@ -190,7 +190,7 @@ class RemoteTokenizer:
 
     async def close(self) -> None:
         """Cancels open questions and closes the connections."""
-        tasks = [*self._flights.values(), *self._probes]
+        tasks = [*self.flights.values(), *self._probes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -212,7 +212,7 @@ class RemoteTokenizer:
         if known is not None:
             self._count("cached")
             return known
-        flight = self._flights.get(key)
+        flight = self.flights.get(key)
         if flight is None:
             flight = self._start(key, asked)
         else:
@@ -220,16 +220,16 @@ class RemoteTokenizer:
         return await asyncio.shield(flight)  # other requests may wait for it too
 
     def _start(self, key: bytes, asked: bytes) -> asyncio.Task[Tokens]:
-        if len(self._flights) >= MAX_FLIGHTS:
+        if len(self.flights) >= MAX_FLIGHTS:
             self._count("tokenizer_unavailable")
             raise RequestError("tokenizer_unavailable")
         flight = asyncio.create_task(self._fly(key, asked))
-        self._flights[key] = flight
+        self.flights[key] = flight
         flight.add_done_callback(lambda done: self._landed(key, done))
         return flight
 
     def _landed(self, key: bytes, flight: asyncio.Task[Tokens]) -> None:
-        del self._flights[key]
+        del self.flights[key]
         if not flight.cancelled():
             flight.exception()  # marks it as retrieved: all waiting requests may be gone
 

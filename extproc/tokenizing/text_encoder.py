@@ -261,15 +261,15 @@ class TextEncoder:
     """
 
     def __init__(self, encoder: Encoder, cutter: Cutter | None, max_known_bytes: int) -> None:
-        self._encoder = encoder
-        self._cutter = cutter
+        self.encoder = encoder
+        self.cutter = cutter
         self._records = KnownTexts(max_known_bytes)
         self._endings: dict[str, Tokens] = {}
         self._lock = threading.Lock()
 
     def is_cheap(self, new_characters: int) -> bool:
         """Returns whether this many new characters are tokenized without a thread."""
-        return new_characters <= self._encoder.inline_characters
+        return new_characters <= self.encoder.inline_characters
 
     def begin(self, text: str) -> Work:
         """Returns the work that a text needs, in about a third of a microsecond per kilobyte."""
@@ -288,9 +288,9 @@ class TextEncoder:
         text, known, new_from = work.text, work.record, work.new_from
         if known.is_whole:
             return _encoded(known.ids, known.cuts)
-        if work.new_characters > self._encoder.max_characters:
+        if work.new_characters > self.encoder.max_characters:
             raise RequestError("too_many_new_characters")
-        spans = self._cutter.find(text, new_from) if self._cutter else []
+        spans = self.cutter.find(text, new_from) if self.cutter else []
         edges = [new_from, *[start for start, _ in spans], len(text)]
         parts = self._ids([text[start:end] for start, end in pairwise(edges)])
         cuts = list(known.cuts)
@@ -299,7 +299,7 @@ class TextEncoder:
         for (start, end), part in zip(spans, parts[1:], strict=True):
             cuts.append(Cut(start, end, len(ids)))
             ids.extend(part)
-        if not known.cuts or work.new_characters > self._encoder.forgotten_characters:
+        if not known.cuts or work.new_characters > self.encoder.forgotten_characters:
             with self._lock:
                 self._records.remember(text, known, ids, cuts)
         return _encoded(ids, cuts)
@@ -309,8 +309,8 @@ class TextEncoder:
         ending = parts[-1]
         known = self._endings.get(ending)
         if known is not None:
-            return [*self._encoder.ids(parts[:-1]), known] if len(parts) > 1 else [known]
-        ids = self._encoder.ids(parts)
+            return [*self.encoder.ids(parts[:-1]), known] if len(parts) > 1 else [known]
+        ids = self.encoder.ids(parts)
         if len(parts) > 1 and len(ending) <= MAX_ENDING_CHARACTERS:
             if len(self._endings) >= MAX_ENDINGS:
                 self._endings.clear()

@@ -216,7 +216,7 @@ class BridgedRank:
         self._groups = Groups()
         self._doubtful: set[int | None] = set()
         self._pending: list[bytes] = []
-        self._timestamp = 0.0
+        self.timestamp = 0.0
         self._event_id = 0
         self._holes = 0
         self._turnover = Turnover()
@@ -225,7 +225,7 @@ class BridgedRank:
     def applying(self, body: Body) -> Generator[None, None, BatchResult]:
         """Applies one batch of the engine, event by event; raises WireError if it is not one."""
         batch = (yield from decoding(body)) if isinstance(body, bytes) else body
-        self._timestamp = batch.timestamp
+        self.timestamp = batch.timestamp
         refused, doubtful = self.mirror.refused, len(self._doubtful)
         faults = [*batch.faults]
         for event in batch.events:
@@ -285,7 +285,7 @@ class BridgedRank:
     def flush(self) -> None:
         """Numbers the events since the last flush, in as few batches as the limits allow."""
         for entries in _packed(self._pending, len, MAX_BATCH_EVENTS):
-            self.history.append(entries, self._timestamp)
+            self.history.append(entries, self.timestamp)
         self._pending = []
 
     def state(self) -> StateOfRank:

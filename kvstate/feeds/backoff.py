@@ -17,17 +17,17 @@ class Backoff:
         self._first_seconds = first_seconds
         self._limit_seconds = limit_seconds
         self._chance = chance
-        self._nominal_seconds = first_seconds
+        self.nominal_seconds = first_seconds
 
     def next_seconds(self) -> float:
         """Returns the wait before the next try."""
-        seconds = self._nominal_seconds * (0.5 + self._chance())
-        self._nominal_seconds = min(2 * self._nominal_seconds, self._limit_seconds)
+        seconds = self.nominal_seconds * (0.5 + self._chance())
+        self.nominal_seconds = min(2 * self.nominal_seconds, self._limit_seconds)
         return seconds
 
     def reset(self) -> None:
         """Notes that a try succeeded."""
-        self._nominal_seconds = self._first_seconds
+        self.nominal_seconds = self._first_seconds
 
 
 class FailureWaits:

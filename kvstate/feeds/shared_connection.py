@@ -64,6 +64,11 @@ class RankTransport:
         """The recovery of the connection."""
         return self._recovery
 
+    @property
+    def queued(self) -> int:
+        """How many signals wait for the rank's subscriber."""
+        return len(self._signals)
+
     async def receive(self) -> list[Signal]:
         """Waits for signals, and returns up to `MAX_SIGNALS` of them."""
         self._shared.start()
@@ -110,8 +115,7 @@ class RankTransport:
 
     @property
     def _is_full(self) -> bool:
-        queued = len(self._signals)
-        return queued >= MAX_QUEUED_SIGNALS or self._queued_bytes >= MAX_QUEUED_BYTES
+        return self.queued >= MAX_QUEUED_SIGNALS or self._queued_bytes >= MAX_QUEUED_BYTES
 
     async def _wait_for_room(self) -> None:
         self._room.clear()

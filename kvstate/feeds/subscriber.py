@@ -97,7 +97,7 @@ class Subscriber:
         self._retry_at = 0.0
         self._is_connected = False
         self._failures = FailureWaits(*shared.times.retry_seconds, shared.chance)
-        self._again_at = math.inf  # when a failed feed continues
+        self.again_at = math.inf  # when a failed feed continues
         self._signals: deque[Signal] = deque()
         self._quiet_since = self._quiet_logged_at = 0.0
         self._snapshot_since = 0.0  # of the first of those that did not end
@@ -115,7 +115,7 @@ class Subscriber:
                 except Exception:
                     log.exception("feed of %s rank %d failed", *self.place)
                     self._distrust()
-                    await asyncio.sleep(self._again_at - asyncio.get_running_loop().time())
+                    await asyncio.sleep(self.again_at - asyncio.get_running_loop().time())
         finally:
             self._sink.trust(trusted=False)
 
@@ -181,8 +181,8 @@ class Subscriber:
 
     async def _go_on(self) -> None:
         """Continues some time after a failure, as with a new connection."""
-        if asyncio.get_running_loop().time() >= self._again_at:
-            self._again_at = math.inf
+        if asyncio.get_running_loop().time() >= self.again_at:
+            self.again_at = math.inf
             if self._is_connected:
                 await self._effects.carry_out(self.feed.connect())
 
@@ -244,7 +244,7 @@ class Subscriber:
         again for the longest wait.
         """
         now = asyncio.get_running_loop().time()
-        self._again_at = self._failures.again_at(now, worked=self.feed.certain)
+        self.again_at = self._failures.again_at(now, worked=self.feed.certain)
         self._replays.stop()
         self._effects.drop()
         self._effects.put_off(self.feed.fail("an internal error, see the log"))

@@ -1,12 +1,11 @@
-"""The interface between subscriber and transport, and an in-memory transport."""
+"""The interface between subscriber and transport."""
 
-import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvstate.errors import ReplayError, printable
-from kvstate.events import Batch, Body, EngineLoad
+from kvstate.errors import printable
+from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.feed_sources import Recovery
 
 # Events are decoded and applied in slices of about this length: a pick waits for one of them, not
@@ -108,44 +107,3 @@ class FeedTransport(Protocol):
 
     async def close(self) -> None:
         """Gives up the connection."""
-
-
-@dataclass
-class MemoryTransport:
-    """An in-process publisher for tests: `receive` returns the signals that were put in.
-
-    history: the batches that a replay returns, by number; None without a replay endpoint.
-    """
-
-    history: dict[int, Body] | None = field(default_factory=dict)
-    replays: list[int] = field(default_factory=list)
-    replay_error: str | None = None
-    recovery: Recovery = Recovery.REPLAY
-    _signals: asyncio.Queue[Signal] = field(default_factory=asyncio.Queue)
-
-    def __post_init__(self) -> None:
-        if self.history is None and self.recovery is Recovery.REPLAY:
-            self.recovery = Recovery.NONE
-
-    def put(self, signal: Signal) -> None:
-        """Adds a signal."""
-        self._signals.put_nowait(signal)
-
-    async def receive(self) -> list[Signal]:
-        """Returns the signals that were put in."""
-        signals = [await self._signals.get()]
-        while not self._signals.empty():
-            signals.append(self._signals.get_nowait())
-        return signals
-
-    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
-        """Answers from `history`, or fails with `replay_error`."""
-        self.replays.append(start)
-        if self.replay_error is not None:
-            raise ReplayError(self.replay_error)
-        for number, body in sorted((self.history or {}).items()):
-            if number >= start:
-                yield Batch(number, body)
-
-    async def close(self) -> None:
-        """Does nothing."""

@@ -54,7 +54,8 @@ def place_of(endpoint: str) -> ZmtpAddress | None:
 class ZmtpConnection(asyncio.Protocol):
     """One connection, opened by either side.
 
-    changed: is called when it is ready, when messages can be taken, and when it is lost.
+    changed: is called when it is ready, when messages can be taken, and when it is lost. session:
+    what both sides said so far.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ZmtpConnection(asyncio.Protocol):
         self.fault = ""  # why it was closed, if it was
         self.settled = asyncio.Event()  # the handshake has succeeded or failed
         self.lost = asyncio.Event()
-        self._session = Session(kind, MAX_MESSAGE_BYTES, topic)
+        self.session = Session(kind, MAX_MESSAGE_BYTES, topic)
         self._changed = changed
         self._limits = limits
         self._transport: asyncio.Transport | None = None
@@ -80,12 +81,12 @@ class ZmtpConnection(asyncio.Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether messages may be sent and taken."""
-        return self._session.is_ready and not self.is_lost
+        return self.session.is_ready and not self.is_lost
 
     @property
     def was_ready(self) -> bool:
         """Whether the handshake succeeded, even if the connection is lost now."""
-        return self._session.is_ready
+        return self.session.is_ready
 
     async def open(self, place: ZmtpAddress) -> None:
         """Connects and waits for the handshake to succeed or fail.
@@ -103,14 +104,14 @@ class ZmtpConnection(asyncio.Protocol):
     def take(self, limit: int) -> list[list[bytes]]:
         """Returns at most `limit` of the waiting messages, in order."""
         taken: list[list[bytes]] = []
-        before = self._session.commands
+        before = self.session.commands
         try:
-            while len(taken) < limit and (frames := self._session.take()) is not None:
+            while len(taken) < limit and (frames := self.session.take()) is not None:
                 taken.append(frames)
         except WireError as error:
             self.give_up(str(error))
         self._answer()
-        if self._session.commands > before:
+        if self.session.commands > before:
             self._count_commands()
         self._go_on(has_more=len(taken) == limit)
         return taken
@@ -139,7 +140,7 @@ class ZmtpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio.Protocol; messages are parsed when they are taken."""
-        session = self._session
+        session = self.session
         session.receive(data)
         self._silent_heartbeats = 0
         if not session.is_ready and not self._shake():
@@ -161,8 +162,8 @@ class ZmtpConnection(asyncio.Protocol):
         """Closes the connection if the peer sends too many commands; calls `changed` again soon."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._commands_at + COMMANDS_SECONDS:
-            self._commands, self._commands_at = self._session.commands, loop.time()
-        elif self._session.commands - self._commands > self._limits.max_commands:
+            self._commands, self._commands_at = self.session.commands, loop.time()
+        elif self.session.commands - self._commands > self._limits.max_commands:
             self.give_up(
                 f"more than {self._limits.max_commands} commands in {COMMANDS_SECONDS:g} s"
             )
@@ -172,13 +173,13 @@ class ZmtpConnection(asyncio.Protocol):
         """Resumes reading once there is room, or if a message is incomplete."""
         if not self._is_paused or self._transport is None or self._transport.is_closing():
             return
-        if not has_more or self._session.size_bytes < self._limits.queue_bytes // 2:
+        if not has_more or self.session.size_bytes < self._limits.queue_bytes // 2:
             self._is_paused = False
             self._transport.resume_reading()
 
     def _shake(self) -> bool:
         try:
-            is_done = self._session.shake()
+            is_done = self.session.shake()
         except WireError as error:
             self.give_up(str(error))
             return False
@@ -186,7 +187,7 @@ class ZmtpConnection(asyncio.Protocol):
         if is_done:
             self.settled.set()
             self._stop_timer()
-            if self._session.has_heartbeats:
+            if self.session.has_heartbeats:
                 self._beat_later()
         return is_done
 
@@ -201,7 +202,7 @@ class ZmtpConnection(asyncio.Protocol):
         if self._silent_heartbeats > MAX_SILENT_HEARTBEATS:
             self.give_up("no answer to heartbeats")
             return
-        self._session.ping()
+        self.session.ping()
         self._answer()
         self._beat_later()
 
@@ -210,7 +211,7 @@ class ZmtpConnection(asyncio.Protocol):
             self._timer.cancel()
 
     def _answer(self) -> None:
-        answers = self._session.answers()
+        answers = self.session.answers()
         if not answers or self._transport is None:
             return
         self._transport.write(answers)

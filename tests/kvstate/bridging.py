@@ -14,7 +14,7 @@ from kvstate.bridge.rank import BridgedRank, BridgeLimits
 from kvstate.events import Batch
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.grpc_transport import SERVICES
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvEventBatch,
@@ -22,6 +22,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
 )
 from kvstate.wire.zmq_wire import stamp_of
 from tests.kvstate.publishing import PATIENCE_SECONDS, payload
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 START_SECONDS = 1_000.0
@@ -166,7 +167,7 @@ class Engine:
 
 
 def _has_taken(rank: BridgedRank, stamp: float) -> bool:
-    return rank._timestamp == stamp
+    return rank.timestamp == stamp
 
 
 @asynccontextmanager

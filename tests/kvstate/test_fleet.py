@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.transport import Connected, Disconnected, Malformed, MemoryTransport
+from kvstate.feeds.transport import Connected, Disconnected, Malformed
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 

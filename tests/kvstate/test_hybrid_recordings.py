@@ -15,11 +15,12 @@ import pytest
 
 from kvstate.events import Batch, Body
 from kvstate.feeds.feed import FeedState
-from kvstate.feeds.transport import Connected, MemoryTransport, Signal
+from kvstate.feeds.transport import Connected, Signal
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
 from tests.kvstate.recordings import WIRE
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 GEMMA, QWEN, EAGLE = "gemma3", "qwen3next", "eagle"

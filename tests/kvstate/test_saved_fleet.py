@@ -7,11 +7,12 @@ import pytest
 
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState, Restoration
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
 from kvstate.saved import SavedRows
 from tests.kvstate.publishing import block, chain, payload
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 SECRET = 12345678

@@ -125,7 +125,7 @@ def test_empty_pools_are_not_kept() -> None:
     for group in range(5):
         segment.store(BlockPool.of("GPU", group, 16), 1, 77)
         removed(segment, "GPU", group, 1)
-    assert segment._pools == {}
+    assert segment.pools == {}
 
 
 def test_cleared_segment_leaves_the_bits_of_others() -> None:

@@ -131,8 +131,8 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
     """
     out = sys.stdout if out is None else out
     config = None if arguments.config is None else load(arguments.config)
-    recorded, left_out = _read(arguments, config)
-    plan = _plan(arguments, config, recorded)
+    recorded, left_out = recording_of(arguments, config)
+    plan = plan_of(arguments, config, recorded)
     with Runs(plan.arrivals, len(recorded) * arguments.seeds, sys.stderr) as runs:
         found = _played(plan, runs, arguments.workers)
         spared = _find_saving(plan, runs, arguments.workers, found)
@@ -171,9 +171,10 @@ class Plan(NamedTuple):
         return Stage(speeds, self.cache_blocks, block_tokens=self.block_tokens)
 
 
-def _plan(
+def plan_of(
     arguments: argparse.Namespace, config: Config | None, recorded: Sequence[Recorded]
 ) -> Plan:
+    """Returns what is played: the arrivals, and on which fleets by which policies."""
     size = arguments.block_size or block_tokens_of(
         recorded, _USUAL_BLOCK_TOKENS, _MOST_BLOCK_TOKENS
     )
@@ -238,7 +239,10 @@ def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
     return statistics.median(known), f"learned, the median of {len(known)} workers"
 
 
-def _read(arguments: argparse.Namespace, config: Config | None) -> tuple[Sequence[Recorded], int]:
+def recording_of(
+    arguments: argparse.Namespace, config: Config | None
+) -> tuple[Sequence[Recorded], int]:
+    """Returns the requests of the trace, and how many of its lines were left out."""
     gap = None if arguments.arrivals is None else 1 / arguments.arrivals
     trace = Trace(_tokenize(arguments, config), arguments.model, gap)
     for name in arguments.traces:
@@ -306,7 +310,7 @@ class Runs:
         start.set_forkserver_preload([__name__])
         self._finished = start.Value("Q", 0)
         given = (arrivals, self._finished)
-        self._pool = ProcessPoolExecutor(
+        self.pool = ProcessPoolExecutor(
             os.cpu_count(), mp_context=start, initializer=_inherit, initargs=given
         )
 
@@ -314,7 +318,7 @@ class Runs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self.pool.shutdown(cancel_futures=True)
         if self._drawn:
             self._err.write("\r\x1b[K")
             self._err.flush()
@@ -333,7 +337,7 @@ class Runs:
         """
         try:
             jobs = [
-                self._pool.submit(_play, stage, one, seed)
+                self.pool.submit(_play, stage, one, seed)
                 for one in contestants
                 for seed in range(seeds)
             ]

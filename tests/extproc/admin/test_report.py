@@ -242,7 +242,7 @@ async def test_report_file_is_written_at_runtime_if_there_is_news(
 
     await until(lambda: has(1), "the report is written")
     number = path.stat().st_ino
-    await file._write()
+    await file.write()
     assert path.stat().st_ino == number
     report.feed(over(500), 1_000.0, BEGIN)
     await until(lambda: has(2), "it is written again")

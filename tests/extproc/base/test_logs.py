@@ -86,13 +86,12 @@ def test_less_often_drops_lines_about_routers_under_any_name() -> None:
     assert written == 2 * logs.MAX_LINES
 
 
-def test_less_often_remembers_a_bounded_number_of_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_MAX_KINDS", 3)
-    less_often = logs.LessOften()
+def test_less_often_remembers_a_bounded_number_of_kinds() -> None:
+    less_often = logs.LessOften(max_kinds=3)
     for number in range(9):
         line = logging.LogRecord("kvsteer.feed", logging.INFO, "", 0, f"line {number}", None, None)
         assert less_often.filter(line)
-    assert len(less_often._kinds) == 3
+    assert len(less_often.kinds) == 3
 
 
 _WARNING = """

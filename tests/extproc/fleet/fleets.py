@@ -9,8 +9,9 @@ from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
+from tests.memory_transport import MemoryTransport
 
 EVENTS = '{zmq: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5558"}'
 

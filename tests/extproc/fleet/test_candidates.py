@@ -4,9 +4,9 @@ import pytest
 
 from extproc.config import schema
 from extproc.fleet.discovery.view import Sighting
-from kvstate.feeds.transport import MemoryTransport
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.fleets import EVENTS, members, workers
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 

@@ -13,10 +13,11 @@ from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.asked import client
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 VLLM = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}}

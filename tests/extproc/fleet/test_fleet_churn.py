@@ -37,10 +37,11 @@ from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED, Judge
 from extproc.running.app import remote_tokenizers
 from extproc.serving.router import Router
 from kvstate.events import Batch, BlocksStored, EventBatch
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
 from tests.extproc.containers import lengths
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 AT_ONCE = 100

@@ -218,7 +218,7 @@ async def test_overloaded_worker_is_silent_for_now() -> None:
 async def test_moved_worker_is_unknown_until_it_answers() -> None:
     async with running(Settings()) as engine, followed(engine.endpoint) as (workers, one):
         await until_runs(one, "vllm", 0, 32)
-        workers._note_moved(one, "127.0.0.1:1")
+        workers.note_moved(one, "127.0.0.1:1")
         assert one.engine is None
 
 

@@ -9,9 +9,9 @@ from extproc.fleet.rank_pins import WATCH_SECONDS, RankPins
 from extproc.fleet.record import Table
 from extproc.routing.load import Booking, EndpointLoad
 from extproc.routing.pins import NO_CHOICE, Pin, PinnedRank
-from kvstate.feeds.transport import MemoryTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt
+from tests.memory_transport import MemoryTransport
 
 NAME, CHAT = "10.0.0.1:80", "/v1/chat/completions"
 PROMPT = Prompt("m", array("I", range(40)))

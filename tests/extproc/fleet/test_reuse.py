@@ -13,12 +13,12 @@ from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome, likely_cause
 from extproc.observing.usage import Usage
 from kvstate.events import Batch, Body
-from kvstate.feeds.transport import MemoryTransport
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import NO_RULES, ReuseRules
 from simulator.settings import TINY_MODEL
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
 from tests.kvstate.test_hybrid_recordings import EAGLE, GEMMA, QWEN, records
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 NAME = "127.0.0.1:1"

@@ -2,8 +2,8 @@ from unittest.mock import ANY
 
 from extproc.proof.state import NOT_SEEN
 from extproc.routing.upstreams import Judge
-from kvstate.feeds.transport import MemoryTransport
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
+from tests.memory_transport import MemoryTransport
 
 
 async def test_status_has_every_field_of_the_contract() -> None:

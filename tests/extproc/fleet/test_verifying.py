@@ -357,7 +357,7 @@ async def test_date_change_during_verification_is_no_difference(
     """What the router rendered before midnight is rendered again before it counts."""
     async with simulated(Settings()) as worker:
         before = Before(worker.endpoint)
-        (encoder,) = before.workers.verifying._encoders.values()
+        (encoder,) = before.workers.verifying.encoders.values()
         encode, calls = encoder.encode, []
 
         def dated(prompt: Any) -> Any:

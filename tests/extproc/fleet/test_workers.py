@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from kvstate.feeds.transport import MemoryTransport
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
+from tests.memory_transport import MemoryTransport
 
 
 async def test_enable_events_stops_and_starts_the_feeds() -> None:

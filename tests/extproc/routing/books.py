@@ -103,7 +103,7 @@ def books(config: Config, fleet: Fleet, telling: "Told | None" = None) -> Placin
 
 
 def fleet_of(one: Placing) -> Fleet:
-    fleet = one._fleet
+    fleet = one.fleet
     assert isinstance(fleet, Fleet)
     return fleet
 

@@ -26,7 +26,6 @@ from kvstate.feeds.transport import (
     Disconnected,
     FeedTransport,
     Malformed,
-    MemoryTransport,
     Refused,
     Signal,
 )
@@ -34,6 +33,7 @@ from kvstate.fleet import FollowedWorkers
 from simulator.settings import TINY_MODEL
 from tests.agents import claude_code, codex
 from tests.kvstate.publishing import block, payload
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 CHAT = Head("POST", "/v1/chat/completions", None)

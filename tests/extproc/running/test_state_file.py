@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from extproc.running.state_file import StateCollector, StateFile, read
 from kvstate.feeds.feed import FeedState
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import default_layout
 from kvstate.overlap import Overlap
 from kvstate.saved_state import MAX_AGE_SECONDS, SavedState, StateHeader, section_of
 from kvstate.sections import Section, Writer, sections_in
 from tests.kvstate.publishing import block, chain, payload
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 SECRET = 0x0123_4567_89AB_CDEF

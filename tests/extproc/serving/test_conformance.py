@@ -155,8 +155,8 @@ async def test_cancelled_stream_releases_its_load_once(running: Running) -> None
 async def test_stream_that_ends_during_tokenizing_releases_its_thread_and_memory(
     running: Running,
 ) -> None:
-    tokens, may_end = running.router._tokens, threading.Event()
-    tokens._deadline_seconds = 60.0
+    tokens, may_end = running.router.tokens, threading.Event()
+    tokens.deadline_seconds = 60.0
     busy = [
         asyncio.create_task(tokens.run_in_thread(may_end.wait, 1)) for _ in range(TOKENIZER_THREADS)
     ]
@@ -164,9 +164,9 @@ async def test_stream_that_ends_during_tokenizing_releases_its_thread_and_memory
     await call.write(head("/v1/completions"))
     await call.read()
     await call.write(body(LONG_PROMPT))
-    await until(lambda: tokens._waiting == TOKENIZER_THREADS + 1)
+    await until(lambda: tokens.waiting == TOKENIZER_THREADS + 1)
     call.cancel()
-    await until(lambda: tokens._waiting == TOKENIZER_THREADS)
+    await until(lambda: tokens.waiting == TOKENIZER_THREADS)
     may_end.set()
     await asyncio.gather(*busy)
     await until(lambda: running.metrics.open_streams == 0)

@@ -26,7 +26,7 @@ class EngineProcess:
     def __init__(self, folder: Path, *options: str) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
-        self._options = ("--bind", "127.0.0.1", "--dir", str(folder), *_PLAIN, *options)
+        self.options = ("--bind", "127.0.0.1", "--dir", str(folder), *_PLAIN, *options)
         self._process: Process | None = None
 
     @property
@@ -37,9 +37,9 @@ class EngineProcess:
     async def start(self) -> None:
         """Starts the engine; returns when it accepts connections."""
         assert SERVER is not None
-        ports = () if "--tls-port" in self._options else ("--port", str(self.port))
+        ports = () if "--tls-port" in self.options else ("--port", str(self.port))
         self._process = await asyncio.create_subprocess_exec(
-            SERVER, *ports, *self._options, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
+            SERVER, *ports, *self.options, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )
         while True:
             assert self._process.returncode is None, "the engine ended"

@@ -125,8 +125,8 @@ def test_memory_of_strangers_and_ended_routers_is_bounded() -> None:
     for number in range(MAX_GONE + 5):
         introduce(other, RouterNews(f"g{number}", 1, 1, 0), float(number))
         other.picture.forget_all(float(number))
-    assert len(other.picture._departed) == MAX_GONE
-    assert len(other.picture._strangers) <= MAX_STRANGERS
+    assert len(other.picture.departed) == MAX_GONE
+    assert len(other.picture.strangers) <= MAX_STRANGERS
 
 
 @given(st.integers(2, 2**63 - 1), st.integers(1, 2**63 - 1), st.integers(2, 40))

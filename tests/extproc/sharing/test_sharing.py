@@ -23,7 +23,6 @@ from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import EndpointLoad, Loads
-from extproc.sharing import sharing as sharing_module
 from extproc.sharing.carriers import MAX_UNREAD_BYTES
 from extproc.sharing.messages import RouterNews, decoded, encoded
 from extproc.sharing.reporter import Reporter
@@ -159,7 +158,7 @@ async def _with_tls(folder: Path, stack: AsyncExitStack) -> dict[str, Any]:
         ">open-sesame-twice", "&kvsteer", "+@all",
     )  # fmt: skip
     files["password"].write_text("open-sesame-twice\n")
-    engine._options += ("--tls-port", str(engine.port))
+    engine.options += ("--tls-port", str(engine.port))
     stack.push_async_callback(engine.end)
     await engine.start()
     return {
@@ -297,14 +296,14 @@ async def test_flood_uses_a_bounded_share_of_the_time(tmp_path: Path) -> None:
             await sender.publish(60_000)
         await until(lambda: one.sharing.picture.counts["other_version"] >= 50, "heard")
         await sender.close()
-        assert one.sharing._worked < 0.1
+        assert one.sharing.hearing.worked_seconds < 0.1
 
 
 async def test_messages_with_the_own_tag_count_against_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(sharing_module, "MOST_SECONDS", 0.0)
     async with part(url=f"directory:{tmp_path}") as one:
+        one.sharing.hearing.most_seconds = 0.0
         own = encoded(
             RouterNews(one.telling.origin, one.telling.incarnation, 1, 0), one.telling.keys
         )
@@ -341,8 +340,9 @@ async def test_endless_message_is_not_kept_and_sharing_resumes(tmp_path: Path) -
 @needs_engine
 async def test_flooded_router_hears_the_rest_afterwards(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, _):
-        one.sharing._passed = one.sharing._worked = 1.0
-        one.sharing._window_ends = one.clock() + 1.0
+        hearing = one.sharing.hearing
+        hearing.passed_seconds = hearing.worked_seconds = 1.0
+        hearing.ends_at = one.clock() + 1.0
         sender = Sender(engine.port)
         for _ in range(20):
             await sender.publish(1_000)
@@ -400,7 +400,7 @@ async def test_router_that_does_not_read_blocks_no_other(tmp_path: Path) -> None
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
         deaf.bind(str(tmp_path / "1-deaf.router"))
         async with two(url=f"directory:{tmp_path}") as (one, other):
-            transport = one.sharing._transport
+            transport = one.sharing.transport
             await until(lambda: transport.lost > 0, "it is full")  # type: ignore[attr-defined]
             one.send()
             await until(lambda: other.others() == 1, "shared")
@@ -498,7 +498,7 @@ async def test_outages_that_repeat_are_logged_less_and_less_often(
             directory.unlink()
             await until(lambda: not one.is_alone(), "not alone")
             one.clock.ahead_seconds += 2.0
-            await until(lambda: not one.sharing._outages.is_going_on, "it is settled")
+            await until(lambda: not one.sharing.outages.is_going_on, "it is settled")
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.WARNING, logging.INFO] * 3  # the first, second and fourth time
 

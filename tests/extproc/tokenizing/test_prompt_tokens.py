@@ -214,7 +214,7 @@ async def test_waiting_prompt_is_dropped_at_its_deadline() -> None:
     )
     assert {type(one) for one in late} == {TimeoutError}
     may_end.set()
-    tokens._deadline_seconds = 60.0
+    tokens.deadline_seconds = 60.0
     await tokens.run_in_thread(may_end.wait, 1)
     assert len(begun) == TOKENIZER_THREADS
     tokens.close()

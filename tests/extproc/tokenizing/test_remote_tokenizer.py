@@ -233,7 +233,7 @@ async def test_parallel_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(remote_tokenizer, "MAX_FLIGHTS", 1)
     async with asking(hanging) as asked:
         first = asyncio.create_task(asked.reason("a"))
-        await until(lambda: bool(asked.tokenizer._flights))
+        await until(lambda: bool(asked.tokenizer.flights))
         assert await asked.reason("b") == "tokenizer_unavailable"
         first.cancel()
 
@@ -270,7 +270,7 @@ async def test_failures_of_removed_workers_are_forgotten() -> None:
 async def test_failure_of_a_worker_removed_during_its_question_is_forgotten() -> None:
     async with asking(hanging, deadline_ms=200) as asked:
         question = asyncio.create_task(asked.reason())
-        await until(lambda: bool(asked.tokenizer._flights))
+        await until(lambda: bool(asked.tokenizer.flights))
         before = dict(asked.workers)
         asked.workers = {worker: Failures() for worker in before}  # another worker at its address
         assert await question == "tokenizer_timeout"

@@ -13,9 +13,10 @@ from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_news import BEHIND
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.transport import Connected, Malformed, MemoryTransport, Signal
+from kvstate.feeds.transport import Connected, Malformed, Signal
 from kvstate.fleet import FollowedWorkers
 from tests.kvstate.publishing import block, chain, payload
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 SHARE, BURST, DEBT = (

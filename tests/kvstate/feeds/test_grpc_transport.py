@@ -314,7 +314,7 @@ async def test_large_batch_is_decoded_in_slices(
     turns = 0
     async with serving(publisher) as port, following(port) as transport:
         await received(transport, 1)
-        while not transport._signals:
+        while not transport.queued:
             await asyncio.sleep(0)
             turns += 1
         assert await received(transport, 1) == handed(large)

@@ -10,7 +10,8 @@ from kvstate.errors import ReplayError
 from kvstate.events import Batch
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import Replays, ReplaySlots
-from kvstate.feeds.transport import Malformed, MemoryTransport, RankName
+from kvstate.feeds.transport import Malformed, RankName
+from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 

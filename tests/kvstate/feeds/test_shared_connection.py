@@ -49,7 +49,7 @@ async def test_slow_subscriber_pauses_the_connection_and_loses_nothing() -> None
     async with connection(lambda shared: sends(shared, count)) as shared:
         (transport,) = shared.transports
         first = await transport.receive()
-        await until(lambda: len(transport._signals) == MAX_QUEUED_SIGNALS)
+        await until(lambda: transport.queued == MAX_QUEUED_SIGNALS)
         rest = await received(transport, count - len(first))
     assert len(first) <= MAX_SIGNALS
     assert numbers(first + rest) == list(range(count))
@@ -61,7 +61,7 @@ async def test_queue_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     async with connection(lambda shared: sends(shared, 9, size_bytes=4)) as shared:
         (transport,) = shared.transports
         shared.start()
-        await until(lambda: len(transport._signals) == 3)
+        await until(lambda: transport.queued == 3)
         assert numbers(await received(transport, 9)) == list(range(9))
 
 
@@ -91,8 +91,8 @@ async def test_queue_stays_bounded_while_the_connection_flaps() -> None:
     async with connection(flaps) as shared:
         (transport,) = shared.transports
         shared.start()
-        await until(lambda: bool(transport._signals))
-        assert len(transport._signals) <= MAX_QUEUED_SIGNALS
+        await until(lambda: transport.queued > 0)
+        assert transport.queued <= MAX_QUEUED_SIGNALS
 
 
 async def test_closing_rank_unblocks_the_others() -> None:
@@ -100,7 +100,7 @@ async def test_closing_rank_unblocks_the_others() -> None:
     async with connection(lambda shared: sends(shared, count), ranks=2) as shared:
         closing, other = shared.transports
         shared.start()
-        await until(lambda: len(closing._signals) == MAX_QUEUED_SIGNALS)
+        await until(lambda: closing.queued == MAX_QUEUED_SIGNALS)
         await closing.close()
         assert numbers(await received(other, count)) == list(range(count))
 
@@ -122,7 +122,7 @@ async def test_back_pressure_reaches_the_server(monkeypatch: pytest.MonkeyPatch)
     publisher.publish(*(batch(number, store(1, tokens=large)) for number in range(100)))
     async with serving(publisher) as port, following(port) as transport:
         await transport.receive()
-        await until(lambda: len(transport._signals) == 4)
+        await until(lambda: transport.queued == 4)
         for _ in range(100):
             await asyncio.sleep(0)
         assert publisher.sent < 100

@@ -3,7 +3,8 @@ import pytest
 from kvstate.errors import ReplayError
 from kvstate.events import Batch
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.feeds.transport import Connected, Disconnected, MemoryTransport, Refused
+from kvstate.feeds.transport import Connected, Disconnected, Refused
+from tests.memory_transport import MemoryTransport
 
 
 async def test_signals_are_received_in_their_order() -> None:

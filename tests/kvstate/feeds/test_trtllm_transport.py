@@ -237,8 +237,8 @@ async def test_long_drain_is_read_in_slices(
     async with following(server) as transport:
         assert await received(transport, 1) == [Connected()]
         queued = set()
-        while len(transport._signals) < 100:
-            queued.add(len(transport._signals))
+        while transport.queued < 100:
+            queued.add(transport.queued)
             await asyncio.sleep(0)
     assert len(queued) > 50
 

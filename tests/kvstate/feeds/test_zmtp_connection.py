@@ -58,7 +58,7 @@ async def sent(peer: socket.socket) -> int:
 async def test_full_queue_pauses_reading_until_there_is_room() -> None:
     async with opened(GREETING + READY) as (connection, peer):
         await sent(peer)
-        waiting = connection._session.size_bytes
+        waiting = connection.session.size_bytes
         assert USUAL.queue_bytes <= waiting < 2 * USUAL.queue_bytes
         while connection.take(10_000):
             await asyncio.sleep(0)

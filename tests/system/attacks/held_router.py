@@ -34,7 +34,7 @@ class Watch:
 
 def watching(path: str) -> None:
     """Makes the router's event loop be watched."""
-    make = event_loop._new_event_loop
+    make = event_loop.new_event_loop
     file = Path(path).open("a", buffering=1)  # noqa: SIM115 - open as long as the process runs
 
     def made() -> asyncio.AbstractEventLoop:
@@ -42,7 +42,7 @@ def watching(path: str) -> None:
         Watch(loop, file)
         return loop
 
-    event_loop._new_event_loop = made
+    event_loop.new_event_loop = made
 
 
 def watching_with_few_files(path: str, files: str) -> None:

@@ -100,12 +100,12 @@ async def queued(
             assert response.status == 200, await response.text()
 
     async def pause() -> None:
-        async with engine._prefilling:
+        async with engine.prefilling:
             if before_the_last is not None:
                 await before_the_last()
 
     # waiters get the lock in the order in which they asked for it
-    async with asyncio.TaskGroup() as tasks, engine._prefilling:
+    async with asyncio.TaskGroup() as tasks, engine.prefilling:
         for place, (path, body) in enumerate(paths_and_bodies, 1):
             if place == len(paths_and_bodies):
                 tasks.create_task(pause())

@@ -233,10 +233,10 @@ def test_progress_bar_is_drawn_on_a_terminal_only(trace: str, looked_at: bool) -
 
 def test_killed_process_ends_the_plays_and_is_reported(trace: str) -> None:
     arguments = parsed(trace, "--workers", "2")
-    recorded, _ = command._read(arguments, None)
-    plan = command._plan(arguments, None, recorded)
+    recorded, _ = command.recording_of(arguments, None)
+    plan = command.plan_of(arguments, None, recorded)
     with command.Runs(plan.arrivals, 1, io.StringIO()) as runs:
-        killed = runs._pool.submit(os._exit, 9)
+        killed = runs.pool.submit(os._exit, 9)
         assert isinstance(killed.exception(timeout=60), BrokenProcessPool)
         with pytest.raises(StartError, match="was killed; is there too little memory"):
             runs.play(plan.stage(2), plan.contestants, 1)

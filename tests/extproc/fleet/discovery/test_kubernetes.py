@@ -197,7 +197,7 @@ async def test_repeated_lists_without_effect_grow_rarer(
     real = Backoff.next_seconds
 
     def next_seconds(backoff: Backoff) -> float:
-        pauses.append(backoff._nominal_seconds)
+        pauses.append(backoff.nominal_seconds)
         return real(backoff)
 
     monkeypatch.setattr(Backoff, "next_seconds", next_seconds)

@@ -1,0 +1,41 @@
+"""How much of a router's time the messages of other routers may take."""
+
+import time
+from collections.abc import Callable
+
+WINDOW_SECONDS = 0.1
+
+# Of each window; once so much is used, the next message waits for the next window.
+MOST_SECONDS = 0.02
+
+
+class HearingTime:
+    """The time that handling messages took in the present window.
+
+    most_seconds: how much of a window it may take. ends_at: when the window ends. passed_seconds:
+    elapsed time of the first messages of the window, worked_seconds: CPU time of those that came
+    later. On a busy machine elapsed time is more than CPU time, but CPU time is slower to read.
+    """
+
+    def __init__(self, most_seconds: float = MOST_SECONDS) -> None:
+        self.most_seconds = most_seconds
+        self.ends_at = self.passed_seconds = self.worked_seconds = 0.0
+
+    def spend(self, now: float, handle: Callable[[], None]) -> float:
+        """Handles a message; returns how many seconds to pause before the next.
+
+        now: seconds on any clock that does not go back.
+        """
+        if now >= self.ends_at:
+            self.ends_at = now + WINDOW_SECONDS
+            self.passed_seconds = self.worked_seconds = 0.0
+        if self.passed_seconds <= self.most_seconds / 2:
+            began_at = time.perf_counter()
+            handle()
+            self.passed_seconds += time.perf_counter() - began_at
+            return 0.0
+        worked_before = time.thread_time()
+        handle()
+        self.worked_seconds += time.thread_time() - worked_before
+        is_used = self.worked_seconds > self.most_seconds / 2
+        return max(0.0, self.ends_at - now) if is_used else 0.0
