@@ -72,6 +72,7 @@ class DeepSeekV32:
 
     marks: Marks | None = None
     is_shown_by_tokenize = True
+    drops_media = False
 
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""

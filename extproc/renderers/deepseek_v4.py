@@ -129,6 +129,7 @@ class DeepSeekV4:
 
     marks: Marks | None = None
     is_shown_by_tokenize = True
+    drops_media = False
     _tags = Tags()
     _tools = _tools_text(_tags)
     _later_system = ""

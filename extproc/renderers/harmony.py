@@ -3,7 +3,8 @@
 Source: behaviour of vLLM 0.32.0 (entrypoints/openai/parser/harmony_utils.py, responses/harmony.py)
 with oss-harmony 0.0.11. Every text is tokenized by itself, and no text becomes a control token. The
 system turn of a conversation is its developer's instructions; a system turn of the format's own has
-the date. Of what the model thought, only what follows its last answer is rendered.
+the date. Of what the model thought, only what follows its last answer is rendered. Media are left
+out.
 
 Earlier releases were not compared; no such prompt counts before its worker proves it.
 """
@@ -46,6 +47,9 @@ _OFF_EFFORT = "low"
 
 # Names of functions that need no care in the header of a message.
 _NAME = re.compile(r"[\w.:-]*")
+
+# Kinds of parts that chat completions do not have, and that vLLM accepts beside others.
+_READ_LATE = frozenset(("input_text", "output_text"))
 
 # Types of tools that run in the engine, if it has a server for them, as it has not by default.
 _BUILT_IN = frozenset(("web_search_preview", "code_interpreter", "container"))
@@ -117,6 +121,7 @@ class Harmony:
     """
 
     is_shown_by_tokenize = False
+    drops_media = True
 
     def __init__(
         self, now: Callable[[], datetime], keeps_later_systems: Callable[[], bool] = lambda: False
@@ -151,6 +156,8 @@ class Harmony:
             self._keeps_later_systems,
             drops_billing_lines=False,
         )
+        if any(map(_is_read_late, told.messages)):
+            raise RequestError("unsupported_content")
         instructions, turns = _instructions_in(told.messages)
         tools = [tool["function"] for tool in told.variables.get("tools") or ()]
         # unlike a template, the format takes no effort from template arguments
@@ -249,22 +256,47 @@ def _flat(content: object) -> str | None:
     """Returns the texts of a content as one; None if there is none."""
     if content is None or isinstance(content, str):
         return content
-    texts = _texts(content)
+    texts = [text for part in _parts(content) if (text := _text_of(part)) is not None]
     return "".join(texts) if texts else None
 
 
 def _texts(content: object) -> list[str]:
-    """Returns the texts of a content in parts.
-
-    Raises:
-        RequestError: a part has none.
-    """
+    """Returns the texts of a content in parts, each empty for a part without one, as of media."""
     if isinstance(content, str):
         return [content]
-    texts = [part.get("text") for part in content] if isinstance(content, list) else [None]
-    if not all(isinstance(text, str) for text in texts):
+    return [_text_of(part) or "" for part in _parts(content)]
+
+
+def _is_read_late(message: Mapping[str, Any]) -> bool:
+    """Returns whether vLLM loses a content, or refuses it late.
+
+    Of a chat completion, it first takes parts that are all of these kinds for others, and reads
+    them only after it has looked for texts.
+    """
+    content = message.get("content")
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(part.get("type") in _READ_LATE for part in content)
+    )
+
+
+def _parts(content: object) -> list[Any]:
+    if not isinstance(content, list):
         raise RequestError("unsupported_content")
-    return texts  # type: ignore[return-value]
+    return content
+
+
+def _text_of(part: Mapping[str, Any]) -> str | None:
+    """Returns the text of a part, None if it has none.
+
+    Raises:
+        RequestError: it has something else in its place.
+    """
+    text = part.get("text")
+    if not isinstance(text, str) and "text" in part:
+        raise RequestError("unsupported_content")
+    return text
 
 
 def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:

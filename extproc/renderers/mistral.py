@@ -100,6 +100,7 @@ class Mistral:
     """
 
     is_shown_by_tokenize = True
+    drops_media = False
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ class RefusingRenderer:
 
     marks: Marks | None = None
     is_shown_by_tokenize = True
+    drops_media = False
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -13,10 +13,12 @@ class Renderer(Protocol):
         the model's tokenizer.json tokenizes, special tokens in it included, as a chat template's.
     is_shown_by_tokenize: whether the engine's POST /tokenize renders conversations alike, so that
         golden requests can be compared there.
+    drops_media: whether the engine leaves a conversation's media out, and answers without them.
     """
 
     marks: Marks | None
     is_shown_by_tokenize: bool
+    drops_media: bool
 
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, and the forms that its dialect decided.
@@ -29,5 +31,5 @@ class Renderer(Protocol):
 
         Raises:
             RequestError: the engine refuses the conversation; or its prompt is not certain, since
-                releases differ and the chat has no dialect. A conversation with media is refused.
+                releases differ and the chat has no dialect.
         """

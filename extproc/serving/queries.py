@@ -257,7 +257,7 @@ class Queries:
         """
         query = _keyed(request, served, keyed)
         chat = request.prompts[0]
-        if not isinstance(chat, Chat) or not chat.has_media:
+        if not isinstance(chat, Chat) or not chat.has_media or keyed.drops_media:
             return query
         return self._with_media(query, request, chat, keyed, body)
 

@@ -45,12 +45,14 @@ class Keyed(NamedTuple):
     """The tokens of each prompt of a request that the engine computes, and its prompts' forms.
 
     Of a prompt with media, the tokens are those before it. parts: the parts of the only prompt, if
-    it has media and they are known.
+    it has media and they are known. drops_media: the engine leaves media out, so no token is
+    missing.
     """
 
     tokens: list[Tokens]
     forms: int
     parts: Parts | None = None
+    drops_media: bool = False
 
 
 class ThreadUse:
@@ -256,7 +258,8 @@ def _finished(started: Sequence[Started]) -> Keyed:
         forms |= one.forms
     if len(started) == 1 and started[0].added:
         return _with_media(started[0])
-    return Keyed([one.finish() for one in started], forms)
+    drops_media = any(one.drops_media for one in started)
+    return Keyed([one.finish() for one in started], forms, drops_media=drops_media)
 
 
 def _with_media(started: Started) -> Keyed:
@@ -273,12 +276,12 @@ def _with_media(started: Started) -> Keyed:
 
 def _keyed(request: InferenceRequest, whole: Keyed) -> Keyed:
     """Returns what the engine computes of whole prompts."""
-    tokens, forms, parts = whole
+    tokens, forms = whole.tokens, whole.forms
     for prompt in request.prompts:
         forms |= forms_of(prompt)
     if request.keep_last_tokens is not None:
         tokens = list(map(request.truncate, tokens))
-    return Keyed(tokens, forms, parts)
+    return whole._replace(tokens=tokens, forms=forms)
 
 
 def _is_short(prompt: Prompt) -> bool:

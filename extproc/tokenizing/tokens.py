@@ -155,6 +155,7 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
     new_characters: how many characters of its text are new.
     is_cheap: whether they are tokenized without a thread (see `Encoder.inline_characters`).
+    drops_media: whether the engine leaves the prompt's media out.
     forms: those that the chat's dialect decided (`extproc.requests.prompt`). added: for each media
     item, the ids of the added tokens that the template writes for it; empty for only the ids before
     the first one.
@@ -167,6 +168,7 @@ class Started(msgspec.Struct, frozen=True, gc=False):
     finish: Callable[[], Tokens]
     forms: int = 0
     added: tuple[Tokens, ...] = ()
+    drops_media: bool = False
 
 
 class Tokenizer:
@@ -381,7 +383,7 @@ def _model_files(
 
 def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[str, int]:
     """Returns what a renderer makes of a chat, which needs a proof like a form of its own."""
-    if chat.has_media:
+    if chat.has_media and not renderer.drops_media:
         raise RequestError("unsupported_media")
     if chat.conversion is not None:
         raise RequestError("unsupported_by_engine")  # SGLang's code is not vLLM's
@@ -396,7 +398,13 @@ def _start_segments(
     joined, forms = _rendered_in_code(chat, renderer, render_seconds)
     work = texts.begin(joined)
     is_cheap = texts.is_cheap(work.new_characters)
-    return Started(work.new_characters, is_cheap, lambda: texts.finish(work).ids, forms)
+    return Started(
+        work.new_characters,
+        is_cheap,
+        lambda: texts.finish(work).ids,
+        forms,
+        drops_media=renderer.drops_media,
+    )
 
 
 def _chosen(

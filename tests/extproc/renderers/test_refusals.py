@@ -20,6 +20,8 @@ WEIRD = {"role": "weird", "content": "x"}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "ok"}
 CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "a b"}}]}
 REFUSAL = {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}
+LATE = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+ODD = {"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": 5}]}
 THINKS = {"thinking": True}
 
 
@@ -60,7 +62,9 @@ def response(*items: dict[str, Any], **body: Any) -> tuple[str, dict[str, Any]]:
         ("gpt-oss", chat(WEIRD), "template_failed"),
         ("gpt-oss", chat(USER, reasoning_effort="max"), "template_failed"),
         ("gpt-oss", chat(USER, CALL), "unsupported_tools"),
-        ("gpt-oss", chat(REFUSAL), "unsupported_content"),
+        ("gpt-oss", chat(LATE), "unsupported_content"),
+        ("gpt-oss", chat(ODD), "unsupported_content"),
+        ("gpt-oss", response({"role": "user", "content": None}), "unsupported_content"),
         ("gpt-oss", response(USER, tools=[{"type": "web_search"}]), "template_failed"),
         ("gpt-oss", response(WEIRD, USER), "template_failed"),
         (

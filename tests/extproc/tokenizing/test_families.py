@@ -120,6 +120,7 @@ class Fixed:
     """Renders every conversation alike: one text, or two texts around a control token."""
 
     is_shown_by_tokenize = True
+    drops_media = False
 
     def __init__(self, *, in_segments: bool) -> None:
         self.marks = MARKS if in_segments else None

@@ -32,6 +32,7 @@ from extproc.tokenizing.prompt_tokens import (
     MAX_WAITING,
     MAX_WAITING_BYTES,
     TOKENIZER_THREADS,
+    Keyed,
     PromptTokens,
     ThreadUse,
 )
@@ -142,7 +143,7 @@ async def test_local_tokens_are_equal_inline_and_in_a_thread(text: str) -> None:
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     request = parse_request(CHAT_PATH, chat(text))
     expected = [tokenizer.encode(request.prompts[0])]
-    assert await tokens.tokenize(request, "tiny", len(chat(text))) == (expected, CONVERSATION, None)
+    assert await tokens.tokenize(request, "tiny", len(chat(text))) == Keyed(expected, CONVERSATION)
     texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
     both = (await tokens.tokenize(texts, "tiny", 2 * len(text))).tokens
     assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
