@@ -19,10 +19,9 @@ from kvstate.errors import WireError
 from kvstate.events import Batch, BlocksStored
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import GrpcSource, Recovery
+from kvstate.feeds.grpc_limits import USUAL, GrpcLimits
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
 from kvstate.feeds.transport import (
-    SLICE_SECONDS,
-    UNREACHED_SECONDS,
     Connected,
     Disconnected,
     LoadReport,
@@ -41,14 +40,6 @@ SERVICES = {
     "tokenspeed": "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
 }
 
-# Pings detect a server that died silently. The engines' servers allow one every 10 s on an idle
-# stream and disconnect clients that ping more often; servers with gRPC's defaults allow one every 5
-# minutes.
-KEEPALIVE_INTERVAL_MS = 12_000
-LONG_KEEPALIVE_INTERVAL_MS = 330_000
-KEEPALIVE_TIMEOUT_MS = 3_000
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-
 _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # an idle engine sends none
@@ -66,14 +57,19 @@ Subscribe = Callable[[SubscribeKvEventsRequest], Any]
 
 
 @contextlib.asynccontextmanager
-async def subscribing(source: GrpcSource, keepalive_ms: int) -> AsyncIterator[Subscribe]:
+async def subscribing(
+    source: GrpcSource, keepalive_ms: int, limits: GrpcLimits
+) -> AsyncIterator[Subscribe]:
     """Opens a channel to a source, pinged at this interval, and yields its subscription call."""
     options = (
         *_OPTIONS,
         ("grpc.keepalive_time_ms", keepalive_ms),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # the option that gRPC 1.85 follows
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_timeout_ms", limits.keepalive_timeout_ms),
+        (
+            "grpc.http2.ping_timeout_ms",
+            limits.keepalive_timeout_ms,
+        ),  # the option that gRPC 1.85 follows
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
     )
     async with grpc.aio.insecure_channel(source.target, options=options) as channel:
         yield channel.unary_stream(
@@ -81,16 +77,6 @@ async def subscribing(source: GrpcSource, keepalive_ms: int) -> AsyncIterator[Su
             request_serializer=SubscribeKvEventsRequest.SerializeToString,
         )
 
-
-# SMG's gateways wait equally long for the answer to a subscription.
-SUBSCRIBE_SECONDS = 2.0
-RETRY_SECONDS = (0.1, 5.0)
-# An engine without events can begin to publish only by a restart.
-REFUSED_SECONDS = 60.0
-
-# Silence shows that a server died. Servers that send heartbeats (load records, at least one every 5
-# s) have little more time than that; the others are pinged.
-HEARTBEAT_TIMEOUT_SECONDS = 7.0
 
 # The server cannot continue from our position.
 _STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
@@ -119,12 +105,15 @@ class _Lost(Exception):
 class _GrpcFeeds:
     """Serves the feeds of one worker's ranks over one stream."""
 
-    def __init__(self, source: GrpcSource, chance: Callable[[], float]) -> None:
+    def __init__(self, source: GrpcSource, chance: Callable[[], float], limits: GrpcLimits) -> None:
         self._source = source
         self._chance = chance
-        self._shared = SharedConnection(source.target, source.ranks, Recovery.RESUME, self._follow)
-        self._retries = Backoff(*RETRY_SECONDS, chance)
-        self._keepalive_ms = KEEPALIVE_INTERVAL_MS
+        self._limits = limits
+        self._shared = SharedConnection(
+            source.target, source.ranks, Recovery.RESUME, self._follow, limits.queue
+        )
+        self._retries = Backoff(*limits.retry_seconds, chance)
+        self._keepalive_ms = limits.keepalive_ms
         self._from_zero = False
         self._had: dict[int, Mark] = {}  # by rank: the last batch before a stream that resumes
         self._has_heartbeats = False
@@ -141,7 +130,7 @@ class _GrpcFeeds:
         """Subscribes again and again, over one channel for as long as it works."""
         keepalive_ms = self._keepalive_ms
         self._began_at = self._began_at or asyncio.get_running_loop().time()
-        async with subscribing(self._source, keepalive_ms) as subscribe:
+        async with subscribing(self._source, keepalive_ms, self._limits) as subscribe:
             while keepalive_ms == self._keepalive_ms:
                 seconds = await self._stream(subscribe)
                 await asyncio.sleep(seconds)
@@ -179,10 +168,11 @@ class _GrpcFeeds:
 
     async def _begin(self, call: Any) -> None:
         try:
-            async with asyncio.timeout(SUBSCRIBE_SECONDS):
+            async with asyncio.timeout(self._limits.subscribe_seconds):
                 await call.wait_for_connection()
         except TimeoutError:
-            raise _Lost(f"no answer to the subscription in {SUBSCRIBE_SECONDS:g} s") from None
+            seconds = self._limits.subscribe_seconds
+            raise _Lost(f"no answer to the subscription in {seconds:g} s") from None
         self._from_zero = False
         self._has_heartbeats = False
         self._was_connected = True
@@ -191,7 +181,7 @@ class _GrpcFeeds:
     async def _read(self, call: Any) -> NoReturn:
         """Processes the stream's messages until it ends with an exception."""
         while True:
-            patience_seconds = HEARTBEAT_TIMEOUT_SECONDS if self._has_heartbeats else None
+            patience_seconds = self._limits.heartbeat_seconds if self._has_heartbeats else None
             try:
                 async with asyncio.timeout(patience_seconds):
                     raw = await call.read()
@@ -203,7 +193,7 @@ class _GrpcFeeds:
 
     async def _take(self, raw: bytes) -> None:
         try:
-            message = await _sliced(parsing(raw))
+            message = await _sliced(parsing(raw), self._limits.slice_seconds)
         except WireError:  # the next number shows which rank it was for
             await self.transports[0].hand(Malformed())
             return
@@ -226,7 +216,7 @@ class _GrpcFeeds:
 
     async def _batch(self, message: KvEventBatch) -> Batch:
         """Decodes a batch; TensorRT-LLM's batches show the size of a full block."""
-        events = await _sliced(decoding(message, self._full_block_size))
+        events = await _sliced(decoding(message, self._full_block_size), self._limits.slice_seconds)
         if self._source.service == "trtllm":
             sizes = (each.block_size for each in events.events if isinstance(each, BlocksStored))
             self._full_block_size = max(self._full_block_size, *sizes, 0)
@@ -248,11 +238,11 @@ class _GrpcFeeds:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             self._from_zero = True
             self._shared.tell(Refused(f"publishes no events: {words}"))
-            return REFUSED_SECONDS * (0.5 + self._chance())
+            return self._limits.refused_seconds * (0.5 + self._chance())
         if code in _STARTS_OVER:
             self._from_zero = True
         if _TOO_MANY_PINGS in words:
-            self._keepalive_ms = LONG_KEEPALIVE_INTERVAL_MS
+            self._keepalive_ms = self._limits.long_keepalive_ms
         not_connected = _NOT_CONNECTED.match(words)
         if not_connected is None:
             self._tell_lost(f"{code.name}: {words}")
@@ -265,14 +255,14 @@ class _GrpcFeeds:
     def _tell_lost(self, reason: str) -> None:
         """Reports that there is no connection; with a delay if there never was one."""
         since = asyncio.get_running_loop().time() - (self._began_at or 0.0)
-        if self._was_connected or since >= UNREACHED_SECONDS:
+        if self._was_connected or since >= self._limits.unreached_seconds:
             self._shared.tell(Disconnected(reason))
 
 
-async def _sliced(steps: Generator[None, None, Done]) -> Done:
+async def _sliced(steps: Generator[None, None, Done], slice_seconds: float) -> Done:
     """Runs steps in slices of time, so that other tasks can run, and returns the result."""
     loop = asyncio.get_running_loop()
-    slice_ends = loop.time() + SLICE_SECONDS
+    slice_ends = loop.time() + slice_seconds
     while True:
         try:
             next(steps)
@@ -281,12 +271,14 @@ async def _sliced(steps: Generator[None, None, Done]) -> Done:
             return done
         if loop.time() >= slice_ends:
             await asyncio.sleep(0)
-            slice_ends = loop.time() + SLICE_SECONDS
+            slice_ends = loop.time() + slice_seconds
 
 
-def grpc_transports(source: GrpcSource, chance: Callable[[], float]) -> list[RankTransport]:
+def grpc_transports(
+    source: GrpcSource, chance: Callable[[], float], limits: GrpcLimits = USUAL
+) -> list[RankTransport]:
     """Returns the transports of one worker's ranks, in order, over one stream.
 
     chance: 0 to 1, for the jitter of tries.
     """
-    return _GrpcFeeds(source, chance).transports
+    return _GrpcFeeds(source, chance, limits).transports

@@ -15,21 +15,10 @@ from typing import NamedTuple
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, EventBatch
 from kvstate.feeds.feed_sources import Recovery
+from kvstate.feeds.queue_limits import USUAL_QUEUE, QueueLimits
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused, Signal
 
 log = logging.getLogger("kvsteer.feed")
-
-# The most that is queued for a rank's subscriber, which applies about 10 MB a second.
-MAX_QUEUED_BYTES = 8 * 1024 * 1024
-MAX_QUEUED_SIGNALS = 1024
-# Signals returned at once, as by the ZMQ transport.
-MAX_SIGNALS = 64
-
-# A subscriber that does not read for this long is assumed to be dead.
-STALL_SECONDS = 10.0
-
-# The wait after an unexpected error.
-RETRY_SECONDS = 5.0
 
 # A broken server may name any number of ranks; at most this many are logged.
 MAX_UNKNOWN_RANKS = 64
@@ -48,11 +37,14 @@ class RankTransport:
     last_taken: the last batch that the rank's subscriber received, None before the first.
     """
 
-    def __init__(self, shared: "SharedConnection", recovery: Recovery) -> None:
+    def __init__(
+        self, shared: "SharedConnection", recovery: Recovery, limits: QueueLimits = USUAL_QUEUE
+    ) -> None:
         self.last_taken: Mark | None = None
         self.is_closed = False
         self._shared = shared
         self._recovery = recovery
+        self._limits = limits
         self._signals: deque[tuple[Signal, int]] = deque()
         self._queued_bytes = 0
         self._is_stalled = False
@@ -70,11 +62,11 @@ class RankTransport:
         return len(self._signals)
 
     async def receive(self) -> list[Signal]:
-        """Waits for signals, and returns up to `MAX_SIGNALS` of them."""
+        """Waits for signals, and returns up to `QueueLimits.signals_at_once` of them."""
         self._shared.start()
         await self._filled.wait()
         signals: list[Signal] = []
-        while self._signals and len(signals) < MAX_SIGNALS:
+        while self._signals and len(signals) < self._limits.signals_at_once:
             signal, size_bytes = self._signals.popleft()
             self._queued_bytes -= size_bytes
             signals.append(signal)
@@ -115,16 +107,18 @@ class RankTransport:
 
     @property
     def _is_full(self) -> bool:
-        return self.queued >= MAX_QUEUED_SIGNALS or self._queued_bytes >= MAX_QUEUED_BYTES
+        limits = self._limits
+        return self.queued >= limits.max_signals or self._queued_bytes >= limits.max_bytes
 
     async def _wait_for_room(self) -> None:
         self._room.clear()
         try:
-            async with asyncio.timeout(STALL_SECONDS):
+            async with asyncio.timeout(self._limits.stall_seconds):
                 await self._room.wait()
         except TimeoutError:
             self._is_stalled = True
-            log.warning("a feed has not been read for %g s: its batches are dropped", STALL_SECONDS)
+            told = "a feed has not been read for %g s: its batches are dropped"
+            log.warning(told, self._limits.stall_seconds)
 
     def _put(self, signal: Signal, size_bytes: int) -> None:
         self._signals.append((signal, size_bytes))
@@ -146,9 +140,15 @@ class SharedConnection:
     """
 
     def __init__(
-        self, name: str, ranks: int, recovery: Recovery, follow: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        ranks: int,
+        recovery: Recovery,
+        follow: Callable[[], Awaitable[None]],
+        limits: QueueLimits = USUAL_QUEUE,
     ) -> None:
-        self.transports = [RankTransport(self, recovery) for _ in range(ranks)]
+        self.transports = [RankTransport(self, recovery, limits) for _ in range(ranks)]
+        self._limits = limits
         self.unknown_ranks: set[int] = set()
         self._name = name
         self._follow = follow
@@ -191,4 +191,4 @@ class SharedConnection:
             except Exception:
                 log.exception("the connection to %s ends", self._name)
                 self.tell(Disconnected("an internal error, see the log"))
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(self._limits.retry_seconds)

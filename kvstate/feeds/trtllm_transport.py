@@ -20,15 +20,11 @@ from msgspec import Raw
 from kvstate.errors import WireError
 from kvstate.events import Batch
 from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.drain_limits import USUAL, DrainLimits
 from kvstate.feeds.feed_sources import DrainSource, Recovery
 from kvstate.feeds.shared_connection import RankTransport, SharedConnection
-from kvstate.feeds.transport import SLICE_SECONDS, Connected, Disconnected, Malformed, Refused
+from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused
 from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_event
-
-# Waits between drains: the shortest while events arrive, longer and longer while none do.
-DRAIN_SECONDS = (0.01, 0.5)
-RETRY_SECONDS = (0.1, 5.0)
-REFUSED_SECONDS = 60.0
 
 # Stamps differ from one drain to the next by at least this, however coarse the clock is.
 _CLOCK_STEP_SECONDS = 1e-6
@@ -41,6 +37,7 @@ def trtllm_events(
     ranks: int,
     clock: Callable[[], float],
     chance: Callable[[], float],
+    limits: DrainLimits = USUAL,
 ) -> list[RankTransport]:
     """Returns the transports of an engine's ranks, in order.
 
@@ -49,19 +46,27 @@ def trtllm_events(
     has no events (event_buffer_max_size is 0). clock: seconds since the epoch, because the events
     have no stamps. chance: 0 to 1, for jitter.
     """
-    return _Drained(drain, ranks, clock, chance).shared.transports
+    return _Drained(drain, ranks, clock, chance, limits).shared.transports
 
 
 class _Drained:
     def __init__(
-        self, drain: Drain, ranks: int, clock: Callable[[], float], chance: Callable[[], float]
+        self,
+        drain: Drain,
+        ranks: int,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+        limits: DrainLimits,
     ) -> None:
-        self.shared = SharedConnection("TensorRT-LLM", ranks, Recovery.QUEUED, self._follow)
+        self.shared = SharedConnection(
+            "TensorRT-LLM", ranks, Recovery.QUEUED, self._follow, limits.queue
+        )
+        self._limits = limits
         self._drain = drain
         self._clock = clock
         self._decoders = [RankDecoder() for _ in range(ranks)]
-        self._drains = Backoff(*DRAIN_SECONDS, chance)
-        self._retries = Backoff(*RETRY_SECONDS, chance)
+        self._drains = Backoff(*limits.drain_seconds, chance)
+        self._retries = Backoff(*limits.retry_seconds, chance)
         self._is_connected = False
         self._stamp = 0.0
         self._slice_ends = 0.0
@@ -83,7 +88,7 @@ class _Drained:
         except NotImplementedError as error:
             self._is_connected = False
             self.shared.tell(Refused(str(error) or "publishes no events"))
-            return REFUSED_SECONDS
+            return self._limits.refused_seconds
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, it may mend itself
             self._is_connected = False
             self.shared.tell(Disconnected(f"its events could not be read: {type(error).__name__}"))
@@ -103,7 +108,7 @@ class _Drained:
             now = asyncio.get_running_loop().time()
             if now >= self._slice_ends:  # an iterator with all its events ready never waits
                 await asyncio.sleep(0)
-                self._slice_ends = now + SLICE_SECONDS
+                self._slice_ends = now + self._limits.slice_seconds
 
     async def _hand(self, raw: bytes) -> None:
         try:
@@ -133,14 +138,6 @@ def _events(item: object) -> Iterator[bytes]:
             yield b""
 
 
-# Waits between polls: the shortest while events arrive, longer and longer while none do.
-POLL_SECONDS = (0.05, 0.5)
-
-CONNECT_SECONDS = 2.0
-# Releases up to 1.2 answer only after two seconds without an event, and drained events are lost if
-# the caller no longer waits.
-ANSWER_SECONDS = 30.0
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 65_536
 
 # The route, the method or the feature does not exist in this build.
@@ -161,15 +158,22 @@ class _Drain:
     """The feeds of one worker's ranks, polled together."""
 
     def __init__(
-        self, source: DrainSource, chance: Callable[[], float], clock: Callable[[], float]
+        self,
+        source: DrainSource,
+        chance: Callable[[], float],
+        clock: Callable[[], float],
+        limits: DrainLimits,
     ) -> None:
         self._url = f"{source.url}/kv_cache_events"
         self._chance = chance
         self._clock = clock
-        self._shared = SharedConnection(source.url, source.ranks, Recovery.QUEUED, self._follow)
+        self._limits = limits
+        self._shared = SharedConnection(
+            source.url, source.ranks, Recovery.QUEUED, self._follow, limits.queue
+        )
         self._decoders = [RankDecoder() for _ in range(source.ranks)]
-        self._polls = Backoff(*POLL_SECONDS, chance)
-        self._retries = Backoff(*RETRY_SECONDS, chance)
+        self._polls = Backoff(*limits.poll_seconds, chance)
+        self._retries = Backoff(*limits.retry_seconds, chance)
         self._is_connected = False
         self._drained_at = 0.0
 
@@ -180,7 +184,9 @@ class _Drain:
 
     async def _follow(self) -> None:
         self._is_connected = False
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, connect=CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(
+            total=self._limits.answer_seconds, connect=self._limits.connect_seconds
+        )
         async with aiohttp.ClientSession(
             timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
         ) as session:
@@ -195,7 +201,7 @@ class _Drain:
         except _Refusal as refusal:
             self._is_connected = False
             self._shared.tell(Refused(f"publishes no events: {refusal}"))
-            return REFUSED_SECONDS * (0.5 + self._chance())
+            return self._limits.refused_seconds * (0.5 + self._chance())
         except (aiohttp.ClientError, OSError, WireError, _Unusable) as error:
             self._is_connected = False
             self._shared.tell(Disconnected(_words(error)))
@@ -220,8 +226,8 @@ class _Drain:
             body = bytearray()
             async for piece in response.content.iter_chunked(_READ_BYTES):
                 body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise _Unusable(f"answer of more than {MAX_ANSWER_BYTES} bytes")
+                if len(body) > self._limits.max_answer_bytes:
+                    raise _Unusable(f"answer of more than {self._limits.max_answer_bytes} bytes")
         error = error_of(bytes(body))
         if error is not None:
             raise _Refusal(error)
@@ -231,12 +237,12 @@ class _Drain:
         """Passes each rank its events, a few at a time."""
         self._drained_at = max(self._clock(), self._drained_at + _CLOCK_STEP_SECONDS)
         loop = asyncio.get_running_loop()
-        slice_ends = loop.time() + SLICE_SECONDS
+        slice_ends = loop.time() + self._limits.slice_seconds
         for raw in events:
             await self._hand_one(raw)
             if loop.time() >= slice_ends:
                 await asyncio.sleep(0)
-                slice_ends = loop.time() + SLICE_SECONDS
+                slice_ends = loop.time() + self._limits.slice_seconds
 
     async def _hand_one(self, raw: Raw) -> None:
         try:
@@ -254,13 +260,14 @@ def drain_transports(
     source: DrainSource,
     chance: Callable[[], float],
     clock: Callable[[], float] = time.time,
+    limits: DrainLimits = USUAL,
 ) -> list[RankTransport]:
     """Returns the transports of one worker's ranks, in order, over one poller.
 
     chance: 0 to 1, for the jitter of tries and polls. clock: seconds since the epoch, because the
     events have no stamps.
     """
-    return _Drain(source, chance, clock).transports
+    return _Drain(source, chance, clock, limits).transports
 
 
 def _words(error: Exception) -> str:

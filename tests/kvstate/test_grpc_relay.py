@@ -12,10 +12,11 @@ import zmq.asyncio
 from msgspec.structs import replace
 
 from kvstate.events import Batch, BlocksStored, EngineLoad, EventBatch
-from kvstate.feeds import grpc_transport, shared_connection
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource
+from kvstate.feeds.grpc_limits import GrpcLimits
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
+from kvstate.feeds.queue_limits import QueueLimits
 from kvstate.feeds.transport import Connected, LoadReport, Refused
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt, Tokens
@@ -29,14 +30,8 @@ kv_relay = pytest.importorskip("smg_grpc_servicer.kv_relay", reason=WHY)
 common_pb2 = pytest.importorskip("smg_grpc_proto.generated.common_pb2", reason=WHY)
 
 
-@pytest.fixture(autouse=True)
-def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.001, 0.01))
-
-
-@pytest.fixture(autouse=True)
-def one_signal_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_connection, "MAX_SIGNALS", 1)
+# Retries at once, and hands out one signal at a time.
+HASTY = GrpcLimits(retry_seconds=(0.001, 0.01), queue=QueueLimits(signals_at_once=1))
 
 
 class Engine:
@@ -125,7 +120,7 @@ async def relayed(engine: Engine) -> AsyncIterator[GrpcSource]:
 async def followed(engine: Engine) -> AsyncIterator[FollowedWorkers]:
     async with relayed(engine) as source:
         fleet = FollowedWorkers(1, lambda: 0.0)
-        fleet.add("w", "m", grpc_transports(source, lambda: 0.5))
+        fleet.add("w", "m", grpc_transports(source, lambda: 0.5, HASTY))
         try:
             await engine.subscribed()
             yield fleet
@@ -202,7 +197,7 @@ async def test_relay_that_cannot_resume_is_asked_from_0() -> None:
     engine = Engine()
     async with relaying(engine) as port:
         source = GrpcSource(f"127.0.0.1:{port}", "vllm")
-        (transport,) = grpc_transports(source, lambda: 0.5)
+        (transport,) = grpc_transports(source, lambda: 0.5, HASTY)
         receiving = asyncio.create_task(received(transport, 2))
         await engine.subscribed()
         await engine.publish(frames(4, block(1)))
@@ -218,7 +213,7 @@ async def test_relay_that_cannot_resume_is_asked_from_0() -> None:
 async def test_undecodable_payload_hidden_by_the_relay_counts_as_a_lost_removal() -> None:
     engine = Engine()
     async with relayed(engine) as source:
-        (transport,) = grpc_transports(source, lambda: 0.5)
+        (transport,) = grpc_transports(source, lambda: 0.5, HASTY)
         receiving = asyncio.create_task(received(transport, 2))
         await engine.subscribed()
         await engine.publish([b"kv", (0).to_bytes(8, "big"), b"\xc1"])
@@ -230,7 +225,7 @@ async def test_undecodable_payload_hidden_by_the_relay_counts_as_a_lost_removal(
 async def test_engine_without_a_publisher_is_refused() -> None:
     engine = Engine(publishes=False)
     async with relayed(engine) as source:
-        (transport,) = grpc_transports(source, lambda: 0.5)
+        (transport,) = grpc_transports(source, lambda: 0.5, HASTY)
         (signal,) = await received(transport, 1)
         await transport.close()
     assert isinstance(signal, Refused)
@@ -240,7 +235,7 @@ async def test_load_is_received_beside_the_batches() -> None:
     engine = Engine()
     engine.load = common_pb2.EngineLoad(running_requests=3, token_usage=0.5)
     async with relayed(engine) as source:
-        (transport,) = grpc_transports(source, lambda: 0.5)
+        (transport,) = grpc_transports(source, lambda: 0.5, HASTY)
         receiving = asyncio.create_task(received(transport, 3))
         await engine.subscribed()
         await engine.publish(frames(0, block(1)))

@@ -3,6 +3,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,11 +11,12 @@ import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, EngineLoad, EventBatch
-from kvstate.feeds import grpc_transport, shared_connection
-from kvstate.feeds import grpc_transport as grpc_channel
+from kvstate.feeds import grpc_transport
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource, Recovery
+from kvstate.feeds.grpc_limits import GrpcLimits
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
+from kvstate.feeds.queue_limits import QueueLimits
 from kvstate.feeds.shared_connection import RankTransport
 from kvstate.feeds.transport import (
     Connected,
@@ -44,15 +46,10 @@ from tests.waiting import until
 IMPATIENT_SECONDS = 0.05
 
 
-@pytest.fixture(autouse=True)
-def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.001, 0.01))
-    monkeypatch.setattr(grpc_transport, "UNREACHED_SECONDS", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def one_signal_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_connection, "MAX_SIGNALS", 1)
+# Retries at once, and hands out one signal at a time.
+HASTY = GrpcLimits(
+    retry_seconds=(0.001, 0.01), unreached_seconds=0.0, queue=QueueLimits(signals_at_once=1)
+)
 
 
 @pytest.fixture
@@ -61,10 +58,15 @@ def publisher() -> GrpcPublisher:
 
 
 @asynccontextmanager
-async def following(port: int, ranks: int = 1, service: str = "vllm") -> AsyncIterator[Any]:
-    """The transports of a worker, or the transport itself if it has one rank."""
+async def following(
+    port: int, ranks: int = 1, service: str = "vllm", **limits: Any
+) -> AsyncIterator[Any]:
+    """The transports of a worker, or the transport itself if it has one rank.
+
+    limits: those in which the connection differs from `HASTY`.
+    """
     source = GrpcSource(f"127.0.0.1:{port}", service, ranks)
-    transports = grpc_transports(source, lambda: 0.5)
+    transports = grpc_transports(source, lambda: 0.5, replace(HASTY, **limits))
     try:
         yield transports[0] if ranks == 1 else transports
     finally:
@@ -173,13 +175,13 @@ async def test_publisher_with_other_content_is_asked_from_0(
     assert publisher.starts == [0, 2, 0]
 
 
-async def test_engine_without_events_is_refused_and_asked_again(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "REFUSED_SECONDS", IMPATIENT_SECONDS)
+async def test_engine_without_events_is_refused_and_asked_again(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(0))
     publisher.refusal = grpc.StatusCode.UNIMPLEMENTED, "not enabled"
-    async with serving(publisher) as port, following(port) as transport:
+    async with (
+        serving(publisher) as port,
+        following(port, refused_seconds=IMPATIENT_SECONDS) as transport,
+    ):
         assert await received(transport, 1) == [Refused("publishes no events: not enabled")]
         publisher.refusal = None
         signals = await received(transport, 2)
@@ -210,54 +212,54 @@ async def test_heartbeats_carry_load_and_no_number(publisher: GrpcPublisher) -> 
         ]
 
 
-async def test_missing_heartbeats_end_the_stream(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "HEARTBEAT_TIMEOUT_SECONDS", IMPATIENT_SECONDS)
+async def test_missing_heartbeats_end_the_stream(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(0, load=LoadRecord(load_only=True)))
-    async with serving(publisher) as port, following(port) as transport:
+    async with (
+        serving(publisher) as port,
+        following(port, heartbeat_seconds=IMPATIENT_SECONDS) as transport,
+    ):
         signals = await received(transport, 3)
     assert reasons(signals) == ["no heartbeat for 0.05 s"]
 
 
-async def test_subscription_without_an_answer_times_out(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
+async def test_subscription_without_an_answer_times_out(publisher: GrpcPublisher) -> None:
     publisher.answers = False
-    async with serving(publisher) as port, following(port) as transport:
+    async with (
+        serving(publisher) as port,
+        following(port, subscribe_seconds=IMPATIENT_SECONDS) as transport,
+    ):
         assert await ended(transport) == "no answer to the subscription in 0.05 s"
 
 
-async def test_subscription_to_a_silent_socket_times_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
-    async with relaying(lambda: None) as port, following(port) as transport:
+async def test_subscription_to_a_silent_socket_times_out() -> None:
+    async with (
+        relaying(lambda: None) as port,
+        following(port, subscribe_seconds=IMPATIENT_SECONDS) as transport,
+    ):
         assert await ended(transport) == "no answer to the subscription in 0.05 s"
 
 
-async def test_peer_that_vanishes_is_detected_by_pings(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 200)
-    monkeypatch.setattr(grpc_channel, "KEEPALIVE_TIMEOUT_MS", 200)
-    monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
+async def test_peer_that_vanishes_is_detected_by_pings(publisher: GrpcPublisher) -> None:
     patient = (("grpc.http2.max_ping_strikes", 0),)
     target: list[int | None] = []
     async with serving(publisher, options=patient) as port:
         target.append(port)
-        async with relaying(lambda: target[0]) as relayed, following(relayed) as transport:
+        async with (
+            relaying(lambda: target[0]) as relayed,
+            following(
+                relayed,
+                keepalive_ms=200,
+                keepalive_timeout_ms=200,
+                subscribe_seconds=IMPATIENT_SECONDS,
+            ) as transport,
+        ):
             assert await received(transport, 1) == [Connected()]
             target[0] = None
             assert await ended(transport) == "UNAVAILABLE: Stream removed (ping timeout)"
 
 
-async def test_connection_ended_for_too_many_pings_is_reopened(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 50)
-    async with serving(publisher) as port, following(port) as transport:
+async def test_connection_ended_for_too_many_pings_is_reopened(publisher: GrpcPublisher) -> None:
+    async with serving(publisher) as port, following(port, keepalive_ms=50) as transport:
         assert await received(transport, 1) == [Connected()]
         assert "oo many pings" in await ended(transport)
         assert await received(transport, 1) == [Connected()]
@@ -271,19 +273,16 @@ async def test_invalid_message_is_reported_as_malformed(publisher: GrpcPublisher
         assert await received(transport, 3) == [Connected(), Malformed(), *handed(batch(0))]
 
 
-async def test_message_beyond_the_limit_ends_the_stream(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_channel, "MAX_MESSAGE_BYTES", 1000)
+async def test_message_beyond_the_limit_ends_the_stream(publisher: GrpcPublisher) -> None:
     publisher.publish(batch(0, *(store(number) for number in range(1000))))
-    async with serving(publisher) as port, following(port) as transport:
+    async with serving(publisher) as port, following(port, max_message_bytes=1000) as transport:
         signals = await received(transport, 2)
     assert "RESOURCE_EXHAUSTED: " in reasons(signals)[0]
 
 
 async def test_returning_server_is_reconnected(publisher: GrpcPublisher) -> None:
     async with serving(publisher) as port:
-        transport = grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5)[0]
+        transport = grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5, HASTY)[0]
         assert await received(transport, 1) == [Connected()]
     assert reasons(await received(transport, 1))
     publisher.publish(batch(0))
@@ -305,14 +304,11 @@ async def test_receive_loses_no_signal_by_a_timeout(publisher: GrpcPublisher) ->
         assert await received(transport, 1) == handed(batch(0))
 
 
-async def test_large_batch_is_decoded_in_slices(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "SLICE_SECONDS", 0.0)
+async def test_large_batch_is_decoded_in_slices(publisher: GrpcPublisher) -> None:
     large = batch(0, *(store(number) for number in range(100)))
     publisher.publish(large)
     turns = 0
-    async with serving(publisher) as port, following(port) as transport:
+    async with serving(publisher) as port, following(port, slice_seconds=0.0) as transport:
         await received(transport, 1)
         while not transport.queued:
             await asyncio.sleep(0)
@@ -359,11 +355,11 @@ async def test_unforeseen_error_disconnects_and_the_stream_resumes(
         monkeypatch.undo()
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("kvstate.feeds.shared_connection.RETRY_SECONDS", 0.0)
+    queue = QueueLimits(retry_seconds=0.0)
     monkeypatch.setattr(grpc_transport, "decoding", broken)
     publisher.publish(batch(0))
     with caplog.at_level(logging.ERROR):
-        async with serving(publisher) as port, following(port) as transport:
+        async with serving(publisher) as port, following(port, queue=queue) as transport:
             signals = await received(transport, 2)
     assert reasons(signals) == ["an internal error, see the log"]
     assert "a bug" in caplog.text
@@ -373,7 +369,9 @@ async def test_feed_that_resumes_stays_certain(publisher: GrpcPublisher) -> None
     publisher.publish(batch(0, store(1)), batch(1, store(2, 1)))
     async with serving(publisher) as port:
         fleet = FollowedWorkers(1, lambda: 0.0)
-        fleet.add("w", "m", grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5))
+        fleet.add(
+            "w", "m", grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5, HASTY)
+        )
         await until(lambda: fleet.overlaps(chain(3)).get("w", None) is not None)
         await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 2)
         publisher.end()
@@ -423,18 +421,17 @@ async def relaying(target: Callable[[], int | None]) -> AsyncIterator[int]:
 async def test_unreached_server_is_connecting_with_a_short_reason() -> None:
     fleet = FollowedWorkers(1, lambda: 0.0)
     source = GrpcSource(f"127.0.0.1:{free_port()}", "vllm", 1)
-    fleet.add("w", "m", grpc_transports(source, lambda: 0.5))
+    fleet.add("w", "m", grpc_transports(source, lambda: 0.5, HASTY))
     await until(lambda: fleet.feeds("w")[0].reason == "cannot connect: Connection refused")
     assert fleet.state("w") is FeedState.CONNECTING
     await fleet.close()
 
 
 async def test_server_that_starts_late_is_connected_without_a_complaint(
-    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+    publisher: GrpcPublisher,
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "UNREACHED_SECONDS", 1000.0)
     port = free_port()
-    async with following(port) as transport:
+    async with following(port, unreached_seconds=1000.0) as transport:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await transport.receive()

@@ -4,11 +4,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from kvstate.bridge.bridge import Bridge, Subscription
 from kvstate.events import Batch, BlocksRemoved, BlocksStored, EventBatch
-from kvstate.feeds import trtllm_transport
+from kvstate.feeds.drain_limits import DrainLimits
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused, Signal
 from kvstate.feeds.trtllm_transport import trtllm_events
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
@@ -30,10 +28,11 @@ def stored(event_id: int, block_hash: int, **fields: Any) -> dict[str, Any]:
 class Llm:
     """Yields the items that it was given, or raises them, once each."""
 
-    def __init__(self, *drains: list[Any] | Exception, ranks: int = 1) -> None:
+    def __init__(self, *drains: list[Any] | Exception, ranks: int = 1, **limits: Any) -> None:
         self._drains = deque(drains)
         self._clock = 0.0
-        self.transports = trtllm_events(self.drain, ranks, self.clock, lambda: 0.0)
+        hasty = DrainLimits(**limits)
+        self.transports = trtllm_events(self.drain, ranks, self.clock, lambda: 0.0, hasty)
 
     def clock(self) -> float:
         return 7.0
@@ -136,11 +135,8 @@ async def test_idle_engine_is_connected() -> None:
     await llm.close()
 
 
-async def test_events_in_one_list_are_read_in_slices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(trtllm_transport, "SLICE_SECONDS", 0.0)
-    llm = Llm([created(number) for number in range(1_000)])
+async def test_events_in_one_list_are_read_in_slices() -> None:
+    llm = Llm([created(number) for number in range(1_000)], slice_seconds=0.0)
     turns = 0
 
     async def count() -> None:

@@ -1,15 +1,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from kvstate.events import Batch, EventBatch
-from kvstate.feeds import shared_connection, trtllm_transport
+from kvstate.feeds.drain_limits import DrainLimits
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import DrainSource, Recovery
+from kvstate.feeds.queue_limits import QueueLimits
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import FollowedWorkers
@@ -54,16 +56,13 @@ class Server:
         self.answer = web.Response(status=status, text=text, headers=headers)
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trtllm_transport, "POLL_SECONDS", (0.001, 0.002))
-    monkeypatch.setattr(trtllm_transport, "RETRY_SECONDS", (0.001, 0.002))
-    monkeypatch.setattr(trtllm_transport, "REFUSED_SECONDS", 0.002)
-
-
-@pytest.fixture(autouse=True)
-def one_signal_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_connection, "MAX_SIGNALS", 1)
+# Polls and tries at once, and hands out one signal at a time.
+HASTY = DrainLimits(
+    poll_seconds=(0.001, 0.002),
+    retry_seconds=(0.001, 0.002),
+    refused_seconds=0.002,
+    queue=QueueLimits(signals_at_once=1),
+)
 
 
 @pytest.fixture
@@ -88,10 +87,14 @@ async def serving(server: Server) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def following(server: Server, ranks: int = 1) -> AsyncIterator[Any]:
-    """The transports of a worker, or the transport itself if it has one rank."""
+async def following(server: Server, ranks: int = 1, **limits: Any) -> AsyncIterator[Any]:
+    """The transports of a worker, or the transport itself if it has one rank.
+
+    limits: those in which the drain differs from `HASTY`.
+    """
     async with serving(server) as url:
-        transports = drain_transports(DrainSource(url, ranks), lambda: 0.5, lambda: 7.0)
+        source, hasty = DrainSource(url, ranks), replace(HASTY, **limits)
+        transports = drain_transports(source, lambda: 0.5, lambda: 7.0, hasty)
         try:
             yield transports[0] if ranks == 1 else transports
         finally:
@@ -171,34 +174,32 @@ async def test_server_without_events_is_refused_and_asked_again(
     ],
 )
 async def test_unusable_answer_counts_as_a_lost_connection(
-    server: Server, monkeypatch: pytest.MonkeyPatch, status: int, text: str, reason: str
+    server: Server, status: int, text: str, reason: str
 ) -> None:
-    monkeypatch.setattr(trtllm_transport, "MAX_ANSWER_BYTES", 1000)
     server.says(status, text, Location="/elsewhere")
-    async with following(server) as transport:
+    async with following(server, max_answer_bytes=1000) as transport:
         assert (await received(transport, 1))[0] == Disconnected(reason)
 
 
 async def test_missing_server_is_reported_as_a_lost_connection(server: Server) -> None:
     async with serving(server) as url:
         pass
-    (transport,) = drain_transports(DrainSource(url), lambda: 0.5)
+    (transport,) = drain_transports(DrainSource(url), lambda: 0.5, limits=HASTY)
     (signal, *_) = await received(transport, 1)
     assert isinstance(signal, Disconnected)
     assert "Cannot connect" in signal.reason
     await transport.close()
 
 
-async def test_missing_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trtllm_transport, "ANSWER_SECONDS", 0.05)
-
+async def test_missing_answer_times_out() -> None:
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
 
     writers: list[asyncio.StreamWriter] = []
     listener = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    (transport,) = drain_transports(DrainSource(f"http://127.0.0.1:{port}"), lambda: 0.5)
+    source, limits = DrainSource(f"http://127.0.0.1:{port}"), replace(HASTY, answer_seconds=0.05)
+    (transport,) = drain_transports(source, lambda: 0.5, limits=limits)
     (signal, *_) = await received(transport, 1)
     await transport.close()
     listener.close()
@@ -219,7 +220,7 @@ async def test_idle_server_is_polled_without_further_signals(server: Server) -> 
 
 async def follow(url: str) -> FollowedWorkers:
     fleet = FollowedWorkers(1, lambda: 0.0)
-    fleet.add("w", "m", drain_transports(DrainSource(url), lambda: 0.5))
+    fleet.add("w", "m", drain_transports(DrainSource(url), lambda: 0.5, limits=HASTY))
     return fleet
 
 
@@ -230,11 +231,10 @@ def held(fleet: FollowedWorkers, prompt: Prompt) -> tuple[int, int]:
 
 
 async def test_long_drain_is_read_in_slices(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
-    monkeypatch.setattr(trtllm_transport, "SLICE_SECONDS", 0.0)
     server.queue = [created(number) for number in range(100)]
-    async with following(server) as transport:
+    async with following(server, slice_seconds=0.0) as transport:
         assert await received(transport, 1) == [Connected()]
         queued = set()
         while transport.queued < 100:

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstate.feeds.grpc_transport import MAX_MESSAGE_BYTES, SERVICES
+from kvstate.feeds.grpc_limits import USUAL
+from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
 from tests.kvstate.grpc_publisher import batch, store
 from tests.system.attacks.victim import MAX_HELD_SECONDS, MIB, running_victim
@@ -28,12 +29,12 @@ def _raw(number: int, *tokens: int, **fields: Any) -> bytes:
 
 def huge(_: int) -> Iterator[bytes]:
     """Batches of almost the longest message, each with one block that is too large."""
-    tokens = tuple(range(1_000_000, 1_000_000 + MAX_MESSAGE_BYTES // 4))
+    tokens = tuple(range(1_000_000, 1_000_000 + USUAL.max_message_bytes // 4))
     return (_raw(number, *tokens) for number in repeat(1))
 
 
 def too_long(_: int) -> Iterator[bytes]:
-    return repeat(bytes(MAX_MESSAGE_BYTES + 1))
+    return repeat(bytes(USUAL.max_message_bytes + 1))
 
 
 def empty_events(_: int) -> Iterator[bytes]:

@@ -10,10 +10,10 @@ import pytest
 
 from kvstate.bridge.bridge import Bridge, BridgeServer
 from kvstate.events import Batch, EventBatch
-from kvstate.feeds import grpc_transport
 from kvstate.feeds.feed import SNAPSHOT_LATE, FeedState
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
 from kvstate.feeds.feed_times import FeedTimes
+from kvstate.feeds.grpc_limits import GrpcLimits
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.transport import Connected, Disconnected, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
@@ -28,9 +28,7 @@ A, B, C = (1, 2, 3, 4), (1, 2, 9), (20, 21)
 PROBES = (A, B, C, (1, 2))
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.01, 0.05))
+SOON = GrpcLimits(retry_seconds=(0.01, 0.05))
 
 
 class BridgeBeside:
@@ -95,7 +93,7 @@ both = pytest.mark.parametrize("beside", [BridgeBeside, RelayBeside])
 @asynccontextmanager
 async def following(fault: str, engine: Engine, server: Beside) -> AsyncIterator[Watch]:
     """A router that follows an engine through a server from now on."""
-    (inner,) = grpc_transports(GrpcSource(server.target, "vllm"), lambda: 0.5)
+    (inner,) = grpc_transports(GrpcSource(server.target, "vllm"), lambda: 0.5, SOON)
     transport = Watched(inner)
     fleet = FollowedWorkers(0xC0FFEE, lambda: engine.clock, times=FeedTimes(quiet_seconds=0.1))
     fleet.add(WORKER, MODEL, [transport])
@@ -249,7 +247,7 @@ async def test_server_whose_snapshots_do_not_end_is_named_until_one_does() -> No
     async with serving(publisher) as port:
         fleet = FollowedWorkers(0xC0FFEE, lambda: 0.0, times=FeedTimes(snapshot_seconds=0.2))
         source = GrpcSource(f"127.0.0.1:{port}", "vllm")
-        fleet.add(WORKER, MODEL, grpc_transports(source, lambda: 0.5))
+        fleet.add(WORKER, MODEL, grpc_transports(source, lambda: 0.5, SOON))
         try:
             await until(lambda: SNAPSHOT_LATE in fleet.feeds(WORKER)[0].reason)
             assert fleet.state(WORKER) is FeedState.DEGRADED
