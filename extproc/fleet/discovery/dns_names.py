@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import dns.asyncresolver
 import dns.exception
@@ -14,18 +15,27 @@ from extproc.base.address import Address
 from extproc.config.schema import DnsName, FoundWorker
 from extproc.fleet.discovery.view import Sighting, SourceReport, worker_at
 
-# The time limit of one lookup, over all servers and tries.
-LOOKUP_SECONDS = 5.0
-
-# The shortest pause between two lookups, even if a zone allows no caching.
-LEAST_SECONDS = 1.0
-
-# Most workers of one name, and most names of an SRV record that are looked up at the same time.
-MAX_PLACES = 4_096
+# Most names of an SRV record that are looked up at the same time.
 AT_ONCE = 32
 
 # Noted if an answer has some of them. Clouds serve credentials at link-local addresses.
 LEFT_OUT = "addresses that are link-local, multicast, reserved or unspecified are left out"
+
+
+@dataclass(frozen=True, slots=True)
+class LookupLimits:
+    """How long lookups take, and how much they bring.
+
+    lookup_seconds: for one lookup, over all servers and tries. least_seconds: the shortest pause
+    between two lookups, even if a zone allows no caching. max_places: most workers of one name.
+    """
+
+    lookup_seconds: float = 5.0
+    least_seconds: float = 1.0
+    max_places: int = 4_096
+
+
+USUAL = LookupLimits()
 
 _Answer = tuple[list[tuple[str, int]], float]  # hosts and ports, time to live in seconds
 
@@ -45,8 +55,9 @@ class DnsNames:
     is one worker. A name that vanishes is a fault, and its last addresses stay.
     """
 
-    def __init__(self, options: DnsName) -> None:
+    def __init__(self, options: DnsName, limits: LookupLimits = USUAL) -> None:
         self.name = f"dns:{options.name}"
+        self._limits = limits
         self._options = options
 
     async def run(self, report: SourceReport) -> None:
@@ -66,7 +77,7 @@ class DnsNames:
                     raise _NoAddressError(self._options.name)
                 note = f"{self._options.name}: {LEFT_OUT}" if len(usable) < len(places) else ""
                 report.view(_workers_at(usable, self._options.worker), note)
-                pause = min(interval, max(LEAST_SECONDS, lifetime))
+                pause = min(interval, max(self._limits.least_seconds, lifetime))
             except _NoAddressError as error:
                 report.fault(f"{error} has no address now")
             except _TooManyError as error:
@@ -77,10 +88,10 @@ class DnsNames:
 
     async def _places(self, resolver: dns.asyncresolver.Resolver) -> _Answer:
         if not self._options.srv:
-            hosts, lifetime = await _addresses(resolver, self._options.name)
+            hosts, lifetime = await self._addresses(resolver, self._options.name)
             self._refuse_more(len(hosts))
             return [(host, self._options.worker.port) for host in hosts], lifetime
-        answer = await _lookup(resolver, self._options.name, dns.rdatatype.SRV)
+        answer = await self._lookup(resolver, self._options.name, dns.rdatatype.SRV)
         if answer is None:
             raise _NoAddressError(self._options.name)
         # a target of "." says that the service is not there (RFC 2782)
@@ -92,7 +103,7 @@ class DnsNames:
         lifetimes = [float(answer.rrset.ttl if answer.rrset else 0)]
         for start in range(0, len(targets), AT_ONCE):
             some = targets[start : start + AT_ONCE]
-            found = await asyncio.gather(*(_addresses(resolver, target) for target, _ in some))
+            found = await asyncio.gather(*(self._addresses(resolver, target) for target, _ in some))
             for (_, port), (hosts, lifetime) in zip(some, found, strict=True):
                 places += [(host, port) for host in hosts]
                 lifetimes.append(lifetime)
@@ -100,13 +111,39 @@ class DnsNames:
         return places, min(lifetimes)
 
     def _refuse_more(self, count: int) -> None:
-        """Refuses an answer with more than `MAX_PLACES`; the last addresses stay.
+        """Refuses an answer with more than `LookupLimits.max_places`; the last addresses stay.
 
         Raises:
             _TooManyError: it has more.
         """
-        if count > MAX_PLACES:
-            raise _TooManyError(f"{self._options.name} has more than {MAX_PLACES} addresses")
+        most = self._limits.max_places
+        if count > most:
+            raise _TooManyError(f"{self._options.name} has more than {most} addresses")
+
+    async def _addresses(
+        self, resolver: dns.asyncresolver.Resolver, name: str
+    ) -> tuple[list[str], float]:
+        for kind in (dns.rdatatype.A, dns.rdatatype.AAAA):
+            answer = await self._lookup(resolver, name, kind)
+            if answer is not None and answer.rrset:
+                return sorted(one.to_text() for one in answer), float(answer.rrset.ttl)
+        raise _NoAddressError(name)
+
+    async def _lookup(
+        self, resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
+    ) -> dns.resolver.Answer | None:
+        """Returns the records of a kind, None if the name has none; raises on other failures."""
+        try:
+            answer = await resolver.resolve(
+                name,
+                kind,
+                raise_on_no_answer=False,
+                lifetime=self._limits.lookup_seconds,
+                search=True,
+            )
+        except dns.resolver.NXDOMAIN:
+            return None
+        return answer if answer.rrset else None
 
 
 def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
@@ -117,27 +154,6 @@ def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
     resolver.nameservers = [place.host]
     resolver.port = place.port
     return resolver
-
-
-async def _addresses(resolver: dns.asyncresolver.Resolver, name: str) -> tuple[list[str], float]:
-    for kind in (dns.rdatatype.A, dns.rdatatype.AAAA):
-        answer = await _lookup(resolver, name, kind)
-        if answer is not None and answer.rrset:
-            return sorted(one.to_text() for one in answer), float(answer.rrset.ttl)
-    raise _NoAddressError(name)
-
-
-async def _lookup(
-    resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
-) -> dns.resolver.Answer | None:
-    """Returns the records of a kind, None if the name has none; raises on other failures."""
-    try:
-        answer = await resolver.resolve(
-            name, kind, raise_on_no_answer=False, lifetime=LOOKUP_SECONDS, search=True
-        )
-    except dns.resolver.NXDOMAIN:
-        return None
-    return answer if answer.rrset else None
 
 
 def _may_be_a_worker(host: str) -> bool:

@@ -6,9 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from extproc.fleet.discovery import kubernetes
+from extproc.fleet.discovery import api_access
 from tests.extproc.fleet.discovery.api_server import ApiServer, api_server, pod
 from tests.extproc.fleet.discovery.following import following
 from tests.extproc.fleet.discovery.test_kubernetes import pods, pool
@@ -78,12 +76,6 @@ def expiring(seconds: float) -> dict[str, str]:
     return {"expirationTimestamp": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(kubernetes, "LAST_WAIT_SECONDS", 0.05)
-
-
 async def watch_anew(api: ApiServer) -> None:
     """Ends the watch, and waits for the next one."""
     asked = len(api.asked)
@@ -109,7 +101,7 @@ async def test_refused_token_is_renewed(tmp_path: Path) -> None:
 
 async def test_expiring_token_is_renewed_before_its_end(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    command.gives(**expiring(kubernetes.EARLY.total_seconds() - 5))
+    command.gives(**expiring(api_access.EARLY.total_seconds() - 5))
     async with api_server(tmp_path, command.user) as (api, kubeconfig):
         api.lets_in = "token-2"
         async with following(pods(kubeconfig)) as seen:
@@ -160,16 +152,15 @@ async def test_failing_token_command_is_a_fault_until_it_succeeds(tmp_path: Path
             await until(lambda: not seen.fault and api.watches == 1)
 
 
-async def test_hanging_token_command_runs_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_token_command_runs_once(tmp_path: Path) -> None:
     command = Command(tmp_path)
     async with api_server(tmp_path, command.user) as (api, kubeconfig):
         api.lets_in = "token-1"
-        async with following(pods(kubeconfig)) as seen:
+        source = pods(kubeconfig)
+        async with following(source) as seen:
             await until(lambda: api.watches == 1)
             command.hangs()
-            monkeypatch.setattr(kubernetes, "COMMAND_SECONDS", 0.05)
+            source.access.command_seconds = 0.05
             api.lets_in = "token-3"
             api.end_watches()
             await until(lambda: len(seen.faults) > 5)

@@ -1,32 +1,36 @@
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
+import dns.asyncresolver
 import dns.rcode
 import dns.resolver
 import pytest
 
 from extproc.config.schema import DnsName, FoundWorker
-from extproc.fleet.discovery import dns_names
-from extproc.fleet.discovery.dns_names import LEFT_OUT, DnsNames
+from extproc.fleet.discovery.dns_names import LEFT_OUT, DnsNames, LookupLimits
 from tests.extproc.fleet.discovery.dns_server import DnsServer, dns_server
 from tests.extproc.fleet.discovery.following import following
 from tests.waiting import until
 
 NAME = "vllm.example"
+HASTY = LookupLimits(least_seconds=0.02, lookup_seconds=1.0)
 
 
 @pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DnsServer]:
-    monkeypatch.setattr(dns_names, "LEAST_SECONDS", 0.02)
-    monkeypatch.setattr(dns_names, "LOOKUP_SECONDS", 1.0)
+async def server() -> AsyncIterator[DnsServer]:
     async with dns_server() as one:
         one.ttl = 0
         yield one
 
 
-def source(server: DnsServer, *, srv: bool = False, name: str = NAME) -> DnsNames:
+def source(server: DnsServer, *, srv: bool = False, name: str = NAME, **limits: Any) -> DnsNames:
+    """A source that looks again at once; limits: those in which it differs from `HASTY`."""
     worker = FoundWorker(port=8000, events="auto")
-    return DnsNames(DnsName(name, srv=srv, nameserver=server.address, worker=worker))
+    return DnsNames(
+        DnsName(name, srv=srv, nameserver=server.address, worker=worker), replace(HASTY, **limits)
+    )
 
 
 async def test_dns_names_follow_every_address(server: DnsServer) -> None:
@@ -60,15 +64,14 @@ async def test_dns_names_read_hosts_and_ports_of_service_records(server: DnsServ
 
 @pytest.mark.parametrize("srv", [False, True])
 async def test_dns_names_take_too_many_addresses_for_a_fault_and_keep_the_last(
-    server: DnsServer, monkeypatch: pytest.MonkeyPatch, *, srv: bool
+    server: DnsServer, *, srv: bool
 ) -> None:
-    monkeypatch.setattr(dns_names, "MAX_PLACES", 3)
     hosts = [f"h{number}.example" for number in range(2)]
     addresses = [f"10.0.0.{number}" for number in range(2)]
     server.records = {(host, "A"): addresses[:1] for host in hosts}
     server.records[NAME, "A"] = addresses[:1]
     server.records[NAME, "SRV"] = [f"0 0 8000 {host}." for host in hosts]
-    async with following(source(server, srv=srv)) as seen:
+    async with following(source(server, srv=srv, max_places=3)) as seen:
         await until(lambda: seen.endpoints == ["10.0.0.0:8000"])
         for name in (*hosts, NAME):
             server.records[name, "A"] = [f"10.0.1.{number}" for number in range(2 if srv else 4)]
@@ -99,12 +102,11 @@ async def test_alias_is_followed_and_a_cycle_of_aliases_is_a_fault(server: DnsSe
 
 
 async def test_answers_without_a_lifetime_are_asked_for_no_sooner_than_the_least_pause(
-    server: DnsServer, monkeypatch: pytest.MonkeyPatch
+    server: DnsServer,
 ) -> None:
-    monkeypatch.setattr(dns_names, "LEAST_SECONDS", 0.2)
     server.records = {(NAME, "A"): ["10.0.0.1"]}
     began = time.monotonic()
-    async with following(source(server)) as seen:
+    async with following(source(server, least_seconds=0.2)) as seen:
         await until(lambda: seen.views > 0)
         server.records = {(NAME, "A"): ["10.0.0.2"]}
         await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
@@ -167,10 +169,10 @@ async def test_dns_names_take_a_silent_server_for_a_fault(server: DnsServer) -> 
 async def test_dns_names_take_a_host_without_a_name_server_for_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def unknown(_: object) -> None:
+    def unknown(*_: object, **_options: object) -> None:
         raise dns.resolver.NoResolverConfiguration
 
-    monkeypatch.setattr(dns_names, "_resolver", unknown)
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", unknown)
     async with following(DnsNames(DnsName(NAME))) as seen:
         await until(lambda: bool(seen.faults))
         assert seen.fault.startswith("vllm.example: no name server is known: ")

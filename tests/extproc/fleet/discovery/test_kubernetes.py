@@ -5,6 +5,7 @@ import functools
 import logging
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 from extproc.base.errors import StartError
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.fleet.discovery import kubernetes
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.discovery.kubernetes import KubernetesPods
+from extproc.fleet.discovery.list_watch import USUAL, WatchLimits
 from extproc.fleet.discovery.pods import PAGE
 from extproc.fleet.discovery.view import Fleet
 from kvstate.feeds.backoff import Backoff
@@ -23,13 +24,11 @@ from tests.extproc.fleet.discovery.api_server import NAMESPACE, ApiServer, api_s
 from tests.extproc.fleet.discovery.following import Seen, following
 from tests.waiting import until
 
+HASTY = WatchLimits(wait_seconds=(0.01, 0.05))
+
 
 @pytest.fixture
-async def server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[ApiServer, str]]:
-    monkeypatch.setattr(kubernetes, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(kubernetes, "LAST_WAIT_SECONDS", 0.05)
+async def server(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, str]]:
     async with api_server(tmp_path) as one:
         yield one
 
@@ -39,10 +38,11 @@ def config(kubeconfig: str, which: str = "selector: app=vllm") -> Config:
     return parse(f"models: [{{name: a}}]\ndiscovery: {{kubernetes: {options}}}", "c")
 
 
-def pods(kubeconfig: str, which: str = "selector: app=vllm") -> KubernetesPods:
+def pods(kubeconfig: str, which: str = "selector: app=vllm", **limits: Any) -> KubernetesPods:
+    """A source that tries again at once; limits: those in which it differs from `HASTY`."""
     made = config(kubeconfig, which)
     assert made.discovery.kubernetes is not None
-    return KubernetesPods(made.discovery.kubernetes, made)
+    return KubernetesPods(made.discovery.kubernetes, made, replace(HASTY, **limits))
 
 
 @contextlib.asynccontextmanager
@@ -117,13 +117,10 @@ async def test_page_beyond_the_requested_size_is_a_fault(
         assert seen.endpoints is None
 
 
-async def test_endless_list_is_a_fault(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes, "MAX_PAGES", 5)
+async def test_endless_list_is_a_fault(server: tuple[ApiServer, str]) -> None:
     api, kubeconfig = server
     api.lists_without_end = True
-    async with following(pods(kubeconfig)) as seen:
+    async with following(pods(kubeconfig, max_pages=5)) as seen:
         await until(lambda: seen.fault == "a list has more than 5 pages")
 
 
@@ -176,13 +173,11 @@ async def test_expired_version_is_listed_again(
         assert api.lists() == 2
 
 
-async def test_expired_version_is_listed_again_at_once(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes, "FIRST_WAIT_SECONDS", 3600.0)
-    monkeypatch.setattr(kubernetes, "LIST_HELPS_SECONDS", 0.0)
+async def test_expired_version_is_listed_again_at_once(server: tuple[ApiServer, str]) -> None:
     api, kubeconfig = server
-    async with following(pods(kubeconfig)) as seen:
+    async with following(
+        pods(kubeconfig, wait_seconds=(3600.0, 3600.0), list_helps_seconds=0.0)
+    ) as seen:
         await until(lambda: api.watches == 1)
         api.pods["two"] = pod("two", "10.0.0.2")
         gone = {"kind": "Status", "code": 410, "reason": "Expired"}
@@ -263,8 +258,8 @@ async def test_hung_server_and_its_return_are_noticed_within_seconds(
     async with api_server(tmp_path) as (api, kubeconfig), following(pods(kubeconfig)):
         await until(lambda: api.watches == 1)
         limit = float(api.asked[-1]["timeoutSeconds"])
-    assert limit + kubernetes.PATIENCE_SECONDS <= 15
-    assert 1.5 * kubernetes.LAST_WAIT_SECONDS + kubernetes.CONNECT_SECONDS <= 15
+    assert limit + USUAL.patience_seconds <= 15
+    assert 1.5 * USUAL.wait_seconds[1] + USUAL.connect_seconds <= 15
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
@@ -278,24 +273,19 @@ async def test_refusal_is_a_fault_until_it_ends(server: tuple[ApiServer, str], s
         await until(lambda: seen.endpoints == ["10.0.0.1:8000"])
 
 
-async def test_silent_server_is_a_fault(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_server_is_a_fault(server: tuple[ApiServer, str]) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(kubernetes, "LIST_SECONDS", 0.2)
     api.hang()
-    async with following(pods(kubeconfig)) as seen:
+    async with following(pods(kubeconfig, list_seconds=0.2)) as seen:
         await until(lambda: "it said nothing in time" in seen.fault)
 
 
 async def test_hanging_watch_is_a_fault_until_the_server_continues(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+    server: tuple[ApiServer, str],
 ) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(kubernetes, "WATCH_SECONDS", 1)
-    monkeypatch.setattr(kubernetes, "PATIENCE_SECONDS", 1.0)
     api.put("pods", pod("one"))
-    async with following(pods(kubeconfig)) as seen:
+    async with following(pods(kubeconfig, watch_seconds=1, patience_seconds=1.0)) as seen:
         await until(lambda: api.watches == 1)
         api.hang()
         await until(lambda: "it said nothing in time" in seen.fault)
@@ -306,12 +296,11 @@ async def test_hanging_watch_is_a_fault_until_the_server_continues(
 
 
 async def test_watch_that_reaches_its_limit_continues_without_a_fault_or_a_list(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+    server: tuple[ApiServer, str],
 ) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(kubernetes, "WATCH_SECONDS", 1)
     api.put("pods", pod("one"))
-    async with following(pods(kubeconfig)) as seen:
+    async with following(pods(kubeconfig, watch_seconds=1)) as seen:
         await until(lambda: sum("watch" in query for query in api.asked) > 2)
         assert (api.lists(), seen.endpoints, seen.faults) == (1, ["10.0.0.1:8000"], [])
 
@@ -319,13 +308,10 @@ async def test_watch_that_reaches_its_limit_continues_without_a_fault_or_a_list(
 @pytest.mark.parametrize(
     "data", [b"no event\n", b"[]\n", b'{"type": "ERROR", "object": {"code": 500}}\n', b"x" * 5000]
 )
-async def test_malformed_watch_event_is_a_fault(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch, data: bytes
-) -> None:
-    monkeypatch.setattr(kubernetes, "MAX_LINE_BYTES", 4096)
+async def test_malformed_watch_event_is_a_fault(server: tuple[ApiServer, str], data: bytes) -> None:
     api, kubeconfig = server
     api.put("pods", pod("one"))
-    async with following(pods(kubeconfig)) as seen:
+    async with following(pods(kubeconfig, max_line_bytes=4096)) as seen:
         await until(lambda: api.watches == 1)
         api.send("pods", data)
         await until(lambda: len(seen.faults) == 1)
@@ -335,12 +321,11 @@ async def test_malformed_watch_event_is_a_fault(
 
 
 async def test_pods_beyond_the_limit_are_a_fault_until_they_are_fewer(
-    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+    server: tuple[ApiServer, str],
 ) -> None:
-    monkeypatch.setattr(kubernetes, "MAX_THINGS", 1)
     api, kubeconfig = server
     api.put("pods", pod("one", "10.0.0.1"))
-    async with following(pods(kubeconfig)) as seen:
+    async with following(pods(kubeconfig, max_things=1)) as seen:
         await until(lambda: api.watches == 1)
         api.put("pods", pod("two", "10.0.0.2"))
         await until(lambda: seen.faults.count("there are more than 1 objects") > 1)
