@@ -11,6 +11,7 @@ from collections.abc import Callable
 import aiohttp
 
 from extproc.base.engine import SGLANG, VLLM, Engine
+from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
 from extproc.fleet.identity import (
     EngineAnswer,
@@ -38,14 +39,6 @@ MODELS = "/v1/models"
 METRICS = "/metrics"
 VERSION = ("/version",)
 SERVER_INFO = ("/server_info", "/get_server_info")
-
-# When a worker is asked again, and the pauses while its engine is unknown: the first, and the
-# longest.
-AGAIN_SECONDS = 300.0
-RETRY_SECONDS = (1.0, 30.0)
-
-# Shortest time between two questions to a worker, however often it loses its cache.
-LEAST_SECONDS = 1.0
 
 # The limit for all answers of one worker; each one has `TIMEOUT_SECONDS`.
 ALL_SECONDS = 12.0
@@ -76,13 +69,20 @@ class Identifying:
     """
 
     def __init__(
-        self, table: Table, chance: Callable[[], float], monotonic: Callable[[], float]
+        self,
+        table: Table,
+        chance: Callable[[], float],
+        monotonic: Callable[[], float],
+        times: AskingTimes = USUAL,
     ) -> None:
+        self._times = times
         self._table = table
         self._chance = chance
         self._monotonic = monotonic
         self._watchers: list[Callable[[str], None]] = []
-        self.question = Question("engine", asyncio.Semaphore(MAX_QUESTIONS), AGAIN_SECONDS)
+        self.question = Question(
+            "engine", asyncio.Semaphore(MAX_QUESTIONS), times.engine_again_seconds
+        )
         self.look = Look(self._look, "workers that came back could not be asked for their engine")
 
     def watch(self, changed: Callable[[str], None]) -> None:
@@ -108,26 +108,27 @@ class Identifying:
 
     async def ask(self, client: Client, worker: Worker) -> float:
         """Asks a worker once; returns the seconds until it is asked again."""
+        least = self._times.engine_least_seconds
         asked, now, endpoint = worker.questioned_engine, self._monotonic(), worker.endpoint
-        if now - asked.at < LEAST_SECONDS:
-            return LEAST_SECONDS - (now - asked.at)
+        if now - asked.at < least:
+            return least - (now - asked.at)
         asked.at = now
         if asked.retries is None:
-            asked.retries = Backoff(*RETRY_SECONDS, self._chance)
+            asked.retries = Backoff(*self._times.engine_retry_seconds, self._chance)
         try:
             async with asyncio.timeout(ALL_SECONDS):
                 told = await ask_engine(client, endpoint)
         except FAILURES as error:
             self._take_silence(worker, in_words(error))
-            return max(LEAST_SECONDS, asked.retries.next_seconds())
+            return max(least, asked.retries.next_seconds())
         if self._table.has(worker) and worker.endpoint == endpoint:
             said = worker.engine_answer.drafts if told.drafts is None else told.drafts
             worker.identify(told._replace(drafts=said))
             self._note(worker)
         if told.engine is None:
-            return max(LEAST_SECONDS, asked.retries.next_seconds())
+            return max(least, asked.retries.next_seconds())
         asked.retries.reset()
-        return AGAIN_SECONDS * (0.9 + 0.2 * self._chance())
+        return self._times.engine_again_seconds * (0.9 + 0.2 * self._chance())
 
     def _take_silence(self, worker: Worker, why: str) -> None:
         if worker.engine_answer.engine is None and self._table.has(worker):

@@ -16,7 +16,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.config import schema
-from extproc.fleet.polling import TIMEOUT_SECONDS, Client, Question
+from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.polling import Client, Question
 from extproc.fleet.record import Table, Worker
 from extproc.proof.golden import (
     MAX_ANSWER_BYTES,
@@ -47,24 +48,7 @@ from kvstate.overlap import Tokens
 
 log = logging.getLogger("kvsteer.tokens")
 
-# When a worker is asked again: after an answer, after different tokens, and after no answer.
-AGAIN_SECONDS = 300.0
-AGAIN_WHILE_DIFFERENT_SECONDS = 10.0
-RETRY_SECONDS = (1.0, 30.0)
-
-# Asking one worker takes about 7 ms of CPU. So the first questions are spread over this time for
-# each worker of the fleet, and later pauses take at least this long for each worker.
-FIRST_SECONDS_A_WORKER = 0.02
-AGAIN_SECONDS_A_WORKER = 0.7
-AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER = 0.15
-
-# Shortest time between questions, however often a worker loses its cache.
-LEAST_SECONDS = 2.0
-
-# The pause until the next try while a worker's model is unknown.
-UNKNOWN_SECONDS = 1.0
-
-# The limit for all golden requests of one worker; each one has `TIMEOUT_SECONDS`.
+# The limit for all golden requests of one worker.
 ALL_SECONDS = 30.0
 
 # Workers that are asked at the same time.
@@ -96,7 +80,9 @@ class Verifying:
         chance: Callable[[], float],
         monotonic: Callable[[], float],
         dialect_of: Callable[[Worker], Dialect | None] = lambda _: None,
+        times: AskingTimes = USUAL,
     ) -> None:
+        self._times = times
         self._table = table
         self._models = models
         self._dialect_of = dialect_of
@@ -111,7 +97,7 @@ class Verifying:
         self._monotonic = monotonic
         self._own_tokens: dict[str, tuple[float, Sequence[Golden], list[Tokens | str]]] = {}
         self._logged: dict[str, set[tuple[object, ...]]] = {}
-        self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), AGAIN_SECONDS)
+        self.question = Question("tokens", asyncio.Semaphore(AT_ONCE), times.tokens_again_seconds)
 
     @property
     def is_needed(self) -> bool:
@@ -137,16 +123,17 @@ class Verifying:
         """Asks a worker once; returns the seconds until it is asked again."""
         model, questioned, now = self._model_of(worker), worker.questioned, self._monotonic()
         if model is None:
-            return UNKNOWN_SECONDS
+            return self._times.tokens_unknown_seconds
         self.expect(worker)
         encoder = self.encoders.get(model)
         if encoder is None:
-            return AGAIN_SECONDS
-        if now - questioned.at < LEAST_SECONDS:
-            return LEAST_SECONDS - (now - questioned.at)
+            return self._times.tokens_again_seconds
+        least = self._times.tokens_least_seconds
+        if now - questioned.at < least:
+            return least - (now - questioned.at)
         questioned.at = now
         if questioned.retries is None:
-            questioned.retries = Backoff(*RETRY_SECONDS, self._chance)
+            questioned.retries = Backoff(*self._times.tokens_retry_seconds, self._chance)
         try:
             async with asyncio.timeout(ALL_SECONDS):
                 found = await self._compared(client, worker, model, encoder)
@@ -155,7 +142,7 @@ class Verifying:
         except (TokenizerSilentError, TimeoutError) as error:
             why = str(error) or "it takes too long to answer"
             self._proofs.uncompared(worker, why, for_now=True)
-            return max(LEAST_SECONDS, questioned.retries.next_seconds())
+            return max(least, questioned.retries.next_seconds())
         else:
             self._take(worker, model, found)
         questioned.retries.reset()
@@ -163,13 +150,30 @@ class Verifying:
 
     def first_seconds(self) -> float:
         """Returns the seconds until a worker is asked the first time."""
-        return FIRST_SECONDS_A_WORKER * len(self._table) * self._chance()
+        return self._times.tokens_first_spread_seconds * len(self._table) * self._chance()
 
     def _pause_after(self, proof: TokenProof) -> float:
-        least, a_worker = AGAIN_SECONDS, AGAIN_SECONDS_A_WORKER
+        times = self._times
+        least, a_worker = times.tokens_again_seconds, times.tokens_again_spread_seconds
         if proof.refuted:
-            least, a_worker = AGAIN_WHILE_DIFFERENT_SECONDS, AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER
+            least, a_worker = times.tokens_different_seconds, times.tokens_different_spread_seconds
         return max(least, a_worker * len(self._table)) * (0.9 + 0.2 * self._chance())
+
+    async def _post(
+        self, client: Client, endpoint: str, asked: bytes, path: str = PATH
+    ) -> tuple[int, bytes]:
+        """Asks a worker one question.
+
+        Raises:
+            TokenizerSilentError: it does not answer.
+        """
+        seconds = self._times.tokens_answer_seconds
+        try:
+            return await client.post(endpoint, path, asked, seconds, MAX_ANSWER_BYTES + 1)
+        except TimeoutError:
+            raise TokenizerSilentError(f"no answer to {path} within {seconds:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise TokenizerSilentError(f"{path}: {type(error).__name__}") from None
 
     async def _compared(
         self, client: Client, worker: Worker, model: str, encoder: FormEncoder
@@ -179,7 +183,9 @@ class Verifying:
         for _ in range(2):
             here = await self._ours_of(model, encoder, golden)
             here = _without_own(self._dialect_of(worker), golden, here)
-            there = await tokens_there(lambda asked: _post(client, worker.endpoint, asked), None)
+            there = await tokens_there(
+                lambda asked: self._post(client, worker.endpoint, asked), None
+            )
             found = comparison(golden_tokens(encoder, golden, here, there), encoder.text_of)
             found.forms.update(await self._compared_by_release(client, worker, model, encoder))
             if worker.proof.agrees(found):
@@ -213,7 +219,7 @@ class Verifying:
         here = await asyncio.to_thread(own_prompts, encoder, dialect, known)
 
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
-            return await _post(client, worker.endpoint, body, path)
+            return await self._post(client, worker.endpoint, body, path)
 
         told = []
         for own in here:
@@ -354,20 +360,6 @@ def _without_own(
         "unsupported_tools" if asked.forms & TOOLS else one
         for asked, one in zip(golden, here, strict=True)
     ]
-
-
-async def _post(client: Client, endpoint: str, asked: bytes, path: str = PATH) -> tuple[int, bytes]:
-    """Asks a worker one question.
-
-    Raises:
-        TokenizerSilentError: it does not answer.
-    """
-    try:
-        return await client.post(endpoint, path, asked, TIMEOUT_SECONDS, MAX_ANSWER_BYTES + 1)
-    except TimeoutError:
-        raise TokenizerSilentError(f"no answer to {path} within {TIMEOUT_SECONDS:g} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise TokenizerSilentError(f"{path}: {type(error).__name__}") from None
 
 
 class VerifiedCollector(Collector):

@@ -100,11 +100,12 @@ class Workers:
             chance,
             monotonic,
             candidates.dialect_of,
+            times,
         )
         self._learning = Learning(
             config.models, self._note_learned, chance, times.model_retry_seconds
         )
-        self.identifying = Identifying(table, chance, monotonic)
+        self.identifying = Identifying(table, chance, monotonic, times)
         self.questions = Questions(
             config,
             table,

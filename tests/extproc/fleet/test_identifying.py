@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from extproc.base.engine import Engine, Release
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerEngine, WorkerSettings
 from extproc.fleet import identifying
+from extproc.fleet.asking_times import AskingTimes
 from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.record import Worker as Record
 from extproc.fleet.workers import Workers
@@ -24,19 +26,19 @@ from tests.waiting import until
 NEVER = 3600.0
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries come soon, and regular questions never."""
-    monkeypatch.setattr(identifying, "RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(identifying, "LEAST_SECONDS", 0.01)
-    monkeypatch.setattr(identifying, "AGAIN_SECONDS", NEVER)
+# Retries come soon, and regular questions never.
+HASTY = AskingTimes(
+    engine_retry_seconds=(0.02, 0.02), engine_least_seconds=0.01, engine_again_seconds=NEVER
+)
 
 
 @contextlib.asynccontextmanager
-async def followed(endpoint: str, more: str = "") -> AsyncIterator[tuple[Workers, Record]]:
+async def followed(
+    endpoint: str, more: str = "", times: AskingTimes = HASTY
+) -> AsyncIterator[tuple[Workers, Record]]:
     """A fleet of one worker."""
     text = f"models: [{{name: tiny}}]\nworkers: [{{endpoint: '{endpoint}'{more}}}]"
-    one = Workers(parse(text, "c"), FollowedWorkers(1, lambda: 0.0), lambda _: [])
+    one = Workers(parse(text, "c"), FollowedWorkers(1, lambda: 0.0), lambda _: [], times=times)
     await one.start()
     try:
         yield one, one.records[endpoint]
@@ -158,12 +160,12 @@ async def test_worker_that_starts_later_is_asked_again() -> None:
 
 
 @contextlib.asynccontextmanager
-async def upgraded() -> AsyncIterator[tuple[Workers, Record]]:
+async def upgraded(times: AskingTimes = HASTY) -> AsyncIterator[tuple[Workers, Record]]:
     """A worker that was known as 0.30.0, and then restarted as 0.32.0 without being asked."""
     async with contextlib.AsyncExitStack() as stack:
         async with running(Settings(engine_version="0.30.0")) as engine:
             endpoint = engine.endpoint
-            one, record = await stack.enter_async_context(followed(endpoint))
+            one, record = await stack.enter_async_context(followed(endpoint, times=times))
             await until_runs(record, "vllm", 0, 30)
         await stack.enter_async_context(running(Settings(listen=endpoint)))
         assert record.engine == Engine("vllm", Release(0, 30))
@@ -185,9 +187,8 @@ async def test_worker_that_is_healthy_again_is_asked_again() -> None:
         await until_runs(one, "vllm", 0, 32)
 
 
-async def test_worker_is_asked_regularly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identifying, "AGAIN_SECONDS", 0.02)
-    async with upgraded() as (_, one):
+async def test_worker_is_asked_regularly() -> None:
+    async with upgraded(replace(HASTY, engine_again_seconds=0.02)) as (_, one):
         await until_runs(one, "vllm", 0, 32)
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.config.reader import parse
 from extproc.config.schema import Model
-from extproc.fleet import verifying
+from extproc.fleet.asking_times import AskingTimes
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
@@ -45,19 +46,21 @@ workers: [{workers}]
 PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi " * 40}]}
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the waits between questions, for which tests would have to wait."""
-    waits = ("LEAST_SECONDS", "AGAIN_WHILE_DIFFERENT_SECONDS")
-    for name in (*waits, "AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER"):
-        monkeypatch.setattr(verifying, name, 0.05)
-    monkeypatch.setattr(verifying, "RETRY_SECONDS", (0.05, 0.1))
+# The waits between questions are short: tests would have to wait for them.
+SOON = AskingTimes(
+    tokens_least_seconds=0.05,
+    tokens_different_seconds=0.05,
+    tokens_different_spread_seconds=0.05,
+    tokens_retry_seconds=(0.05, 0.1),
+)
 
 
 class Before:
     """A router in front of these workers, without feeds."""
 
-    def __init__(self, *endpoints: str, verify: str = "start", engine: str = "") -> None:
+    def __init__(
+        self, *endpoints: str, verify: str = "start", engine: str = "", times: AskingTimes = SOON
+    ) -> None:
         of_engine = f", engine: {engine}" if engine else ""
         listed = ", ".join(f'{{endpoint: "{one}"{of_engine}}}' for one in endpoints)
         config = parse(CONFIG.format(tokenizer=TINY_MODEL, workers=listed, verify=verify), "c")
@@ -65,7 +68,7 @@ class Before:
         assert tokenizer is not None
         tokenizers = {"tiny": tokenizer}
         self.fleet = FollowedWorkers(1, lambda: 0.0)
-        self.workers = Workers(config, self.fleet, lambda _: [], tokenizers=tokenizers)
+        self.workers = Workers(config, self.fleet, lambda _: [], tokenizers=tokenizers, times=times)
         self.router = Router(
             config, self.workers, tokenizers, Metrics(self.workers.states), Random(0)
         )
@@ -245,9 +248,7 @@ async def test_verify_off_asks_no_worker() -> None:
         assert before.workers.verifying.note() == ""
 
 
-async def test_hanging_worker_delays_no_other_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "TIMEOUT_SECONDS", 0.3)
-
+async def test_hanging_worker_delays_no_other_verification() -> None:
     async def hang(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
@@ -255,7 +256,7 @@ async def test_hanging_worker_delays_no_other_verification(monkeypatch: pytest.M
     async with (
         engine(hang) as endpoint,
         simulated(Settings()) as well,
-        Before(endpoint, well.endpoint) as before,
+        Before(endpoint, well.endpoint, times=replace(SOON, tokens_answer_seconds=0.3)) as before,
     ):
         assert await before.picked(PLAIN)
         await before.until("proved")
