@@ -1,10 +1,19 @@
-"""Predictions for requests with images equal what real engines had cached."""
+"""Predictions for requests with images, audio and video equal what real engines had cached."""
 
 import pytest
 
 from tests.extproc.media.replaying import HERE, Replay, Replayed, requests_in
 
 MODELS = ("llava", "qwen2vl")
+
+# Models' directories, and recordings. The tokenizer and template of the audio model are those of
+# qwen2vl.
+RECORDINGS = (
+    ("llava", "llava"),
+    ("qwen2vl", "qwen2vl"),
+    ("qwen2vl", "qwen2vl_video"),
+    ("qwen2vl", "qwen2audio"),
+)
 
 
 def replayed(model: str, file: str, *, reads_usage: bool) -> list[Replayed]:
@@ -14,10 +23,12 @@ def replayed(model: str, file: str, *, reads_usage: bool) -> list[Replayed]:
     return [one for one in taken if one is not None]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "file"), RECORDINGS)
 @pytest.mark.parametrize("reads_usage", [False, True])
-def test_predictions_equal_what_a_real_engine_had_cached(model: str, reads_usage: bool) -> None:
-    found = replayed(model, model, reads_usage=reads_usage)
+def test_predictions_equal_what_a_real_engine_had_cached(
+    model: str, file: str, reads_usage: bool
+) -> None:
+    found = replayed(model, file, reads_usage=reads_usage)
     assert len(found) == 100
     assert not [one.scenario for one in found if one.predicted > one.cached]
     assert sum(one.predicted == one.cached for one in found) >= 98
