@@ -9,7 +9,8 @@ can be looked up by ids alone.
 
 Source: _gen_mm_extra_hash_keys and to_event_extra_keys in vLLM's v1/core/kv_cache_utils.py
 (0.32.0): pairs (identifier, offset) in events; 0.32 names them "mm" before it publishes them.
-SGLang's pad values: 1,000,000 and more (MM_PAD_SHIFT_VALUE in 0.5.23).
+SGLang's pad values: 1,000,000 and more (MM_PAD_SHIFT_VALUE in srt/managers/schedule_batch.py). Up
+to 0.5.22 an item has one of them; in 0.5.23 it has four of 62 bits, which take turns.
 """
 
 from array import array
@@ -20,13 +21,19 @@ import msgspec
 import xxhash
 
 from kvstate.events import BlocksStored
-from kvstate.overlap import Extra, Tokens
+from kvstate.overlap import FIRST_WIDE_TOKEN, Extra, Tokens
 
 # An engine's own name of an item: its hash, or the name that the caller gave it.
 Identifier = str | bytes | int
 
 # Ids from here on stand for items themselves; no vocabulary is as large.
 FIRST_PAD = 1_000_000
+
+# How many of an item's own ids take turns, if they are long.
+TURNS = 4
+
+# The ids of a run: one that is repeated, or some that take turns.
+RunIds = int | tuple[int, int, int, int]
 
 _TAG = "mm"
 _ID_MASK = 0xFFFF_FFFF
@@ -101,12 +108,34 @@ def beginnings(event: BlocksStored) -> list[ItemStart]:
 
 def padded(tokens: Tokens) -> list[ItemStart]:
     """Returns where the items begin whose ids tell what they are, in order."""
-    found, at = [], 0
-    for token, count in runs_of(tokens):
-        if token >= FIRST_PAD:
+    found: list[ItemStart] = []
+    at, is_short = 0, False
+    for ids, count in runs_of(tokens):
+        # of an item that is too short to show its turns, each id is a run
+        was_short, is_short = is_short, isinstance(ids, int) and ids >= FIRST_WIDE_TOKEN
+        if was_short and is_short:
+            found[-1] = found[-1]._replace(reach=at + count)
+        elif ids_in(ids)[0] >= FIRST_PAD:
             found.append(ItemStart(at, None, at + count))
         at += count
     return found
+
+
+def own_ids(tokens: Tokens, begun: ItemStart) -> frozenset[int]:
+    """Returns the ids by which an item is known that begins in a chain."""
+    return frozenset(tokens[max(0, begun.at) : begun.reach][:TURNS])
+
+
+def goes_on(before: Tokens, begun: ItemStart, after: Tokens) -> bool:
+    """Returns whether an item of its own ids that reaches the end of a chain goes on in the next.
+
+    begun: where it begins in the first chain.
+    """
+    if begun.identifier is not None or begun.reach < len(before):
+        return False
+    if after[0] < FIRST_WIDE_TOKEN:
+        return before[-1] == after[0]
+    return len(before) - begun.at < TURNS or before[-TURNS] == after[0]
 
 
 def plain_keys(extra: Sequence[object]) -> Extra:
@@ -128,12 +157,39 @@ def _item(key: object) -> tuple[Identifier, int] | None:
     return None
 
 
-def runs_of(tokens: Tokens) -> Iterator[tuple[int, int]]:
-    """Yields ids and how often each stands in a row."""
+def runs_of(tokens: Tokens) -> Iterator[tuple[RunIds, int]]:
+    """Yields ids, and how many tokens they have in a row: repeated, or in turns."""
     start = 0
     while start < len(tokens):
-        end, token = start + 1, tokens[start]
-        while end < len(tokens) and tokens[end] == token:
-            end += 1
-        yield token, end - start
+        token, end = tokens[start], _end_of_turns(tokens, start)
+        if end - start >= 2 * TURNS:
+            first, second, third, fourth = tokens[start : start + TURNS]
+            yield (first, second, third, fourth), end - start
+        else:
+            end = start + 1
+            while end < len(tokens) and tokens[end] == token:
+                end += 1
+            yield token, end - start
         start = end
+
+
+def _end_of_turns(tokens: Tokens, start: int) -> int:
+    """Returns where long ids end that take turns from a place on; the place if none do."""
+    first = tokens[start : start + TURNS]
+    if len(first) < TURNS or min(first) < FIRST_WIDE_TOKEN:
+        return start
+    end = start + TURNS
+    while end < len(tokens) and tokens[end] == tokens[end - TURNS]:
+        end += 1
+    return end
+
+
+def ids_in(ids: RunIds) -> tuple[int, ...]:
+    """Returns the ids of a run, each once."""
+    return (ids,) if isinstance(ids, int) else ids
+
+
+def tokens_in(ids: RunIds, count: int) -> Tokens:
+    """Returns the tokens of a run."""
+    turns = array("I", ids_in(ids))
+    return (turns * (count // len(turns) + 1))[:count]

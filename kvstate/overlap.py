@@ -1,6 +1,7 @@
 """The index's question and answer: how much of a prompt is held, and on which tier."""
 
 from array import array
+from collections.abc import Sequence
 from enum import IntEnum
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -65,6 +66,33 @@ if TYPE_CHECKING:
     Tokens: TypeAlias = array[int]
 else:
     Tokens = array
+
+# Ids from here on stand for longer ones. No vocabulary is as large.
+FIRST_WIDE_TOKEN = 0x8000_0000
+_LARGEST_TOKEN = 0x7FFF_FFFF_FFFF_FFFF
+_LARGEST_NARROW = 0xFFFF_FFFF
+
+
+def tokens_of(ids: Sequence[int]) -> Tokens:
+    """Returns ids as one buffer, with FIRST_WIDE_TOKEN and the last 31 bits for longer ones.
+
+    SGLang 0.5.23 fills an image's place with ids of 62 bits, of a digest of the image, so their
+    last bits differ as well (_compute_pad_values in srt/managers/schedule_batch.py).
+    kvstate/native/wire.c does the same.
+
+    Raises:
+        TypeError, OverflowError: one is no integer of 63 bits.
+    """
+    try:
+        return array("I", ids)
+    except OverflowError:
+        return array("I", [_narrowed(token) for token in ids])
+
+
+def _narrowed(token: int) -> int:
+    if _LARGEST_NARROW < token <= _LARGEST_TOKEN:
+        return FIRST_WIDE_TOKEN | (token & (FIRST_WIDE_TOKEN - 1))
+    return token
 
 
 def shared_tokens(one: Tokens, other: Tokens) -> int:

@@ -11,7 +11,7 @@ from extproc.base.structs import LightByIdentity
 from extproc.media.identities import Identity
 from extproc.media.prompts import MediaPrompt
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.media import ItemStart, beginnings, padded, plain_keys, runs_of
+from kvstate.media import ItemStart, beginnings, goes_on, ids_in, padded, plain_keys
 from kvstate.overlap import Extra, Tokens
 
 # A chain has at most as many ids; what goes on from there is not followed.
@@ -63,7 +63,7 @@ class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
             reach[one.at, one.identifier] = one.reach
         for one in more.starts:
             at = one.at + shift
-            if one.identifier is None and not one.at and self._goes_on(more):
+            if not one.at and self._goes_on(more, one):
                 at = self.starts[-1].at
             reach[at, one.identifier] = one.reach + shift
         begun = tuple([ItemStart(at, name, end) for (at, name), end in reach.items()])
@@ -78,10 +78,11 @@ class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
             more.number,
         )
 
-    def _goes_on(self, more: "Chain") -> bool:
+    def _goes_on(self, more: "Chain", begun: ItemStart) -> bool:
         """Returns whether a run of an item's own ids goes on in another chain."""
-        is_open = bool(self.starts) and self.starts[-1].reach == len(self.tokens)
-        return is_open and self.tokens[-1] == more.tokens[0]
+        if begun.identifier is not None or not self.starts:
+            return False
+        return goes_on(self.tokens, self.starts[-1], more.tokens)
 
 
 # What a chain says of the items of a prompt, by their place among them.
@@ -144,8 +145,9 @@ def _lead_in(chain: Chain, identity: Identity) -> int:
     if identity.identifier is not None or first:
         return identity.lead
     # it begins with the rest of a run
-    pad, rest = next(runs_of(chain.tokens))
-    return identity.lead + dict(identity.runs).get(pad, rest) - rest
+    token, rest = chain.tokens[0], chain.starts[0].reach
+    counts = [count for ids, count in identity.runs if token in ids_in(ids)]
+    return identity.lead + (counts[0] if counts else rest) - rest
 
 
 class _Walk:

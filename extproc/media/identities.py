@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 
 from extproc.base.structs import Light
-from kvstate.media import Identifier, runs_of
+from kvstate.media import FIRST_PAD, Identifier, RunIds, ids_in, runs_of, tokens_in
 from kvstate.overlap import Tokens
 
 # Memory of all entries, by estimate.
@@ -30,13 +30,13 @@ class Identity(Light, frozen=True, gc=False):
     """What an item is to the engines.
 
     identifier: the engine's name of it, None if its ids tell what it is. runs: the ids that stand
-    for it, in place of what the template writes, each with how often it stands in a row. lead: how
+    for it, in place of what the template writes, with how many tokens they have in a row. lead: how
     many of them are before those that the identifier covers. is_whole: whether these are all; if
     not, the item goes on.
     """
 
     identifier: Identifier | None
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[RunIds, int], ...]
     lead: int = 0
     is_whole: bool = True
 
@@ -56,10 +56,11 @@ class Identity(Light, frozen=True, gc=False):
 
     @property
     def name(self) -> object:
-        """What tells it from other items: the engine's name, or else its own id."""
+        """What tells it from other items: the engine's name, or else the first of its own ids."""
         if self.identifier is not None:
             return self.identifier
-        return max([token for token, _ in self.runs])
+        first = [token for ids, _ in self.runs for token in ids_in(ids)]
+        return next((token for token in first if token >= FIRST_PAD), first[0])
 
     @property
     def count(self) -> int:
@@ -70,14 +71,20 @@ class Identity(Light, frozen=True, gc=False):
     def tokens(self) -> Tokens:
         """Its ids."""
         ids = array("I")
-        for token, count in self.runs:
-            ids.extend(array("I", (token,)) * count)
+        for one, count in self.runs:
+            ids.extend(tokens_in(one, count))
         return ids
+
+    @property
+    def next_token(self) -> int:
+        """The id with which it goes on if it is not whole."""
+        ids, count = self.runs[-1]
+        return ids_in(ids)[count % len(ids_in(ids))]
 
     @property
     def size_bytes(self) -> int:
         """Its memory in the table, by estimate."""
-        return _ENTRY_BYTES + _RUN_BYTES * len(self.runs)
+        return _ENTRY_BYTES + _RUN_BYTES * sum([len(ids_in(ids)) for ids, _ in self.runs])
 
 
 class Identities:

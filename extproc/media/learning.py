@@ -265,7 +265,7 @@ class MediaLearning:
         places = [number for number, one in enumerate(prompt.keys) if one == key]
         if identity is None or len(places) > 1:
             return
-        token = identity.runs[-1][0]
+        token = identity.next_token
         behind = list(prompt.written[places[0]])[::-1]
         closing = behind[: behind.index(token)][::-1] if token in behind else []
         if identity.identifier is None or left < len(closing) or token not in behind:

@@ -69,7 +69,7 @@ def filled(
             tokens[at] = fold.token(identity.identifier, tokens[at])
         if not identity.is_whole:
             known = len(tokens)
-            tokens.append(identity.runs[-1][0])
+            tokens.append(identity.next_token)
             return Filled(tokens, identities, sure, text_tokens, known, is_whole=False)
         tokens.extend(prompt.texts[number + 1])
     return Filled(tokens, identities, sure, text_tokens, len(tokens), is_whole=True)

@@ -84,8 +84,9 @@ _Identifier = (
 )
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _TokenCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+_RunIds = _Token | tuple[_Token, _Token, _Token, _Token]
 _Runs = Annotated[
-    tuple[tuple[_Token, _TokenCount], ...], msgspec.Meta(min_length=1, max_length=MAX_RUNS)
+    tuple[tuple[_RunIds, _TokenCount], ...], msgspec.Meta(min_length=1, max_length=MAX_RUNS)
 ]
 _Lead = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 

@@ -94,7 +94,20 @@ static bool read_hashes(Index *index, Reader *reader, WireBatch *batch, Fields *
     return true;
 }
 
-static bool read_tokens(Reader *reader, WireBatch *batch, Fields *fields) {
+#define FIRST_WIDE_TOKEN 0x80000000u
+
+/* A token's id; kvstate/overlap.py (`tokens_of`) says what becomes of longer ones. */
+static uint32_t take_token(Reader *reader) {
+    uint64_t id = take_count(reader, INT64_MAX);
+    return id > UINT32_MAX ? FIRST_WIDE_TOKEN | (uint32_t)id : (uint32_t)id;
+}
+
+static uint32_t take_copies(Reader *reader) {
+    return (uint32_t)take_count(reader, UINT32_MAX);
+}
+
+static bool read_numbers(Reader *reader, WireBatch *batch, Fields *fields,
+                         uint32_t (*take)(Reader *)) {
     size_t count = take_array(reader);
     if (reader->failed || count > (size_t)(reader->end - reader->at)) return !fail(reader);
     if (!make_room((void **)&batch->tokens, &batch->token_room, batch->token_count, count,
@@ -104,8 +117,12 @@ static bool read_tokens(Reader *reader, WireBatch *batch, Fields *fields) {
     fields->token_count = fields->event.token_count = count;
     fields->has_tokens = true;
     for (size_t n = 0; n < count; n++)
-        batch->tokens[batch->token_count++] = (uint32_t)take_count(reader, UINT32_MAX);
+        batch->tokens[batch->token_count++] = take(reader);
     return true;
+}
+
+static bool read_tokens(Reader *reader, WireBatch *batch, Fields *fields) {
+    return read_numbers(reader, batch, fields, take_token);
 }
 
 /* Reads how many copies of each removed block are left; nil if the source does not count them. */
@@ -113,7 +130,7 @@ static bool read_lefts(Reader *reader, WireBatch *batch, Fields *fields) {
     if (fields->event.kind != EVENT_REMOVED) return skip(reader), true;
     if (take_nil(reader)) return true;
     fields->event.tells_left = true;
-    return read_tokens(reader, batch, fields);
+    return read_numbers(reader, batch, fields, take_copies);
 }
 
 static void read_medium(Reader *reader, PoolName *pool) {

@@ -12,7 +12,6 @@ TensorRT-LLM use the same, and a few of their own that are named below.
 
 import math
 import struct
-from array import array
 from collections.abc import Generator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -33,7 +32,7 @@ from kvstate.events import (
     blocks_of,
     finished,
 )
-from kvstate.overlap import Tokens
+from kvstate.overlap import Tokens, tokens_of
 from kvstate.wire.extras import (
     HARMLESS,
     INTEGERS,
@@ -278,15 +277,15 @@ def _tokens(raw: object) -> tuple[Tokens, int | None]:
     if raw and isinstance(raw[0], list):
         return _bigrams(raw)
     try:
-        return array("I", raw), None
+        return tokens_of(raw), None
     except (TypeError, OverflowError):  # TensorRT-LLM may send texts as tokens
         raise Skipped("bad_tokens") from None
 
 
 def _bigrams(raw: list[Any]) -> tuple[Tokens, int]:
     try:
-        firsts = array("I", [first for first, _ in raw])
-        seconds = array("I", [second for _, second in raw])
+        firsts = tokens_of([first for first, _ in raw])
+        seconds = tokens_of([second for _, second in raw])
     except (TypeError, ValueError, OverflowError):
         raise Skipped("bad_tokens") from None
     if firsts[1:] != seconds[:-1]:

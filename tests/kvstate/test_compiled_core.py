@@ -262,7 +262,7 @@ def event(**fields: Any) -> bytes:
         {"block_size": False},
         {"token_ids": [5, 6]},
         {"token_ids": [-1]},
-        {"token_ids": [2**32]},
+        {"token_ids": [2**63]},
         {"token_ids": [[1, 2]]},
         {"token_ids": [], "block_hashes": None},
         {"token_ids": ["5"]},

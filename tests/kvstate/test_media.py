@@ -1,12 +1,28 @@
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstate.events import BlocksStored
 from kvstate.index import Index
-from kvstate.media import FIRST_PAD, ItemStart, MediaFold, beginnings, has_media, padded, plain_keys
-from kvstate.overlap import Overlap, Prompt, within
+from kvstate.media import (
+    FIRST_PAD,
+    TURNS,
+    ItemStart,
+    MediaFold,
+    beginnings,
+    goes_on,
+    has_media,
+    own_ids,
+    padded,
+    plain_keys,
+    runs_of,
+    tokens_in,
+)
+from kvstate.overlap import FIRST_WIDE_TOKEN, Overlap, Prompt, tokens_of, within
 
 SIZE = 4
 IDS = array("I", [1, 2, 9, 9, 9, 9, 9, 3])
@@ -62,6 +78,22 @@ def test_index_finds_an_item_by_the_ids_alone(compiled: bool) -> None:
     assert not index.overlaps(Prompt("tiny", tokens, salt="red"))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_index_finds_an_item_of_ids_of_62_bits(compiled: bool) -> None:
+    index = Index(7, compiled=compiled)
+    owner = index.add("w", 0, "tiny")
+    owner.trust(trusted=True)
+    pads = [FIRST_PAD + 2**61 + turn for turn in range(TURNS)]
+    store = {
+        "type": "BlockStored", "block_hashes": [1, 2], "parent_block_hash": None,
+        "token_ids": [1, *pads, *pads[:2], 9], "block_size": SIZE, "lora_id": None,
+    }  # fmt: skip
+    index.apply_message(owner, msgspec.msgpack.encode([1.0, [store], 0]))
+    ids = tokens_of([1, *pads, *pads[:2], 9, 0])
+    assert min(ids[1:7]) >= FIRST_WIDE_TOKEN
+    assert index.overlaps(Prompt("tiny", ids))["w"].certain_tokens == 8
+
+
 class Listener:
     """Notes what it hears."""
 
@@ -99,3 +131,51 @@ def test_fold_leaves_items_that_began_before_or_have_no_name() -> None:
     pads = array("I", [1, 2, *[FIRST_PAD + 5] * 6])
     event = BlocksStored([1, 2], None, pads, SIZE)
     assert fold.folded(event).tokens == pads
+
+
+def wide(number: int, turn: int = 0) -> int:
+    return FIRST_WIDE_TOKEN + 16 * number + turn
+
+
+def in_turns(number: int, count: int, first: int = 0) -> list[int]:
+    return [wide(number, (first + at) % TURNS) for at in range(count)]
+
+
+def test_long_ids_that_take_turns_are_one_run_and_one_item() -> None:
+    ids = array("I", [1, *in_turns(1, 9), *in_turns(2, 8), 2, *in_turns(3, 3), 3])
+    assert list(runs_of(ids))[1:3] == [
+        ((wide(1), wide(1, 1), wide(1, 2), wide(1, 3)), 9),
+        ((wide(2), wide(2, 1), wide(2, 2), wide(2, 3)), 8),
+    ]
+    assert padded(ids) == [ItemStart(1, None, 10), ItemStart(10, None, 18), ItemStart(19, None, 22)]
+    assert own_ids(ids, ItemStart(1, None, 10)) == own_ids(ids[3:], ItemStart(-2, None, 7))
+
+
+@given(st.lists(st.sampled_from([1, 2, FIRST_PAD, *in_turns(1, 4), *in_turns(2, 4)]), max_size=40))
+def test_runs_always_hold_all_tokens_in_order(ids: list[int]) -> None:
+    tokens = array("I")
+    for run, count in runs_of(array("I", ids)):
+        tokens.extend(tokens_in(run, count))
+    assert tokens.tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([1, FIRST_PAD, FIRST_PAD], [FIRST_PAD, 2], True),
+        ([1, FIRST_PAD, FIRST_PAD], [FIRST_PAD + 1], False),
+        ([1, FIRST_PAD, 2], [FIRST_PAD], False),
+        ([1, *in_turns(1, 6)], in_turns(1, 3, first=6), True),
+        ([1, *in_turns(1, 6)], in_turns(2, 3), False),
+        ([1, *in_turns(1, 2)], in_turns(1, 3, first=2), True),
+    ],
+)
+def test_item_goes_on_where_its_ids_do(
+    before: list[int], after: list[int], *, expected: bool
+) -> None:
+    tokens = array("I", before)
+    assert goes_on(tokens, padded(tokens)[-1], array("I", after)) is expected
+
+
+def test_named_item_never_goes_on_by_its_ids() -> None:
+    assert not goes_on(array("I", [9, 9]), ItemStart(0, "cat", 2), array("I", [9]))

@@ -1,4 +1,16 @@
-from kvstate.overlap import Overlap, Prompt, Tokens, of_any_rank, worth_tokens
+from typing import Any
+
+import pytest
+
+from kvstate.overlap import (
+    FIRST_WIDE_TOKEN,
+    Overlap,
+    Prompt,
+    Tokens,
+    of_any_rank,
+    tokens_of,
+    worth_tokens,
+)
 
 
 def test_tokens_are_blocks_times_their_size() -> None:
@@ -43,3 +55,15 @@ def test_worth_of_lower_tiers_is_less() -> None:
 def test_worth_of_uncertain_blocks_is_half_or_the_given_share() -> None:
     overlap = Overlap(10, (1, 0, 0, 0), uncertain=2)
     assert (worth_tokens(overlap), worth_tokens(overlap, 0.25)) == (20, 15)
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**63], ["5"], [2**32, None]])
+def test_ids_are_integers_of_63_bits(ids: list[Any]) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        tokens_of(ids)
+
+
+def test_long_ids_have_their_last_bits() -> None:
+    assert tokens_of([5, 2**32 - 1, 2**32 + 5, 2**63 - 1]).tolist() == [
+        5, 2**32 - 1, FIRST_WIDE_TOKEN + 5, 2**32 - 1,
+    ]  # fmt: skip

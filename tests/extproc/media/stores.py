@@ -7,8 +7,8 @@ from itertools import count
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.media import Item
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.media import FIRST_PAD
-from kvstate.overlap import Extra, Tokens
+from kvstate.media import FIRST_PAD, TURNS
+from kvstate.overlap import FIRST_WIDE_TOKEN, Extra, Tokens
 
 SIZE = 4
 START, PAD, END = 90, 91, 92
@@ -19,17 +19,30 @@ class Shot:
     """An image: its name, and how many ids stand for it.
 
     is_exact: whether it stays what it is. pad: its own id, 0 if the engine repeats one for all.
+    is_long: whether it has four of them, of which each stands for a longer one.
     """
 
-    def __init__(self, name: str, length: int = 6, *, is_exact: bool = True, pad: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        length: int = 6,
+        *,
+        is_exact: bool = True,
+        pad: int = 0,
+        is_long: bool = False,
+    ) -> None:
         self.name = name
         self.length = length
         self.is_exact = is_exact
         self.pad = pad
+        self.is_long = is_long
 
     @property
     def ids(self) -> list[int]:
-        return [START, *[FIRST_PAD + self.pad if self.pad else PAD] * self.length, END]
+        pads = [FIRST_PAD + self.pad if self.pad else PAD]
+        if self.is_long:
+            pads = [FIRST_WIDE_TOKEN + self.pad * TURNS + turn for turn in range(TURNS)]
+        return [START, *(pads * self.length)[: self.length], END]
 
 
 Piece = Sequence[int] | Shot

@@ -77,10 +77,16 @@ def test_learns_what_stands_between_the_texts(lab: Lab) -> None:
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=5),
     st.lists(st.integers(0, 9), min_size=6, max_size=6),
+    st.sampled_from(["named", "own id", "long ids"]),
 )
-def test_learns_every_item_whatever_stands_around_it(lengths: list[int], texts: list[int]) -> None:
+def test_learns_every_item_whatever_stands_around_it(
+    lengths: list[int], texts: list[int], way: str
+) -> None:
     lab = Lab()
-    shots = [Shot(f"s{n}", length) for n, length in enumerate(lengths)]
+    shots = [
+        Shot(f"s{n}", length, pad=(way != "named") * (n + 1), is_long=way == "long ids")
+        for n, length in enumerate(lengths)
+    ]
     pieces: list[Piece] = [range(100, 101 + texts[0])]
     for number, shot in enumerate(shots):
         pieces += [shot, range(200 + 10 * number, 200 + 10 * number + texts[number + 1])]
@@ -88,22 +94,28 @@ def test_learns_every_item_whatever_stands_around_it(lengths: list[int], texts: 
     for shot in shots:
         known = lab.known(shot)
         assert known is not None
-        assert (list(known.tokens), known.identifier) == (shot.ids, shot.name.upper())
+        name = shot.name.upper() if way == "named" else None
+        assert (list(known.tokens), known.identifier) == (shot.ids, name)
 
 
-def test_learns_pads_by_their_ids(lab: Lab) -> None:
-    one, other = Shot("one", pad=5), Shot("other", pad=6)
+@pytest.mark.parametrize("is_long", [False, True])
+def test_learns_pads_by_their_ids(lab: Lab, is_long: bool) -> None:
+    one, other, third = (
+        Shot(f"s{pad}", 9, pad=pad, is_long=is_long) for pad in (5, 6, 7)
+    )  # fmt: skip
     lab.send(HEAD, one, (), other, ASK)
     known = [lab.known(one), lab.known(other)]
     assert [found and list(found.tokens) for found in known] == [one.ids, other.ids]
-    lab.send(HEAD, one, ASK, Shot("third", pad=7), MORE)
-    assert lab.known(Shot("third", pad=7)) is not None
+    lab.send(HEAD, one, ASK, third, MORE)
+    assert lab.known(third) is not None
 
 
-def test_learns_pads_that_are_stored_in_pieces(lab: Lab) -> None:
-    long = Shot("long", 20, pad=5)
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("until", [12, 16, 20, 24])
+def test_learns_pads_that_are_stored_in_pieces(lab: Lab, is_long: bool, until: int) -> None:
+    long = Shot("long", 20, pad=5, is_long=is_long)
     lab.begin(HEAD, long, ASK)
-    lab.store(HEAD, long, ASK, until=20)
+    lab.store(HEAD, long, ASK, until=until)
     lab.store(HEAD, long, ASK)
     known = lab.known(long)
     assert known is not None

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kvstate.events import AllCleared, BlocksCopied, BlocksRemoved, BlocksStored, OtherGroupStored
-from kvstate.overlap import Tokens
+from kvstate.overlap import Tokens, tokens_of
 from kvstate.wire.extras import Skipped
 from kvstate.wire.zmq_wire import decode_event, tag_of
 
@@ -35,6 +35,13 @@ def fault(event: object) -> str:
     with pytest.raises(Skipped) as skipped:
         decode_event(event)
     return str(skipped.value)
+
+
+def test_long_ids_are_read_with_their_last_bits() -> None:
+    long = [2**61 + 5, 6, 7, 2**61 + 8]
+    assert stored(token_ids=long).tokens == tokens_of(long)
+    pairs = [[4, long[0]], [long[0], 6], [6, 7], [7, long[3]]]
+    assert stored(token_ids=pairs).tokens == tokens_of(long)
 
 
 def test_store_is_read_from_a_map() -> None:
@@ -159,7 +166,7 @@ def test_clearing_is_read_from_both_layouts() -> None:
         ({"block_size": -2}, "bad_block_size"),
         ({"token_ids": [5, 6, 7]}, "misaligned_tokens"),
         ({"token_ids": [5, 6, 7, "8"]}, "bad_tokens"),
-        ({"token_ids": [5, 6, 7, 2**32]}, "bad_tokens"),
+        ({"token_ids": [5, 6, 7, 2**63]}, "bad_tokens"),
         ({"token_ids": [5, 6, 7, [7, 8]]}, "bad_tokens"),
         ({"token_ids": "text"}, "bad_tokens"),
         ({"token_ids": [*PAIRS[:3], [9, 9]]}, "broken_bigrams"),
