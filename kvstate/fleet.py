@@ -158,7 +158,9 @@ class FollowedWorkers:
         if self._expiring is None:
             self._expiring = asyncio.create_task(self._keep_expiring())
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
-        shared = self._shared._replace(allowance=Allowance(asyncio.get_running_loop().time()))
+        now, times = asyncio.get_running_loop().time(), self._shared.times
+        allowance = Allowance(now, times.burst_seconds, times.behind_seconds)
+        shared = self._shared._replace(allowance=allowance)
         saved = self.take_saved(worker, model, len(transports))
         self._followed[worker] = [
             self._follow(

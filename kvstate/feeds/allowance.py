@@ -22,10 +22,18 @@ class Allowance:
 
     A worker that sends too many events is read later, with all its ranks; its messages wait in its
     socket, then in the publisher. now: the loop's time, in seconds.
+    burst_seconds, behind_seconds: see `BURST_SECONDS` and `BEHIND_SECONDS`.
     """
 
-    def __init__(self, now: float) -> None:
-        self._remaining_seconds = BURST_SECONDS
+    def __init__(
+        self,
+        now: float,
+        burst_seconds: float = BURST_SECONDS,
+        behind_seconds: float = BEHIND_SECONDS,
+    ) -> None:
+        self._burst_seconds = burst_seconds
+        self._behind_seconds = behind_seconds
+        self._remaining_seconds = burst_seconds
         self._filled_at = now
         self._restless_since = math.inf
 
@@ -52,11 +60,11 @@ class Allowance:
         if self._restless_since == math.inf:
             return False
         self._fill(now)
-        return now - self._restless_since >= BEHIND_SECONDS
+        return now - self._restless_since >= self._behind_seconds
 
     def _fill(self, now: float) -> None:
         filled = self._remaining_seconds + (now - self._filled_at) * SHARE_OF_LOOP
-        self._remaining_seconds = min(filled, BURST_SECONDS)
+        self._remaining_seconds = min(filled, self._burst_seconds)
         self._filled_at = now
         if self._remaining_seconds >= CALM_SECONDS:
             self._restless_since = math.inf

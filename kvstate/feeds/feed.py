@@ -167,13 +167,19 @@ _WITHOUT_CONNECTION = (FeedState.CONNECTING, FeedState.STALE, FeedState.UNSUPPOR
 class Feed:
     """One rank's feed, not connected yet.
 
-    recovery: how missed batches are recovered. held: for live batches during a replay.
+    recovery: how missed batches are recovered. held: for live batches during a replay. stamps:
+    of the batches that it took.
     wants_everything: a replay failed, and a complete one may repair this. restoration: what became
     of the blocks with which it began. dropped: counts the live batches that were dropped because of
     their number.
     """
 
-    def __init__(self, recovery: Recovery, held: HeldBatches | None = None) -> None:
+    def __init__(
+        self,
+        recovery: Recovery,
+        held: HeldBatches | None = None,
+        stamps: Stamps | None = None,
+    ) -> None:
         self.state = FeedState.CONNECTING
         self.reason = "not connected yet"
         self.gaps = 0
@@ -185,7 +191,7 @@ class Feed:
         self._recovery = recovery
         self._asks = recovery is Recovery.REPLAY
         self._next: int | None = None
-        self._stamps = Stamps()
+        self._stamps = Stamps() if stamps is None else stamps
         self._doubt = Doubt()
         self._incomplete = ""
         self._unproven: int | None = None  # this batch, repeated, proves the publisher

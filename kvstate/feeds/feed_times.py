@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvstate.feeds.allowance import BEHIND_SECONDS, BURST_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class FeedTimes:
@@ -14,7 +16,7 @@ class FeedTimes:
     publishers on one endpoint seem to restart all the time, and are not asked for a replay each
     time. snapshot_seconds: a snapshot, with those begun before it ended, may take this long.
     patience_seconds, seconds_a_batch: the longest total wait for a publisher, and how much it
-    grows with each batch that it has sent.
+    grows with each batch that it has sent. burst_seconds, behind_seconds: of a worker's allowance.
     """
 
     quiet_seconds: float = 1.0
@@ -26,6 +28,8 @@ class FeedTimes:
     snapshot_seconds: float = 60.0
     patience_seconds: float = 5.0
     seconds_a_batch: float = 0.1
+    burst_seconds: float = BURST_SECONDS
+    behind_seconds: float = BEHIND_SECONDS
 
 
 USUAL = FeedTimes()

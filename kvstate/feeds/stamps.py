@@ -25,9 +25,14 @@ STRANGE_BATCHES = 3
 
 
 class Stamps:
-    """The stamps of the batches taken from one publisher, by number; numbers only rise."""
+    """The stamps of the batches taken from one publisher, by number; numbers only rise.
 
-    def __init__(self) -> None:
+    max_last, max_sampled: how many are kept of the last batches, and of earlier ones.
+    """
+
+    def __init__(self, max_last: int = MAX_STAMPS, max_sampled: int = MAX_SAMPLED) -> None:
+        self._max_last = max_last
+        self._max_sampled = max_sampled
         self.clear()
 
     def clear(self) -> None:
@@ -52,7 +57,7 @@ class Stamps:
             self._first = number
         self._newest = max(self._newest, stamp)
         self._last[number] = stamp
-        if len(self._last) > MAX_STAMPS:
+        if len(self._last) > self._max_last:
             self._sample(*self._last.popitem(last=False))
 
     def get(self, number: int) -> float | None:
@@ -99,7 +104,7 @@ class Stamps:
         if number % self._stride:
             return
         self._sampled[number] = stamp
-        while len(self._sampled) > MAX_SAMPLED:
+        while len(self._sampled) > self._max_sampled:
             self._stride *= 2
             kept = self._sampled.items()
             self._sampled = {one: its for one, its in kept if one % self._stride == 0}

@@ -15,9 +15,12 @@ class Turns:
     A feed checks `is_over` before each step, and if so waits for the `next` slice. Between two
     slices everything else in the process can run, however many feeds have work. Workers take turns,
     so none waits for all ranks of another.
+
+    slice_seconds: how long a slice is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slice_seconds: float = SLICE_SECONDS) -> None:
+        self._slice_seconds = slice_seconds
         self._ends = 0.0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_scheduled = False
@@ -43,7 +46,7 @@ class Turns:
 
     def _begin(self) -> None:
         self._is_scheduled = False
-        self._ends = asyncio.get_running_loop().time() + SLICE_SECONDS
+        self._ends = asyncio.get_running_loop().time() + self._slice_seconds
         for _ in range(MAX_TURNS_AT_ONCE):
             if not self._waiting:
                 break

@@ -3,6 +3,7 @@
 from kvstate.events import Batch
 from kvstate.feeds.feed import Effect, Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
+from kvstate.feeds.stamps import Stamps
 
 Effects = list[Effect]
 
@@ -22,9 +23,9 @@ def applied(*numbers: int, life: str = "old") -> Effects:
     return [batch(number, life) for number in numbers]
 
 
-def live(last: int, recovery: Recovery = Recovery.REPLAY) -> Feed:
+def live(last: int, recovery: Recovery = Recovery.REPLAY, stamps: Stamps | None = None) -> Feed:
     """A feed that took the batches 0 to last."""
-    feed = Feed(recovery)
+    feed = Feed(recovery, stamps=stamps)
     replays = recovery is Recovery.REPLAY
     feed.connect()
     for number in range(last):

@@ -1,26 +1,18 @@
 """A feed against a publisher that restarts, and a network that loses, both simulated."""
 
-from contextlib import ExitStack
 from typing import NamedTuple
-from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstate.events import Batch
-from kvstate.feeds import stamps as stamps_module
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, RequestReplay
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.held_batches import HeldBatches
-from kvstate.feeds.stamps import STRANGE_BATCHES
+from kvstate.feeds.stamps import STRANGE_BATCHES, Stamps
 
 BUFFER_BATCHES = 6
-# So few that most are forgotten.
-BOUNDS = (
-    patch.object(stamps_module, "MAX_STAMPS", 4),
-    patch.object(stamps_module, "MAX_SAMPLED", 8),
-)
 
 
 class Published(NamedTuple):
@@ -42,9 +34,6 @@ class PublisherMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bounds = ExitStack()
-        for bound in BOUNDS:
-            self.bounds.enter_context(bound)
         self.clock = 0.0
         self.life = 0
         self.longest = 0  # the most batches of one life
@@ -58,7 +47,7 @@ class PublisherMachine(RuleBasedStateMachine):
     @initialize(recovery=st.sampled_from(Recovery))
     def start(self, *, recovery: Recovery) -> None:
         self.recovery = recovery
-        self.feed = Feed(recovery, HeldBatches(max_batches=4))
+        self.feed = Feed(recovery, HeldBatches(max_batches=4), Stamps(4, 8))  # most are forgotten
 
     @rule(count=st.integers(1, 4))
     def publish(self, count: int) -> None:
@@ -165,10 +154,7 @@ class PublisherMachine(RuleBasedStateMachine):
             assert self.believed[-1].number == self.feed.last_sequence
 
     def teardown(self) -> None:
-        try:
-            self.settle()
-        finally:
-            self.bounds.close()
+        self.settle()
 
     def settle(self) -> None:
         """Checks that without further losses the feed is certain of all that is published next."""

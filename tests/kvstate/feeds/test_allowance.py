@@ -13,6 +13,7 @@ from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_news import BEHIND
 from kvstate.feeds.feed_sources import Recovery
+from kvstate.feeds.feed_times import FeedTimes
 from kvstate.feeds.transport import Connected, Malformed, Signal
 from kvstate.fleet import FollowedWorkers
 from tests.kvstate.publishing import block, chain, payload
@@ -89,21 +90,18 @@ class Flood:
 
 
 @asynccontextmanager
-async def flooded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FollowedWorkers, Flood]]:
+async def flooded() -> AsyncIterator[tuple[FollowedWorkers, Flood]]:
     """A fleet with an honest worker, and one that has been sending too much for a while."""
-    monkeypatch.setattr(allowance_module, "BURST_SECONDS", 0.2)
-    monkeypatch.setattr(allowance_module, "BEHIND_SECONDS", 0.3)
-    fleet, flood = FollowedWorkers(12345678, lambda: 0.0), Flood()
+    times = FeedTimes(burst_seconds=0.2, behind_seconds=0.3)
+    fleet, flood = FollowedWorkers(12345678, lambda: 0.0, times=times), Flood()
     fleet.add("flood", "m", [flood])
     await until(lambda: fleet.feeds("flood")[0].reason == BEHIND)
     yield fleet, flood
     await fleet.close()
 
 
-async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with flooded(monkeypatch) as (fleet, flood):
+async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop() -> None:
+    async with flooded() as (fleet, flood):
         status, sent = fleet.feeds("flood")[0], flood.sent
         assert (status.state, status.uncertain_blocks) == (FeedState.LIVE, status.blocks)
         assert status.counts["behind"] == 1
@@ -114,10 +112,8 @@ async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop(
         assert flood.sent > sent  # it is still read
 
 
-async def test_events_of_other_workers_are_applied_during_a_flood(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with flooded(monkeypatch) as (fleet, flood):
+async def test_events_of_other_workers_are_applied_during_a_flood() -> None:
+    async with flooded() as (fleet, flood):
         honest = MemoryTransport({})
         honest.put(Connected())
         fleet.add("honest", "m", [honest])
@@ -131,10 +127,8 @@ async def test_events_of_other_workers_are_applied_during_a_flood(
         assert fleet.feeds("honest")[0].reason == ""
 
 
-async def test_flooding_feed_is_applied_whole_and_certain_after_the_flood(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with flooded(monkeypatch) as (fleet, flood):
+async def test_flooding_feed_is_applied_whole_and_certain_after_the_flood() -> None:
+    async with flooded() as (fleet, flood):
         flood.is_over = True
         await until(lambda: fleet.feeds("flood")[0].reason == "")
         status = fleet.feeds("flood")[0]

@@ -1,8 +1,5 @@
 """One test for each row of the feed's table where replays can be asked for, and where rows meet."""
 
-import pytest
-
-from kvstate.feeds import stamps as stamps_module
 from kvstate.feeds.feed import (
     OTHER_PUBLISHER,
     Demote,
@@ -15,6 +12,7 @@ from kvstate.feeds.feed import (
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.held_batches import MAX_HELD_BATCHES
 from kvstate.feeds.replay_trust import MAX_RESTARTS_IN_A_ROW
+from kvstate.feeds.stamps import Stamps
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 
@@ -336,11 +334,8 @@ def test_healing_during_a_replay_waits_for_its_end() -> None:
     assert feed.state is FeedState.LIVE
 
 
-def test_batch_replayed_again_without_a_known_stamp_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stamps_module, "MAX_STAMPS", 1)
-    feed = live(2)
+def test_batch_replayed_again_without_a_known_stamp_is_dropped() -> None:
+    feed = live(2, stamps=Stamps(1))
     feed.quiet()
     assert feed.receive_replayed(batch(0)) == []
     assert feed.receive_replayed(batch(2)) == []
@@ -530,11 +525,8 @@ def test_ask_everything_requests_nothing_after_healing() -> None:
     assert (feed.state, feed.ask_everything()) == (FeedState.LIVE, [])
 
 
-def test_publisher_that_outruns_a_probe_is_not_taken_for_restarted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stamps_module, "MAX_STAMPS", 2)
-    feed = live(2)
+def test_publisher_that_outruns_a_probe_is_not_taken_for_restarted() -> None:
+    feed = live(2, stamps=Stamps(2))
     feed.receive(batch(3))
     assert feed.quiet() == [RequestReplay(3)]
     for number in (4, 5, 6):  # so many that the stamp of batch 3 is no longer kept

@@ -5,7 +5,6 @@ import pytest
 
 from kvstate.errors import WireError
 from kvstate.events import Batch, BatchResult, Body
-from kvstate.feeds import turns
 from kvstate.feeds.effects import Effects
 from kvstate.feeds.feed import Demote, Feed, FeedState, Forget, RequestReplay
 from kvstate.feeds.feed_news import FeedNews
@@ -47,19 +46,19 @@ class Written:
 class Carrying:
     """Effects of a live feed, and where they go."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
         self.feed = Feed(Recovery.REPLAY)
         self.feed.connect()
         self.feed.end_replay()
         self.sink = Written()
         self.replays: list[int] = []
         self.news = FeedNews(RankName("w", 0), self.feed, lambda: None, lambda: None)
-        self.effects = Effects(self.feed, self.sink, Turns(), self.news, self.replays.append)
+        self.effects = Effects(self.feed, self.sink, turns, self.news, self.replays.append)
 
 
 @pytest.fixture
 def carrying() -> Carrying:
-    return Carrying()
+    return Carrying(Turns())
 
 
 async def test_effects_are_carried_out_in_order(carrying: Carrying) -> None:
@@ -84,28 +83,27 @@ async def test_credit_without_a_demotion_stays_trusted(carrying: Carrying) -> No
 
 
 @pytest.fixture
-def one_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "SLICE_SECONDS", 0.0)
+def one_a_slice() -> Carrying:
+    """Effects that are carried out in slices of one each."""
+    return Carrying(Turns(0.0))
 
 
-@pytest.mark.usefixtures("one_a_slice")
-async def test_effects_keep_their_order_across_concurrent_callers(carrying: Carrying) -> None:
+async def test_effects_keep_their_order_across_concurrent_callers(one_a_slice: Carrying) -> None:
     bodies = [str(number).encode() for number in range(6)]
     await asyncio.gather(
-        carrying.effects.carry_out([batch(body) for body in bodies[:3]]),
-        carrying.effects.carry_out([batch(body) for body in bodies[3:]]),
+        one_a_slice.effects.carry_out([batch(body) for body in bodies[:3]]),
+        one_a_slice.effects.carry_out([batch(body) for body in bodies[3:]]),
     )
-    assert [each for each in carrying.sink.done if isinstance(each, bytes)] == bodies
+    assert [each for each in one_a_slice.sink.done if isinstance(each, bytes)] == bodies
 
 
-@pytest.mark.usefixtures("one_a_slice")
-async def test_dropped_effects_are_not_carried_out(carrying: Carrying) -> None:
-    waiting = asyncio.create_task(carrying.effects.carry_out([batch(b"1"), batch(b"2")]))
+async def test_dropped_effects_are_not_carried_out(one_a_slice: Carrying) -> None:
+    waiting = asyncio.create_task(one_a_slice.effects.carry_out([batch(b"1"), batch(b"2")]))
     await asyncio.sleep(0)
-    assert len(carrying.effects) == 2
-    carrying.effects.drop()
+    assert len(one_a_slice.effects) == 2
+    one_a_slice.effects.drop()
     await waiting
-    assert b"1" not in carrying.sink.done
+    assert b"1" not in one_a_slice.sink.done
 
 
 async def test_body_that_heals_heals_the_feed(carrying: Carrying) -> None:

@@ -1,10 +1,8 @@
 """The rules that all feeds share: kvstate.feeds.feed."""
 
-import pytest
-
-from kvstate.feeds import stamps as stamps_module
 from kvstate.feeds.feed import Demote, Feed, FeedState, Forget, RequestReplay
 from kvstate.feeds.feed_sources import Recovery
+from kvstate.feeds.stamps import Stamps
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 
@@ -27,11 +25,8 @@ def test_live_batch_before_n_with_a_known_stamp_is_a_duplicate() -> None:
     assert (feed.state, feed.last_sequence) == (FeedState.LIVE, 4)
 
 
-def test_old_batch_without_a_kept_stamp_is_classified_by_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stamps_module, "MAX_STAMPS", 2)
-    feed = live(4)
+def test_old_batch_without_a_kept_stamp_is_classified_by_its_time() -> None:
+    feed = live(4, stamps=Stamps(2))
     assert feed.receive(batch(1)) == []
     assert feed.receive(batch(1, "new")) == [Forget(), RequestReplay(0)]
 

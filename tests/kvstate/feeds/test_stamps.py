@@ -1,14 +1,10 @@
 """A feed tells a publisher that repeats itself from one that restarted, forgetful as it is."""
 
-from collections.abc import Iterator
-from unittest.mock import patch
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.events import Batch
-from kvstate.feeds import stamps as module
 from kvstate.feeds.feed import Feed, Forget
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.stamps import STRANGE_BATCHES, Stamps
@@ -17,11 +13,8 @@ from kvstate.feeds.stamps import STRANGE_BATCHES, Stamps
 LISTENING = [Recovery.NONE, Recovery.RESUME, Recovery.QUEUED]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_memory() -> Iterator[None]:
-    """Lets feeds forget after a few batches."""
-    with patch.object(module, "MAX_STAMPS", 4), patch.object(module, "MAX_SAMPLED", 4):
-        yield
+# So few that feeds forget after a few batches.
+MAX_LAST = MAX_SAMPLED = 4
 
 
 def batch(life: int, number: int, stamp: float) -> Batch:
@@ -42,7 +35,7 @@ def histories(draw: st.DrawFn) -> list[Batch]:
 
 
 def followed(history: list[Batch], recovery: Recovery) -> Feed:
-    feed = Feed(recovery)
+    feed = Feed(recovery, stamps=Stamps(MAX_LAST, MAX_SAMPLED))
     feed.connect()
     for one in history:
         feed.receive(one)
@@ -63,9 +56,9 @@ def test_restarted_publisher_is_detected_within_a_bounded_number_of_batches(
     # a publisher that goes on exactly where the other one ended shows nothing
     start = data.draw(numbers.filter(lambda number: number != history[-1].sequence + 1))
     noticed = (feed.restarts, feed.gaps)
-    stride = 2 * max(1, len(history) // module.MAX_SAMPLED)
+    stride = 2 * max(1, len(history) // MAX_SAMPLED)
     dropped = 0
-    for number in range(start, start + (STRANGE_BATCHES + 1) * stride + module.MAX_STAMPS):
+    for number in range(start, start + (STRANGE_BATCHES + 1) * stride + MAX_LAST):
         effects = feed.receive(batch(1, number, history[-1].stamp + seconds))
         if (feed.restarts, feed.gaps) != noticed:
             break
@@ -92,10 +85,10 @@ def test_repeated_batches_are_never_taken_for_a_restart(
 
 
 def test_stamps_are_bounded_and_keep_the_first() -> None:
-    stamps = Stamps()
+    stamps = Stamps(MAX_LAST, MAX_SAMPLED)
     for number in range(1_000):
         stamps.note(number, float(number))
-        assert len(stamps) <= module.MAX_STAMPS + module.MAX_SAMPLED
+        assert len(stamps) <= MAX_LAST + MAX_SAMPLED
         assert stamps.get(0) == 0.0
     assert stamps.stride == 256
 

@@ -10,7 +10,6 @@ import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, Body, EngineLoad
-from kvstate.feeds import turns
 from kvstate.feeds.feed import OTHER_PUBLISHER, SNAPSHOT_LATE, Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
@@ -45,6 +44,7 @@ class Following:
         clock: Callable[[], float],
         limits: IndexLimits | None,
         times: FeedTimes,
+        turns: Turns,
     ) -> None:
         self.index = Index(12345678, limits)
         self.transport = transport
@@ -54,7 +54,7 @@ class Following:
             Feed(transport.recovery),
             self.owner,
             transport,
-            SharedByFeeds(Turns(), ReplaySlots(), clock, chance=lambda: 0.5, times=times),
+            SharedByFeeds(turns, ReplaySlots(), clock, chance=lambda: 0.5, times=times),
         )
         self.feed = self.subscriber.feed
         self.task = asyncio.create_task(self.subscriber.run())
@@ -78,8 +78,10 @@ async def following(
     clock: Callable[[], float] = lambda: 0.0,
     limits: IndexLimits | None = None,
     times: FeedTimes = USUAL,
+    turns: Turns | None = None,
 ) -> AsyncIterator[Following]:
-    followed = Following(transport or MemoryTransport(), clock, limits, times)
+    transport = transport or MemoryTransport()
+    followed = Following(transport, clock, limits, times, turns or Turns())
     yield followed
     followed.task.cancel()
     await asyncio.gather(followed.task, return_exceptions=True)
@@ -478,11 +480,10 @@ async def test_error_while_applying_makes_all_blocks_uncertain(
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
-async def test_replay_yields_the_loop_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "SLICE_SECONDS", 0.0)
+async def test_replay_yields_the_loop_between_slices() -> None:
     history: dict[int, Body] = {number: payload(number, block(number + 1)) for number in range(50)}
     seen: set[int] = set()
-    async with following(MemoryTransport(history)) as followed:
+    async with following(MemoryTransport(history), turns=Turns(0.0)) as followed:
         followed.transport.put(Connected())
         while followed.feed.state is not FeedState.LIVE:
             seen.add(followed.owner.blocks)

@@ -1,15 +1,11 @@
 import asyncio
 import itertools
 
-import pytest
-
-from kvstate.feeds import turns as turns_module
 from kvstate.feeds.turns import MAX_TURNS_AT_ONCE, Turns
 
 
-async def test_slice_is_over_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 60.0)
-    turns = Turns()
+async def test_slice_is_over_after_its_time() -> None:
+    turns = Turns(60.0)
     assert turns.is_over()
     await turns.next()
     assert not turns.is_over()
