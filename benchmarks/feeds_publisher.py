@@ -83,8 +83,8 @@ def main() -> None:
     ended = threading.Event()
 
     def read_lines() -> None:
-        for line in sys.stdin:
-            orders.append(int(line))  # noqa: PERF401 - each is wanted when it comes
+        while line := sys.stdin.readline():
+            orders.append(int(line))
         ended.set()
 
     print(json.dumps([publisher.endpoints for publisher in made]), flush=True)

@@ -14,7 +14,8 @@ def tell_fault(log: logging.Logger, what: str, error: Exception) -> None:
     what: with %s for the type.
     """
     frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant
+    kind = type(error).__name__
+    log.error("%s\n%s", what % kind, frames)
 
 
 class _JsonFormatter(logging.Formatter):

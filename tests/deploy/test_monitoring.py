@@ -135,8 +135,8 @@ async def test_panels_show_data_of_a_running_system() -> None:
             predictions = [one["predictions"] for one in await system.status()]
             assert sum(one["requests"] for one in predictions) > 0
             assert not any(one["causes"] for one in predictions)
-            for expr in exprs():
-                expr = expr.replace("$__rate_interval", "1m")  # noqa: PLW2901 - what Grafana does
+            for asked in exprs():
+                expr = asked.replace("$__rate_interval", "1m")  # as Grafana does
                 await prometheus.query(expr)
                 if not any(name in expr for name in ABSENT):
                     await shows(prometheus, expr)

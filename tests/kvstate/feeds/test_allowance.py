@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -112,6 +113,10 @@ async def test_flooding_feed_is_uncertain_and_keeps_to_its_share_of_the_loop() -
         assert flood.sent > sent  # it is still read
 
 
+def has_taken(fleet: FollowedWorkers, number: int) -> bool:
+    return fleet.feeds("honest")[0].last_sequence == number
+
+
 async def test_events_of_other_workers_are_applied_during_a_flood() -> None:
     async with flooded() as (fleet, flood):
         honest = MemoryTransport({})
@@ -121,7 +126,7 @@ async def test_events_of_other_workers_are_applied_during_a_flood() -> None:
         for number in range(50):
             before = flood.sent
             honest.put(Batch(number, payload(number, block(number + 1, number or None))))
-            await until(lambda: fleet.feeds("honest")[0].last_sequence == number, pause=0)  # noqa: B023 - awaited within its turn
+            await until(partial(has_taken, fleet, number), pause=0)
             assert flood.sent - before <= 256, "it waited for the flood"
         await until(lambda: sum(fleet.overlaps(chain(50))["honest"].tiers) == 50)
         assert fleet.feeds("honest")[0].reason == ""

@@ -187,7 +187,7 @@ def serving(workers: object) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(json.dumps(workers).encode())
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library calls it so
+        def log_message(self, *_: Any) -> None:
             """Logs nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Workers) as server:
