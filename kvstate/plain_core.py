@@ -26,7 +26,7 @@ from kvstate.core import (
 from kvstate.events import BlockHash
 from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
 from kvstate.plain_ends import EndClass, Ends, leading
-from kvstate.plain_rows import Learned, Row, encoded, learned_in, rows_in
+from kvstate.plain_rows import Learned, SavedRow, encoded, learned_in, rows_in
 from kvstate.wire.extras import Admission, Groups
 
 # Block key -> the bits of all segments that hold it.
@@ -202,16 +202,16 @@ class Segment:
             if pool.medium in media and stored < age:
                 self.forget(pool, block)
 
-    def rows(self, at: int, most: int, *, is_uncertain: bool) -> list[Row]:
+    def rows(self, at: int, most: int, *, is_uncertain: bool) -> list[SavedRow]:
         """Returns at most this many of its hashes, from the `at`th on."""
-        rows: list[Row] = []
+        rows: list[SavedRow] = []
         for pool, blocks in self.pools.items():
             some = islice(blocks.items(), at, at + most - len(rows))
             rows += (self._row(pool, block, key, is_uncertain=is_uncertain) for block, key in some)
             at = max(0, at - len(blocks))
         return rows
 
-    def put(self, row: Row) -> None:
+    def put(self, row: SavedRow) -> None:
         """Adds a hash as it was saved.
 
         Raises:
@@ -225,8 +225,8 @@ class Segment:
         if row.may_be_fewer:
             self.note_repeat(pool, row.block)
 
-    def _row(self, pool: BlockPool, block: BlockHash, key: int, *, is_uncertain: bool) -> Row:
-        return Row(
+    def _row(self, pool: BlockPool, block: BlockHash, key: int, *, is_uncertain: bool) -> SavedRow:
+        return SavedRow(
             pool.medium,
             pool.group,
             pool.block_size,

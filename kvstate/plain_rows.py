@@ -48,7 +48,7 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Row(NamedTuple):
+class SavedRow(NamedTuple):
     """One hash of an owner, in a pool and segment. age: 0 where copies are counted."""
 
     medium: str
@@ -79,16 +79,16 @@ class Row(NamedTuple):
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_rows = msgspec.msgpack.Decoder(list[Row])
+_rows = msgspec.msgpack.Decoder(list[SavedRow])
 _learned = msgspec.msgpack.Decoder(Learned)
 
 
-def encoded(saved: list[Row] | Learned) -> bytes:
+def encoded(saved: list[SavedRow] | Learned) -> bytes:
     """Returns what is saved, as bytes."""
     return _encoder.encode(saved)
 
 
-def rows_in(saved: bytes) -> list[Row]:
+def rows_in(saved: bytes) -> list[SavedRow]:
     """Returns saved rows.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Literal
 from simulator.cache import Holding, PrefixCache
 from simulator.events import Event
 from simulator.hashing import NO_NAMESPACE, CacheNamespace
-from simulator.responses import Writer
+from simulator.responses import AnswerWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class SimulatedEngine:
         self,
         cache: PrefixCache,
         latency: Latency,
-        writer: Writer,
+        writer: AnswerWriter,
         *,
         end_of_turn: int,
         max_running: int,

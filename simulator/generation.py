@@ -15,7 +15,7 @@ from simulator.engine import Job, SimulatedEngine, Step
 from simulator.handover import Half
 from simulator.hashing import CacheNamespace, PlacedItem
 from simulator.requests import ChatRequest, Completion, Generation, Message
-from simulator.responses import ApiError, Body, Form, UsageCounts, Writer, bad_request
+from simulator.responses import AnswerWriter, ApiError, Body, Form, UsageCounts, bad_request
 from simulator.tokens import ModelTokens
 from simulator.worker import SimulatedWorker
 
@@ -58,7 +58,7 @@ class _Run:
 class Generator:
     """Answers completions and chats, each on one of a worker's ranks."""
 
-    def __init__(self, tokens: ModelTokens, writer: Writer, worker: SimulatedWorker) -> None:
+    def __init__(self, tokens: ModelTokens, writer: AnswerWriter, worker: SimulatedWorker) -> None:
         self._settings = worker.settings
         self._tokens = tokens
         self._writer = writer

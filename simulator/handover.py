@@ -47,7 +47,7 @@ class _Room:
     is_lost: bool = False
 
 
-class Handover:
+class BlockHandover:
     """One worker's half of the transfers.
 
     ranks: those whose blocks other workers may fetch. finished: parts completed. timeouts: parts

@@ -18,7 +18,7 @@ from simulator.events import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored
 from simulator.hashing import ROOT, Hashing, SglangHashing, VllmHashing
 from simulator.interference import Interference
 from simulator.publisher import LoadPublisher, LoadStat, Publisher, PublisherOptions
-from simulator.responses import Writer
+from simulator.responses import AnswerWriter
 from simulator.settings import Settings, rank_endpoint
 
 _PRIORITY = 35  # TensorRT-LLM's default
@@ -147,7 +147,7 @@ class Rank:
     """
 
     def __init__(
-        self, number: int, settings: Settings, writer: Writer, *, end_of_turn: int
+        self, number: int, settings: Settings, writer: AnswerWriter, *, end_of_turn: int
     ) -> None:
         self.number = number
         self.interference = Interference()

@@ -187,7 +187,7 @@ _SHORTEST_ANSWER = 16
 _ANSWER_LENGTHS = 112
 
 
-class Writer:
+class AnswerWriter:
     """Chooses the tokens of answers for one tokenizer."""
 
     def __init__(self, tokens: ModelTokens) -> None:

@@ -24,11 +24,11 @@ from prometheus_client.registry import Collector
 from simulator import requests, responses
 from simulator.dialects import EngineName
 from simulator.generation import Generator
-from simulator.handover import Handover
+from simulator.handover import BlockHandover
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
 from simulator.rank import Rank
 from simulator.requests import CachedPrefix, ChatRequest, Completion, Message, Misbehave, Tokenize
-from simulator.responses import ApiError, Writer, bad_request, decoded, json_response
+from simulator.responses import AnswerWriter, ApiError, bad_request, decoded, json_response
 from simulator.settings import Settings, split_address
 from simulator.tokens import ModelTokens
 from simulator.worker import Faults, SimulatedWorker
@@ -68,7 +68,7 @@ async def running(settings: Settings) -> AsyncIterator[SimulatedWorker]:
             settings=settings,
             ranks=ranks,
             faults=Faults(ranks),
-            handover=Handover(settings, ranks),
+            handover=BlockHandover(settings, ranks),
         )
         stack.push_async_callback(worker.handover.close)
         if settings.transfer_listen is not None:
@@ -80,10 +80,10 @@ async def running(settings: Settings) -> AsyncIterator[SimulatedWorker]:
 
 
 @cache
-def _read_model(directory: Path, template: Path | None) -> tuple[ModelTokens, Writer]:
+def _read_model(directory: Path, template: Path | None) -> tuple[ModelTokens, AnswerWriter]:
     """Reads a model once for all workers of a process: it takes longer than starting one."""
     tokens = ModelTokens(directory, template)
-    return tokens, Writer(tokens)
+    return tokens, AnswerWriter(tokens)
 
 
 async def _serve(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulator.engine import SimulatedEngine
-from simulator.handover import Handover
+from simulator.handover import BlockHandover
 from simulator.hashing import CacheNamespace
 from simulator.interference import Corruption, ReplayFault
 from simulator.rank import Rank
@@ -127,7 +127,7 @@ class SimulatedWorker:
     settings: Settings
     ranks: Sequence[Rank]
     faults: Faults
-    handover: Handover
+    handover: BlockHandover
     balance: Balance = field(default_factory=Balance)
 
     @property

@@ -45,7 +45,7 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
-class _Version(msgspec.Struct):
+class _VersionAnswer(msgspec.Struct):
     version: str
 
 
@@ -92,7 +92,7 @@ def drafts_in_metrics(text: bytes) -> bool:
 def release_in(answer: bytes) -> Release | str:
     """Returns the release in an answer to GET /version or /server_info, or why there is none."""
     try:
-        version = msgspec.json.decode(answer, type=_Version).version
+        version = msgspec.json.decode(answer, type=_VersionAnswer).version
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "its answer names no version"
     release = release_of(version)

@@ -124,7 +124,7 @@ class _Passing(Record, eq=False):
     numbers: "array[int] | None" = None
 
 
-class _File:
+class _RecordFile:
     """The current file and the older ones. Only the thread uses it.
 
     clock: seconds since 1970. monotonic: seconds; files are started anew by this clock.
@@ -275,7 +275,7 @@ class Recorder:
         self._secret = secret
         self._clock = clock
         self._monotonic = monotonic
-        self._file = _File(settings, path, clock, monotonic)
+        self._file = _RecordFile(settings, path, clock, monotonic)
         self._open: dict[int, _Passing] = {}
         self._hashing: deque[_Passing] = deque()
         self._ended: deque[tuple[_Passing, Outcome | None]] = deque()

@@ -25,7 +25,7 @@ DOUBTFUL = 3
 DRAFT_DROP, GROUP_MISSING = "draft_drop", "group_missing"
 
 
-class _Kind(Enum):
+class _OutcomeKind(Enum):
     EXACT = 0
     LOWER_BY_ONE = 1
     LOWER = 2
@@ -45,7 +45,7 @@ class ReuseFindings:
     def __init__(self) -> None:
         self.draft_drop = 0
         self.doubt = ""
-        self._recent: deque[_Kind] = deque(maxlen=RECENT)
+        self._recent: deque[_OutcomeKind] = deque(maxlen=RECENT)
         self._since = 0  # outcomes since the last one that was too low
 
     def forget(self) -> None:
@@ -88,16 +88,16 @@ class ReuseFindings:
 
     def _drafts(self) -> bool:
         """Whether most recent outcomes are as a draft makes them."""
-        return 2 * self._recent.count(_Kind.LOWER_BY_ONE) > len(self._recent)
+        return 2 * self._recent.count(_OutcomeKind.LOWER_BY_ONE) > len(self._recent)
 
     def _learn_draft(self) -> bool:
         """Learns that the worker drafts, or that it does not; returns whether that is new."""
         count = len(self._recent)
         if count < LEAST_OUTCOMES:
             return False
-        drafts = self._recent.count(_Kind.LOWER_BY_ONE) >= DRAFT_SHARE * count
+        drafts = self._recent.count(_OutcomeKind.LOWER_BY_ONE) >= DRAFT_SHARE * count
         last = list(self._recent)[-LEAST_OUTCOMES:]
-        ends = 2 * last.count(_Kind.HIGHER_BY_ONE) > LEAST_OUTCOMES
+        ends = 2 * last.count(_OutcomeKind.HIGHER_BY_ONE) > LEAST_OUTCOMES
         if not drafts and not (ends and self.draft_drop):
             return False
         drop = self.draft_drop + 1 if drafts else 0
@@ -107,8 +107,8 @@ class ReuseFindings:
 
     def _judge(self, *, has_groups: bool) -> None:
         """Decides whether the outcomes are in doubt."""
-        by_one = self._recent.count(_Kind.LOWER_BY_ONE)
-        lower = by_one + self._recent.count(_Kind.LOWER)
+        by_one = self._recent.count(_OutcomeKind.LOWER_BY_ONE)
+        lower = by_one + self._recent.count(_OutcomeKind.LOWER)
         if self.doubt:
             self.doubt = "" if self._since >= RECENT else self.doubt
         elif self._drafts() and by_one >= DOUBTFUL:
@@ -117,9 +117,9 @@ class ReuseFindings:
             self.doubt = GROUP_MISSING
 
 
-def _kind_of(error: int, unit: int) -> _Kind:
+def _kind_of(error: int, unit: int) -> _OutcomeKind:
     if error == 0:
-        return _Kind.EXACT
+        return _OutcomeKind.EXACT
     if error > 0:
-        return _Kind.LOWER_BY_ONE if error == unit else _Kind.LOWER
-    return _Kind.HIGHER_BY_ONE if error == -unit else _Kind.HIGHER
+        return _OutcomeKind.LOWER_BY_ONE if error == unit else _OutcomeKind.LOWER
+    return _OutcomeKind.HIGHER_BY_ONE if error == -unit else _OutcomeKind.HIGHER

@@ -74,7 +74,7 @@ class Places(Protocol):
         """Returns them by their ids in messages."""
 
 
-class Identity(NamedTuple):
+class RouterIdentity(NamedTuple):
     """One run of a router: its name, and a number that is higher after every restart."""
 
     origin: str
@@ -92,7 +92,7 @@ class Peer:
     anything. remaining_marks: how many marks it may add now.
     """
 
-    identity: Identity
+    identity: RouterIdentity
     since: float
     heard_at: float
     lag: float
@@ -160,9 +160,9 @@ class Picture:
         self._draw = draw
         self._has_gap = False
         self._asked_at = -ASK_SECONDS
-        self.strangers: OrderedDict[Identity, Stranger] = OrderedDict()
-        self.departed: OrderedDict[Identity, int] = OrderedDict()
-        self.peers: dict[Identity, Peer] = {}
+        self.strangers: OrderedDict[RouterIdentity, Stranger] = OrderedDict()
+        self.departed: OrderedDict[RouterIdentity, int] = OrderedDict()
+        self.peers: dict[RouterIdentity, Peer] = {}
         self.counts: Counter[str] = Counter()
         self.unknown_workers = 0
         self.excess_claims = 0
@@ -240,7 +240,7 @@ class Picture:
             MessageError: the sender has not proved that it runs, the message is no newer than one
                 that was accepted, or was held back, or there are too many routers.
         """
-        identity = Identity(news.origin, news.incarnation)
+        identity = RouterIdentity(news.origin, news.incarnation)
         other = self.peers.get(identity)
         if other is None:
             return self._newcomer(identity, news, now, wall_us)
@@ -253,7 +253,9 @@ class Picture:
         other.lag = least
         return other
 
-    def _newcomer(self, identity: Identity, news: RouterNews, now: float, wall_us: int) -> Peer:
+    def _newcomer(
+        self, identity: RouterIdentity, news: RouterNews, now: float, wall_us: int
+    ) -> Peer:
         """Returns a record for a sender that has answered its challenge; else challenges it.
 
         Raises:

@@ -4,7 +4,7 @@ from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
-from kvstate.plain_rows import Row, encoded
+from kvstate.plain_rows import SavedRow, encoded
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
@@ -291,7 +291,7 @@ def test_removal_that_tells_what_is_left_ends_no_block_that_ages(core: Core) -> 
     core.check()
 
 
-ROW = Row("GPU", None, 2, False, 1, 7, 1, 1, False, 0)
+ROW = SavedRow("GPU", None, 2, False, 1, 7, 1, 1, False, 0)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ ROW = Row("GPU", None, 2, False, 1, 7, 1, 1, False, 0)
         ROW._replace(age=-1),
     ],
 )
-def test_row_that_no_owner_has_is_refused(row: Row) -> None:
+def test_row_that_no_owner_has_is_refused(row: SavedRow) -> None:
     core = PlainCore(1, 100, Overlap)
     owner = add(core)
     with pytest.raises(ValueError, match=r"row|size|group"):
