@@ -211,7 +211,7 @@ class FollowedWorkers:
             made.append((yield from owner.saving(rows)))
 
         at = feed.saved()
-        if at is None or not owner.is_savable:
+        if at is None:
             return None
         await followed.subscriber.visit(steps)
         if not made:  # its feed failed, or it was removed

@@ -294,15 +294,6 @@ class Owner:
             yield
         self._turnover.begin(self.status["removed_certain"])
 
-    @property
-    def is_savable(self) -> bool:
-        """Whether what `saving` returns says all that it holds.
-
-        It leaves out the ends of other attention groups: without them, a prefix would be credited
-        that the engine cannot reuse.
-        """
-        return not self.other_groups().are_there
-
     def saving(self, rows: list[bytes]) -> Generator[None, None, SavedOwner]:
         """Returns what is known besides the blocks, and appends their rows, in steps.
 

@@ -26,7 +26,7 @@ from kvstate.core import (
 from kvstate.events import BlockHash
 from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
 from kvstate.plain_ends import EndClass, Ends, leading
-from kvstate.plain_rows import Learned, SavedRow, encoded, learned_in, rows_in
+from kvstate.plain_rows import Learned, Rows, SavedRow, encoded, learned_in, rows_in
 from kvstate.wire.extras import Admission, Groups
 
 # Block key -> the bits of all segments that hold it.
@@ -618,6 +618,7 @@ class PlainCore:
                 held.mark,
                 held.counts["removed_certain"],
                 sorted(held.groups.saved().items()),
+                None if held.ends is None else held.ends.saved(),
             )
         )
 
@@ -629,23 +630,35 @@ class PlainCore:
         held.removing, held.aging = learned.removing, learned.aging
         held.copies_announced = learned.copies_announced
         held.counts["removed_certain"] = learned.removed_certain
+        if learned.ends is not None:
+            held.ends = Ends()
+            held.ends.put(learned.ends)
         return True
 
     def saved_rows(self, owner: int, at: int, work: int) -> tuple[bytes, int | None]:
-        held, most = self._owners[owner], 1 + work // _WORK_PER_BLOCK
+        held, left = self._owners[owner], 1 + work // _WORK_PER_BLOCK
+        blocks, ends = held.blocks, held.ends or Ends()
         certain = len(held.certain)
-        rows = held.certain.rows(at, most, is_uncertain=False)
+        rows = held.certain.rows(at, left, is_uncertain=False)
         begin = max(0, at - certain)
-        rows += held.uncertain.rows(begin, most - len(rows), is_uncertain=True)
-        at += len(rows)
-        return encoded(rows), None if at == held.blocks else at
+        rows += held.uncertain.rows(begin, left - len(rows), is_uncertain=True)
+        its_ends = ends.rows(max(0, at - blocks), left - len(rows))
+        at += len(rows) + len(its_ends)
+        is_over = at == blocks + len(ends.entries)
+        return encoded(Rows(rows, its_ends)), None if is_over else at
 
     def put_rows(self, owner: int, rows: bytes, at: int, work: int) -> int:  # in one go here
-        held = self._owners[owner]
-        for row in rows_in(rows):
-            if held.blocks >= held.limit_blocks or row.age > held.age:
+        held, read = self._owners[owner], rows_in(rows)
+        if read.ends and held.ends is None:
+            raise ValueError("these are ends of an owner without other groups")
+        for row in read.blocks:
+            if held.is_full(1) or row.age > held.age:
                 raise ValueError("these are more rows than an owner may have, or newer ones")
             (held.uncertain if row.is_uncertain else held.certain).put(row)
+        for its in read.ends if held.ends is not None else ():
+            if held.is_full(1):
+                raise ValueError("these are more ends than an owner may have")
+            held.ends.put_row(its)
         return len(rows)
 
     def memory(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstate.events import BlockHash
+from kvstate.plain_rows import EndRow, SavedGroups
 
 MAX_GROUPS = 12
 MAX_CLASSES = 4
@@ -27,6 +28,11 @@ class End:
     copies: int = 0
     may_repeat: bool = False
     in_doubt: bool = False
+
+    @property
+    def row(self) -> tuple[int, bool, bool]:
+        """The fields, as they are saved."""
+        return self.copies, self.may_repeat, self.in_doubt
 
     def store(self, *, may_repeat: bool) -> None:
         """Adds a copy."""
@@ -96,6 +102,35 @@ class Ends:
             self.is_inexact = True
             return
         self.classes.setdefault(its, set()).add(group)
+
+    def saved(self) -> SavedGroups:
+        """Returns what is known of the groups."""
+        groups = [(group, *its) for group, its in self.groups.items()]
+        return SavedGroups(groups, self.is_inexact)
+
+    def put(self, saved: SavedGroups) -> None:
+        """Puts that in, before anything else is known."""
+        for group, block_size, reach in saved.groups:
+            self.note_group(group, block_size, reach)
+        self.is_inexact |= saved.is_inexact
+
+    def rows(self, at: int, most: int) -> list[EndRow]:
+        """Returns the ends of at most this many hashes, from the `at`th on."""
+        some = itertools.islice(self.entries.items(), at, at + most)
+        return [EndRow(block, [(group, *its.row) for group, its in entry.ends.items()]) for block, entry in some]
+
+    def put_row(self, row: EndRow) -> None:
+        """Adds the ends of a hash as they were saved.
+
+        Raises:
+            ValueError: they are damaged, or there are ends of this hash.
+        """
+        ends = {group: End(*its) for group, *its in row.ends}
+        is_sound = all(0 < its.copies <= MAX_COPIES for its in ends.values())
+        is_new = row.block not in self.entries and len(ends) == len(row.ends) > 0
+        if not (is_sound and is_new and ends.keys() <= self.groups.keys()):
+            raise ValueError("these are no ends of an owner")
+        self.entries[row.block] = Entry(self.message, ends)
 
     def store(self, block: BlockHash, group: int, *, may_repeat: bool) -> None:
         """Adds a copy of a block of a group that was noted."""

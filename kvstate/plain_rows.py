@@ -13,15 +13,31 @@ from kvstate.events import BlockHash
 from kvstate.overlap import ORDER_OF_MEDIUM
 from kvstate.wire.extras import MAX_GROUP, MAX_GROUPS
 
-LAYOUT = 1
+LAYOUT = 2
 
 MAX_BLOCK_SIZE = 65_536
+
+
+class SavedGroups(msgspec.Struct, frozen=True, array_like=True):
+    """The other groups of an owner: of each its number, block size and reach."""
+
+    groups: list[tuple[int, int, int]]
+    is_inexact: bool
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether stores can have named these groups."""
+        return len({group for group, _, _ in self.groups}) == len(self.groups) and all(
+            0 <= group <= MAX_GROUP and 0 < size <= MAX_BLOCK_SIZE and reach > 0
+            for group, size, reach in self.groups
+        )
 
 
 class Learned(msgspec.Struct, frozen=True, array_like=True):
     """What was learned of an owner's events, besides its blocks.
 
     groups: of attention, by number, with the state of each; the encoder orders only names of dicts.
+    ends: what `kvstate.plain_ends` knows of other groups, None if there are none.
     """
 
     block_size: int
@@ -32,10 +48,13 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
     mark: int
     removed_certain: int
     groups: list[tuple[int, int]]
+    ends: SavedGroups | None
 
     @property
     def is_sound(self) -> bool:
         """Whether a core can have learned this."""
+        if self.ends is not None and not self.ends.is_sound:
+            return False
         media = self.removing | self.aging
         return (
             0 <= self.block_size <= MAX_BLOCK_SIZE
@@ -76,19 +95,33 @@ class SavedRow(NamedTuple):
         return BlockPool.of(self.medium, self.group, self.block_size)
 
 
+class EndRow(NamedTuple):
+    """The ends under one hash: of each group its number, and the fields of its `End`."""
+
+    block: BlockHash
+    ends: list[tuple[int, int, bool, bool]]
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of what an owner holds."""
+
+    blocks: list[SavedRow]
+    ends: list[EndRow]
+
+
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_rows = msgspec.msgpack.Decoder(list[SavedRow])
+_rows = msgspec.msgpack.Decoder(Rows)
 _learned = msgspec.msgpack.Decoder(Learned)
 
 
-def encoded(saved: list[SavedRow] | Learned) -> bytes:
+def encoded(saved: Rows | Learned) -> bytes:
     """Returns what is saved, as bytes."""
     return _encoder.encode(saved)
 
 
-def rows_in(saved: bytes) -> list[SavedRow]:
+def rows_in(saved: bytes) -> Rows:
     """Returns saved rows.
 
     Raises:

@@ -47,7 +47,13 @@ from extproc.running.handover import Handover, Predecessor, place_of
 from extproc.running.parts import Part, started, task_part
 from extproc.running.processes import ProcessMember
 from extproc.running.readiness import Readiness, with_others
-from extproc.running.state_file import StateCollector, StateFile, read
+from extproc.running.state_file import (
+    PROVING_SECONDS,
+    RELIEVING_SECONDS,
+    StateCollector,
+    StateFile,
+    read,
+)
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
@@ -206,7 +212,7 @@ async def running(
             recorder=recorder,
             router=router,
             sharing=_sharing(config, telling, workers, router),
-            state=_state_file(config, saved, fleet, workers),
+            state=_state_file(config, saved, fleet, workers, is_awaited=before is None),
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
@@ -275,9 +281,17 @@ async def _saved_state(config: Config) -> SavedState | None:
 
 
 def _state_file(
-    config: Config, saved: SavedState | None, fleet: FollowedWorkers, workers: Workers
+    config: Config,
+    saved: SavedState | None,
+    fleet: FollowedWorkers,
+    workers: Workers,
+    *,
+    is_awaited: bool,
 ) -> StateFile | None:
-    """Returns the state file, None if none is configured; workers begin with what was saved."""
+    """Returns the state file, None if none is configured; workers begin with what was saved.
+
+    is_awaited: whether no other router serves until this one does.
+    """
 
     def about() -> StateHeader:
         return StateHeader(default_layout(), installed_version(), time.time(), fleet.secret)
@@ -291,7 +305,14 @@ def _state_file(
     remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
     seconds = config.state.interval_ms / 1000
     return StateFile(
-        config.state.file, seconds, saved, fleet, about, identity, keepers=[remembered]
+        config.state.file,
+        seconds,
+        saved,
+        fleet,
+        about,
+        identity,
+        keepers=[remembered],
+        proving_seconds=PROVING_SECONDS if is_awaited else RELIEVING_SECONDS,
     )
 
 

@@ -31,12 +31,15 @@ log = logging.getLogger("kvsteer.state")
 # The largest file that is read: more than 150 million blocks.
 MAX_FILE_BYTES = 4 * 1024**3
 
-# How long a starting router waits until publishers have proven what was restored; a worker that
-# does not answer by then is uncertain until it does.
+# How long a starting router waits until publishers have proven what was restored, and how long if
+# another router serves meanwhile; a worker that does not answer by then is uncertain until it does.
 PROVING_SECONDS = 1.0
+RELIEVING_SECONDS = 20.0
 
 # How often it looks whether they have, and for how long it looks for those that are late.
 LOOK_SECONDS = 0.005
+# What a look counts for at most: while the process gets no CPU, no answer can be read.
+LONGEST_LOOK_SECONDS = 4 * LOOK_SECONDS
 LOOK_LATE_SECONDS = 0.5
 LATE_SECONDS = 600.0
 
@@ -122,7 +125,8 @@ class StateFile:
 
     path: of the file. state: what it said at the start, None if nothing. about: returns who writes
     it. identity: returns that of a worker's engine, None for an unknown worker. keepers: save and
-    restore more. is_handed_over: set once another router writes the file.
+    restore more. proving_seconds: how long it waits for publishers at most, while the process can
+    run. is_handed_over: set once another router writes the file.
     """
 
     def __init__(
@@ -134,7 +138,9 @@ class StateFile:
         about: Callable[[], StateHeader],
         identity: Callable[[str], str | None],
         keepers: Sequence[Keeper] = (),
+        proving_seconds: float = PROVING_SECONDS,
     ) -> None:
+        self._proving_seconds = proving_seconds
         self._path = Path(path)
         self._interval_seconds = interval_seconds
         self._unclaimed = {} if state is None else dict(state.ranks)
@@ -176,13 +182,14 @@ class StateFile:
 
         is_complete: returns whether all workers are known that will be soon.
         """
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
+        time_of, waited_seconds = asyncio.get_running_loop().time, 0.0
         while self._unproven or (self._unclaimed and not is_complete()):
             self._look()
-            if loop.time() - began_at >= PROVING_SECONDS:
+            if waited_seconds >= self._proving_seconds:
                 break
+            began_at = time_of()
             await asyncio.sleep(LOOK_SECONDS)
+            waited_seconds += min(time_of() - began_at, LONGEST_LOOK_SECONDS)
         if self.outcomes or self._unproven:
             log.info(
                 "state.file: %d workers are known again, %d are not, %d have not answered yet",

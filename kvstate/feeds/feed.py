@@ -43,6 +43,7 @@ be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or 
                                  where it does not follow n
     replay failed, later         ask for everything; its first   -
                                  answer replaces what is held
+    replay after restore fails   ask from n - 1 again, twice     -
     silence                      replay from n - 1, once, then   a hole where it resumes; a queue
                                  seldom: a last one may be lost  may have nothing to say
     restarts in a row            replays contradict the live     -
@@ -71,6 +72,7 @@ The possible next states, by their first letters (S for stale; a dot: always the
     replayed        .     RLD   RLD   RD    .     .
     replay_ended    .     RLD   RLD   RD    .     .
     replay_failed   .     RLD   .     .     .     .
+    ask_again       .     .     .     .     .     .
     ask_everything  .     .     .     .     .     .
     snapshot        R     .     R     RD    R     R
     snapshot_late   .     RD    .     .     .     .
@@ -142,6 +144,9 @@ class RequestReplay(msgspec.Struct, frozen=True):
 # A batch to apply.
 Effect = Batch | Forget | Demote | RequestReplay
 
+# How often the replay that follows what was restored is asked for, if it fails.
+RESTORING_TRIES = 3
+
 # How many stamps of the last batches are saved: the last one is the proof.
 SAVED_STAMPS = 8
 
@@ -168,9 +173,10 @@ class Feed:
     """One rank's feed, not connected yet.
 
     recovery: how missed batches are recovered. held: for live batches during a replay. stamps:
-    of the batches that it took.
-    wants_everything: a replay failed, and a complete one may repair this. restoration: what became
-    of the blocks with which it began. dropped: counts the live batches that were dropped because of
+    of the batches that it took. wants_everything: a replay failed, and a complete one may repair
+    this. wants_retry: the replay that follows what was restored failed, and is to be asked for
+    again. restoration: what became of the blocks with which it began. dropped: counts the live
+    batches that were dropped because of
     their number.
     """
 
@@ -187,6 +193,7 @@ class Feed:
         self.replays = 0
         self.dropped = 0
         self.wants_everything = False
+        self.wants_retry = False
         self.restoration = Restoration.NONE
         self._recovery = recovery
         self._asks = recovery is Recovery.REPLAY
@@ -194,6 +201,7 @@ class Feed:
         self._stamps = Stamps() if stamps is None else stamps
         self._doubt = Doubt()
         self._incomplete = ""
+        self._tries = 0  # left, for the replay that follows what was restored
         self._unproven: int | None = None  # this batch, repeated, proves the publisher
         self._snapshot_last: int | None = None
         self._is_snapshot_late = False
@@ -266,6 +274,7 @@ class Feed:
         self._incomplete = saved.incomplete
         self.wants_everything = saved.wants_everything
         self.restoration = Restoration.UNPROVEN
+        self._tries = RESTORING_TRIES
 
     def connect(self) -> list[Effect]:
         """Notes that the subscription is in place, for the first time or again."""
@@ -368,6 +377,7 @@ class Feed:
         )
         if first is not None and self._next != self._asked_at and first > (self._next or 0):
             return self._ask("more was missed meanwhile")
+        self._tries = 0
         return self._catch_up("missing in the replay")
 
     def fail_replay(self, reason: str) -> list[Effect]:
@@ -375,6 +385,10 @@ class Feed:
         self._asks_everything = False
         if not self._asks or self.state is not FeedState.REPLAYING:
             return []  # nothing is repaired or proven by it
+        if self._tries > 1:
+            self._tries -= 1
+            self.wants_retry = True
+            return []
         self.wants_everything = True
         self._doubt.is_unanswered = self._doubt.is_asked
         self._lose_restored()  # a hole; a complete replay will replace what is held
@@ -383,6 +397,11 @@ class Feed:
             return [*self._hole(failed), *self._catch_up(failed)]
         self._incomplete = f"{failed}; earlier blocks are unknown"
         return self._catch_up(failed)
+
+    def ask_again(self) -> list[Effect]:
+        """Requests what follows what was restored again, some time after that replay failed."""
+        is_wanted = self.wants_retry and self.state is FeedState.REPLAYING
+        return self._ask("the replay failed, asking again") if is_wanted else []
 
     def ask_everything(self) -> list[Effect]:
         """Requests all batches that the publisher still has, some time after a replay failed.
@@ -538,7 +557,7 @@ class Feed:
 
     def _request(self) -> list[Effect]:
         self.replays += 1
-        self._asks_everything = False
+        self.wants_retry = self._asks_everything = False
         self._asked_at, self._overtaken = self._next, None
         start = max(0, (self._next or 0) - 1)
         self._proof = self._stamps.get(start)
@@ -573,6 +592,7 @@ class Feed:
         return self.restoration is Restoration.UNPROVEN
 
     def _lose_restored(self) -> None:
+        self._tries = 0
         if self._is_unproven:
             self.restoration = Restoration.LOST
 

@@ -173,8 +173,9 @@ class Subscriber:
         if self.feed.is_in_snapshot and now - self._snapshot_since >= most_seconds:
             await self._effects.carry_out(self.feed.note_late_snapshot())
         await self._go_on()
-        if self.feed.wants_everything and asyncio.get_running_loop().time() >= self._retry_at:
-            await self._effects.carry_out(self.feed.ask_everything())
+        wants_replay = self.feed.wants_everything or self.feed.wants_retry
+        if wants_replay and asyncio.get_running_loop().time() >= self._retry_at:
+            await self._effects.carry_out(self.feed.ask_again() or self.feed.ask_everything())
         while self._signals:
             began_at = asyncio.get_running_loop().time()
             await self._effects.carry_out(self._take(self._signals.popleft()), began_at)

@@ -154,6 +154,23 @@ IndexResult ends_store(Index *index, uint32_t number, int64_t group, uint64_t ha
     return INDEX_OK;
 }
 
+IndexResult ends_put(Index *index, uint32_t number, uint64_t hash, uint64_t counts) {
+    Owner *owner = &index->owners[number];
+    Ends *ends = owner->ends;
+    if (!ends || !counts || counts >> ends->group_count * END_BITS) return INDEX_DAMAGED;
+    for (uint32_t group = 0; group < ends->group_count; group++) {
+        uint64_t end = counts >> group * END_BITS & 31;
+        if (end && !(end & END_COPIES)) return INDEX_DAMAGED;
+    }
+    if (index_is_full(owner, 1)) return INDEX_OVER_LIMIT;
+    if (table_find(&ends->entries, hash).shard) return INDEX_DAMAGED;
+    index->work += 4;
+    Slot slot = table_add(&ends->entries, hash, END_PRESENT);
+    if (!slot.shard) return INDEX_NO_MEMORY;
+    set_counts(index, number, slot, counts);
+    return INDEX_OK;
+}
+
 /* The classes that may have been complete before this message, one bit each. */
 static uint32_t classes_before(Ends *ends, uint64_t hash) {
     Slot slot = table_find(&ends->entries, hash);

@@ -569,7 +569,7 @@ IndexResult index_put(Index *index, uint32_t number, const PoolName *name, uint3
     Owner *owner = &index->owners[number];
     uint32_t segment = owner->certain ^ uncertain;
     if (!tag) return INDEX_DAMAGED;
-    if (owner->blocks >= owner->limit_blocks) return INDEX_OVER_LIMIT;
+    if (index_is_full(owner, 1)) return INDEX_OVER_LIMIT;
     if (!index_widen(index, name->block_size)) return INDEX_NO_MEMORY;
     Pool *pool = pool_find(owner, name);
     IndexResult made = pool ? INDEX_OK : pool_make(index, owner, name, &pool);

@@ -198,6 +198,8 @@ uint32_t ends_need(const Index *index, uint32_t owner, int64_t group);
 /* Adds a copy of an end, or drops one, as for blocks. */
 IndexResult ends_store(Index *index, uint32_t owner, int64_t group, uint64_t hash, bool may_repeat);
 void ends_remove(Index *index, uint32_t owner, int64_t group, uint64_t hash, uint32_t left);
+/* Adds an entry as it was saved, which the owner must not have yet; see persist.h. */
+IndexResult ends_put(Index *index, uint32_t owner, uint64_t hash, uint64_t counts);
 /* Whether the engine may have been able to reuse a part of a prompt that begins with these blocks,
  * before this message: true if that is not known. */
 bool ends_may_reuse(Index *index, uint32_t owner, const uint64_t *hashes, uint32_t count,

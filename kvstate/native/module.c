@@ -877,12 +877,13 @@ static PyObject *core_saved_learned(Core *self, PyObject *number) {
 
 static PyObject *core_put_learned(Core *self, PyObject *const *given, Py_ssize_t count) {
     if (!arguments_are(count, 2)) return NULL;
-    Owner *owner = owner_of(self, given[0]);
+    const Owner *owner = owner_of(self, given[0]);
     char *bytes;
     Py_ssize_t length;
     if (!owner || PyBytes_AsStringAndSize(given[1], &bytes, &length)) return NULL;
+    index_begin(&self->index, UINT64_MAX);
     return PyBool_FromLong(
-        persist_put_learned(owner, (const unsigned char *)bytes, (size_t)length));
+        persist_put_learned(&self->index, number_of(self, owner), (const unsigned char *)bytes, (size_t)length));
 }
 
 static PyObject *core_saved_rows(Core *self, PyObject *const *given, Py_ssize_t count) {

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstate.events import BlockHash
+from kvstate.events import BlockHash, finished
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.reuse import ReuseRules
@@ -70,7 +70,7 @@ class HybridMachine(RuleBasedStateMachine):
     def begin(self, model: tuple[OtherGroup, ...], drop: int, *, told: bool) -> None:
         self.index = Index(12345678, compiled=self.compiled)
         self.owner = self.index.add("w", 0, "m")
-        self.model = model
+        self.model, self.announced = model, told
         self.rank = HybridRank("w", drop=drop, announced=told)
         self.owner.trusted = self.rank.trusted = True
         self.owner.note_rules(ReuseRules(told, drop))
@@ -113,6 +113,17 @@ class HybridMachine(RuleBasedStateMachine):
             assert isinstance(block, int)
             self._remove(block, group, left)
             self.rank.remove_end(block, group, left)
+
+    @rule()
+    def restart(self) -> None:
+        """The rank is saved, and put into the index of another router."""
+        rows: list[bytes] = []
+        saved = finished(self.owner.saving(rows))
+        self.index = Index(12345678, compiled=self.compiled)
+        self.owner = self.index.add("w", 0, "m")
+        self.owner.note_rules(ReuseRules(self.announced, self.rank.drop))
+        assert finished(self.owner.restoring(saved, rows))
+        self.owner.trusted = self.rank.trusted
 
     @rule(how=st.sampled_from(("clear", "demote", "distrust", "trust")))
     def interrupt(self, how: str) -> None:

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvstate.events import Batch, Body
-from kvstate.feeds.feed import FeedState
+from kvstate.feeds.feed import FeedState, Restoration
 from kvstate.feeds.transport import Connected, Signal
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
+from kvstate.saved import SavedRows
 from tests.kvstate.recordings import WIRE
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -53,25 +54,46 @@ def records(name: str) -> list[dict[str, Any]]:
     return [record for record in found if record["kind"] == "request"]
 
 
-async def predictions(
-    name: str, rules: ReuseRules, *, is_exact: bool = True
-) -> AsyncIterator[Predicted]:
-    """Sends a worker's feed through decoder, feed and index, as far as before each request."""
-    history: dict[int, Body] = {}
-    fleet, publisher = FollowedWorkers(12345678, clock=lambda: 0.0), Publisher(history)
+async def begun(
+    publisher: Publisher, rules: ReuseRules, saved: list[SavedRows]
+) -> tuple[FollowedWorkers, Publisher]:
+    """Workers that begin with what was saved of one, once all of it is certain."""
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0)
+    fleet.take_saved = lambda *_: dict(enumerate(saved))
     publisher.put(Connected())
     fleet.add("w", "m", [publisher])
     fleet.note_rules("w", rules)
-    sent: list[int] = []
     await until(lambda: fleet.state("w") is FeedState.LIVE)
-    for record in records(name):
+    assert fleet.restoration("w") is (Restoration.PROVEN if saved else Restoration.NONE)
+    return fleet, publisher
+
+
+async def predictions(
+    name: str, rules: ReuseRules, *, is_exact: bool = True, restarts: int = 0
+) -> AsyncIterator[Predicted]:
+    """Sends a worker's feed through decoder, feed and index, as far as before each request.
+
+    restarts: requests after which another router begins with what the last one saved.
+    """
+    history: dict[int, Body] = {}
+    fleet, publisher = await begun(Publisher(history), rules, [])
+    sent: list[int] = []
+    for number, record in enumerate(records(name)):
+        await until(lambda: fleet.batches("w") == len(sent) and publisher.is_asked)
+        if restarts and number % restarts == 1:
+            saved = [one async for one in fleet.saved(lambda _: "")]
+            await fleet.close()
+            sent.clear()
+            last = {max(history): history[max(history)]}  # the buffer is short
+            fleet, publisher = await begun(Publisher(last), rules, saved)
+            sent.append(max(history))
         await until(lambda: fleet.batches("w") == len(sent) and publisher.is_asked)
         details = record["response"]["usage"]["prompt_tokens_details"]
         found = fleet.overlaps(Prompt("m", Tokens("I", record["prompt_token_ids"])))
         yield Predicted(found.get("w", Overlap(1)), details["cached_tokens"] or 0)
         for frame in record["frames"]:
-            history[frame["seq"]] = base64.b64decode(frame["payload_b64"])
-            publisher.put(Batch(frame["seq"], history[frame["seq"]]))
+            history[frame["seq"]] = body = base64.b64decode(frame["payload_b64"])
+            publisher.put(Batch(frame["seq"], body))
             sent.append(frame["seq"])
     assert not is_exact or fleet.feeds("w")[0].counts.keys() <= {
         "batches",
@@ -93,6 +115,17 @@ async def test_predictions_equal_what_the_engine_reported(
         counts["equal"] += one.error == 0 and one.overlap.uncertain == 0
         counts["equal before"] += one.overlap.held_tokens == one.reported
     assert counts == {"equal": 120, "equal before": equal_before}
+
+
+@pytest.mark.usefixtures("each_core")
+@pytest.mark.parametrize(("name", "draft_drop"), [(GEMMA, 0), (QWEN, 0), (EAGLE, 1)])
+async def test_predictions_are_the_same_with_restarts_of_the_router(
+    name: str, draft_drop: int
+) -> None:
+    rules = ReuseRules(announces_copies=True, draft_drop=draft_drop)
+    found = [one async for one in predictions(name, rules, restarts=9)]
+    assert [one.error for one in found] == [0] * 120
+    assert {one.overlap.uncertain for one in found} == {0}
 
 
 @pytest.mark.parametrize(("name", "at_least"), [(GEMMA, 78), (QWEN, 120), (EAGLE, 0)])

@@ -4,7 +4,7 @@ from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
-from kvstate.plain_rows import SavedRow, encoded
+from kvstate.plain_rows import Rows, SavedRow, encoded
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
@@ -308,6 +308,6 @@ def test_row_that_no_owner_has_is_refused(row: SavedRow) -> None:
     core = PlainCore(1, 100, Overlap)
     owner = add(core)
     with pytest.raises(ValueError, match=r"row|size|group"):
-        core.put_rows(owner, encoded([row]), 0, 1 << 30)
-    rows = encoded([ROW])
+        core.put_rows(owner, encoded(Rows([row], [])), 0, 1 << 30)
+    rows = encoded(Rows([ROW], []))
     assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)

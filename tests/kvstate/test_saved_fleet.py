@@ -7,6 +7,7 @@ import pytest
 
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState, Restoration
+from kvstate.feeds.feed_times import FeedTimes
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
@@ -69,6 +70,19 @@ async def test_repeated_batch_makes_all_that_was_saved_certain(
     await until(lambda: again.state("w") is FeedState.LIVE)
     assert later.replays == [3]
     assert again.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))}
+
+
+async def test_replay_that_breaks_off_is_asked_for_again(fleet: FollowedWorkers) -> None:
+    saved = await saved_after(fleet, 3)
+    again = FollowedWorkers(SECRET, clock=lambda: 0.0, times=FeedTimes(0.01, retry_seconds=(0.0, 0.0)))
+    later = publisher(3, 4)
+    later.replay_error = "silence"
+    begin(again, saved, later)
+    await until(lambda: later.replays == [3, 3])
+    later.replay_error = None
+    await until(lambda: again.overlaps(chain(6)) == {"w": Overlap(1, (5, 0, 0, 0))})
+    assert again.restoration("w") is Restoration.PROVEN
+    await again.close()
 
 
 async def test_saved_block_is_uncertain_until_it_is_proven(

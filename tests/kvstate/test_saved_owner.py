@@ -3,6 +3,8 @@
 `test_index_by_oracle` saves and restores after any history.
 """
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,12 +60,35 @@ def test_restored_owner_knows_layout_and_adapters_again() -> None:
 
 
 @each_core
-def test_rank_with_other_attention_groups_is_not_saved() -> None:
+@pytest.mark.parametrize("is_inexact", [False, True])
+def test_restored_owner_knows_the_ends_of_other_groups_again(is_inexact: bool) -> None:
     index = Index(SECRET)
-    owner = filled(index)
-    assert owner.is_savable
-    index.apply(owner, [OtherGroupStored(1, hashes=[1], block_size=2, reach=2)])
-    assert not owner.is_savable
+    owner = with_ends(index, is_inexact=is_inexact)
+    known, rows = saved(owner)
+    other = Index(SECRET)
+    again = other.add("w", 0, "m")
+    assert finished(again.restoring(known, rows))
+    other.check()
+    assert again.other_groups() == owner.other_groups()
+    again.trusted = owner.trusted = True
+    asked = prompt(1, 1, 2, 2, 3, 3, 9)
+    found = index.overlaps(asked)
+    assert other.overlaps(asked) == found
+    assert found["w"].unusable == (0 if is_inexact else 1)
+    later = [OtherGroupStored(1, hashes=[12], block_size=2, reach=2), BlocksRemoved([11], group=1)]
+    for its, rank in ((index, owner), (other, again)):
+        its.apply(rank, later)
+    assert other.overlaps(asked) == index.overlaps(asked)
+
+
+def with_ends(index: Index, *, is_inexact: bool = False) -> Owner:
+    """A rank with three blocks, of which a window ends at the first two."""
+    owner = index.add("w", 0, "m")
+    window = OtherGroupStored(1, hashes=[10, 11], block_size=2, reach=2)
+    index.apply(owner, [replace(stored([10, 11, 12], [1, 1, 2, 2, 3, 3]), group=0), window])
+    if is_inexact:
+        index.apply(owner, [OtherGroupStored(2, hashes=[10], block_size=2, reach=0)])
+    return owner
 
 
 @each_core
@@ -134,9 +159,12 @@ def test_excess_adapters_are_cut() -> None:
 
 
 @given(data=st.data())
+@pytest.mark.parametrize("fill", [filled, with_ends])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiled_core)])
-def test_damaged_bytes_leave_a_sound_index(compiled: bool, data: st.DataObject) -> None:
-    known, rows = saved(filled(Index(SECRET, compiled=compiled)))
+def test_damaged_bytes_leave_a_sound_index(
+    compiled: bool, fill: Callable[[Index], Owner], data: st.DataObject
+) -> None:
+    known, rows = saved(fill(Index(SECRET, compiled=compiled)))
     pieces = [known.learned, *rows]
     at = data.draw(st.integers(0, len(pieces) - 1))
     piece = bytearray(pieces[at])

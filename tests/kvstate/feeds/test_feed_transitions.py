@@ -46,6 +46,7 @@ def events(feed: Feed, chance: random.Random) -> dict[str, Callable[[], object]]
         "replayed": lambda: feed.receive_replayed(came),
         "replay_ended": feed.end_replay,
         "replay_failed": lambda: feed.fail_replay("silent"),
+        "ask_again": feed.ask_again,
         "ask_everything": feed.ask_everything,
         "snapshot": lambda: feed.snapshot(number, number + 1, chance.choice([0, 1])),
         "snapshot_late": feed.note_late_snapshot,

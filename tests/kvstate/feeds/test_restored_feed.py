@@ -5,7 +5,15 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from kvstate.feeds.feed import Demote, Feed, FeedState, Forget, RequestReplay, Restoration
+from kvstate.feeds.feed import (
+    RESTORING_TRIES,
+    Demote,
+    Feed,
+    FeedState,
+    Forget,
+    RequestReplay,
+    Restoration,
+)
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.stamps import Stamps
 from kvstate.saved import MAX_REASON, SavedFeed
@@ -55,8 +63,26 @@ def test_proof_that_is_gone_forgets_what_was_restored(first: int) -> None:
     assert feed.reason == f"batches before {first} are no longer available"
 
 
-def test_replay_that_fails_leaves_what_was_restored_uncertain() -> None:
+def test_replay_that_fails_is_asked_for_again() -> None:
     feed = restored()
+    assert (feed.ask_again(), feed.fail_replay("silence")) == ([], [])
+    assert feed.receive(batch(5)) == []
+    assert feed.wants_retry
+    assert feed.ask_again() == [RequestReplay(4)]
+    assert feed.receive_replayed(batch(4)) == []
+    assert (feed.fail_replay("silence"), feed.ask_again()) == ([], [RequestReplay(4)])
+    assert feed.receive_replayed(batch(4)) == []
+    assert feed.end_replay() == applied(5)
+    assert (feed.state, feed.restoration) == (FeedState.LIVE, Restoration.PROVEN)
+    feed.quiet()
+    assert not feed.wants_retry
+
+
+def test_replays_that_fail_leave_what_was_restored_uncertain() -> None:
+    feed = restored()
+    for _ in range(RESTORING_TRIES - 1):
+        feed.fail_replay("silence")
+        feed.ask_again()
     assert feed.fail_replay("silence") == [Demote()]
     assert (feed.state, feed.restoration) == (FeedState.DEGRADED, Restoration.LOST)
     assert feed.wants_everything
