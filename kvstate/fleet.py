@@ -227,6 +227,13 @@ class FollowedWorkers:
         found = {each.subscriber.restoration for each in self._followed.get(worker, ())}
         return next((one for one in _WORST_FIRST if one in found), Restoration.NONE)
 
+    def is_certain(self, worker: str) -> bool:
+        """Returns whether what all ranks of a worker have stored of late counts as certain now.
+
+        While a replay runs, none of it does.
+        """
+        return all(each.owner.trusted for each in self._followed.get(worker, ()))
+
     async def _keep_expiring(self) -> None:
         """Forgets blocks whose removal may never be announced."""
         while True:

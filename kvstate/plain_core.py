@@ -649,16 +649,15 @@ class PlainCore:
 
     def put_rows(self, owner: int, rows: bytes, at: int, work: int) -> int:  # in one go here
         held, read = self._owners[owner], rows_in(rows)
-        if read.ends and held.ends is None:
-            raise ValueError("these are ends of an owner without other groups")
+        ends = held.ends or Ends()
         for row in read.blocks:
             if held.is_full(1) or row.age > held.age:
                 raise ValueError("these are more rows than an owner may have, or newer ones")
             (held.uncertain if row.is_uncertain else held.certain).put(row)
-        for its in read.ends if held.ends is not None else ():
+        for its in read.ends:  # without other groups, none is possible
             if held.is_full(1):
                 raise ValueError("these are more ends than an owner may have")
-            held.ends.put_row(its)
+            ends.put_row(its)
         return len(rows)
 
     def memory(self) -> int:

@@ -117,7 +117,10 @@ class Ends:
     def rows(self, at: int, most: int) -> list[EndRow]:
         """Returns the ends of at most this many hashes, from the `at`th on."""
         some = itertools.islice(self.entries.items(), at, at + most)
-        return [EndRow(block, [(group, *its.row) for group, its in entry.ends.items()]) for block, entry in some]
+        return [
+            EndRow(block, [(group, *its.row) for group, its in entry.ends.items()])
+            for block, entry in some
+        ]
 
     def put_row(self, row: EndRow) -> None:
         """Adds the ends of a hash as they were saved.
@@ -125,7 +128,7 @@ class Ends:
         Raises:
             ValueError: they are damaged, or there are ends of this hash.
         """
-        ends = {group: End(*its) for group, *its in row.ends}
+        ends = {one[0]: End(*one[1:]) for one in row.ends}
         is_sound = all(0 < its.copies <= MAX_COPIES for its in ends.values())
         is_new = row.block not in self.entries and len(ends) == len(row.ends) > 0
         if not (is_sound and is_new and ends.keys() <= self.groups.keys()):

@@ -1,7 +1,8 @@
 """What is saved of one rank, to be certain of it again after a restart of the router.
 
 No tokens are saved, so no text of a prompt: of each block its engine hash, its key and its copies
-(`kvstate.core.Core.saved_rows`), and the ends of other attention groups by hash. Orphans, which would need their tokens, are left out.
+(`kvstate.core.Core.saved_rows`), and the ends of other attention groups by hash. Orphans, which
+would need their tokens, are left out.
 """
 
 from math import isfinite

@@ -178,7 +178,7 @@ class StateFile:
         return taken
 
     async def start(self, is_complete: Callable[[], bool] = lambda: True) -> None:
-        """Waits a little until publishers have proven what was restored, then writes at intervals.
+        """Waits a little until what was restored is certain, then writes at intervals.
 
         is_complete: returns whether all workers are known that will be soon.
         """
@@ -248,10 +248,10 @@ class StateFile:
             await asyncio.to_thread(file.close)
 
     def _look(self) -> None:
-        """Notes which workers are proven by now, and tells the keepers."""
+        """Notes which workers are proven and caught up by now, and tells the keepers."""
         for worker in list(self._unproven):
             found = self._fleet.restoration(worker)
-            if found is Restoration.UNPROVEN:
+            if found is Restoration.UNPROVEN or not self._fleet.is_certain(worker):
                 continue
             self._unproven.discard(worker)
             self.outcomes[found] += 1

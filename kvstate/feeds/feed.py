@@ -176,8 +176,7 @@ class Feed:
     of the batches that it took. wants_everything: a replay failed, and a complete one may repair
     this. wants_retry: the replay that follows what was restored failed, and is to be asked for
     again. restoration: what became of the blocks with which it began. dropped: counts the live
-    batches that were dropped because of
-    their number.
+    batches that were dropped because of their number.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from tests.engines.test_vllm import (
     router_before,
     text,
 )
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.engine,
@@ -44,8 +45,11 @@ REPLACEMENTS = 5
 # A kill leaves no time to write: the buffers reach back to the last write.
 WRITE_MS = 1_000
 
-# At once, so that a whole round of them fits into the buffers.
 CLIENTS = 2
+
+# What a router knows outlives a kill if the buffers reach back to the last write, however long the
+# next one takes to start: the clients wait once so many batches came since.
+MAX_BATCHES_SINCE_WRITE = 60
 
 # What is predicted when a request is sent may change until the engine begins it.
 TIMING = {"evicted", "stored_meanwhile"}
@@ -75,6 +79,7 @@ class Talk:
         self.is_restarting = False
         self._fleet = fleet
         self._is_over = asyncio.Event()
+        self._written_ns, self._batches = 0, [0 for _ in fleet.held]
 
     async def __aenter__(self) -> Self:
         self._is_over.clear()
@@ -85,9 +90,19 @@ class Talk:
         self._is_over.set()
         await asyncio.gather(*self._clients)
 
+    def _fits(self) -> bool:
+        """Whether the buffers of both engines still reach back to the last write of the state."""
+        written_ns = self._fleet.system.config_file.with_name("state").stat().st_mtime_ns
+        batches = [one.batches for one in self._fleet.held]
+        if written_ns != self._written_ns:
+            self._written_ns, self._batches = written_ns, batches
+        since = max(now - then for now, then in zip(batches, self._batches, strict=True))
+        return since < MAX_BATCHES_SINCE_WRITE
+
     async def _client(self) -> None:
         chances, system = self._fleet.chances, self._fleet.system
         while not self._is_over.is_set():
+            await until(lambda: self._is_over.is_set() or self._fits(), "the state is written")
             words = text(chances.randrange(5), 90), text(chances.random(), 40)
             messages = [
                 {"role": role, "content": said}

@@ -78,8 +78,12 @@ async def predictions(
     history: dict[int, Body] = {}
     fleet, publisher = await begun(Publisher(history), rules, [])
     sent: list[int] = []
+
+    def is_behind() -> bool:
+        return fleet.batches("w") != len(sent) or not publisher.is_asked
+
     for number, record in enumerate(records(name)):
-        await until(lambda: fleet.batches("w") == len(sent) and publisher.is_asked)
+        await until(lambda: not is_behind())
         if restarts and number % restarts == 1:
             saved = [one async for one in fleet.saved(lambda _: "")]
             await fleet.close()
@@ -87,7 +91,7 @@ async def predictions(
             last = {max(history): history[max(history)]}  # the buffer is short
             fleet, publisher = await begun(Publisher(last), rules, saved)
             sent.append(max(history))
-        await until(lambda: fleet.batches("w") == len(sent) and publisher.is_asked)
+            await until(lambda: not is_behind())
         details = record["response"]["usage"]["prompt_tokens_details"]
         found = fleet.overlaps(Prompt("m", Tokens("I", record["prompt_token_ids"])))
         yield Predicted(found.get("w", Overlap(1)), details["cached_tokens"] or 0)

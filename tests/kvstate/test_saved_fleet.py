@@ -74,7 +74,9 @@ async def test_repeated_batch_makes_all_that_was_saved_certain(
 
 async def test_replay_that_breaks_off_is_asked_for_again(fleet: FollowedWorkers) -> None:
     saved = await saved_after(fleet, 3)
-    again = FollowedWorkers(SECRET, clock=lambda: 0.0, times=FeedTimes(0.01, retry_seconds=(0.0, 0.0)))
+    again = FollowedWorkers(
+        SECRET, clock=lambda: 0.0, times=FeedTimes(0.01, retry_seconds=(0.0, 0.0))
+    )
     later = publisher(3, 4)
     later.replay_error = "silence"
     begin(again, saved, later)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvstate.events import BlocksCopied, BlocksRemoved, OtherGroupStored, finished
+from kvstate.events import BlocksCopied, BlocksRemoved, Event, OtherGroupStored, finished
 from kvstate.index import Index
 from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
 from kvstate.saved import SavedOwner
@@ -75,7 +75,10 @@ def test_restored_owner_knows_the_ends_of_other_groups_again(is_inexact: bool) -
     found = index.overlaps(asked)
     assert other.overlaps(asked) == found
     assert found["w"].unusable == (0 if is_inexact else 1)
-    later = [OtherGroupStored(1, hashes=[12], block_size=2, reach=2), BlocksRemoved([11], group=1)]
+    later: list[Event] = [
+        OtherGroupStored(1, hashes=[12], block_size=2, reach=2),
+        BlocksRemoved([11], group=1),
+    ]
     for its, rank in ((index, owner), (other, again)):
         its.apply(rank, later)
     assert other.overlaps(asked) == index.overlaps(asked)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.running.state_file import StateCollector, StateFile, read
-from kvstate.feeds.feed import FeedState
-from kvstate.feeds.transport import Connected
+from kvstate.events import Batch
+from kvstate.feeds.feed import FeedState, Restoration
+from kvstate.feeds.transport import Connected, Malformed
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import default_layout
 from kvstate.overlap import Overlap
@@ -103,6 +104,34 @@ async def test_restarted_router_is_certain_before_it_serves(path: Path) -> None:
         assert (proven.labels, proven.value) == ({"outcome": "proven"}, 1)
         await file.close()
         assert file.bytes == path.stat().st_size > 0
+
+
+class PausingPublisher(MemoryTransport):
+    """Pauses in its replays after the first batch, until `goes_on` is set."""
+
+    goes_on: asyncio.Event
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        async for batch in super().replay(start):
+            yield batch
+            await self.goes_on.wait()
+
+
+async def test_router_serves_only_once_what_came_since_is_applied(path: Path) -> None:
+    await written(path)
+    async with router(path, read(str(path), LAYOUT, NOW)) as (fleet, file):
+        pausing = PausingPublisher(publisher(5, 7).history)
+        pausing.goes_on = asyncio.Event()
+        pausing.put(Connected())
+        fleet.add("w", "m", [pausing])
+        starting = asyncio.create_task(file.start())
+        await until(lambda: fleet.restoration("w") is Restoration.PROVEN)
+        await asyncio.sleep(0)
+        assert not starting.done()
+        pausing.goes_on.set()
+        await starting
+        assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
+        await file.close()
 
 
 async def test_worker_that_has_not_proven_it_yet_delays_no_start_for_long(path: Path) -> None:
