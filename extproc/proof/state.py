@@ -12,6 +12,8 @@ a moment. Three sources feed the state:
 - Usage (`extproc.observing.usage`): the worker counted the tokens of a prompt. Equal counts prove
   nothing, but if several of the last counts were other ones, the form is refuted.
 
+A router that restarts remembers what was proved (`extproc.fleet.proof_memory`).
+
 A worker that loses its cache may have been restarted with other files: its forms are unproved
 again, except those that golden requests refute.
 
@@ -24,6 +26,7 @@ again, except those that golden requests refute.
     usage: another count            refuted ***       refuted ***       refuted
     usage: the same count           unproved          proved            as before ***
     restart                         unproved          unproved          refuted by golden requests
+    restored: proved before         proved *          proved            refuted
 
     *   unless it is doubted (unproved), or refuted by another source
     **  unless another source says otherwise
@@ -168,7 +171,7 @@ class FormProof:
     def __init__(self) -> None:
         self.state = FormState(Proof.UNPROVED, NOT_SEEN, None)
         self._golden = GoldenVerdict(None)
-        self._is_stored = False
+        self._is_stored = self._is_restored = False
         self._unproved_why = NOT_SEEN
         self._lookups = _Tally(PROMPTS_NOT_STORED, PROMPTS_STORED)
         self._counts = _Tally(OTHER_COUNTS, EQUAL_COUNTS)
@@ -202,11 +205,16 @@ class FormProof:
         self._counts.add(is_good=ours == engines)
         self._settle(now)
 
+    def restore(self, now: float) -> None:
+        """Takes that it was proved before a restart of the router."""
+        self._is_restored = True
+        self._settle(now)
+
     def restart(self, now: float) -> None:
         """Takes that the worker may have been restarted with other files."""
         self._lookups.clear()
         self._counts.clear()
-        self._is_stored = False
+        self._is_stored = self._is_restored = False
         self._unproved_why = RESTARTED
         if self._golden.is_same is not False:
             self._golden = GoldenVerdict(None)
@@ -225,7 +233,7 @@ class FormProof:
             return Proof.REFUTED, self._counts_why, None
         if self._lookups.is_raised:
             return Proof.UNPROVED, NOT_STORED, None
-        if golden.is_same or self._is_stored:
+        if golden.is_same or self._is_stored or self._is_restored:
             return Proof.PROVED, "", None
         return Proof.UNPROVED, golden.reason or self._unproved_why, None
 
@@ -300,6 +308,12 @@ class TokenProof:
             self.findings[MISMATCHED] += 1
         for form in _each(blamed(forms)):
             self._forms[form].count(ours, engines, now)
+        self._note()
+
+    def restore(self, forms: int, now: float) -> None:
+        """Takes which forms were proved before a restart of the router."""
+        for form in _each(forms):
+            self._forms[form].restore(now)
         self._note()
 
     def restart(self, now: float) -> None:

@@ -35,6 +35,7 @@ from extproc.config.sections import session_headers
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.sources import sources_of
 from extproc.fleet.discovery.view import listed
+from extproc.fleet.proof_memory import ProofMemory
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
@@ -60,6 +61,7 @@ from extproc.serving.lean_server import LeanServer
 from extproc.serving.observers import Observers
 from extproc.serving.router import Router
 from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, note_of, telling_of
+from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
@@ -183,6 +185,7 @@ async def running(
     discovery = Discovery(listed(config.workers), sources_of(config))
     telling = None if config.sharing is None else telling_of(config.sharing)
     saved = await _saved_state(config)
+    digests = await asyncio.to_thread(_file_digests, config)
     secret = secrets.randbits(64) if saved is None else saved.about.secret
     fleet, workers = _workers(config, discovery, telling, tokenizers, secret)
     metrics = Metrics(workers.states)
@@ -212,7 +215,9 @@ async def running(
             recorder=recorder,
             router=router,
             sharing=_sharing(config, telling, workers, router),
-            state=_state_file(config, saved, fleet, workers, is_awaited=before is None),
+            state=_state_file(
+                config, saved, fleet, workers, digests=digests, is_awaited=before is None
+            ),
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
@@ -280,17 +285,26 @@ async def _saved_state(config: Config) -> SavedState | None:
     return await asyncio.to_thread(read, file, default_layout(), time.time())
 
 
+def _file_digests(config: Config) -> dict[str, bytes]:
+    """Returns the digests of the models' files, by model; none without a state file."""
+    models = () if config.state.file is None else config.models
+    found = {model.name: digest_of(model, installed_version()) for model in models}
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
 def _state_file(
     config: Config,
     saved: SavedState | None,
     fleet: FollowedWorkers,
     workers: Workers,
     *,
+    digests: Mapping[str, bytes],
     is_awaited: bool,
 ) -> StateFile | None:
     """Returns the state file, None if none is configured; workers begin with what was saved.
 
-    is_awaited: whether no other router serves until this one does.
+    digests: of the models' files, by model. is_awaited: whether no other router serves until this
+    one does.
     """
 
     def about() -> StateHeader:
@@ -303,6 +317,8 @@ def _state_file(
     if config.state.file is None:
         return None
     remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
+    model_of = workers.candidates.model_of
+    proofs = ProofMemory(workers.records, model_of, digests, workers.monotonic)
     seconds = config.state.interval_ms / 1000
     return StateFile(
         config.state.file,
@@ -311,7 +327,7 @@ def _state_file(
         fleet,
         about,
         identity,
-        keepers=[remembered],
+        keepers=[remembered, proofs],
         proving_seconds=PROVING_SECONDS if is_awaited else RELIEVING_SECONDS,
     )
 

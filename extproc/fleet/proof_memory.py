@@ -1,0 +1,88 @@
+"""What outlives a restart of the router of the proofs of its tokens.
+
+A proof is about an engine's process and about the files here. So it is restored once the worker's
+publisher has proven that it is the same process, and only for a model whose files, and the release
+that reads them, are the same (`extproc.tokenizing.file_digest`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from extproc.fleet.record import Worker
+from extproc.requests.prompt import FORM_NAMES
+
+# Workers that are encoded without a pause: well under a millisecond.
+AT_ONCE = 256
+
+_ALL_FORMS = sum(FORM_NAMES)
+
+
+class _SavedProof(NamedTuple):
+    """The forms of request whose tokens a worker has proved, and the digest of their model."""
+
+    digest: bytes
+    forms: int
+
+
+_decoder = msgspec.msgpack.Decoder(dict[str, _SavedProof])
+
+
+class ProofMemory:
+    """Keeps what workers have proved of the router's tokens.
+
+    records: of the workers, by name. model_of: returns the model that a worker serves, None while
+    it is unknown. digests: of the models' files, by model. monotonic: seconds.
+    """
+
+    section = "proofs"
+    version = 1
+
+    def __init__(
+        self,
+        records: Mapping[str, Worker],
+        model_of: Callable[[Worker], str | None],
+        digests: Mapping[str, bytes],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._records = records
+        self._model_of = model_of
+        self._digests = digests
+        self._monotonic = monotonic
+        self._restored: dict[str, _SavedProof] = {}
+
+    def saved(self) -> Iterator[bytes]:
+        """Yields what is proved now, some workers at a time, as bytes."""
+        workers = list(self._records.values())
+        for begin in range(0, len(workers), AT_ONCE):
+            some = {
+                worker.name: _SavedProof(digest, worker.proof.proved)
+                for worker in workers[begin : begin + AT_ONCE]
+                if worker.proof.proved and (digest := self._digest_of(worker))
+            }
+            yield msgspec.msgpack.encode(some)
+
+    def restore(self, contents: bytes) -> None:
+        """Takes what was saved; it counts for each worker from `note_proven` on.
+
+        Raises:
+            ValueError: it is no such thing.
+        """
+        try:
+            read = _decoder.decode(contents)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise ValueError("it is not readable") from None
+        if not all(0 <= one.forms <= _ALL_FORMS for one in read.values()):
+            raise ValueError("no worker can have proved this")
+        self._restored |= read
+
+    def note_proven(self, worker: str) -> None:
+        """Notes that a worker is the one of which something was saved."""
+        record, known = self._records.get(worker), self._restored.pop(worker, None)
+        if record is None or known is None or known.digest != self._digest_of(record):
+            return
+        record.proof.restore(known.forms, self._monotonic())
+
+    def _digest_of(self, worker: Worker) -> bytes | None:
+        return self._digests.get(self._model_of(worker) or "")
