@@ -169,7 +169,7 @@ def _part(part: object) -> dict[str, Any]:
     text = part.get(key) if key else None
     if key is None or not isinstance(text, str) or not MEDIA_PARTS.keys().isdisjoint(part):
         raise RequestError("unsupported_content")
-    others = {name: value for name, value in part.items() if name not in ("type", key)}
+    others = {name: value for name, value in part.items() if name not in ("type", key, "text")}
     return {"type": "text", "text": text, **others}
 
 

@@ -59,6 +59,7 @@ def test_message_keeps_only_fields_that_engines_show_to_templates() -> None:
         {"type": "input_text", "text": "a"},
         {"type": "output_text", "text": "a"},
         {"type": "refusal", "refusal": "a"},
+        {"type": "refusal", "refusal": "a", "text": "b"},
     ],
 )
 def test_text_parts_have_many_names(part: dict[str, Any]) -> None:
