@@ -44,11 +44,19 @@ def in_code(directory: Path, rounds: int) -> list[Row]:
 
 
 def _folder(directory: Path, model: str, architecture: str) -> Path:
-    """Writes the vocabulary as that of another model, with the control tokens of both."""
+    """Writes the vocabulary as that of another model, with the control tokens of both.
+
+    Every id has a token, as in the models' own: fastokens reads no vocabulary with gaps.
+    """
     content = json.loads((directory / "tokenizer.json").read_text())
     more = {name: 200_020 + number for number, name in enumerate((BOS, EOS, USER, ASSISTANT))}
-    for name, number in {**CONTROLS, **more}.items():
-        content["model"]["vocab"][name] = number
+    controls = {**CONTROLS, **more}
+    vocabulary = content["model"]["vocab"]
+    taken = {*vocabulary.values(), *controls.values()}
+    for number in set(range(max(taken))) - taken:
+        vocabulary[f"\0{number}"] = number  # no text has such a token: none of its bytes is so
+    for name, number in controls.items():
+        vocabulary[name] = number
         token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         content["added_tokens"].append({"id": number, "content": name, "special": True, **token})
     folder = directory / model

@@ -155,11 +155,7 @@ class DeepSeekV4:
     def _render_input(self, chat: Chat) -> RenderInput:
         """Returns what the engine's code is given, each content as a text."""
         told = render_input(chat, chat.messages)
-        shaped = [
-            {**message, "content": _joined(message["content"])}
-            for message in map(in_parts, told.messages)
-        ]
-        return told._replace(messages=shaped)
+        return told._replace(messages=[_flat(message) for message in told.messages])
 
     def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:
         """Returns whether the model thinks, and the text about its effort."""
@@ -190,44 +186,41 @@ class DeepSeekV4:
         self, turns: Messages, thinking: _Thinking, tools: list[dict[str, Any]] | None
     ) -> Iterator[str]:
         shown = f"\n\n{self._tools % schemas(tools)}" if tools else ""
-        for place, turn in enumerate(turns):
-            role = turn["role"]
-            yield from self._turn(turn, place, thinking)
+        roles = [*[turn["role"] for turn in turns], ""]
+        for place, (turn, role) in enumerate(zip(turns, roles, strict=False)):
+            yield self._turn(turn, place, thinking)
+            if role == "assistant":
+                continue
             if role == "system":
                 yield shown
                 shown = ""  # after the first system turn alone
-            following = turns[place + 1]["role"] if place + 1 < len(turns) else ""
-            if following in ("", "assistant", "latest_reminder") and (
+            if roles[place + 1] in ("", "assistant", "latest_reminder") and (
                 role in ASKING or self._is_answered(turns, place)
             ):
                 yield ASSISTANT + (THINK if thinking.begins_after(place) else END_THINK)
 
-    def _turn(self, turn: dict[str, Any], place: int, thinking: _Thinking) -> Iterator[str]:
+    def _turn(self, turn: dict[str, Any], place: int, thinking: _Thinking) -> str:
         role, content = turn["role"], turn["content"]
+        if role == "assistant":
+            return self._answer(turn, is_shown=thinking.is_shown_in(place))
         if role == "system":
-            yield (self._later_system if place else "") + content
-        elif role == "assistant":
-            yield from self._answer(turn, is_shown=thinking.is_shown_in(place))
-        elif role == "latest_reminder":
-            yield REMINDER + content
-        elif role not in ASKING or (role == "developer" and not content):
+            return f"{self._later_system if place else ''}{content}"
+        if role == "latest_reminder":
+            return f"{REMINDER}{content}"
+        if role not in ASKING or (role == "developer" and not content):
             raise refusal()
-        else:
-            yield USER + content
+        return f"{USER}{content}"
 
     def _is_answered(self, turns: Messages, place: int) -> bool:
         """Returns whether the turn at a place is a system turn that the model answers."""
         following = [turn["role"] for turn in turns[place + 1 : place + 2]]
         return turns[place]["role"] == "system" and following in ([], ["assistant"])
 
-    def _answer(self, turn: dict[str, Any], *, is_shown: bool) -> Iterator[str]:
-        if is_shown:
-            yield (turn.get("reasoning") or "") + END_THINK
-        yield turn["content"]
+    def _answer(self, turn: dict[str, Any], *, is_shown: bool) -> str:
+        thought = f"{turn.get('reasoning') or ''}{END_THINK}" if is_shown else ""
         functions = [self._function(function) for function in calls_of(turn)]
-        if functions:
-            yield f"\n\n{written_calls(functions, self._tags)}"
-        yield EOS
+        calls = f"\n\n{written_calls(functions, self._tags)}" if functions else ""
+        return f"{thought}{turn['content']}{calls}{EOS}"
 
     def _function(self, function: dict[str, Any]) -> dict[str, Any]:
         """Returns a function that a turn calls, with its arguments as an object."""
@@ -289,11 +282,13 @@ def _is_on(variables: Mapping[str, Any]) -> bool:
     return not switches or any(switches)
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
-    """Returns a content as a text, with a blank line between its parts."""
-    if isinstance(content, str):
-        return content
-    return "\n\n".join(part["text"] for part in content)
+def _flat(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with its content as a text, with a blank line between its parts."""
+    if isinstance(message.get("content"), str):
+        return message
+    content = in_parts(message)["content"]
+    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+    return {**message, "content": text}
 
 
 def _with_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -327,7 +322,7 @@ def _merged(messages: Messages) -> list[dict[str, Any]]:
             blocks.append(_Block(content))
         else:
             _end_turn(turns, blocks, order)
-            turns.append(dict(message))
+            turns.append(message)
             if message.get("tool_calls"):
                 order = _order_of(message["tool_calls"])
     _end_turn(turns, blocks, order)
@@ -344,9 +339,10 @@ def _end_turn(turns: list[dict[str, Any]], blocks: list[_Block], order: dict[str
     """Adds the user's turn, if there is one, with the results in the order of their calls."""
     if not blocks:
         return
-    results = [block for block in blocks if block.call is not None]
-    results.sort(key=lambda block: order.get(block.call or "", 0))
-    ordered = iter(results)
-    texts = [block.text if block.call is None else next(ordered).text for block in blocks]
-    turns.append({"role": "user", "content": "\n\n".join(texts)})
+    if len(blocks) > 1:
+        results = [block for block in blocks if block.call is not None]
+        results.sort(key=lambda block: order.get(block.call or "", 0))
+        ordered = iter(results)
+        blocks[:] = [block if block.call is None else next(ordered) for block in blocks]
+    turns.append({"role": "user", "content": "\n\n".join([block.text for block in blocks])})
     blocks.clear()

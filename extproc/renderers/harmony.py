@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
 from extproc.renderers.render_input import dialect_of, render_input
-from extproc.renderers.segments import Marks, Segment
+from extproc.renderers.segments import Marks
 from extproc.renderers.typescript import namespace
 from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import (
@@ -25,6 +25,7 @@ from extproc.requests.prompt import (
     EFFORT,
     ITEMS,
     NO_TOOLS,
+    PARTS,
     REASONING,
     Chat,
     Response,
@@ -39,6 +40,9 @@ CONTROLS = {
     "<|message|>": MESSAGE,
     "<|call|>": CALL,
 }
+
+_MARKS = Marks(CONTROLS.values())
+_CHANNEL, _START, _END, _MESSAGE, _CALL = map(_MARKS.mark, (CHANNEL, START, END, MESSAGE, CALL))
 
 _EFFORTS = ("low", "medium", "high")
 
@@ -68,20 +72,21 @@ class _HarmonyMessage(NamedTuple):
         """Whether the model wrote it."""
         return self.author == "assistant"
 
-    def segments(self) -> Iterator[Segment]:
-        """Yields its segments."""
-        yield START
-        is_call = self.is_models and bool(self.recipient)
-        yield f"{self.author} to={self.recipient}" if is_call else self.author
-        if self.channel:
-            yield CHANNEL
-            yield f"{self.channel} json" if is_call else self._channel_of_result()
-        yield MESSAGE
-        yield from self.texts
-        yield CALL if is_call else END
+    def joined(self) -> str:
+        """Returns its joined segments.
 
-    def _channel_of_result(self) -> Segment:
-        return f"{self.channel} to={self.recipient}" if self.recipient else self.channel
+        Raises:
+            RequestError: a text has a lone surrogate (not_unicode).
+        """
+        text = _MARKS.joined(self.texts)
+        if not self.recipient:
+            channel = _CHANNEL + self.channel if self.channel else ""
+            return f"{_START}{self.author}{channel}{_MESSAGE}{text}{_END}"
+        if not self.is_models:
+            header = f"{self.author}{_CHANNEL}{self.channel} to={self.recipient}"
+            return f"{_START}{header}{_MESSAGE}{text}{_END}"
+        header = f"{self.author} to={self.recipient}{_CHANNEL}{self.channel} json"
+        return f"{_START}{header}{_MESSAGE}{text}{_CALL}"
 
 
 def _call(name: str, arguments: str) -> _HarmonyMessage:
@@ -126,8 +131,7 @@ class Harmony:
     def __init__(
         self, now: Callable[[], datetime], keeps_later_systems: Callable[[], bool] = lambda: False
     ) -> None:
-        self._marks = Marks(CONTROLS.values())
-        self.marks: Marks | None = self._marks
+        self.marks: Marks | None = _MARKS
         self._now = now
         self._keeps_later_systems = keeps_later_systems
 
@@ -143,10 +147,8 @@ class Harmony:
             messages, forms = _of_response(chat, chat.response, now)
         if not has_certain_date(now):
             forms |= DATE
-        segments = (
-            one for message in _without_old_thoughts(messages) for one in message.segments()
-        )
-        return self._marks.joined([*segments, START, "assistant"]), forms
+        joined = [message.joined() for message in _without_old_thoughts(messages)]
+        return f"{''.join(joined)}{_START}assistant", forms
 
     def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[_HarmonyMessage], int]:
         told = render_input(
@@ -156,7 +158,7 @@ class Harmony:
             self._keeps_later_systems,
             drops_billing_lines=False,
         )
-        if any(map(_is_read_late, told.messages)):
+        if told.forms & PARTS and any(map(_is_read_late, told.messages)):
             raise RequestError("unsupported_content")
         instructions, turns = _instructions_in(told.messages)
         tools = [tool["function"] for tool in told.variables.get("tools") or ()]
@@ -301,13 +303,17 @@ def _text_of(part: Mapping[str, Any]) -> str | None:
 
 def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:
     """Yields the turns of a chat completion."""
-    names: dict[Any, Any] = {}
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            names[call.get("id")] = call["function"].get("name")
+    names = {
+        call.get("id"): call["function"].get("name")
+        for message in messages
+        if "tool_calls" in message
+        for call in message["tool_calls"] or ()
+    }
     for message in messages:
         role, content = message["role"], message.get("content")
-        if role == "assistant":
+        if role == "user":
+            yield _HarmonyMessage("user", _texts(content or ""))
+        elif role == "assistant":
             yield from _answer(message)
         elif role == "tool":
             name = names.get(message.get("tool_call_id", ""), "")
@@ -316,15 +322,13 @@ def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:
             text = _flat(content)
             if text is not None:
                 yield _instructions(text)
-        elif role == "user":
-            yield _HarmonyMessage("user", _texts(content or ""))
         else:
             raise RequestError("template_failed")
 
 
 def _answer(message: Mapping[str, Any]) -> Iterator[_HarmonyMessage]:
     """Yields the messages of a turn of the model."""
-    reasoning, content, calls = (message.get(key) for key in ("reasoning", "content", "tool_calls"))
+    reasoning, content, calls = map(message.get, ("reasoning", "content", "tool_calls"))
     thoughts = [_thinking_message(reasoning)] if reasoning else []
     if not calls:
         yield from thoughts

@@ -8,7 +8,7 @@ results are written, and what becomes of system turns.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
@@ -259,7 +259,8 @@ class Mistral:
         if role == "user":
             return [_Turn(role, self._joined(messages))]
         if role == "assistant":
-            calls = tuple([call for one in messages for call in one.get("tool_calls") or ()])
+            called = [one["tool_calls"] for one in messages if one.get("tool_calls")]
+            calls = tuple(chain.from_iterable(called))
             if self._version.number < 7 and any(
                 one.get("tool_calls") and one.get("content") for one in messages
             ):

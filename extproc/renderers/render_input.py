@@ -5,6 +5,7 @@ and their parsing of messages), but merges developers' turns for templates only 
 """
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
@@ -24,7 +25,7 @@ from extproc.requests.prompt import (
 )
 from extproc.templates.conversions import merged_systems, with_reasoning
 
-_REASONING = ("reasoning", "reasoning_content")
+_REASONING = frozenset(("reasoning", "reasoning_content"))
 
 
 class RenderInput(NamedTuple):
@@ -77,12 +78,12 @@ def render_input(
         forms &= ~BILLING
     elif forms & BILLING and dialect.drops_billing_line:
         messages = [without_billing_line(message) for message in messages]
-    if any(key in message for message in messages for key in _REASONING):
+    if not _REASONING.isdisjoint(chain.from_iterable(messages)):
         forms |= REASONING
         messages = [with_reasoning(message, dialect.reasoning) for message in messages]
-    if any(message.get("role") == "developer" for message in messages):
+    if "developer" in [message.get("role") for message in messages]:
         forms |= DEVELOPER
-    if any(isinstance(message.get("content"), list) for message in messages):
+    if list in [type(message.get("content")) for message in messages]:
         forms |= PARTS
     variables: Mapping[str, Any] = chat.variables
     if chat.effort:

@@ -28,14 +28,15 @@ def test_empty_texts_make_no_difference() -> None:
     assert MARKS.joined(["", 7, "", "a", "", "b", ""]) == MARKS.joined([7, "a", "b"])
 
 
-@pytest.mark.parametrize("text", [EDGE, "\ud801", "é\udfff"])
+@pytest.mark.parametrize("text", [EDGE, MARKS.mark(7), "\ud801", "é\udfff"])
 def test_text_of_a_client_never_holds_a_mark(text: str) -> None:
     with pytest.raises(RequestError, match="not_unicode"):
         MARKS.joined([7, text])
 
 
 def test_marks_are_bounded() -> None:
-    assert Marks(range(MAX_CONTROLS)).split("\udfff") == [MAX_CONTROLS - 1]
+    marks = Marks(range(MAX_CONTROLS))
+    assert marks.split(marks.mark(MAX_CONTROLS - 1)) == [MAX_CONTROLS - 1]
     with pytest.raises(ValueError, match="more than"):
         Marks(range(MAX_CONTROLS + 1))
 

@@ -70,7 +70,7 @@ def test_next_turn_costs_its_new_segments_only() -> None:
     first: list[Segment] = [START, "user", "a" * 40_000, END, START, "model"]
     encode(texts, first)
     work = texts.begin(MARKS.joined([*first, "yes", END]))
-    assert work.new_characters == len("<model|yes>")
+    assert work.new_characters == len(MARKS.joined([START, "model", "yes", END]))
     assert encode(texts, [*first, "yes", END]) == whole([*first, "yes", END])
 
 
