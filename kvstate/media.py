@@ -33,7 +33,7 @@ FIRST_PAD = 1_000_000
 TURNS = 4
 
 # The ids of a run: one that is repeated, or some that take turns.
-RunIds = int | tuple[int, int, int, int]
+RunIds = int | tuple[int, ...]
 
 _TAG = "mm"
 _ID_MASK = 0xFFFF_FFFF

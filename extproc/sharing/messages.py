@@ -25,6 +25,7 @@ from extproc.requests.media import DIGEST_BYTES
 from extproc.requests.outline import MOST_DIGESTS
 from extproc.routing.marks import LAST_TOKENS, LENGTHS, Marks
 from kvstate.errors import KVSteerError
+from kvstate.media import TURNS
 
 # Of the first version; a format that older routers do not understand gets another one.
 MAGIC = b"KVS\x01"
@@ -84,7 +85,10 @@ _Identifier = (
 )
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _TokenCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
-_RunIds = _Token | tuple[_Token, _Token, _Token, _Token]
+# msgspec 0.22 reads past the end of a tuple of fixed length that is in a union with a bounded
+# number, when garbage is collected.
+_Turns = Annotated[tuple[_Token, ...], msgspec.Meta(min_length=TURNS, max_length=TURNS)]
+_RunIds = _Token | _Turns
 _Runs = Annotated[
     tuple[tuple[_RunIds, _TokenCount], ...], msgspec.Meta(min_length=1, max_length=MAX_RUNS)
 ]

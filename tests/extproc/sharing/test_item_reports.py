@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,15 @@ def test_item_that_was_learned_is_known_to_the_others() -> None:
     one.telling.items.note(KEY, CAT)
     tell_all([one, other], 1.0)
     assert other.identities.find(KEY) == CAT
+
+
+def test_item_whose_ids_take_turns_is_told_and_leaves_the_types_sound() -> None:
+    one, other = met()
+    turns = Identity(None, (((2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3), 300),))
+    one.telling.items.note(KEY, turns)
+    tell_all([one, other], 1.0)
+    assert other.identities.find(KEY) == turns
+    gc.collect()  # ended the process where msgspec had a tuple of fixed length there
 
 
 @pytest.mark.parametrize(
