@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
-from extproc.commands.doctor import feed_visit, token_visit, worker_visit
+from extproc.commands.doctor import feed_visit, steering_visit, token_visit, worker_visit
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
@@ -142,13 +142,14 @@ async def examine(
         fleet, discovered = await visit_sources(config, seconds)
         turns = asyncio.Semaphore(MAX_WORKERS)
         tellings: list[FeedReport] = []
-        found = await asyncio.gather(
+        envoys, sharing, steering, *found = await asyncio.gather(
             _bounded(
                 Subject(f"envoy {at}"),
                 visit_envoy(means, fleet, at),
                 seconds,
             ),
             _bounded(Subject("sharing"), visit_sharing(config, seconds), seconds),
+            _bounded(Subject("steering"), steering_visit.visit(means, at), seconds),
             *(_in_turn(means, one, turns, tellings) for one in fleet),
         )
     about = Subject("configuration")
@@ -158,8 +159,9 @@ async def examine(
         for one in missing_extras(config, find_spec)
         if one.key == "extproc.server"  # the others are found where they are used
     ]
-    looked_at = (finding for part in found for finding in part)
-    return [*doubted, *findings, *discovered, *looked_at, *judge_swapped(tellings)]
+    workers = (finding for part in found for finding in part)
+    others = (*envoys, *sharing, *workers, *judge_swapped(tellings))
+    return [*doubted, *findings, *discovered, *others, *steering]
 
 
 async def _in_turn(

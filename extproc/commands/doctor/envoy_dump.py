@@ -186,7 +186,7 @@ def hosts_in(answer: bytes) -> Hosts:
         return {}
     return {
         str(mapping(one).get("name")): {
-            _place(mapping(mapping(host).get("address"))): _in_vain(mapping(host))
+            place_of(mapping(mapping(host).get("address"))): _in_vain(mapping(host))
             for host in listing(mapping(one).get("host_statuses"))
         }
         for one in listing(mapping(raw).get("cluster_statuses"))
@@ -202,7 +202,8 @@ def _in_vain(host: Node) -> int:
     return int(failed) if failed.isdecimal() and failed == counts.get("cx_total") else 0
 
 
-def _place(host: Node) -> str:
+def place_of(host: Node) -> str:
+    """Returns an `envoy.config.core.v3.Address` as ip:port or unix:PATH."""
     if "pipe" in host:
         return f"{address.UNIX_PREFIX}{mapping(host['pipe']).get('path', '')}"
     socket = mapping(host.get("socket_address"))

@@ -154,6 +154,20 @@ FAULTS = {
     "sharing-unsealed": Fault(
         "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
     ),
+    # whether requests are steered now
+    "router-down": Fault(
+        "steering",
+        "start the router with `kvsteer serve`, and read its log if it ends; on another machine,"
+        " run the doctor beside the router",
+    ),
+    "router-bypassed": Fault(
+        "steering",
+        "let Envoy reach the router: correct the address and TLS of the router's cluster, and see"
+        " whether the router answers within `message_timeout`",
+    ),
+    "steered-elsewhere": Fault(
+        "steering", "see `astray` in `GET /workers`: Envoy sends requests elsewhere than named"
+    ),
     # Envoy
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(
@@ -220,6 +234,9 @@ FAULTS = {
     ),
 }
 
+# The check that says whether requests are steered now.
+STEERING = "steering"
+
 # Findings quote at most this many characters of what peers send, without terminal control codes.
 MAX_SAID = 400
 
@@ -279,7 +296,10 @@ def name_list(names: Sequence[str]) -> str:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Returns the findings by subject, faults first and with their fixes, and a line of counts."""
+    """Returns the findings by subject, faults first and with their fixes.
+
+    The last line has their numbers, and whether requests are steered now.
+    """
     lines: list[str] = []
     for subject in dict.fromkeys(one.subject for one in findings):
         lines.append(subject)
@@ -290,16 +310,23 @@ def as_text(findings: Sequence[Finding]) -> str:
             if one.fix:
                 lines.append(f"         fix: {one.fix}")
     counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Severity}
-    told = (counts[Severity.WRONG], counts[Severity.RIGHT], counts[Severity.NOTE])
+    numbers = (counts[Severity.WRONG], counts[Severity.RIGHT], counts[Severity.NOTE])
     notes = "note" if counts[Severity.NOTE] == 1 else "notes"
-    return "\n".join([*lines, "{} wrong, {} right, {} {}".format(*told, notes)])
+    last = "{} wrong, {} right, {} {}".format(*numbers, notes)
+    return "\n".join([*lines, "; ".join((last, *_steering(findings)))])
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Returns a JSON object: `ok`, and the findings in the order of the text."""
+    """Returns a JSON object: `ok`, `steering`, and the findings in the order of the text."""
     ordered = sorted(findings, key=lambda one: (_first(one, findings), _rank(one)))
     shown = [one._asdict() | {"verdict": one.verdict.value} for one in ordered]
-    return json.dumps({"ok": not exit_status(findings), "findings": shown}, indent=2)
+    whole = {"ok": not exit_status(findings), "steering": "; ".join(_steering(findings))}
+    return json.dumps(whole | {"findings": shown}, indent=2)
+
+
+def _steering(findings: Sequence[Finding]) -> list[str]:
+    """Returns whether requests are steered: what was found about it, without the reason."""
+    return [one.says.partition(":")[0] for one in findings if one.check == STEERING]
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

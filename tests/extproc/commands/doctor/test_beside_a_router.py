@@ -1,17 +1,16 @@
 """The doctor next to a running router and Envoy."""
 
+import signal
 from typing import Any
 
 import aiohttp
 import pytest
 
 from extproc.commands.doctor.doctor import examine
-from extproc.commands.doctor.findings import Severity
+from extproc.commands.doctor.findings import STEERING, Finding, Severity
 from extproc.config.reader import load
 from tests.extproc.commands.doctor.fleet import SECONDS
-from tests.system.system import System, running
-
-pytestmark = pytest.mark.slow
+from tests.system.system import System, chat, running
 
 
 async def feeds_of(system: System) -> list[dict[str, Any]]:
@@ -23,6 +22,7 @@ async def feeds_of(system: System) -> list[dict[str, Any]]:
     return [feed for worker in workers for feed in worker["feeds"]]
 
 
+@pytest.mark.slow
 async def test_doctor_finds_a_working_system_right_and_leaves_it_so() -> None:
     async with running(workers=2) as system:
         config = load(str(system.config_file))
@@ -33,3 +33,41 @@ async def test_doctor_finds_a_working_system_right_and_leaves_it_so() -> None:
         feeds = await feeds_of(system)
         assert {feed["state"] for feed in feeds} == {"live"}
         assert {(feed["gaps"], feed["restarts"]) for feed in feeds} == {(0, 0)}
+
+
+async def set_steering(system: System, percent: int) -> None:
+    url = f"{system.admin}/steering"
+    async with system.session.post(url, json={"percent": percent}) as response:
+        assert response.status == 200
+
+
+async def steering_of(system: System) -> Finding:
+    """What a doctor finds about steering."""
+    found = await examine(load(str(system.config_file)), SECONDS, probes=False)
+    return next(one for one in found if one.check == STEERING)
+
+
+async def test_doctor_finds_whether_requests_are_steered_now() -> None:
+    async with running(workers=1) as system:
+        await system.send(chat("a"))
+        one = await steering_of(system)
+        assert one.verdict is Severity.RIGHT
+        assert one.says.startswith("requests are steered now: ")
+        await set_steering(system, 0)
+        one = await steering_of(system)
+        assert one.verdict is Severity.NOTE
+        assert one.says.startswith("requests are observed now,")
+        await system.stop_router()  # Envoy goes on without it
+        one = await steering_of(system)
+        assert one.code == "router-down"
+        assert one.says.startswith("requests are not steered now: Envoy let 1 of 1 pass")
+
+
+@pytest.mark.slow
+async def test_doctor_finds_a_router_that_hangs() -> None:
+    async with running(workers=1) as system:
+        assert system.router is not None
+        system.router.send_signal(signal.SIGSTOP)
+        one = await steering_of(system)
+        system.router.send_signal(signal.SIGCONT)
+        assert one.code == "router-down"

@@ -26,13 +26,18 @@ worker WORKER
   wrong  feed: tcp://EVENTS: connection refused [feed-nobody-listens]
          fix: correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)
   note   replay: none is configured: lost messages cannot be recovered
-2 wrong, 0 right, 3 notes
+steering
+  wrong  steering: requests are not steered now: no router is ready: ROUTER: Connection refused; \
+Envoy's admin server at ENVOY did not tell: connection refused [router-down]
+         fix: start the router with `kvsteer serve`, and read its log if it ends; \
+on another machine, run the doctor beside the router
+3 wrong, 0 right, 3 notes; requests are not steered now
 """
 
 
 @pytest.fixture
 def places() -> dict[str, str]:
-    return {name: f"127.0.0.1:{free_port()}" for name in ("ENVOY", "WORKER", "EVENTS")}
+    return {name: f"127.0.0.1:{free_port()}" for name in ("ENVOY", "WORKER", "EVENTS", "ROUTER")}
 
 
 @pytest.fixture
@@ -43,6 +48,7 @@ def config(tmp_path: Path, places: dict[str, str]) -> str:
         "models": [{"name": "tiny"}],
         "workers": [worker],
         "envoy": {"admin": places["ENVOY"]},
+        "extproc": {"listen": places["ROUTER"]},
     }
     path = tmp_path / "kvsteer.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -63,7 +69,8 @@ def test_doctor_json_is_one_object(config: str, capsys: pytest.CaptureFixture[st
     assert main(["doctor", "--config", config, "--json", "--timeout", "2"]) == 1
     told = json.loads(capsys.readouterr().out)
     codes = {one["code"] for one in told["findings"] if one["verdict"] == "wrong"}
-    assert codes == {"worker-unreachable", "feed-nobody-listens"}
+    assert codes == {"worker-unreachable", "feed-nobody-listens", "router-down"}
+    assert told["steering"].startswith("requests are not steered now")
     assert told["ok"] is False
 
 

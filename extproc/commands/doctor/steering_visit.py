@@ -1,0 +1,149 @@
+"""Looks whether requests are steered now: asks the routers, and sends a request through Envoy.
+
+Envoy's counters are read twice, a second apart. The request in between is a `GET /v1/models`,
+which changes nothing: Envoy asks the router about it as about any other.
+"""
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from extproc.base import address
+from extproc.commands.doctor.findings import Finding, Subject
+from extproc.commands.doctor.steering import (
+    Counters,
+    Door,
+    Sight,
+    counters_in,
+    doors_in,
+    judge_steering,
+)
+from extproc.commands.doctor.worker_visit import Means
+from extproc.commands.health import TIMEOUT_SECONDS, fault_of
+
+DUMP = "/config_dump"
+STATS = "/stats?format=json&filter=ext_proc"
+REQUEST = "/v1/models"
+
+# How long Envoy's counters are watched.
+WATCH_SECONDS = 1.0
+
+_LOOPBACKS = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+async def visit(means: Means, at: str) -> list[Finding]:
+    """Returns the finding about steering.
+
+    at: the address of Envoy's admin server.
+    """
+    routers, envoy, settings = await asyncio.gather(
+        _routers(means), _envoy(means, at), _settings(means)
+    )
+    seen = Sight(routers, *envoy, settings.percent, settings.fault)
+    return [judge_steering(Subject("steering"), seen)]
+
+
+async def _routers(means: Means) -> dict[str, str]:
+    """Returns why each router is not ready, by its address; "" if it is."""
+    config = means.config
+    own = local(config.extproc.listen)
+    wanted = config.router_addresses()
+    has_tls = config.extproc.tls is not None
+    ask = asyncio.to_thread
+    faults = await asyncio.gather(*(ask(_fault, local(one), has_tls) for one in wanted))
+    if len(wanted) == 1 and faults[0] and wanted[0] != own:
+        # a name that only Envoy's host resolves, perhaps
+        return {own: await ask(_fault, own, has_tls)}
+    return dict(zip(wanted, faults, strict=True))
+
+
+def local(place: str) -> str:
+    """Returns the address at which a listener is asked: a loopback one if it listens on all."""
+    if place.startswith(address.UNIX_PREFIX):
+        return place
+    at = address.parse(place)
+    return str(address.Address(_LOOPBACKS.get(at.host, at.host), at.port))
+
+
+def _fault(place: str, has_tls: bool) -> str:
+    """Returns why a router is not ready, "" if it is; over TLS only whether it listens."""
+    if not has_tls:
+        fault = fault_of(place) or ""
+        return fault.removeprefix(f"{place}: ").removeprefix("UNAVAILABLE: ")
+    try:
+        _connect(place)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _connect(place: str) -> None:
+    if place.startswith(address.UNIX_PREFIX):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_SECONDS)
+            connection.connect(place.removeprefix(address.UNIX_PREFIX))
+        return
+    at = address.parse(place)
+    socket.create_connection((at.host, at.port), TIMEOUT_SECONDS).close()
+
+
+class _Settings(NamedTuple):
+    """What a router says of its steering: as in `Sight`."""
+
+    percent: float | None = None
+    fault: str = ""
+
+
+async def _settings(means: Means) -> _Settings:
+    answer = await means.web.get(f"http://{local(means.config.admin.listen)}/steering")
+    status: Any = None
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        status = msgspec.json.decode(answer.body) if answer.is_ok else None
+    if not isinstance(status, dict) or not isinstance(status.get("percent"), int | float):
+        return _Settings()
+    return _Settings(float(status["percent"]), str(status.get("fault") or ""))
+
+
+class _Envoy(NamedTuple):
+    """What was seen of Envoy: as in `Sight`."""
+
+    fault: str = ""
+    doors: tuple[Door, ...] = ()
+    counted: Counters = Counters()
+    request: str = ""
+
+
+async def _envoy(means: Means, at: str) -> _Envoy:
+    dump = await means.web.get(f"http://{at}{DUMP}")
+    doors = doors_in(dump.body) if dump.is_ok else None
+    before = await _counters(means, at)
+    if doors is None or before is None:
+        why = dump.reason or f"{DUMP} or {STATS} cannot be read"
+        return _Envoy(f"Envoy's admin server at {at} did not tell: {why}")
+    if not doors:
+        return _Envoy()
+    request, _ = await asyncio.gather(_send(means, at, doors), asyncio.sleep(WATCH_SECONDS))
+    after = await _counters(means, at) or before
+    return _Envoy("", tuple(doors), after.since(before), request)
+
+
+async def _counters(means: Means, at: str) -> Counters | None:
+    answer = await means.web.get(f"http://{at}{STATS}")
+    return counters_in(answer.body) if answer.is_ok else None
+
+
+async def _send(means: Means, at: str, doors: list[Door]) -> str:
+    """Sends the request through Envoy; returns what came of it."""
+    for door in doors:
+        if door.speaks_tls or door.address.startswith(address.UNIX_PREFIX):
+            continue
+        with suppress(ValueError):
+            place = address.parse(door.address)
+            host = address.parse(at).host if place.host in _LOOPBACKS else place.host
+            url = f"http://{address.Address(host, place.port)}{REQUEST}"
+            answer = await means.web.get(url)
+            return f"{url} answers {answer.status or answer.reason}"
+    return "send a request through it, and check again: its listeners speak TLS"
