@@ -56,7 +56,10 @@ class ReportedLoad:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """One rank's feed, for display and metrics; lag is in seconds, the rest are counts."""
+    """One rank's feed, for display and metrics; lag is in seconds, the rest are counts.
+
+    unapplied: effects of batches that came and wait for their turn.
+    """
 
     rank: int
     state: FeedState
@@ -71,6 +74,7 @@ class FeedStatus:
     lag_seconds: float
     load: ReportedLoad | None
     counts: Mapping[str, int]
+    unapplied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,11 @@ class FollowedWorkers:
         self._releasing: set[asyncio.Task[None]] = set()
         self._unchanged = asyncio.Lock()  # a rank is saved, or blocks of it expire
         self._expiring: asyncio.Task[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker is followed, and none is still being forgotten."""
+        return not (self._followed or self._releasing)
 
     @property
     def fold(self) -> MediaFold:
@@ -410,6 +419,7 @@ class FollowedWorkers:
             lag_seconds=followed.subscriber.lag_seconds,
             load=self._load(followed.subscriber),
             counts={**followed.subscriber.counts, **owner.counts, **_dropped(feed)},
+            unapplied=followed.subscriber.unapplied,
         )
 
 

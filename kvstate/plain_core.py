@@ -41,7 +41,7 @@ class Segment:
 
     def __init__(self, table: Table, first_bit: int) -> None:
         self.first_bit = first_bit
-        self._table = table
+        self.table = table
         self.pools: dict[BlockPool, dict[BlockHash, int]] = {}  # in order
         self._copies: dict[tuple[BlockPool, BlockHash], int] = {}  # if more than one
         self._marks: dict[tuple[BlockPool, BlockHash], int] = {}  # of removals that made uncertain
@@ -268,11 +268,11 @@ class Segment:
 
     def _share(self, tier: Tier, key: int) -> None:
         bit = 1 << self.first_bit + tier
-        bits = self._table.get(key, 0)
+        bits = self.table.get(key, 0)
         if bits & bit:
             self._sharers[tier, key] = self._sharers.get((tier, key), 1) + 1
         else:
-            self._table[key] = bits | bit
+            self.table[key] = bits | bit
 
     def _unshare(self, tier: Tier, key: int) -> None:
         sharers = self._sharers.pop((tier, key), 1)
@@ -282,11 +282,11 @@ class Segment:
             self._sharers[tier, key] = sharers - 1
 
     def _mask(self, key: int, keep: int) -> None:
-        bits = self._table.get(key, 0) & keep
+        bits = self.table.get(key, 0) & keep
         if bits:
-            self._table[key] = bits
+            self.table[key] = bits
         else:
-            self._table.pop(key, None)
+            self.table.pop(key, None)
 
 
 # Memory of a row and its hash in CPython's dictionaries, for the estimate of `memory`.
@@ -361,7 +361,7 @@ class PlainCore:
     def __init__(self, secret: int, limit_blocks: int, _overlap: type[Overlap]) -> None:
         self._secret = secret
         self._limit_blocks = limit_blocks
-        self._table: Table = {}
+        self.table: Table = {}
         self._owners: dict[int, _Owner] = {}
         self._seeds: list[bytes] = []
 
@@ -371,8 +371,8 @@ class PlainCore:
 
     def add_owner(self, worker: int, model: int, rank: int) -> int:
         number = next(n for n in range(len(self._owners) + 1) if n not in self._owners)
-        certain = Segment(self._table, first_bit=8 * number)
-        uncertain = Segment(self._table, first_bit=8 * number + 4)
+        certain = Segment(self.table, first_bit=8 * number)
+        uncertain = Segment(self.table, first_bit=8 * number + 4)
         self._owners[number] = _Owner(
             worker, model, rank, certain, uncertain, 8 * number, self._limit_blocks
         )
@@ -669,7 +669,7 @@ class PlainCore:
             for segment in (owner.certain, owner.uncertain):
                 for key, bits in segment.bits_by_key().items():
                     expected[key] = expected.get(key, 0) | bits
-        if expected != self._table:
+        if expected != self.table:
             raise AssertionError("the table differs from what the segments hold")
 
     def _block_sizes(self, model: int) -> set[int]:
@@ -687,7 +687,7 @@ class PlainCore:
         runs: list[tuple[int, int]] = []
         current, length = 0, 0
         for key in chain(root, tokens, block_size, first, limit):
-            bits = self._table.get(key)
+            bits = self.table.get(key)
             if bits == current:
                 length += 1
                 continue

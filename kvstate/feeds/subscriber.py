@@ -133,6 +133,11 @@ class Subscriber:
         await self._transport.close()
 
     @property
+    def unapplied(self) -> int:
+        """How many effects of batches that came wait for their turn."""
+        return len(self._effects)
+
+    @property
     def restoration(self) -> Restoration:
         """Whether what was restored is proven; UNPROVEN also before it is restored."""
         return self.feed.restoration if self._restoring is None else Restoration.UNPROVEN

@@ -205,7 +205,7 @@ def test_plain_core_leaves_messages_to_the_typed_decoder() -> None:
 
 def test_check_reports_a_bit_without_a_holder() -> None:
     core = PlainCore(1, 10, Overlap)
-    core._table[1] = 1
+    core.table[1] = 1
     with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
         core.check()
 

@@ -214,7 +214,7 @@ class System:
             self.router.note_answer(booking, 503, "")
             self.router.release(booking)
         self.running.clear()
-        await until(lambda: not (self.fleet._followed or self.fleet._releasing))
+        await until(lambda: self.fleet.is_empty)
         assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}
         self.observed.sample(time.time(), {})
 

@@ -163,8 +163,7 @@ class Watch:
         return all(certain <= held for certain, held in pairs)
 
     def has_all(self) -> bool:
-        (followed,) = self.fleet._followed[WORKER]
-        if followed.subscriber._effects:
+        if self.fleet.feeds(WORKER)[0].unapplied:
             return False
         if self.renumbered:
             return self.state is not FeedState.LIVE or self.is_exact()
@@ -201,8 +200,7 @@ class Watch:
             return [Cache(), *since]
         taken = self.fleet.feeds(WORKER)[0].last_sequence
         last = -1 if taken is None else taken
-        (followed,) = self.fleet._followed[WORKER]
-        numbers = range(last - len(followed.subscriber._effects), last + 1)
+        numbers = range(last - self.fleet.feeds(WORKER)[0].unapplied, last + 1)
         moments = (Moment(self.engine.life, number) for number in numbers)
         return [self.engine.truth.get(moment, Cache()) for moment in moments]
 
