@@ -86,8 +86,8 @@ $(VENV)/.docs: requirements-docs.lock | $(TESTED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
 	@touch $@
 
-# Builds the compiled core, where there is a C compiler.
-$(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*.[ch])
+# Builds the compiled cores, where there is a C compiler.
+$(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -96,7 +96,7 @@ $(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*
 compiled: $(TESTED)
 	$(BIN)/python compile_path.py
 
-# The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
+# The compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
 sanitize: $(TESTED)
 	$(BIN)/python tests/sanitize.py
 

@@ -24,13 +24,6 @@ FOLDER = Path("extproc", "compiled")
 
 # Modules that gain by it and that mypyc can compile. Others, and why: docs/performance-appendix.md.
 MODULES = (
-    "http2.connection",
-    "http2.frames",
-    "http2.grpc_messages",
-    "http2.header_blocks",
-    "http2.limits",
-    "http2.outbox",
-    "http2.streams",
     "observing.decisions",
     "routing.claims",
     "routing.decision",

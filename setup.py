@@ -1,7 +1,7 @@
-"""Builds the compiled index core if there is a C compiler; everything else is in pyproject.toml.
+"""Builds the compiled cores if there is a C compiler; everything else is in pyproject.toml.
 
-Without a compiler the installation continues, and the plain-Python core does the same work slower.
-The wheel is then tagged py3-none-any, so as not to be mistaken for one with the compiled core.
+Without a compiler the installation continues, and plain Python does the same work slower. The wheel
+is then tagged py3-none-any, so as not to be mistaken for one with the compiled cores.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 
 KVSTEER_COMPILE=1 also compiles the request path (compile_path.py), for this version of Python only,
@@ -21,20 +21,8 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "ends.c", "check.c", "scan.c", "persist.c"]
-HEADERS = [
-    "ends.h",
-    "groups.h",
-    "reader.h",
-    "wire.h",
-    "rows.h",
-    "index.h",
-    "sets.h",
-    "table.h",
-    "scan.h",
-    "persist.h",
-]
-FOLDER = "kvstate/native"
+# The folders of the sources, by the module that each becomes: the index, and the requests' framing.
+CORES = {"kvstate._core": "kvstate/native", "extproc._core": "extproc/native"}
 
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +34,7 @@ class OptionalBuild(build_ext):
     has_compiled_path = False
 
     def run(self) -> None:
-        """Builds the core, and the request path if KVSTEER_COMPILE is 1."""
+        """Builds the cores, and the request path if KVSTEER_COMPILE is 1."""
         super().run()
         if os.environ.get("KVSTEER_COMPILE") == "1":
             into = HERE if self.inplace else Path(self.build_lib).resolve()
@@ -60,16 +48,17 @@ class OptionalBuild(build_ext):
                 )
 
     def build_extension(self, extension: Extension) -> None:
-        """Builds the core, or prints why it was not built."""
+        """Builds a core, or prints why it was not built."""
         try:
             super().build_extension(extension)
         except Exception as error:  # noqa: BLE001 - whatever a platform's compiler does
             print(
-                f"kvsteer: the compiled core was not built ({error});"
-                " the plain-Python core is used instead",
+                f"kvsteer: the compiled core {extension.name} was not built ({error});"
+                " plain Python is used instead",
                 file=sys.stderr,
             )
-            self.distribution.ext_modules = []
+            others = self.distribution.ext_modules
+            self.distribution.ext_modules = [one for one in others if one is not extension]
 
 
 class HonestWheel(bdist_wheel):
@@ -116,20 +105,23 @@ def description() -> str:
     return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)", absolute, text)
 
 
-core = Extension(
-    "kvstate._core",
-    sources=[f"{FOLDER}/{name}" for name in SOURCES],
-    depends=[f"{FOLDER}/{name}" for name in HEADERS],
-    extra_compile_args=["-std=c11", "-O3", *os.environ.get("KVSTEER_CFLAGS", "").split()],
-    py_limited_api=True,
-    optional=True,
-)
+cores = [
+    Extension(
+        name,
+        sources=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.c")),
+        depends=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.h")),
+        extra_compile_args=["-std=c11", "-O3", *os.environ.get("KVSTEER_CFLAGS", "").split()],
+        py_limited_api=True,
+        optional=True,
+    )
+    for name, folder in CORES.items()
+]
 
 setup(
     long_description=description(),
     long_description_content_type="text/markdown",
     project_urls=urls(),
-    ext_modules=[core],
+    ext_modules=cores,
     cmdclass={"build_ext": OptionalBuild, "bdist_wheel": HonestWheel},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -40,8 +40,8 @@ from extproc.admin.observed import Observed
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.http2.frames import PREFACE, Flag, FrameType, frame, settings, window_update
-from extproc.http2.grpc_messages import Parts, Piece
-from extproc.http2.header_blocks import RequestHead, encode
+from extproc.http2.grpc_messages import Parts
+from extproc.http2.header_blocks import encode
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderMap,
@@ -157,10 +157,10 @@ def stored(tokens: Tokens, first: int) -> Batch:
 class TaskCall(ExtProcCall):
     """A call that makes a task for every message."""
 
-    def take(self, message: Piece | Parts) -> None:
+    def take(self, message: bytes | Parts) -> None:
         """Has a task pass the message to the exchange."""
         assert not isinstance(message, Parts), "the benchmark's messages are short"
-        received = ProcessingRequest.FromString(message)  # type: ignore[arg-type]
+        received = ProcessingRequest.FromString(message)
         answering = self._exchange.receive(received)
         self._awaited = asyncio.get_running_loop().create_task(answering)
         self._awaited.add_done_callback(self._answered)
@@ -226,7 +226,7 @@ class Bench:
         server = LeanServer(service, lambda: True)
         host = server._host  # noqa: SLF001 - no socket
 
-        def route(wire: LeanConnection, stream_id: int, _: RequestHead) -> TaskCall:
+        def route(wire: LeanConnection, stream_id: int, *_: bytes) -> TaskCall:
             return TaskCall(wire, stream_id, service, "")
 
         if self.has_tasks:

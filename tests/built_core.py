@@ -1,12 +1,12 @@
-"""Checks that the compiled core is up to date with its sources."""
+"""Checks that the compiled cores are up to date with their sources."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
-NATIVE = Path(__file__).resolve().parent.parent / "kvstate" / "native"
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def stale_core(core: Path | None, native: Path = NATIVE) -> str:
+def stale_core(core: Path | None, native: Path) -> str:
     """Returns what to do if the compiled core is older than one of its sources, else ""."""
     if core is None:
         return ""
@@ -20,7 +20,14 @@ def stale_core(core: Path | None, native: Path = NATIVE) -> str:
     )
 
 
-def installed_core() -> Path | None:
-    """The compiled core that is imported, or None."""
-    found = find_spec("kvstate._core")
+def stale_cores() -> str:
+    """Returns what to do if one of the imported cores is older than its sources, else ""."""
+    complaints = [
+        stale_core(_imported(one), ROOT / one / "native") for one in ("kvstate", "extproc")
+    ]
+    return "\n".join(filter(None, complaints))
+
+
+def _imported(package: str) -> Path | None:
+    found = find_spec(f"{package}._core")
     return Path(found.origin) if found and found.origin else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from tests.built_core import installed_core, stale_core
+from tests.built_core import stale_cores
 from tests.pure_tests import left_out
 from tests.tables import Printer
 
@@ -41,7 +41,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Rejects a core that is older than its sources, which would fail in puzzling ways."""
-    if complaint := stale_core(installed_core()):
+    if complaint := stale_cores():
         raise pytest.UsageError(complaint)
     config.pluginmanager.register(Printer())
     gc.disable()

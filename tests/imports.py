@@ -15,8 +15,8 @@ PACKAGES = ("kvstate", "extproc", "simulator")
 # The product; the simulator, which tests it, is separate.
 MEASURED = ("kvstate", "extproc")
 
-# Compiled, and pure as well: its sources in kvstate/native include nothing that does I/O.
-COMPILED = "kvstate._core"
+# Compiled, and pure as well: their sources in the folders `native` include nothing that does I/O.
+COMPILED = {"kvstate._core", "extproc._core"}
 
 # Packages that a pure module may import besides pure modules and the standard library.
 LIBRARIES = {"hpack", "msgspec", "xxhash", "google", "yaml", "prometheus_client"}
@@ -111,7 +111,7 @@ def _ours(imported: Iterable[str]) -> set[str]:
     return {
         name
         for name in imported
-        if name.partition(".")[0] in PACKAGES and ".pb" not in name and name != COMPILED
+        if name.partition(".")[0] in PACKAGES and ".pb" not in name and name not in COMPILED
     }
 
 

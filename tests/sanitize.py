@@ -1,8 +1,8 @@
-"""Tests the compiled core under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Tests the compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python tests/sanitize.py
 
-Builds it in a copy of the tree, so that the installed one stays as it is. Anything that the
+Builds them in a copy of the tree, so that the installed ones stay as they are. Anything that the
 sanitizers find ends the run.
 """
 
@@ -29,16 +29,17 @@ COPIED = (
 )
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 TESTED = (
-    "test_compiled_core.py",
-    "test_copies.py",
-    "wire/test_groups.py",
-    "test_index.py",
-    "test_index_by_oracle.py",
-    "test_hybrid_by_oracle.py",
-    "test_index_messages.py",
-    "test_other_groups.py",
-    "test_plain_core.py",
-    "test_scan.py",
+    "kvstate/test_compiled_core.py",
+    "kvstate/test_copies.py",
+    "kvstate/wire/test_groups.py",
+    "kvstate/test_index.py",
+    "kvstate/test_index_by_oracle.py",
+    "kvstate/test_hybrid_by_oracle.py",
+    "kvstate/test_index_messages.py",
+    "kvstate/test_other_groups.py",
+    "kvstate/test_plain_core.py",
+    "kvstate/test_scan.py",
+    "extproc/http2/test_sessions.py",
 )
 
 
@@ -67,7 +68,7 @@ def main() -> int:
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         environment = {**os.environ, "KVSTEER_CFLAGS": FLAGS, "LDSHARED": f"gcc -shared {FLAGS}"}
         subprocess.run(build, cwd=tree, env=environment, check=True)
-        tests = [str(tree / "tests" / "kvstate" / name) for name in TESTED]
+        tests = [str(tree / "tests" / name) for name in TESTED]
         environment = {
             **os.environ,
             "LD_PRELOAD": sanitizer_runtime(),
@@ -77,8 +78,9 @@ def main() -> int:
             "PYTHONMALLOC": "malloc",
             "PYTHONPATH": str(tree),
         }
-        check = f"import kvstate._core as core; assert core.__file__.startswith({str(tree)!r})"
-        subprocess.run([sys.executable, "-c", check], cwd=tree, env=environment, check=True)
+        for core in ("kvstate._core", "extproc._core"):
+            check = f"import {core} as core; assert core.__file__.startswith({str(tree)!r})"
+            subprocess.run([sys.executable, "-c", check], cwd=tree, env=environment, check=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 

@@ -29,6 +29,8 @@ def test_stale_core_runs_no_test(tmp_path: Path) -> None:
     for name in ("conftest.py", "built_core.py", "tables.py", "imports.py", "pure_tests.py"):
         shutil.copy(TESTS / name, tmp_path / "tests")
     (tmp_path / "tests" / "test_nothing.py").write_text("def test_nothing(): pass")
+    (tmp_path / "extproc").mkdir()
+    (tmp_path / "extproc" / "__init__.py").touch()
     (tmp_path / "kvstate" / "native").mkdir(parents=True)
     for name in ("__init__.py", "_core.abi3.so", "native/index.c"):
         (tmp_path / "kvstate" / name).touch()

@@ -147,8 +147,9 @@ def _set_by(config: msgspec.structs.StructConfig) -> set[str]:
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no C compiler here: {COMPILER}")
 def test_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) -> None:
     copy_tree(tmp_path)
-    for core in (ROOT / "kvstate").glob("_core.*.so"):
-        shutil.copy2(core, tmp_path / "kvstate")
+    for package in ("kvstate", "extproc"):
+        for core in (ROOT / package).glob("_core.*.so"):
+            shutil.copy2(core, tmp_path / package)
     compiled = subprocess.run(
         [sys.executable, str(tmp_path / "compile_path.py")],
         cwd=tmp_path, capture_output=True, text=True, check=False,

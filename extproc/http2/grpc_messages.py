@@ -36,14 +36,14 @@ class Status(IntEnum):
     UNAVAILABLE = 14
 
 
-# A message of this length or more is not joined by its reader, but kept in parts of this length:
-# joining all of it at once would hold up everybody else.
+# A message of this length or more is not joined by its reader, but passed on in parts of about this
+# length: joining all of it at once would hold up everybody else.
 LONG_BYTES: Final = 1024 * 1024
 _PART_BYTES: Final = 64 * 1024
 
 
 class Parts:
-    """A long message in parts, each of type bytes: a thread can join them beside others."""
+    """A long message in parts: a thread can join them beside others."""
 
     __slots__ = ("_bytes", "parts")
 
@@ -55,91 +55,83 @@ class Parts:
         return self._bytes
 
 
-Message = Piece | Parts
+Message = bytes | Parts
+
+
+# A message, or a part of a long one that is not the last; is_whole: the message ends with it.
+Received = tuple[bytes, bool]
 
 
 class MessageReader:
-    """Joins pieces of DATA into gRPC messages, long ones into parts.
+    """Joins pieces of DATA into gRPC messages; passes long ones on in parts.
 
     max_message_bytes: a longer message is refused by its prefix alone, before any of it is kept.
+    fault: why the call must end; then nothing more is read.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
+        self.fault: CallError | None = None
         self._max_message_bytes = max_message_bytes
-        self._incomplete = bytearray()
-        self._parts: list[bytes] = []
+        self._prefix = b""
         self._missing = 0
+        self._incomplete = bytearray()
+        self._parts_bytes = 0
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of kept bytes of an incomplete message."""
-        return len(self._incomplete) + _PART_BYTES * len(self._parts)
+        """The number of bytes of an incomplete message, with the parts that were passed on."""
+        return len(self._prefix) + len(self._incomplete) + self._parts_bytes
 
-    def read(self, data: Piece) -> list[Message]:
-        """Returns the messages that this piece completes, and keeps the rest.
+    def forget(self) -> None:
+        """Drops the incomplete message."""
+        self._prefix = b""
+        self._incomplete = bytearray()
+        self._parts_bytes = self._missing = 0
 
-        A message in one piece is not copied, one in many is copied once, a long one twice.
-
-        Raises:
-            CallError: a message is too long or compressed; do not use the reader again.
-        """
-        if not self._incomplete and not self._parts and len(data) >= PREFIX_BYTES:
-            length = self._length(data)
-            if length == len(data) - PREFIX_BYTES:
-                return [data[PREFIX_BYTES:]]
-        return self._read_parts(memoryview(data))
-
-    def _read_parts(self, view: memoryview) -> list[Message]:
-        messages: list[Message] = []
-        while view:
-            if len(self._incomplete) < PREFIX_BYTES and not self._parts:
-                view = self._keep(view, PREFIX_BYTES - len(self._incomplete))
-                if len(self._incomplete) < PREFIX_BYTES:
+    def read(self, piece: Piece) -> list[Received]:
+        """Returns the messages that this piece completes and the parts of a long one."""
+        found: list[Received] = []
+        view = memoryview(piece)
+        while self.fault is None:
+            if len(self._prefix) < PREFIX_BYTES:
+                size = PREFIX_BYTES - len(self._prefix)
+                self._prefix += view[:size]
+                view = view[size:]
+                if len(self._prefix) < PREFIX_BYTES:
                     break
-                self._missing = self._length(self._incomplete)
-            size = len(view)
-            view = self._keep(view, self._missing)
-            self._missing -= size - len(view)
-            if not self._missing:
-                messages.append(self._join())
-                self._incomplete = bytearray()
-            elif len(self._incomplete) >= _PART_BYTES and self._is_long:
-                self._part()
-        return messages
+                self._begin()
+            else:
+                view = self._read_content(view, found)
+                if not view:
+                    break
+        return found
+
+    def _begin(self) -> None:
+        compressed, self._missing = _PREFIX.unpack(self._prefix)
+        if compressed:
+            text = "compressed messages are not supported"
+            self.fault = CallError(Status.UNIMPLEMENTED, text)
+        elif self._missing > self._max_message_bytes:
+            text = f"message of {self._missing} bytes is too long"
+            self.fault = CallError(Status.RESOURCE_EXHAUSTED, text)
+
+    def _read_content(self, view: memoryview, found: list[Received]) -> memoryview:
+        """Takes what belongs to the present message; returns the rest."""
+        part, rest = view[: self._missing], view[self._missing :]
+        self._incomplete += part
+        self._missing -= len(part)
+        if not self._missing:
+            found.append((bytes(self._incomplete), True))
+            self.forget()
+        elif self._is_long and len(self._incomplete) >= _PART_BYTES:
+            found.append((bytes(self._incomplete), False))
+            self._parts_bytes += len(self._incomplete)
+            self._incomplete = bytearray()
+        return rest
 
     @property
     def _is_long(self) -> bool:
-        return bool(self._parts) or self._length(self._incomplete) >= LONG_BYTES
-
-    def _part(self) -> None:
-        """Puts the first bytes of a long message, or its next ones, into parts."""
-        whole = len(self._incomplete) // _PART_BYTES * _PART_BYTES
-        with memoryview(self._incomplete) as view:
-            self._parts += [
-                bytes(view[at : at + _PART_BYTES]) for at in range(0, whole, _PART_BYTES)
-            ]
-        del self._incomplete[:whole]
-
-    def _join(self) -> Message:
-        if not self._parts:
-            return memoryview(self._incomplete)[PREFIX_BYTES:]
-        parts, self._parts = self._parts, []
-        parts[0] = parts[0][PREFIX_BYTES:]
-        return Parts([*parts, bytes(self._incomplete)])
-
-    def _keep(self, view: memoryview, size: int) -> memoryview:
-        """Keeps up to this many bytes; returns the rest."""
-        self._incomplete += view[:size]
-        return view[size:]
-
-    def _length(self, data: Piece | bytearray) -> int:
-        """Returns the length of the message that begins here."""
-        compressed, length = _PREFIX.unpack_from(data)
-        if compressed:
-            raise CallError(Status.UNIMPLEMENTED, "compressed messages are not supported")
-        if length > self._max_message_bytes:
-            raise CallError(Status.RESOURCE_EXHAUSTED, f"message of {length} bytes is too long")
-        return int(length)
+        return self._parts_bytes > 0 or len(self._incomplete) + self._missing >= LONG_BYTES
 
 
 def refusal_of(head: RequestHead) -> bytes | None:

@@ -1,7 +1,5 @@
 """Queues data to send: whole frames at once, DATA as the peer's windows allow (RFC 9113, 5.2)."""
 
-from collections import deque
-
 from extproc.http2.frames import (
     DEFAULT_WINDOW,
     HEADER,
@@ -15,20 +13,14 @@ from extproc.http2.frames import (
 )
 from extproc.http2.limits import Budget
 
-_Queue = deque[bytes | bytearray | memoryview]
-
-# The shared queue of streams without waiting DATA: a queue for each would be most of its memory.
-_NO_QUEUE: _Queue = deque(maxlen=0)
-
 
 class Http2Stream:
     """A stream that is open or half closed.
 
     window: bytes that the peer may still send. unreturned: used bytes not yet given back by
     WINDOW_UPDATE. credit: WINDOW_UPDATEs minus sent bytes; the peer's initial window plus this may
-    still be sent. queue: waiting DATA of `queued` bytes; only a bytearray in it may still grow.
-    trailers: the block that ends the answer. is_received, is_answered: whether the request has
-    ended, and whether the answer has.
+    still be sent. queue: waiting DATA, None if there is none. trailers: the block that ends the
+    answer. is_received, is_answered: whether the request has ended, and whether the answer has.
     """
 
     __slots__ = (
@@ -39,7 +31,6 @@ class Http2Stream:
         "is_received",
         "is_used",
         "queue",
-        "queued",
         "received",
         "stalled_ticks",
         "trailers",
@@ -54,21 +45,22 @@ class Http2Stream:
         self.credit = 0
         self.expected = expected
         self.received = 0
-        self.queue = _NO_QUEUE
-        self.queued = 0
+        self.queue: bytearray | None = None
         self.stalled_ticks = 0
         self.trailers: bytes | None = None
         self.is_used = False
         self.is_received = False
         self.is_answered = False
 
+    @property
+    def queued(self) -> int:
+        """The number of bytes that wait."""
+        return 0 if self.queue is None else len(self.queue)
+
 
 _DATA = int(FrameType.DATA)
 # Most bytes of waiting DATA to send at a time; then the transport shows whether it has more room.
 _MAX_PUMPED_BYTES = 256 * 1024
-
-# Waiting pieces are joined up to this size: a ten-byte piece would take 200 bytes of memory.
-_JOINED_BYTES = MAX_FRAME_BYTES
 
 _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
 
@@ -126,7 +118,7 @@ class Outbox:
             size <= self._window
             and size <= self._initial_window + stream.credit
             and size <= MAX_FRAME_BYTES
-            and stream.queued == 0
+            and stream.queue is None
             and not self._is_paused
         ):
             self._window -= size
@@ -137,8 +129,9 @@ class Outbox:
             return True
         if not self._budget.take(size):
             return False
-        _keep(stream, data)
-        stream.queued += size
+        if stream.queue is None:
+            stream.queue = bytearray()
+        stream.queue += data
         self._waiting[stream.id] = stream
         if self._initial_window + stream.credit > 0:
             self.ready[stream.id] = stream
@@ -153,10 +146,9 @@ class Outbox:
 
     def forget(self, stream: Http2Stream) -> None:
         """Drops the waiting data of an ended stream."""
-        if stream.queued:
-            self._budget.give_back(stream.queued)
-            stream.queued = 0
-            stream.queue = _NO_QUEUE
+        if stream.queue is not None:
+            self._budget.give_back(len(stream.queue))
+            stream.queue = None
             del self._waiting[stream.id]
             self.ready.pop(stream.id, None)
 
@@ -170,7 +162,7 @@ class Outbox:
         stream.credit += increment
         if self._initial_window + stream.credit > MAX_WINDOW:
             return False
-        if stream.queued and self._initial_window + stream.credit > 0:
+        if stream.queue is not None and self._initial_window + stream.credit > 0:
             self.ready[stream.id] = stream
         return True
 
@@ -202,36 +194,33 @@ class Outbox:
             and not self._is_paused
         ):
             stream = next(iter(self.ready.values()))
-            self._send_queued(stream)
-            if not stream.queued:
+            room = self._initial_window + stream.credit
+            if stream.queue is not None and room > 0:
+                self._send_queued(stream, stream.queue, room)
+            if stream.queue is None:
                 del self.ready[stream.id], self._waiting[stream.id]
                 if self._ended(stream):
                     self.finished_streams.append(stream)
             elif self._initial_window + stream.credit <= 0:
                 del self.ready[stream.id]
 
-    def _send_queued(self, stream: Http2Stream) -> None:
-        """Sends one frame of waiting DATA."""
-        queue = stream.queue
-        piece = memoryview(queue[0])
-        room = min(self._window, self._initial_window + stream.credit, MAX_FRAME_BYTES)
-        part = piece[:room]
+    def _send_queued(self, stream: Http2Stream, queue: bytearray, room: int) -> None:
+        """Sends one frame of waiting DATA. room: in the stream's window."""
+        part = bytes(queue[: min(self._window, room, MAX_FRAME_BYTES)])
+        del queue[: len(part)]
         size = len(part)
         self.chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
         self.chunks.append(part)
         self._pumped += size
         self._window -= size
         stream.credit -= size
-        stream.queued -= size
         stream.stalled_ticks = 0
         self._budget.give_back(size)
-        if size == len(piece):
-            queue.popleft()
-        else:
-            queue[0] = piece[size:]
+        if not queue:
+            stream.queue = None
 
     def _ended(self, stream: Http2Stream) -> bool:
-        if stream.queued or stream.trailers is None:
+        if stream.queue is not None or stream.trailers is None:
             return False
         self.chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
         if not stream.is_received:
@@ -239,15 +228,3 @@ class Outbox:
             self.chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
         stream.is_answered = True
         return True
-
-
-def _keep(stream: Http2Stream, data: bytes) -> None:
-    queue = stream.queue
-    if queue is _NO_QUEUE:
-        queue = stream.queue = deque()
-    if len(data) >= _JOINED_BYTES:
-        queue.append(data)
-    elif queue and isinstance(queue[-1], bytearray) and len(queue[-1]) < _JOINED_BYTES:
-        queue[-1] += data
-    else:
-        queue.append(bytearray(data))

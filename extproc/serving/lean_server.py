@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from extproc.base import address, headers
-from extproc.http2.connection import Connection
+from extproc.base import address
+from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.frames import ErrorCode
-from extproc.http2.grpc_messages import OK_TRAILERS, Status, refusal_of, trailers_only
-from extproc.http2.header_blocks import BlockCache, RequestHead
-from extproc.http2.limits import MIB, Budget, Limits
-from extproc.http2.streams import Opened, Received
+from extproc.http2.grpc_messages import Status
+from extproc.http2.limits import MIB, Limits
+from extproc.http2.session import Sessions, make_sessions
 from extproc.observing.fleet_families import ServerFigures
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.health_service import EXT_PROC, HEALTH, Health
-from extproc.serving.lean_call import CALL_BYTES, Call, ExtProcCall, HealthCall, WatchCall
+from extproc.serving.lean_call import Call, ExtProcCall, HealthCall, WatchCall
 from extproc.serving.listening import (
     BACKLOG,
     TlsListener,
@@ -35,24 +34,23 @@ from extproc.serving.server_bounds import USUAL, ServerBounds
 
 log = logging.getLogger("kvsteer.extproc")
 
-# Creates the call for a request; returns None if its path is unknown.
-Route = Callable[["LeanConnection", int, RequestHead], Call | None]
+# Creates the call on a stream by its path and traceparent header; returns None if the path is
+# unknown.
+Route = Callable[["LeanConnection", int, bytes, bytes], Call | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """What all connections of a server share.
 
-    max_message_bytes: largest message of a request. add, note_rest, remove: called when a
+    sessions: opens the session of a connection. add, note_rest, remove: called when a
     connection is established (with TLS, after its handshake), when its last call has ended, and
     when it is lost.
     """
 
     limits: Limits
     bounds: ServerBounds
-    cache: BlockCache
-    budget: Budget
-    max_message_bytes: int
+    sessions: Sessions
     route: Route
     add: Callable[["LeanConnection"], None]
     note_rest: Callable[["LeanConnection"], None]
@@ -66,10 +64,9 @@ class LeanConnection(asyncio.Protocol):
 
     def __init__(self, host: Host) -> None:
         self.has_served = False
-        self.budget = host.budget
-        self.max_message_bytes = host.max_message_bytes
         self._host = host
-        self.http2 = Connection(host.limits, host.cache, host.budget)
+        self.budget = host.sessions.budget
+        self.session = host.sessions.open()
         self._calls: dict[int, Call] = {}
         self._paused_calls: dict[int, Call] = {}
         self._paused_ticks: int | None = None
@@ -88,15 +85,7 @@ class LeanConnection(asyncio.Protocol):
         """Called by asyncio with bytes that were read."""
         if self._is_closing:
             return
-        for event in self.http2.receive(data):
-            if isinstance(event, Received):
-                call = self._calls.get(event.stream_id)
-                if call is not None and call.receive(event.data, is_last=event.is_last):
-                    self._paused_calls[event.stream_id] = call
-            elif isinstance(event, Opened):
-                self._open(event)
-            else:
-                self._abort(event.stream_id)
+        self._take(self.session.receive(data))
         self.flush()
 
     def eof_received(self) -> bool:
@@ -112,19 +101,19 @@ class LeanConnection(asyncio.Protocol):
             log.debug("connection lost: %s", exc)
         for stream_id in list(self._calls):
             self._abort(stream_id)
-        self.http2.close()
+        self.session.close()
         self._host.remove(self)
 
     def pause_writing(self) -> None:
         """Called by asyncio when the peer does not read: stops reading, to bound the answers."""
         self._paused_ticks = 0
-        self.http2.pause_sending()
+        self.session.pause_sending()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Called by asyncio when the peer reads again."""
         self._paused_ticks = None
-        self.http2.resume_sending()
+        self.session.resume_sending()
         self._transport.resume_reading()
         self.flush()
 
@@ -135,48 +124,33 @@ class LeanConnection(asyncio.Protocol):
             if self._paused_ticks > self._host.limits.stall_ticks:
                 self._transport.abort()
                 return
-        for event in self.http2.tick():
-            self._abort(event.stream_id)
-        for call in list(self._calls.values()):
-            call.tick(self._host.limits.stall_ticks)
+        self._take(self.session.tick())
         self.flush()
 
     @property
     def fault(self) -> ErrorCode | None:
         """The error code with which the connection ended, None if the peer broke no rule."""
-        fault = self.http2.fault
-        return None if fault is None else ErrorCode(fault.code)
+        fault = self.session.fault
+        return None if fault is None else ErrorCode(fault[0])
 
     @property
     def is_idle(self) -> bool:
         """Whether no stream is open."""
-        return not self.http2.stream_count
+        return not self.session.stream_count
 
     def drain(self) -> None:
         """Accepts no new streams, and closes when the open ones have ended."""
-        self.http2.drain()
+        self.session.drain()
         self.flush()
 
     def drop(self) -> None:
         """Closes at once, even with open calls."""
         self._transport.abort()
 
-    def send(self, stream_id: int, data: bytes, head: bytes = b"") -> int:
-        """Sends a part of a call's answer; returns how many bytes of it wait for the peer.
-
-        head: the header block that begins the answer.
-        """
-        queued = self.http2.send_data(stream_id, data, head)
-        if queued is None:
-            self._abort(stream_id)
-            return 0
-        return queued
-
-    def finish(self, stream_id: int, block: bytes) -> None:
-        """Ends a call's answer with its last header block, and forgets the call."""
+    def forget(self, stream_id: int) -> None:
+        """Forgets a call that has ended."""
         if self._paused_calls:
             self._paused_calls.pop(stream_id, None)
-        self.http2.end(stream_id, block, is_due=block is not OK_TRAILERS)
         if self._calls.pop(stream_id, None) is not None and not self._calls:
             self._host.note_rest(self)
 
@@ -184,26 +158,24 @@ class LeanConnection(asyncio.Protocol):
         """Writes all data to send if any is due, and lets calls that waited for it continue."""
         if self._is_closing:
             return
-        http2 = self.http2
-        is_over = not self._calls and http2.is_over
-        if not (http2.is_due or self._paused_calls or is_over):
-            if http2.unsent and self._ending is None:
-                loop = asyncio.get_running_loop()
-                self._ending = loop.call_later(self._host.bounds.end_seconds, self._write_ends)
-            return
-        self._write()
-        while self._paused_calls and self._release():
+        session = self.session
+        if session.is_due or self._paused_calls:
             self._write()
-        if http2.fault is not None:
-            log.warning("connection ended: %s", http2.fault)
+            while self._paused_calls and self._release():
+                self._write()
+        elif session.has_unsent and self._ending is None:
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(self._host.bounds.end_seconds, self._write_ends)
+        if session.fault is not None:
+            log.warning("connection ended: %s", session.fault[1])
             self._linger()
-        elif not self._calls and http2.is_over:
+        elif session.is_over and not self._calls:
+            self._write()
             self._is_closing = True
             self._transport.close()
 
     def _write(self) -> None:
-        http2 = self.http2
-        while (http2.unsent or http2.ready) and (data := http2.data_to_send()):
+        while data := self.session.data_to_send():
             self._transport.write(data)
 
     def _write_ends(self) -> None:
@@ -216,7 +188,7 @@ class LeanConnection(asyncio.Protocol):
         able = [(number, one) for number, one in self._paused_calls.items() if not one.is_busy]
         for stream_id, call in able:
             call.go_on()
-            if not call.has_unread:
+            if not call.has_kept:
                 self._paused_calls.pop(stream_id, None)
         return bool(able)
 
@@ -232,24 +204,25 @@ class LeanConnection(asyncio.Protocol):
             self._host.bounds.linger_seconds, self._transport.abort
         )
 
-    def _open(self, event: Opened) -> None:
-        refusal = refusal_of(event.head)
-        if refusal is not None:
-            self.http2.end(event.stream_id, refusal)
-            return
-        if not self.budget.take(CALL_BYTES):
-            self.http2.reset(event.stream_id, ErrorCode.REFUSED_STREAM)
-            return
-        call = self._host.route(self, event.stream_id, event.head)
+    def _take(self, events: Sequence[CallEvent]) -> None:
+        for stream_id, kind, content in events:
+            if kind == OPENED:
+                path, traceparent = content
+                self._open(stream_id, path, traceparent)
+            elif kind == ABORTED:
+                self._abort(stream_id)
+            else:
+                call = self._calls.get(stream_id)
+                if call is not None and call.receive(kind, content):
+                    self._paused_calls[stream_id] = call
+
+    def _open(self, stream_id: int, path: bytes, traceparent: bytes) -> None:
+        call = self._host.route(self, stream_id, path, traceparent)
         if call is None:
-            self.budget.give_back(CALL_BYTES)
-            block = trailers_only(Status.UNIMPLEMENTED, "unknown method")
-            self.http2.end(event.stream_id, block)
+            self.session.finish(stream_id, Status.UNIMPLEMENTED, "unknown method")
             return
-        self._calls[event.stream_id] = call
+        self._calls[stream_id] = call
         self.has_served = True
-        if event.is_whole:
-            call.receive(b"", is_last=True)
 
     def _abort(self, stream_id: int) -> None:
         self._paused_calls.pop(stream_id, None)
@@ -293,12 +266,12 @@ class LeanServer:
         self._health = Health(is_ready)
         self._certificates = certificates
         longest = max_message_bytes(service.config)
+        limits = limits or Limits()
+        most = bounds.max_bytes or max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)
         self._host = Host(
-            limits or Limits(),
+            limits,
             bounds,
-            BlockCache(),
-            Budget(bounds.max_bytes or max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)),
-            longest,
+            make_sessions(limits, longest, most),
             self._route,
             self._add,
             self._note_rest,
@@ -352,7 +325,7 @@ class LeanServer:
         faults = dict(self._faults)
         if self._certificates is not None and self._certificates.failed_handshakes:
             faults["TLS_HANDSHAKE"] = self._certificates.failed_handshakes
-        return ServerFigures(len(self._connections), faults, self._host.budget.used_bytes)
+        return ServerFigures(len(self._connections), faults, self._host.sessions.budget.used_bytes)
 
     async def _listen(self) -> None:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()
@@ -453,20 +426,17 @@ class LeanServer:
             self._faults[connection.fault.name] += 1
         self._all_gone.set()
 
-    def _route(self, wire: LeanConnection, stream_id: int, head: RequestHead) -> Call | None:
-        if head.path == _PROCESS:
-            told = self._traceparent(head) if self._service.is_traced else ""
-            return ExtProcCall(wire, stream_id, self._service, told)
-        if head.path == _CHECK:
+    def _route(
+        self, wire: LeanConnection, stream_id: int, path: bytes, traceparent: bytes
+    ) -> Call | None:
+        if path == _PROCESS:
+            trace = traceparent.decode("latin-1") if self._service.is_traced else ""
+            return ExtProcCall(wire, stream_id, self._service, trace)
+        if path == _CHECK:
             return HealthCall(wire, stream_id, self._health)
-        if head.path == _WATCH:
+        if path == _WATCH:
             return WatchCall(wire, stream_id, self._health)
         return None
-
-    @staticmethod
-    def _traceparent(head: RequestHead) -> str:
-        name = headers.TRACEPARENT.encode()
-        return next((value.decode("latin-1") for key, value in head.fields if key == name), "")
 
     def _remove_socket(self) -> None:
         path = socket_path(self._service.config.extproc)

@@ -19,6 +19,9 @@ REQUEST = [
     (b"content-type", b"application/grpc"),
 ]
 
+# What a call takes of a server's budget, besides its content.
+CALL_BYTES = 4096
+
 # Sets the table size to 0: a peer must do so before its first field once it knows our limit.
 NO_TABLE = b"\x20"
 

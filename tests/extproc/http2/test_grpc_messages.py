@@ -1,15 +1,16 @@
+from collections.abc import Iterable
+
 import pytest
 from hpack.hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.errors import CallError
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
     LONG_BYTES,
     MessageReader,
     Parts,
-    Piece,
+    Received,
     Status,
     framed,
     percent_encoded,
@@ -39,10 +40,22 @@ def request(**more: bytes) -> RequestHead:
     return head
 
 
-def status_of(data: bytes) -> tuple[int, str]:
-    with pytest.raises(CallError) as caught:
-        MessageReader(10).read(data)
-    return caught.value.status, str(caught.value)
+def fault_of(data: bytes) -> tuple[int, str]:
+    reader = MessageReader(10)
+    assert reader.read(data) == []
+    assert reader.fault is not None
+    return reader.fault.status, str(reader.fault)
+
+
+def joined(received: Iterable[Received]) -> list[list[bytes]]:
+    """The messages, each in its parts."""
+    messages: list[list[bytes]] = [[]]
+    for content, is_whole in received:
+        messages[-1].append(content)
+        if is_whole:
+            messages.append([])
+    assert messages.pop() == []
+    return messages
 
 
 @given(
@@ -51,19 +64,15 @@ def status_of(data: bytes) -> tuple[int, str]:
 )
 def test_messages_are_read_whole_from_any_split(messages: list[bytes], sizes: list[int]) -> None:
     data = memoryview(b"".join(framed(one) for one in messages))
-    reader, got = MessageReader(50), list[Piece | Parts]()
+    reader, got = MessageReader(50), list[Received]()
     turn = 0
     while data:
         size = sizes[turn % len(sizes)]
         got += reader.read(data[:size])
         assert reader.buffered_bytes <= 55
         data, turn = data[size:], turn + 1
-    assert [bytes(whole(one)) for one in got] == messages
+    assert got == [(one, True) for one in messages]
     assert reader.buffered_bytes == 0
-
-
-def whole(message: Piece | Parts) -> Piece:
-    return b"".join(message.parts) if isinstance(message, Parts) else message
 
 
 @given(
@@ -73,34 +82,36 @@ def whole(message: Piece | Parts) -> Piece:
 def test_long_messages_come_in_parts_that_are_short(mores: list[int], size: int) -> None:
     messages = [bytes([number]) * (LONG_BYTES + more) for number, more in enumerate(mores)]
     data = memoryview(b"".join(framed(one) for one in messages))
-    reader, got = MessageReader(2 * LONG_BYTES), list[Piece | Parts]()
+    reader, got = MessageReader(2 * LONG_BYTES), list[Received]()
     for at in range(0, len(data), size):
         got += reader.read(data[at : at + size])
-    assert [bytes(whole(one)) for one in got] == messages
-    for message, one in zip(messages, got, strict=True):
-        assert isinstance(one, Parts) == (len(message) >= LONG_BYTES)
-        assert len(one) == len(message)
-        assert not isinstance(one, Parts) or all(len(part) <= 65_536 + size for part in one.parts)
+    found = joined(got)
+    assert [b"".join(parts) for parts in found] == messages
+    for message, parts in zip(messages, found, strict=True):
+        longest = 65_536 + size if len(message) >= LONG_BYTES else LONG_BYTES
+        assert len(parts) == 1 or len(message) >= LONG_BYTES
+        assert len(Parts(parts)) == len(message)
+        assert all(len(part) <= longest for part in parts)
     assert reader.buffered_bytes == 0
 
 
-def test_message_in_one_piece_is_not_copied() -> None:
-    piece = memoryview(framed(b"abc"))
-    [message] = MessageReader(10).read(piece)
-    assert isinstance(message, memoryview)
-    assert message.obj is piece.obj
+def test_incomplete_message_can_be_dropped() -> None:
+    reader = MessageReader(10)
+    assert reader.read(framed(b"abc")[:6]) == []
+    reader.forget()
+    assert reader.buffered_bytes == 0
 
 
 def test_oversized_message_is_refused_by_its_prefix() -> None:
-    assert status_of(b"\0\0\0\0\x0b") == (
+    assert fault_of(b"\0\0\0\0\x0b") == (
         Status.RESOURCE_EXHAUSTED,
         "message of 11 bytes is too long",
     )
-    assert MessageReader(10).read(framed(bytes(10))) == [bytes(10)]
+    assert MessageReader(10).read(framed(bytes(10))) == [(bytes(10), True)]
 
 
 def test_compressed_message_is_refused() -> None:
-    assert status_of(b"\x01\0\0\0\x01x")[0] == Status.UNIMPLEMENTED
+    assert fault_of(b"\x01\0\0\0\x01x")[0] == Status.UNIMPLEMENTED
 
 
 def test_answer_ends_with_its_status() -> None:

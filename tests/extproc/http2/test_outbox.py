@@ -163,18 +163,28 @@ def test_send_refuses_data_beyond_the_budget() -> None:
     outbox.forget(one)
 
 
-def test_small_waiting_pieces_are_joined() -> None:
+def test_waiting_pieces_are_joined() -> None:
     outbox, one = Outbox(Budget(10**6)), stream()
     outbox.set_initial_window(0)
-    long = bytes(20_000)
-    for piece in [b"ab"] * 10_000 + [long] + [b"c", b"d"]:
+    for piece in (b"ab", b"cd", b"ef"):
         outbox.send(one, piece)
-    assert len(one.queue) == 4
     outbox.grant_stream(one, 5)
-    assert data_of(taken(outbox)) == b"ababa"
-    outbox.send(one, b"e")
+    assert taken(outbox) == [(0, 0, 1, b"abcde")]
+    outbox.send(one, b"g")
     outbox.grant_stream(one, 10**6)
-    assert data_of(taken(outbox)) == (b"ab" * 10_000)[5:] + long + b"cde"
+    assert taken(outbox) == [(0, 0, 1, b"fg")]
+
+
+def test_shrunken_window_holds_back_what_waits_for_the_connection() -> None:
+    outbox, one = Outbox(Budget(10**6)), stream()
+    outbox.set_initial_window(10**6)
+    outbox.send(one, bytes(WINDOW + 100))
+    assert len(data_of(taken(outbox))) == WINDOW
+    outbox.set_initial_window(10)
+    outbox.grant(1000)
+    assert taken(outbox) == []
+    outbox.grant_stream(one, WINDOW)
+    assert len(data_of(taken(outbox))) == 10
 
 
 def test_stream_is_stalled_while_no_data_moves() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from extproc.base.errors import ProtocolError
 from extproc.http2.frames import PREFACE, FrameType, settings, window_update
 from extproc.http2.grpc_messages import framed
-from extproc.http2.header_blocks import BlockCache, RequestHead
-from extproc.http2.limits import MIB, Budget, Limits
+from extproc.http2.limits import MIB, Limits
+from extproc.http2.session import make_sessions
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
 from extproc.running.request_path import CHOICE
 from extproc.serving import lean_call
 from extproc.serving.exchange import Service
-from extproc.serving.lean_call import CallState, ExtProcCall
+from extproc.serving.lean_call import ExtProcCall
 from extproc.serving.lean_server import Host, LeanConnection
 from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
@@ -113,11 +113,12 @@ class Play(logging.Handler):
         self.errors: list[str] = []
         self.exchanges: list[Answering] = []
         self.requests: list[Request] = []
-        self.budget = Budget(64 * MIB)
         self.written = Written()
         limits = Limits(stall_ticks=2, preface_ticks=2)
+        sessions = make_sessions(limits, MIB, 64 * MIB)
+        self.budget = sessions.budget
         self.connection = LeanConnection(
-            Host(limits, USUAL, BlockCache(), self.budget, MIB, self.route, *[lambda _: None] * 3)
+            Host(limits, USUAL, sessions, self.route, *[lambda _: None] * 3)
         )
         self.connection.connection_made(self.written)
         self.hear(PREFACE, settings({4: window}), window_update(0, 2**30))
@@ -125,7 +126,7 @@ class Play(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.errors.append(record.getMessage())
 
-    def route(self, wire: LeanConnection, stream_id: int, _: RequestHead) -> ExtProcCall:
+    def route(self, wire: LeanConnection, stream_id: int, *_: bytes) -> ExtProcCall:
         metrics = SimpleNamespace(protocol_errors=SimpleNamespace(inc=lambda: None))
         phrases = SimpleNamespace(encoded=lambda answer: answer)
         service = SimpleNamespace(
@@ -287,35 +288,6 @@ def test_call_ends_once_when_its_connection_is_lost(events: Sequence[tuple[str, 
     assert [one.closed for one in play.exchanges] == [1] * len(play.requests)
     assert not any(one.faults for one in play.exchanges)
     assert play.budget.used_bytes == 0
-
-
-def test_states_all_lead_on_from_the_first_and_never_back() -> None:
-    tables: list[Mapping[CallState, CallState]] = [
-        lean_call.AFTER_MESSAGE,
-        lean_call.AFTER_ANSWER,
-        lean_call.AFTER_LAST,
-        lean_call.AFTER_TAKEN,
-    ]
-    order = [lean_call.OPENED]
-    for state in order:
-        order += [t[state] for t in tables if state in t and t[state] not in order]
-    assert {one.name for one in order} == {
-        name
-        for name, one in vars(lean_call).items()
-        if isinstance(one, CallState) and name != "OVER"
-    }
-    assert all(
-        before is after or before not in reached_from(tables, after)
-        for table in tables
-        for before, after in table.items()
-    )
-
-
-def reached_from(tables: list[Mapping[CallState, CallState]], state: CallState) -> set[CallState]:
-    found = {state}
-    while more := {t[one] for t in tables for one in found if one in t} - found:
-        found |= more
-    return found
 
 
 class Early:

@@ -15,10 +15,10 @@ from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, P
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.running import event_loop
 from extproc.serving.exchange import Exchange, Service
-from extproc.serving.lean_call import CALL_BYTES
 from extproc.serving.lean_server import TICK_FAULT, LeanConnection, LeanServer
 from extproc.serving.server_bounds import USUAL, ServerBounds
 from tests.extproc.http2.peer import (
+    CALL_BYTES,
     END_HEADERS,
     END_STREAM,
     Sent,

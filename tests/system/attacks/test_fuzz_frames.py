@@ -8,10 +8,9 @@ from hyperframe.frame import PingFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.http2.connection import Connection
 from extproc.http2.frames import FrameType
-from extproc.http2.header_blocks import BlockCache
-from extproc.http2.limits import Budget, Limits
+from extproc.http2.limits import Limits
+from extproc.http2.session import IS_COMPILED, Session, make_sessions
 from tests.extproc.http2.peer import Sent, frames_of
 from tests.extproc.messages import body, head
 from tests.system.attacks.floods import CALL
@@ -54,10 +53,13 @@ FRAMES = st.builds(
 )
 
 
-def told(connection: Connection) -> list[Sent]:
-    """Everything that the connection has to send."""
+KINDS = sorted({False, IS_COMPILED})
+
+
+def told(session: Session) -> list[Sent]:
+    """Everything that the session has to send."""
     found = b""
-    while more := connection.data_to_send():
+    while more := session.data_to_send():
         found += more
     return frames_of(found)
 
@@ -68,40 +70,44 @@ def codes(frames: list[Sent]) -> list[tuple[int, int, bytes]]:
     return [(one.kind, one.stream_id, one.payload) for one in frames if one.kind in errors]
 
 
-def fed(pieces: list[bytes]) -> tuple[list[Sent], Connection]:
-    """What a new connection replies to these pieces; it keeps no memory after it is closed."""
-    budget = Budget(2**20)
-    connection = Connection(Limits(), BlockCache(), budget)
+def fed(pieces: list[bytes], *, compiled: bool) -> list[Sent]:
+    """What a new session replies to these pieces; it keeps no memory after it is closed."""
+    sessions = make_sessions(Limits(), 2**20, 2**20, compiled=compiled)
+    session = sessions.open()
     frames: list[Sent] = []
     for piece in pieces:
-        connection.receive(piece)
-        frames += told(connection)
-    connection.tick()
-    frames += told(connection)
-    connection.close()
-    assert budget.used_bytes == 0
-    assert sum(one.kind == FrameType.GOAWAY for one in frames) == (connection.fault is not None)
-    return frames, connection
+        session.receive(piece)
+        frames += told(session)
+    session.tick()
+    frames += told(session)
+    session.close()
+    assert sessions.budget.used_bytes == 0
+    assert sum(one.kind == FrameType.GOAWAY for one in frames) == (session.fault is not None)
+    return frames
 
 
+@pytest.mark.parametrize("compiled", KINDS)
 @given(
-    st.lists(
+    frames=st.lists(
         FRAMES | st.sampled_from(GOOD) | st.sampled_from([rule.sent for rule in RULES]), max_size=30
     )
 )
-def test_connection_answers_frames_alike_whole_and_in_pieces(frames: list[bytes]) -> None:
+def test_session_answers_frames_alike_whole_and_in_pieces(
+    frames: list[bytes], *, compiled: bool
+) -> None:
     sent = GREETING + b"".join(frames)
     if len(sent) > 40_000:
         sent = sent[:40_000]
-    whole, _ = fed([sent])
-    pieces, _ = fed([sent[at : at + 7] for at in range(0, len(sent), 7)])
+    whole = fed([sent], compiled=compiled)
+    pieces = fed([sent[at : at + 7] for at in range(0, len(sent), 7)], compiled=compiled)
     assert codes(pieces) == codes(whole)
 
 
-@given(st.binary(max_size=300))
-def test_connection_survives_any_bytes(noise: bytes) -> None:
-    fed([noise])
-    fed([GREETING, noise])
+@pytest.mark.parametrize("compiled", KINDS)
+@given(noise=st.binary(max_size=300))
+def test_session_survives_any_bytes(noise: bytes, *, compiled: bool) -> None:
+    fed([noise], compiled=compiled)
+    fed([GREETING, noise], compiled=compiled)
 
 
 def spoilt(rng: random.Random) -> bytes:
@@ -165,10 +171,11 @@ async def test_thousands_of_corrupted_conversations_affect_no_other_peer(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compiled", KINDS)
 @settings(max_examples=3000)
-@given(st.lists(FRAMES | st.sampled_from(GOOD), max_size=60))
-def test_connection_survives_many_more_frames(frames: list[bytes]) -> None:
-    fed([GREETING, *frames])
+@given(frames=st.lists(FRAMES | st.sampled_from(GOOD), max_size=60))
+def test_session_survives_many_more_frames(frames: list[bytes], *, compiled: bool) -> None:
+    fed([GREETING, *frames], compiled=compiled)
 
 
 async def test_uncorrupted_conversation_is_answered_without_error(either: Victim) -> None:

@@ -1,0 +1,38 @@
+/* The constants of HTTP/2 frames (RFC 9113, sections 4 and 6). */
+#ifndef KVSTEER_FRAMES_H
+#define KVSTEER_FRAMES_H
+
+#define HEADER_BYTES 9u
+#define MAX_FRAME_BYTES 16384u /* the smallest allowed maximum, and this server's */
+#define LARGEST_MAX_FRAME_BYTES 16777215u
+#define DEFAULT_WINDOW 65535
+#define MAX_WINDOW 2147483647
+#define STREAM_MASK 0x7fffffffu
+
+enum {
+    FRAME_DATA,
+    FRAME_HEADERS,
+    FRAME_PRIORITY,
+    FRAME_RST_STREAM,
+    FRAME_SETTINGS,
+    FRAME_PUSH_PROMISE,
+    FRAME_PING,
+    FRAME_GOAWAY,
+    FRAME_WINDOW_UPDATE,
+    FRAME_CONTINUATION
+};
+
+#define FLAG_ACK 1u
+#define FLAG_END_STREAM 1u
+#define FLAG_END_HEADERS 4u
+#define FLAG_PADDED 8u
+#define FLAG_PRIORITY 0x20u
+
+#define SETTING_TABLE_SIZE 1u
+#define SETTING_ENABLE_PUSH 2u
+#define SETTING_MAX_STREAMS 3u
+#define SETTING_INITIAL_WINDOW 4u
+#define SETTING_MAX_FRAME 5u
+#define SETTING_MAX_HEADER_LIST 6u
+
+#endif

@@ -1,0 +1,398 @@
+"""The compiled session against the plain one: equal events, bytes and memory for any input."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.http2 import session
+from extproc.http2.call_events import FAILED, MESSAGE
+from extproc.http2.frames import PREFACE, FrameType, frame, settings, window_update
+from extproc.http2.grpc_messages import LONG_BYTES, framed
+from extproc.http2.header_blocks import encode
+from extproc.http2.limits import Limits
+from extproc.http2.plain_session import PlainSessions
+from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
+from tests.extproc.http2.peer import (
+    CALL_BYTES,
+    END_HEADERS,
+    END_STREAM,
+    NO_TABLE,
+    REQUEST,
+    block_of,
+)
+
+pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
+
+SMALL = Limits(
+    max_streams=3,
+    max_header_block_bytes=400,
+    max_header_list_bytes=600,
+    max_continuations=2,
+    stream_window_bytes=200,
+    connection_window_bytes=70_000,
+    pings_a_tick=3,
+    settings_a_tick=3,
+    idle_frames_a_tick=6,
+    idle_frames_a_stream=1,
+    rapid_resets_a_tick=2,
+    faults_a_tick=3,
+    stall_ticks=1,
+)
+MAX_MESSAGE = 300
+STREAMS = (1, 3, 5, 7, 9)
+
+
+class Pair:
+    """A compiled and a plain session that get the same, and must do the same."""
+
+    def __init__(self, limits: Limits, max_message: int, max_bytes: int) -> None:
+        kinds = (True, False)
+        self.sessions: list[Sessions] = [
+            make_sessions(limits, max_message, max_bytes, compiled=one) for one in kinds
+        ]
+        self.both: list[Session] = [one.open() for one in self.sessions]
+        self.events: list[tuple[int, int, object]] = []
+        self.compare()
+
+    def compare(self) -> bytes:
+        """Asserts that both are in the same state; returns what they send."""
+        (one, other), budgets = self.both, [each.budget.used_bytes for each in self.sessions]
+        assert (one.is_due, one.has_unsent) == (other.is_due, other.has_unsent)
+        sent = one.data_to_send()
+        assert sent == other.data_to_send()
+        assert one.fault == other.fault
+        assert (one.is_over, one.stream_count) == (other.is_over, other.stream_count)
+        assert budgets[0] == budgets[1]
+        return sent
+
+    def do(self, name: str, *arguments: object) -> object:
+        """Calls the same method of both."""
+        one, other = (getattr(each, name)(*arguments) for each in self.both)
+        assert one == other
+        return one
+
+    def receive(self, data: bytes) -> None:
+        events = self.do("receive", data)
+        assert isinstance(events, list)
+        self.events += events
+        self.compare()
+
+
+PATHS = ((b":path", b"/a"), (b":path", b"/" + b"b" * 40))
+FIELDS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                *REQUEST,
+                *PATHS,
+                (b"content-type", b"Application/grpc+proto;v=1"),
+                (b"content-type", b"text/plain"),
+                (b"grpc-encoding", b"gzip"),
+                (b"content-length", b"12"),
+                (b"content-length", b"x"),
+                (b"traceparent", b"00-1"),
+                (b":method", b"GET"),
+                (b"te", b"trailers"),
+                (b"te", b"gzip"),
+                (b"connection", b"close"),
+                (b"x", b" y"),
+                (b"X", b"y"),
+                (b":status", b"200"),
+            ]
+        ),
+        st.tuples(st.binary(max_size=5), st.binary(max_size=30)),
+    ),
+    max_size=8,
+)
+BLOCKS = st.one_of(
+    st.just(block_of()),
+    st.just(NO_TABLE + block_of()),
+    st.just(encode([*REQUEST, (b"content-length", b"7")])),
+    FIELDS.map(encode),
+    FIELDS.map(lambda more: encode([*REQUEST, *more])),
+    st.binary(max_size=60),
+    # of a peer that uses the table: indexed and added fields, with and without Huffman codes
+    st.just(bytes.fromhex("838684418cf1e3c2e5f23a6ba0ab90f4ff5f8b1d75d0620d263d4c4d6564")),
+    st.just(bytes.fromhex("8386bebf") + encode(REQUEST[2:])),
+    st.lists(
+        st.sampled_from(
+            (
+                *(b"\x83", b"\x86", b"\x84", b"\xbe", b"\xbf", b"\xc0", b"\x20", b"\x80"),
+                *(b"\x40\x01x\x01y", b"\x40\x0ccontent-type\x10application/grpc", b"\x3f\x01"),
+                *(b"\x3f\xe1\x1f", b"\x44\x84\x60\x3f\x5f\xff", b"\x7f\x00\x03abc"),
+                *(b"\x10\x01a\x01b", b"\x40\x03abc\x7f\x81\x10" + b"v" * 256),
+            )
+        ),
+        max_size=10,
+    ).map(b"".join),
+)
+MESSAGES = st.one_of(
+    st.binary(max_size=60).map(framed),
+    st.just(b"\x01\0\0\0\x02ab"),
+    st.just(framed(b"x" * (MAX_MESSAGE + 1))),
+    st.lists(st.binary(max_size=9).map(framed), max_size=4).map(b"".join),
+    st.binary(max_size=20),
+)
+NUMBERS = st.sampled_from((0, *STREAMS, 2, 2**31 - 1))
+FRAMES = st.one_of(
+    st.builds(
+        frame,
+        st.just(int(FrameType.HEADERS)),
+        st.sampled_from((END_HEADERS, END_HEADERS | END_STREAM, 0, 0x2C, 0x24, 0x0C)),
+        st.sampled_from(STREAMS),
+        BLOCKS,
+    ),
+    st.builds(
+        frame, st.just(int(FrameType.DATA)), st.sampled_from((0, 0, 0, 1, 8, 9)), NUMBERS, MESSAGES
+    ),
+    st.builds(frame, st.just(int(FrameType.CONTINUATION)), st.integers(0, 5), NUMBERS, BLOCKS),
+    st.builds(window_update, NUMBERS, st.sampled_from((0, 1, 40, 2**20, 2**31 - 1))),
+    st.builds(
+        lambda pairs: settings(dict(pairs)),
+        st.lists(
+            st.tuples(st.integers(0, 7), st.sampled_from((0, 1, 2, 30, 16_384, 2**31))), max_size=3
+        ),
+    ),
+    st.builds(
+        frame,
+        st.integers(2, 10),
+        st.integers(0, 63),
+        NUMBERS,
+        st.one_of(st.just(bytes(4)), st.just(bytes(5)), st.just(bytes(8)), st.binary(max_size=12)),
+    ),
+    st.binary(max_size=12),
+)
+ACK = frame(FrameType.SETTINGS, 1, 0)
+ACTIONS = st.one_of(
+    st.tuples(st.just("receive"), FRAMES),
+    st.tuples(st.just("receive"), FRAMES),
+    st.tuples(st.just("receive"), FRAMES),
+    st.tuples(st.just("receive"), st.just(ACK)),
+    st.tuples(st.just("answer"), st.sampled_from(STREAMS), st.binary(max_size=80)),
+    st.tuples(
+        st.just("finish"),
+        st.sampled_from(STREAMS),
+        st.sampled_from((0, 0, 3, 13)),
+        st.sampled_from(("", "no % here", "ä\ud800")),
+    ),
+    st.tuples(st.sampled_from(("hold", "unhold", "queued")), st.sampled_from(STREAMS)),
+    st.tuples(st.sampled_from(("pause_sending", "resume_sending", "drain", "tick"))),
+)
+
+
+@given(
+    st.lists(ACTIONS, min_size=1, max_size=40),
+    st.lists(st.integers(1, 300), min_size=1, max_size=8),
+    st.sampled_from((0, 20_000, 2**30)),
+    st.booleans(),
+)
+def test_compiled_session_does_what_the_plain_one_does(
+    actions: Sequence[tuple[object, ...]], sizes: list[int], max_bytes: int, greets: bool
+) -> None:
+    pair = Pair(SMALL, MAX_MESSAGE, max_bytes)
+    pair.receive(PREFACE + settings({}) if greets else PREFACE[:9])
+    kept, turn = b"", 0
+    for name, *arguments in actions:
+        if name == "receive":
+            kept += bytes(arguments[0])  # type: ignore[call-overload]
+            while len(kept) >= sizes[turn % len(sizes)]:
+                size = sizes[turn % len(sizes)]
+                pair.receive(kept[:size])
+                kept, turn = kept[size:], turn + 1
+            continue
+        pair.receive(kept)
+        kept = b""
+        pair.do(str(name), *arguments)
+        pair.compare()
+    pair.receive(kept)
+    pair.do("close")
+    pair.compare()
+    assert pair.sessions[0].budget.used_bytes == 0
+
+
+class Client:
+    """A client that mostly keeps the rules: it sends whole frames on streams that it has opened."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.last = -1
+        self.forbids_table = False
+        self.unsent = b""
+
+    def do(self, action: str, at: int, content: bytes) -> None:
+        """Sends a frame, or has the sessions do something, on one of the last streams."""
+        if action == "open":
+            self.last += 2
+        stream_id = self.last - 2 * at if self.last > 2 * at else 1
+        sent = self.frame_of(action, stream_id, content)
+        if sent is not None:
+            self.send(sent)
+        elif action == "answer":
+            self.call("answer", stream_id, content * 20)
+        elif action == "finish":
+            self.call("finish", stream_id, at, content.decode("latin-1"))
+        elif action in ("hold", "unhold", "queued"):
+            self.call(action, stream_id)
+        else:
+            self.call(action)
+
+    def frame_of(self, action: str, stream_id: int, content: bytes) -> bytes | None:
+        padding = len(content) % 256
+        frames = {
+            "open": lambda: self.opening(stream_id, content),
+            "data": lambda: frame(FrameType.DATA, 0, stream_id, content),
+            "last": lambda: frame(FrameType.DATA, END_STREAM, stream_id, content),
+            "padded": lambda: frame(
+                FrameType.DATA, 8, stream_id, bytes([padding]) + content + bytes(padding)
+            ),
+            "reset": lambda: frame(FrameType.RST_STREAM, 0, stream_id, bytes(4)),
+            "window": lambda: window_update(0, 50) + window_update(stream_id, 50),
+            "initial": lambda: settings({4: 20 * len(content)}),
+        }
+        return frames[action]() if action in frames else None
+
+    def opening(self, stream_id: int, content: bytes) -> bytes:
+        is_traced = content[-1:] > b"\x80"
+        block = encode([*REQUEST, *[(b"traceparent", content.hex().encode())] * is_traced])
+        if self.forbids_table:
+            block, self.forbids_table = NO_TABLE + block, False
+        is_last = content[-1:] < b"\x10"
+        return frame(FrameType.HEADERS, END_HEADERS | END_STREAM * is_last, self.last, block)
+
+    def send(self, data: bytes) -> None:
+        """Sends these bytes, but keeps the end of them until more follow."""
+        self.unsent += data
+        size = len(self.unsent) - self.unsent[-1] % 5
+        self.pair.receive(self.unsent[:size])
+        self.unsent = self.unsent[size:]
+
+    def call(self, name: str, *arguments: object) -> None:
+        self.pair.do(name, *arguments)
+        self.pair.compare()
+
+
+DONE = (
+    *("open", "open", "data", "data", "data", "last", "padded", "reset", "window", "initial"),
+    *("answer", "answer", "finish", "hold", "unhold", "queued", "pause_sending"),
+    *("resume_sending", "resume_sending", "tick"),
+)
+TURNS = 50
+
+
+def some_message(rng: Random) -> bytes:
+    """A message, two of them, or a part of one; seldom one that ends its call."""
+    size = rng.choice((0, 1, 20, 90, 400)) if rng.random() < 0.1 else rng.randrange(60)
+    whole = framed(rng.randbytes(min(size, MAX_MESSAGE + 1)))
+    kind = rng.randrange(8)
+    if kind == 0:
+        return b"\x01" + whole[1:]
+    if kind <= 2:
+        return whole[: rng.randrange(len(whole))]
+    return whole * (1 + (kind == 3))
+
+
+@given(st.integers(0, 2**32))
+def test_sessions_serve_a_client_alike(seed: int) -> None:
+    rng = Random(seed)
+    limits = Limits(stream_window_bytes=400, connection_window_bytes=70_000, stall_ticks=1)
+    client = Client(Pair(limits, MAX_MESSAGE, rng.choice((9_000, 13_000, 2**30))))
+    client.send(PREFACE + settings({4: 100}))
+    if rng.random() < 0.5:  # then equal blocks are not decoded again
+        client.send(ACK)
+        client.forbids_table = True
+    client.do("open", 0, b"")
+    for _ in range(TURNS):
+        client.do(rng.choice(DONE), rng.randrange(3), some_message(rng))
+    if rng.random() < 0.5:
+        client.call("drain")
+        client.do("open", 0, b"")
+    client.call("close")
+    assert client.pair.sessions[0].budget.used_bytes == 0
+
+
+@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=6))
+def test_long_message_comes_in_parts_however_it_is_split(sizes: list[int]) -> None:
+    pair = Pair(Limits(), 4 * LONG_BYTES, 2**30)
+    pair.receive(PREFACE + settings({}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
+    content = bytes(range(256)) * (LONG_BYTES // 256) + b"end"
+    message = framed(content)
+    sent = b"".join(
+        frame(FrameType.DATA, 0, 1, message[at : at + 16_384])
+        for at in range(0, len(message), 16_384)
+    )
+    at = turn = 0
+    while at < len(sent):
+        size = sizes[turn % len(sizes)]
+        pair.receive(sent[at : at + size])
+        at, turn = at + size, turn + 1
+    parts = pair.events[1:]
+    assert [kind == MESSAGE for _, kind, _ in parts] == [False] * (len(parts) - 1) + [True]
+    assert b"".join(bytes(part) for _, _, part in parts) == content  # type: ignore[call-overload]
+
+
+def opened(max_bytes: int, fields: Sequence[tuple[bytes, bytes]] = REQUEST) -> Pair:
+    """Two sessions with one request."""
+    pair = Pair(Limits(), MAX_MESSAGE, max_bytes)
+    pair.receive(PREFACE + settings({}))
+    pair.receive(frame(FrameType.HEADERS, END_HEADERS, 1, encode(fields)))
+    return pair
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        (b":method", b"GET"),
+        (b"content-type", b"text/plain"),
+        (b"content-type", b"application/grpcx"),
+        (b"grpc-encoding", b"gzip"),
+    ],
+)
+def test_request_that_is_no_call_is_refused_alike(field: tuple[bytes, bytes]) -> None:
+    fields = {**dict(REQUEST), field[0]: field[1]}
+    pair = opened(2**30, list(fields.items()))
+    assert (pair.events, pair.both[0].stream_count) == ([], 0)
+
+
+def test_call_fails_alike_without_memory_for_its_message() -> None:
+    pair = opened(CALL_BYTES + 20)
+    pair.receive(frame(FrameType.DATA, 0, 1, framed(bytes(90))[:40]))
+    pair.receive(frame(FrameType.DATA, 0, 1, b"more"))
+    assert pair.events[1:] == [(1, FAILED, (8, "no memory left for unfinished messages"))]
+    assert pair.sessions[0].budget.used_bytes == CALL_BYTES
+
+
+def test_answer_that_waits_for_a_window_is_sent_in_whole_frames() -> None:
+    pair = Pair(Limits(), 100, 2**30)
+    pair.receive(PREFACE + settings({4: 0}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
+    assert pair.do("answer", 1, bytes(40_000)) == 40_005
+    pair.do("answer", 1, bytes(10))
+    pair.do("finish", 1, 0, "")
+    pair.receive(window_update(1, 2**20))
+    pair.receive(window_update(0, 2**20))
+    assert pair.both[0].stream_count == 0
+    assert pair.sessions[0].budget.used_bytes == 0
+
+
+def test_sessions_hold_back_alike_what_a_shrunken_window_no_longer_allows() -> None:
+    greeting = PREFACE + settings({4: 2**20})
+    pair = Pair(Limits(), 100, 2**30)
+    pair.receive(greeting + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
+    pair.do("answer", 1, bytes(16_000))
+    pair.do("answer", 1, bytes(60_000))
+    pair.compare()
+    pair.receive(settings({4: 10}))
+    pair.receive(window_update(0, 2**20))
+    assert pair.both[0].queued(1) == 16_005 + 60_005 - 65_535
+
+
+def test_session_is_plain_where_none_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "extproc._core", None)
+        assert not importlib.reload(session).IS_COMPILED
+        assert isinstance(session.make_sessions(SMALL, 1, 1), PlainSessions)
+    assert importlib.reload(session).IS_COMPILED
