@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.routing.belonging import RESPONSE, SESSION
+from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.explain import POLICY, SPREAD, TEXTS
 
 Row = Sequence[str]
@@ -59,8 +59,8 @@ def explained(told: Mapping[str, Any]) -> list[str]:
     if len(ranked) > MAX_CANDIDATES:
         lines.append(f"... and {len(ranked) - MAX_CANDIDATES} more; --json has all of them")
     if rows:
-        unit = "HOLDS and the other columns count tokens"
-        lines += ["", f"{unit}; COST is COMPUTE + QUEUED + RUNNING; the lowest wins."]
+        unit = "HOLDS counts tokens; COST is COMPUTE + QUEUED + RUNNING, in tokens of work"
+        lines += ["", f"{unit} (tokens, slowness and weight multiplied); the lowest wins."]
         if told["policy"] != "cost":
             lines[-1] += f" This was decided by the policy {plain(told['policy'])}."
     return lines
@@ -107,8 +107,10 @@ def _decided(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     whole = max(1, told["weighed_tokens"])
     share = min(1.0, first["approximate_tokens"] / whole)
     words = {
-        TEXTS: f"the record of texts decided: {share:.0%} of it was sent there",
+        TEXTS: f"the record of texts decided: about {first['approximate_tokens']} of its"
+        f" {told['weighed_tokens']} tokens were sent there ({share:.0%})",
         SESSION: "requests of its session prefer it",
+        CONVERSATION: "its conversation was there last",
         RESPONSE: "it keeps the response that the request continues",
         SPREAD: "it has fewer conversations than the worker with most of the text",
         POLICY: "the policy decided",
@@ -135,6 +137,7 @@ def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
         notes.append(f"not possible: {one['excluded']}")
     elif not one["sampled"]:
         notes.append("not compared: not in the random sample")
+    notes += [] if terms is None else _factors(terms)
     crowding = 0.0 if terms is None else terms["conversations"]
     notes += [f"{crowding:.0f} more for the conversations there"] if crowding else []
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
@@ -145,3 +148,17 @@ def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
         numbers = [f"{number:.0f}" for number in (*costs, one["cost"])]
     held = str(one["overlap_tokens"])
     return [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]
+
+
+# Factors that round to 1.00 are not shown.
+_LEAST_FACTOR = 0.005
+
+
+def _factors(terms: Mapping[str, float]) -> list[str]:
+    """Returns how the cost of computing comes about, where it is not the number of tokens."""
+    tokens, slowness = terms["uncached_tokens"], terms["slowness"]
+    if tokens <= 0 or slowness <= 0:
+        return []
+    factors = {"slowness": slowness, "weight": terms["uncached"] / (tokens * slowness)}
+    shown = [f"{one:.2f} {name}" for name, one in factors.items() if abs(one - 1) >= _LEAST_FACTOR]
+    return [" x ".join((f"computes {tokens:.0f} tokens", *shown))] if shown else []

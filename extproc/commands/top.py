@@ -40,8 +40,9 @@ HELP = """\
 WORKER   as configured; where there is room, its address stands behind the name
 FEED     live: nothing is missing; in any other state (connecting, replaying,
          degraded, stale) some of what the worker holds is uncertain
-BLOCKS   cached blocks that KVSteer knows of
-RUN      requests in flight
+BLOCKS   cached blocks that KVSteer knows of; RUN: requests in flight
+tok/s    how fast it computes prompts, as learned, and how sure that is; until
+         it is sure, costs use a speed between its own and the fleet's
 HIT      of the prompt tokens sent there in 15 minutes, the share that the
          worker certainly held
 
@@ -50,7 +51,6 @@ HELD     prompt tokens that the picked worker certainly held; with ~ by the
 REASON   overlap: it holds the prefix of the prompt; nothing_cached: nobody
          does, so the least busy one was picked; texts: its tokens are not
          known, so texts were compared; docs/metrics.md has the others
-
 The second line has the share of requests of the last 15 minutes whose tokens
 are known, by API, and the most frequent reason why others' are not
 
@@ -282,7 +282,7 @@ def _speed(speed: Mapping[str, Any]) -> str:
         return ""
     own, used = speed["tokens_per_second"], speed["used_tokens_per_second"]
     words = f"{own} tok/s, {speed['confidence']:.0%} sure"
-    return words if used == own else f"{words}, counted as {used}"
+    return words if used == own else f"{words}; costs use {used}"
 
 
 def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:

@@ -99,6 +99,7 @@ _WORDS = {
     POLICY: "the policy decided",
     SPREAD: "a worker with fewer conversations was preferred",
     SESSION: "its session decided",
+    CONVERSATION: "its conversation decided",
     RESPONSE: "only the worker that keeps the response can go on",
 }
 
@@ -111,11 +112,12 @@ _OWNERS = {
 
 
 def decided_by(decision: Decision) -> str:
-    """Returns what decided: cache, texts, session, response, spread, policy, load, or "".
+    """Returns what decided; "" if no worker was picked.
 
     cache: what the worker holds or was sent, by tokens. texts: the same by the record of texts, for
-    a request whose tokens are not known. spread: a new conversation avoids a worker that would have
-    been the best, because more conversations live there.
+    a request whose tokens are not known. conversation, session, response: where the request
+    belongs. policy: one that ignores caches. load: nothing else. spread: a new conversation avoids
+    a worker that would have been the best, because more conversations live there.
     """
     if not decision.pick:
         return ""
@@ -129,7 +131,7 @@ def decided_by(decision: Decision) -> str:
     claimed = basis.claims_on(worker)
     if basis.certain_tokens or basis.uncertain_tokens or claimed.saved:
         return CACHE if basis.prompt_tokens else TEXTS
-    return SESSION if worker in basis.belonging.credit else LOAD
+    return basis.belonging.by if worker in basis.belonging.credit else LOAD
 
 
 def _is_spread(decision: Decision) -> bool:

@@ -1,6 +1,7 @@
 """The live page in a real browser, of a running system."""
 
 import json
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -189,6 +190,40 @@ def test_page_with_eight_workers_is_two_screens_tall(browser: Browser) -> None:
         assert browser.run("return document.documentElement.scrollHeight") <= 2 * 900
 
 
+def test_page_numbers_all_have_a_title(browser: Browser, system: Background[System]) -> None:
+    for _ in range(2):
+        sent(system, "titled")
+    opened(browser, system)
+    browser.unfold("prefixes")
+    browser.until(lambda: browser.texts("#prefix-rows td"), "prefixes")
+    browser.until(lambda: browser.texts("#last td"), "the candidates")
+    bare = "return [...document.querySelectorAll('td, dd, .share')].filter(e => !e.title).length"
+    assert browser.run(bare) == 0
+    heads = "return [...document.querySelectorAll('thead th + th')].filter(e => !e.title).length"
+    assert browser.run(heads) == 0
+
+
+def test_page_says_how_a_cost_differs_from_the_tokens(browser: Browser) -> None:
+    changes = {"policy": {"cost": {"affinity_percent": 150, "busy_affinity_percent": 0}}}
+    with in_background(running(workers=1, changes=changes)) as system:
+        sent(system, "weighed")
+        opened(browser, system)
+        browser.until(lambda: browser.texts("#last .factors"), "the factors")
+        assert re.fullmatch(r"\d+ tokens . 1\.50 weight", browser.texts("#last .factors")[0])
+        browser.driver.get("about:blank")
+
+
+def test_decision_time_stays_on_one_line_on_a_phone(
+    browser: Browser, system: Background[System]
+) -> None:
+    sent(system, "on a phone")
+    browser.size(360, 780)
+    opened(browser, system)
+    browser.until(lambda: browser.all("#decision-list time"), "a decision")
+    height = "return document.querySelector('#decision-list time').getBoundingClientRect().height"
+    assert browser.run(height) < 30
+
+
 def test_explain_form_names_malformed_json(browser: Browser, system: Background[System]) -> None:
     opened(browser, system)
     browser.unfold("explain")
@@ -241,7 +276,7 @@ def test_page_is_no_wider_than_the_screen(
 
 SPEED = """
 const small = document.createElement("small");
-small.append("41,234 tokens/s, 63 % sure, counted as 23,456");
+small.append("computes 41,234 tokens/s (63 % sure); costs use 23,456");
 document.querySelector("#workers .number").append(small);
 return document.documentElement.scrollWidth;
 """

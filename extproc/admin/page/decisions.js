@@ -8,6 +8,7 @@ const AT_FIRST = 10;
 const STEP = 40;
 const LAST_EVERY_MS = 1500;
 const LAST_CANDIDATES = 3; // shown of the newest; opened in the list, it shows more
+const SHARE = "Prompt tokens that the picked worker certainly held (held), may hold (uncertain), will hold by a request under way (expected), or holds by the record of what was sent there (probable).";
 const FILTERS = ["model", "worker", "reason"];
 
 let isPaused = false;
@@ -43,7 +44,7 @@ function line(told) {
     make("summary", {},
       make("time", { datetime: new Date(told.at * 1000).toISOString() }, clock(told.at)),
       make("span", { class: "said" }, make("strong", {}, where), address ? " " : "", address ?? null, told.prefill ? ` with ${named(told.prefill)}, which computes the prompt:` : "", ` ${inWords(told.reason, told.decided_by)}`, told.model ? ` · ${told.model}` : ""),
-      make("span", { class: "share" }, shortly(told))),
+      make("span", { class: "share", title: SHARE }, shortly(told))),
     make("div", {}));
   details.addEventListener("toggle", () => { open(details, told.id); release(); });
   return make("li", {}, details);

@@ -16,9 +16,10 @@ export function show(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-export function cell(label, { wide = false, number = false } = {}, ...children) {
+// title: what the number in the cell is, in which unit.
+export function cell(label, { wide = false, number = false, title = null } = {}, ...children) {
   const classes = [wide && "wide", number && "number"].filter(Boolean).join(" ");
-  return make("td", { role: "cell", "data-label": label, class: classes || null }, ...children);
+  return make("td", { role: "cell", "data-label": label, class: classes || null, title }, ...children);
 }
 
 export const pill = (state, words = state) => make("span", { class: "pill", "data-state": state }, words);

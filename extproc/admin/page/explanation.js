@@ -33,6 +33,7 @@ const SHORTLY = {
 const DECIDED = {
   texts: "was sent the same text before",
   session: "belongs to its session",
+  conversation: "had its conversation last",
   response: "keeps the response that it continues",
   spread: "has fewer conversations",
 };
@@ -55,6 +56,7 @@ function decided(told, first) {
   if (told.decided_by === "response") return "it keeps the response that the request continues";
   if (told.decided_by === "spread") return "fewer conversations live there than on the worker with its prefix";
   if (told.decided_by === "session") return "requests of the same session prefer it";
+  if (told.decided_by === "conversation") return "the conversation was there last";
   if (told.decided_by !== "texts") return "load alone decided";
   const whole = told.weighed_tokens;
   const share = whole ? ` (${percent(Math.min(first.approximate_tokens, whole), whole)} of the request)` : "";
@@ -142,6 +144,27 @@ function held(one) {
   return [one.overlap_tokens ? count(one.overlap_tokens) : "none", small.length ? make("small", {}, small.join("; ")) : null];
 }
 
+// What each column counts. All costs are tokens of work: tokens, times the worker's slowness.
+const TITLES = {
+  feed: "The state of the worker's events now; live means that nothing is missing.",
+  held: "Tokens of this prompt that the worker certainly holds in its cache.",
+  compute: "Tokens of this prompt that the worker would have to compute, times its slowness, less what is granted for its conversation.",
+  queued: "Prompt tokens that the worker still has to compute for earlier requests, times its slowness.",
+  running: "Tokens for each request that runs there (policy.cost.running_tokens), times the worker's slowness.",
+  cost: "To compute, queued and running together, in tokens of work; the lowest cost wins.",
+};
+const FACTORS = "Slowness: how long the worker takes for a token, against the configured speed; it is learned from its events and answers, and below 1 is faster. Weight: what a token to compute counts against one that waits; it grows with the load (policy.cost.affinity_percent and busy_affinity_percent).";
+
+// How the cost of computing comes about, where it is not the number of tokens itself.
+function computed({ uncached_tokens: tokens, slowness, uncached, session }) {
+  const weight = tokens > 0 && slowness > 0 ? uncached / (tokens * slowness) : 1;
+  const factors = [[slowness, "slowness"], [weight, "weight"]].filter(([factor]) => Math.abs(factor - 1) >= 0.005);
+  const parts = [];
+  if (tokens > 0 && factors.length) parts.push([plural(Math.round(tokens), "token"), ...factors.map(([factor, name]) => `${factor.toFixed(2)} ${name}`)].join(" × "));
+  if (session >= 0.5) parts.push(`less ${count(session)} for its conversation`);
+  return parts.length ? make("small", { class: "factors", title: FACTORS }, parts.join(", ")) : null;
+}
+
 function row(told, one, most) {
   const at = told.pick.indexOf(one.endpoint);
   const name = make("th", { role: "rowheader", scope: "row" }, one.name, " ");
@@ -157,16 +180,19 @@ function row(told, one, most) {
   const parts = [["data-term", "compute", own], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
   return make(
     "tr", { role: "row" }, name,
-    cell("Feed now", {}, pill(one.state)),
-    cell("Holds, tokens", {}, ...held(one)),
-    cell("To compute", { number: true }, able ? count(own) : "–"),
-    cell("Queued there", { number: true }, able ? count(terms.queued) : "–"),
-    cell("Running there", { number: true }, able ? count(terms.running) : "–"),
-    cell("Cost", { wide: true }, able ? count(one.cost) : "–", able ? bar(parts, most) : null, able ? crowd : null),
+    cell("Feed now", { title: TITLES.feed }, pill(one.state)),
+    cell("Holds, tokens", { title: TITLES.held }, ...held(one)),
+    cell("To compute", { number: true, title: TITLES.compute }, able ? count(own) : "–", able ? computed(terms) : null),
+    cell("Queued there", { number: true, title: TITLES.queued }, able ? count(terms.queued) : "–"),
+    cell("Running there", { number: true, title: TITLES.running }, able ? count(terms.running) : "–"),
+    cell("Cost", { wide: true, title: TITLES.cost }, able ? count(one.cost) : "–", able ? bar(parts, most) : null, able ? crowd : null),
   );
 }
 
-const HEADS = [["Worker"], ["Feed now"], ["Holds, tokens"], ["To compute", "number"], ["Queued there", "number"], ["Running there", "number"], ["Cost"]];
+const HEADS = [
+  ["Worker"], ["Feed now", null, TITLES.feed], ["Holds, tokens", null, TITLES.held], ["To compute", "number", TITLES.compute],
+  ["Queued there", "number", TITLES.queued], ["Running there", "number", TITLES.running], ["Cost", null, TITLES.cost],
+];
 
 // The candidates: the pick first, then by cost; at most this many.
 export function candidates(told, shown = MAX_CANDIDATES) {
@@ -177,11 +203,11 @@ export function candidates(told, shown = MAX_CANDIDATES) {
   });
   const most = Math.max(...sorted.map((one) => (one.excluded ? 0 : one.cost ?? 0)), 1);
   const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, shown).map((one) => row(told, one, most)));
-  const head = make("tr", { role: "row" }, ...HEADS.map(([words, kind]) => make("th", { role: "columnheader", scope: "col", class: kind }, words)));
+  const head = make("tr", { role: "row" }, ...HEADS.map(([words, kind, title]) => make("th", { role: "columnheader", scope: "col", class: kind, title }, words)));
   const hidden = sorted.length - shown;
   return [
     make("table", { role: "table", class: "stacked candidates" },
-      make("caption", {}, "Cost of each candidate, in tokens of work: the lowest wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
+      make("caption", {}, "Cost of each candidate, in tokens of work (tokens × the worker's slowness): the lowest wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
       make("thead", { role: "rowgroup" }, head), body),
     make("div", { class: "under" },
       make("ul", { class: "legend", "aria-hidden": "true" },

@@ -88,7 +88,7 @@ function outcome({ predictions }) {
   const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
   const causes = Object.entries(predictions.causes).map(([cause, times]) => `${cause.replaceAll("_", " ")} ${count(times)}`);
   const wrong = causes.length ? `; wrong: ${causes.join(", ")}` : "";
-  return make("small", { class: "outcome" }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
+  return make("small", { class: "outcome", title: "Cached tokens that the router predicted, and those that the engine's answers reported." }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
 }
 
 const BARS = 30; // half a minute each, for the last 15 minutes
@@ -136,9 +136,17 @@ function spark(series) {
 
 function speed(worker) {
   const { tokens_per_second: own, used_tokens_per_second: used, confidence } = worker.speed;
-  const counted = used === own ? "" : `, counted as ${count(used)}`;
-  return confidence ? make("small", {}, `${count(own)} tokens/s, ${percent(confidence, 1)} sure${counted}`) : null;
+  const counted = used === own ? "" : `; costs use ${count(used)}`;
+  return confidence ? make("small", { title: TITLES.speed }, `computes ${count(own)} tokens/s (${percent(confidence, 1)} sure)${counted}`) : null;
 }
+
+const TITLES = {
+  feed: "The stream of events in which a worker reports its cache's contents; live means that nothing is missing.",
+  blocks: "Blocks of tokens that the worker holds in its cache, as its events say.",
+  flying: "Requests that this router sent there and that have not ended.",
+  speed: "How fast the worker computes prompts, learned from its events and answers, and how sure that is. Until it is sure, costs use a speed between this one and the fleet's.",
+  rate: "Of the prompt tokens of the requests sent there, the share that the worker certainly held when they were sent.",
+};
 
 function row(worker, series) {
   const engine = worker.engine ? `${worker.engine.name} ${worker.engine.version}` : "";
@@ -147,11 +155,11 @@ function row(worker, series) {
   const told = advice(worker);
   return [
     make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, small)),
-    cell("Feed", { wide: true }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
+    cell("Feed", { wide: true, title: TITLES.feed }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
       make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
-    cell("Blocks held", { wide: true }, ...tiers(worker).filter(Boolean)),
-    cell("In flight", { number: true }, count(worker.in_flight), speed(worker)),
-    cell("Hit rate, 15 minutes", { wide: true }, ...spark(series), outcome(worker), reuse(worker)),
+    cell("Blocks held", { wide: true, title: TITLES.blocks }, ...tiers(worker).filter(Boolean)),
+    cell("In flight", { number: true, title: TITLES.flying }, count(worker.in_flight), speed(worker)),
+    cell("Hit rate, 15 minutes", { wide: true, title: TITLES.rate }, ...spark(series), outcome(worker), reuse(worker)),
   ];
 }
 

@@ -17,9 +17,9 @@ function row(prefix, fleet) {
   const unseen = prefix.held_by - prefix.workers.length;
   return make("tr", { role: "row" },
     make("th", { role: "rowheader", scope: "row" }, make("code", {}, prefix.key), make("small", {}, kind)),
-    cell("Tokens", { number: true }, `${count(prefix.tokens)}${prefix.cut ? " or more" : ""}`),
-    cell("Requests", { number: true }, count(prefix.requests)),
-    cell("Held by", { wide: true },
+    cell("Tokens", { number: true, title: "Tokens that these requests have in common at their beginning." }, `${count(prefix.tokens)}${prefix.cut ? " or more" : ""}`),
+    cell("Requests", { number: true, title: "Requests that begin with it, among the last ones." }, count(prefix.requests)),
+    cell("Held by", { wide: true, title: "Workers that hold it now, and how many of its tokens, by tier." },
       `${prefix.held_by ? count(prefix.held_by) : "none"} of ${plural(fleet, "worker")}`,
       prefix.workers.length ? make("ul", { class: "holders" }, ...prefix.workers.map((one) => holder(one, prefix.tokens))) : null,
       unseen > 0 ? make("small", {}, `and ${count(unseen)} more`) : null));

@@ -17,7 +17,7 @@ def test_table_is_as_wide_as_its_contents() -> None:
 
 def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, Any]:
     terms = {"uncached": cost, "session": 0.0, "queued": 0.0, "running": 0.0}
-    terms["conversations"] = 0.0
+    terms |= {"conversations": 0.0, "uncached_tokens": cost, "slowness": 1.0}
     one = {
         "name": f"{name}:8000",
         "endpoint": f"{name}:8000",
@@ -69,8 +69,8 @@ def test_explained_is_a_sentence_and_a_table() -> None:
         ),
         "",
         (
-            "HOLDS and the other columns count tokens; COST is COMPUTE + QUEUED + RUNNING;"
-            " the lowest wins."
+            "HOLDS counts tokens; COST is COMPUTE + QUEUED + RUNNING, in tokens of work"
+            " (tokens, slowness and weight multiplied); the lowest wins."
         ),
     ]
 
@@ -92,7 +92,8 @@ def test_explained_gives_each_reason_in_words() -> None:
 @pytest.mark.parametrize(
     ("by", "words"),
     [
-        ("texts", "the record of texts decided: 75% of it was sent there"),
+        ("texts", "the record of texts decided: about 150 of its 200 tokens were sent there (75%)"),
+        ("conversation", "its conversation was there last"),
         ("session", "requests of its session prefer it"),
         ("response", "it keeps the response"),
         ("spread", "it has fewer conversations"),
@@ -101,7 +102,7 @@ def test_explained_gives_each_reason_in_words() -> None:
     ],
 )
 def test_explained_says_what_decided_without_known_tokens(by: str, words: str) -> None:
-    terms = {"uncached": 24.0, "session": 0.0, "queued": 0.0, "running": 0.0}
+    terms = candidate("a")["cost_terms"]
     crowded = candidate(
         "a", approximate_tokens=150, cost_terms=terms | {"conversations": 7.0}, cost=31.0
     )
@@ -110,6 +111,30 @@ def test_explained_says_what_decided_without_known_tokens(by: str, words: str) -
     assert lines[0].startswith(f"It would go to a:8000: {words}")
     assert "the tokens are not known (no_tokenizer)" in lines[0]
     assert "7 more for the conversations there" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        (
+            {"uncached_tokens": 46.0, "slowness": 0.76, "uncached": 34.96},
+            "46 tokens x 0.76 slowness",
+        ),
+        ({"uncached_tokens": 10.0, "slowness": 1.0, "uncached": 15.0}, "10 tokens x 1.50 weight"),
+        (
+            {"uncached_tokens": 10.0, "slowness": 2.0, "uncached": 30.0},
+            "10 tokens x 2.00 slowness x 1.50 weight",
+        ),
+    ],
+)
+def test_explained_says_how_a_cost_differs_from_the_tokens(
+    terms: dict[str, float], words: str
+) -> None:
+    one = candidate("a")
+    lines = explained(answer(one | {"cost_terms": one["cost_terms"] | terms}))
+    assert lines[3].endswith(f"picked; computes {words}")
+    none = one["cost_terms"] | {"uncached_tokens": 0.0, "slowness": 0.5, "uncached": 0.0}
+    assert explained(answer(one | {"cost_terms": none}))[3].endswith("picked")
 
 
 def test_explained_lists_excluded_workers_last_with_their_reason() -> None:

@@ -12,7 +12,7 @@ from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import decided_by, explanation, reason_sentence
-from extproc.routing.homes import Homes
+from extproc.routing.homes import Homes, end_of
 from extproc.routing.load import Load, LoadSample
 from extproc.routing.query import Media, MediaItem, Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
@@ -255,6 +255,15 @@ def test_explanation_says_what_decided_without_known_tokens() -> None:
         "the policy decided",
     )
     assert decided_by(decision(asked, held={}, unfit={"a:1": "x", "b:1": "x"})) == ""
+
+
+def test_explanation_says_that_a_conversation_decided_where_nothing_is_held() -> None:
+    homes, sent, said = Homes(1), ClaimTable(1), beginning_of(b"word " * 400)
+    homes.note(end_of(sent.text_marks("m", said)), Holdings("b"), 0.0)
+    asked = Query("m", reason="no_tokenizer", outline=said)
+    made = decision(asked, held={}, homes=homes, claims=sent)
+    assert (made.pick[0], decided_by(made)) == ("b:1", "conversation")
+    assert reason_sentence(made).endswith("so its conversation decided")
 
 
 def test_explanation_says_that_only_one_worker_can_continue_a_response() -> None:
