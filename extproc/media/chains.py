@@ -277,12 +277,14 @@ class _Walk:
 
     def _may_go_on(self, number: int, begun: ItemStart) -> bool:
         """Returns whether an item may go on behind the chain: its last block has nothing else."""
-        tokens = self._chain.tokens
+        tokens, written = self._chain.tokens, self._prompt.written[number]
+        if begun.identifier is None:
+            reach = max([one.reach for one in self._chain.starts])
+            return {*written}.issuperset(tokens[reach:])
         if begun.reach < len(tokens):
             return False
         last = max(begun.at, len(tokens) - self._chain.block_size)
-        usual = {*tokens[max(0, begun.at) : last], *self._prompt.written[number]}
-        return begun.identifier is None or usual.issuperset(tokens[last:])
+        return {*tokens[max(0, begun.at) : last], *written}.issuperset(tokens[last:])
 
     def _end_of(self, number: int, begun: int, lead: int) -> int | None:
         """Returns where an item ends in the chain, None if the chain ends first.

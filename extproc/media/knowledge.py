@@ -46,21 +46,24 @@ class MediaKnowledge:
         media: Sequence[MediaPart],
         namespace: tuple[str, str | None, str | None],
         arguments: Mapping[str, Any],
+        *,
+        has_own_ids: bool = False,
     ) -> MediaPrompt:
         """Returns a prompt with media.
 
         parts: its ids. media: its items as the client wrote them. namespace: model, adapter, salt.
-        arguments: how the engine is to read the items.
+        arguments: how the engine is to read the items. has_own_ids: as in MediaPrompt.
         """
         model, lora, salt = namespace
         items = tuple([self.digests.item(part, kind) for kind, part in media])
         root = self.digests.of(_sorted.encode((model, lora, arguments)))
         keys = tuple([self.digests.of(root + item.digest) for item in items])
-        return MediaPrompt(model, lora, salt, parts.texts, parts.written, items, keys)
+        return MediaPrompt(model, lora, salt, parts.texts, parts.written, items, keys, has_own_ids)
 
     def filled(self, prompt: MediaPrompt) -> Filled:
         """Returns a prompt with its items, up to the first that is not known."""
-        return filled(prompt, self.identities.find, self._fold)
+        is_split = self.learning.splits.is_proved(prompt.model)
+        return filled(prompt, self.identities.find, self._fold, is_split=is_split)
 
     def note_usage(
         self, model: str, kinds: Sequence[str], media_tokens: int | None, others: float | None

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from extproc.media.chains import Chain, Findings, findings_in
 from extproc.media.identities import Identities, Identity
 from extproc.media.prompts import MediaPrompt
+from extproc.media.splitting import Splits, shows_split
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.media import has_media
+from kvstate.media import FIRST_PAD, has_media
 
 # Events may arrive after the answer; SGLang stores at a request's end. Seconds.
 GRACE_SECONDS = 2.0
@@ -68,11 +69,13 @@ class Waiting:
 class MediaLearning:
     """Learns items for one router.
 
-    monotonic: returns seconds. report: is called with what is learned, by its key.
+    monotonic: returns seconds. report: is called with what is learned, by its key. splits: of which
+    models an item does not depend on the others of its request.
     """
 
     def __init__(self, identities: Identities, monotonic: Callable[[], float]) -> None:
         self.report: Callable[[bytes, Identity], None] = _report_to_nobody
+        self.splits = Splits()
         self._identities = identities
         self._monotonic = monotonic
         self._waiting: dict[str, list[Waiting]] = {}
@@ -143,12 +146,22 @@ class MediaLearning:
             is_matched = True
             if found:
                 one.matches[chain.number] = found
+                self._see_split(chain, one, found)
             if len(one.matches) > MAX_MATCHES:
                 _forget_chains(waiting, (next(iter(one.matches)),))
         if not is_matched:
             for one in learners:
                 if one.learned and self._contradicts(chain, one):
                     self._unlearn(one)
+                elif len(waiting) == 1 and one.prompt.may_depend and _differs(chain, one):
+                    self.splits.refute(one.prompt.model)
+
+    def _see_split(self, chain: Chain, one: Waiting, found: Findings) -> None:
+        """Notes that a prompt's items do not depend on each other, if a chain of it shows that."""
+        if one.prompt.may_depend and not self.splits.is_proved(one.prompt.model):
+            own = {token for token in chain.tokens if token >= FIRST_PAD}
+            if shows_split(one.before, [made.name for made in found.values()], own):
+                self.splits.prove(one.prompt.model)
 
     def _identities_of(self, prompt: MediaPrompt) -> Sequence[Identity | None]:
         return tuple(map(self._identities.find, prompt.keys))
@@ -275,6 +288,13 @@ class MediaLearning:
         made = Identity.of(identity.identifier, tokens, identity.lead, is_whole=True)
         if made is not None:
             self._put(key, made)
+
+
+def _differs(chain: Chain, one: Waiting) -> bool:
+    """Returns whether a chain is like a prompt whose known items are others."""
+    found = findings_in(chain, one.prompt, [None] * len(one.before)) or {}
+    known = [(one.before[number], made) for number, made in found.items()]
+    return any(before is not None and before.name != made.name for before, made in known)
 
 
 def _is_sole(chain: int, key: bytes, name: object, waiting: Sequence[Waiting]) -> bool:

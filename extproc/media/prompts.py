@@ -18,7 +18,8 @@ class MediaPrompt(LightByIdentity, frozen=True, gc=False, eq=False):
 
     model, lora, salt: as in `Prompt`. texts: the ids before, between and behind the items. written:
     what the template writes for each item, in whose place the engine puts its own ids. items: in
-    order. keys: theirs in the table of identities.
+    order. keys: theirs in the table of identities. has_own_ids: whether the engine tells items
+    apart by their ids, as SGLang does.
     """
 
     model: str
@@ -28,6 +29,12 @@ class MediaPrompt(LightByIdentity, frozen=True, gc=False, eq=False):
     written: tuple[Tokens, ...]
     items: tuple[Item, ...]
     keys: tuple[bytes, ...]
+    has_own_ids: bool = False
+
+    @property
+    def may_depend(self) -> bool:
+        """Whether what its items are may depend on which others there are; see `splitting`."""
+        return self.has_own_ids and len(set(self.keys)) > 1
 
 
 class Filled(Light, frozen=True, gc=False):
@@ -48,16 +55,24 @@ class Filled(Light, frozen=True, gc=False):
 
 
 def filled(
-    prompt: MediaPrompt, find: Callable[[bytes], Identity | None], fold: MediaFold
+    prompt: MediaPrompt,
+    find: Callable[[bytes], Identity | None],
+    fold: MediaFold,
+    *,
+    is_split: bool = False,
 ) -> Filled:
-    """Returns a prompt with its items in their places, up to the first that is not known."""
+    """Returns a prompt with its items in their places, up to the first that is not known.
+
+    is_split: whether it is known that an item does not depend on the others.
+    """
     identities = tuple(map(find, prompt.keys))
     tokens = array("I", prompt.texts[0])
     text_tokens = len(tokens)
     sure: int | None = None
     for number, identity in enumerate(identities):
         start = len(tokens)
-        if sure is None and not prompt.items[number].is_exact:
+        is_sure = prompt.items[number].is_exact and (is_split or not prompt.may_depend)
+        if sure is None and not is_sure:
             sure = start
         if identity is None or start + identity.count > MAX_PROMPT_TOKENS:
             # the mark before it is the template's, and one more id stands for what follows

@@ -24,6 +24,7 @@ from extproc.requests.prompt import (
     is_given,
     token_ids,
 )
+from extproc.requests.sglang_media import MediaFields, arguments_of, media_part, media_parts_of
 from extproc.requests.sglang_rules import SglangRules, Switches
 
 Messages = list[dict[str, Any]]
@@ -32,7 +33,6 @@ EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 _ROLES = frozenset(("system", "user", "assistant", "tool", "function", "developer"))
 _TEXT_KEYS = ("tool_call_id", "name", "phase", "reasoning_content")
-_MEDIA = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
 
 # Standard types of JSON Schema; newer releases replace some others before templates see them.
 _TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
@@ -65,7 +65,10 @@ _RESERVED = frozenset(
 )
 
 
-class _Body(msgspec.Struct):
+_NO_FIELDS = MediaFields()
+
+
+class _Body(MediaFields, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -89,7 +92,8 @@ class Settings(msgspec.Struct, frozen=True, gc=False):
     """What a request says besides its messages.
 
     tools: as templates get them, None for none. effort: "" for none; sets_switches: whether it sets
-    the arguments that switch thinking. merged, thinking: as in `Conversion`.
+    the arguments that switch thinking. merged, thinking: as in `Conversion`. media: by which the
+    engine reads the media.
     """
 
     tools: Messages | None = None
@@ -98,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True, gc=False):
     keywords: Mapping[str, Any] | None = None
     merged: Messages | None = None
     thinking: bool | None = None
+    media: MediaFields = _NO_FIELDS
 
 
 def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequest:
@@ -126,6 +131,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         tools=printed_tools(body.tools, body.tool_choice, rules),
         effort=effort_in(_effort(body)),
         keywords=body.chat_template_kwargs,
+        media=body,
     )
     chat = conversation(body.messages, settings, rules, dialect)
     return InferenceRequest(body.model, [chat], body.cache_salt, answers=answers)
@@ -171,11 +177,16 @@ def conversation(
     variables, is_set = _variables(settings, rules)
     is_plain = not is_set and merged is None and settings.thinking is None
     is_alike = is_plain and all(map(_is_plain, messages)) and messages[-1]["role"] == "user"
+    turns = messages if is_alike else turns_of(messages)
+    media = () if is_alike else media_parts_of(messages)
     return Chat(
-        messages if is_alike else turns_of(messages),
+        turns,
         variables,
+        has_media=bool(media),
         dialect=dialect,
         forms=0 if is_alike else CONVERTED,
+        media=media,
+        processor_arguments=arguments_of(settings.media, media) if media else {},
         conversion=Conversion(merged, settings.thinking, settings.effort),
     )
 
@@ -279,9 +290,10 @@ def _part(part: object) -> dict[str, Any]:
     match part:
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
-        case {"type": str(kind)} if kind in _MEDIA:
-            raise RequestError("unsupported_media")
-    raise RequestError("unsupported_content")
+    media = media_part(part)
+    if media is None:
+        raise RequestError("unsupported_content")
+    return media
 
 
 def _call(call: object) -> dict[str, Any]:

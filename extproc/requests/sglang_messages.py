@@ -172,13 +172,14 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
     match block:
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
-        case {"type": "image"}:
-            raise RequestError("unsupported_media")
+        case {"type": "image", "source": dict(source)} if source.get("data") or source.get("url"):
+            return {"type": "image_url", "source": source}
     raise RequestError("unsupported_content")
 
 
 def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    return parts[0]["text"] if len(parts) == 1 else list(parts)
+    is_text = len(parts) == 1 and parts[0]["type"] == "text"
+    return parts[0]["text"] if is_text else list(parts)
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _result(block: dict[str, Any]) -> dict[str, Any]:
         raise RequestError("bad_request")
     told: str | list[dict[str, Any]] = content if isinstance(content, str) else ""
     if isinstance(content, list):
-        parts = [part for part in map(_part, content) if part["text"]]
+        parts = [part for part in map(_part, content) if part.get("text") != ""]
         told = _joined(parts) if parts else ""
     call_id = block.get("tool_use_id") or block.get("id") or ""
     return {"role": "tool", "tool_call_id": call_id, "content": told}

@@ -221,8 +221,8 @@ def _part(part: object) -> object:
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
             return {"type": "text", "text": text}
-        case {"type": "input_image"}:
-            raise RequestError("unsupported_media")
+        case {"type": "input_image", **fields}:
+            return {"type": "image_url", **fields}
     return part
 
 

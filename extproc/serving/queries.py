@@ -277,7 +277,13 @@ class Queries:
             text_tokens=text_tokens,
         )
         if keyed.parts is not None:
-            whole = self._media.prompt(keyed.parts, chat.media, namespace, chat.processor_arguments)
+            whole = self._media.prompt(
+                keyed.parts,
+                chat.media,
+                namespace,
+                chat.processor_arguments,
+                has_own_ids=chat.conversion is not None,
+            )
             full = self._media.filled(whole)
             prompt = Prompt(model, full.tokens, lora, salt, full.sure_tokens)
             media = _media_of(whole, full, outline, tokens_of)

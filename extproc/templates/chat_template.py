@@ -66,7 +66,7 @@ from extproc.templates.bounds import (
     joined,
 )
 from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
-from extproc.templates.sglang_template import SglangTemplate
+from extproc.templates.sglang_template import Render, SglangTemplate
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -613,11 +613,11 @@ class ChatTemplate:
         texts = texts_before_media(inputs.messages)
         if any(token in text for text in texts for token in added_tokens):
             raise RequestError("unsupported_media")
-        shaped = [in_parts(message) for message in inputs.messages]
-        tick = self._tick(BUDGET_SECONDS)
-        theirs = self._rendered(shaped, inputs.variables, tick)
-        ours = self._rendered([marked(message) for message in shaped], inputs.variables, tick)
-        return _common_prefix(theirs, ours.partition(MEDIA_MARK)[0]), inputs.forms
+        render, tick = self._media_renderer(chat), self._tick(BUDGET_SECONDS)
+        theirs = render(inputs.messages, inputs.variables, tick)
+        ours = [marked(message) for message in inputs.messages]
+        before = render(ours, inputs.variables, tick).partition(MEDIA_MARK)[0]
+        return _common_prefix(theirs, before), inputs.forms
 
     def render_with_media(self, chat: Chat) -> tuple[str, int]:
         """Returns the whole prompt text of a conversation, with what is written for its media.
@@ -626,9 +626,17 @@ class ChatTemplate:
             RequestError: as in `render`; or the template expects texts.
         """
         inputs = self._media_inputs(chat)
-        shaped = [in_parts(message) for message in inputs.messages]
-        text = self._rendered(shaped, inputs.variables, self._tick(BUDGET_SECONDS))
-        return text, inputs.forms
+        tick = self._tick(BUDGET_SECONDS)
+        return self._media_renderer(chat)(inputs.messages, inputs.variables, tick), inputs.forms
+
+    @property
+    def names_first_token(self) -> bool:
+        """Whether the template writes a text's first token itself, if there is one."""
+        return "bos_token" in self._source
+
+    def _media_renderer(self, chat: Chat) -> Render:
+        is_sglang = chat.dialect is not None and chat.dialect.sglang is not None
+        return self._as_sglang().rendered if is_sglang else self._rendered
 
     def text_for_media(self, kind: str) -> str:
         """Returns what the template writes for an item of a kind in a user's turn, "" for nothing.
@@ -651,6 +659,8 @@ class ChatTemplate:
         Raises:
             RequestError: engines do not give it the parts as they are.
         """
+        if chat.dialect is not None and chat.dialect.sglang is not None:
+            return _TemplateInput(*self._as_sglang().template_input(chat, chat.dialect.sglang))
         messages, variables, forms = self._template_input(chat)
         if any(map(has_part_fields, messages)):
             raise RequestError("unsupported_content")
@@ -661,7 +671,7 @@ class ChatTemplate:
             forms |= PARTS
         if variables.get("continue_final_message") or forms & DEVELOPER:
             raise RequestError("unsupported_media")
-        return _TemplateInput(messages, variables, forms)
+        return _TemplateInput([in_parts(message) for message in messages], variables, forms)
 
     def _text(self, shaped: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         if not variables.get("continue_final_message"):

@@ -13,6 +13,7 @@ from jinja2 import nodes
 from extproc.base.errors import RequestError
 from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import CONVERTED, Chat, Conversion
+from extproc.requests.sglang_media import has_media
 from extproc.requests.sglang_rules import SglangRules
 from extproc.templates.bounds import Tick
 from extproc.templates.thinking_mode import Special, ThinkingMode, thinking_mode
@@ -58,6 +59,17 @@ class SglangTemplate:
         """Returns the prompt text of a conversation, and the forms that the rules decided.
 
         Raises:
+            RequestError: as `template_input`.
+        """
+        messages, variables, forms = self.template_input(chat, rules)
+        return self.rendered(messages, variables, tick), forms
+
+    def template_input(
+        self, chat: Chat, rules: SglangRules
+    ) -> tuple[Messages, Mapping[str, Any], int]:
+        """Returns the messages and variables that the template gets, and the forms.
+
+        Raises:
             RequestError: the template or the engine refuses the conversation, or it is not known
                 how the engine changes it.
         """
@@ -76,10 +88,9 @@ class SglangTemplate:
         shaped = _ended([self._shaped(one, rules) for one in messages])
         if not shaped:
             raise RequestError("empty_prompt")
-        variables = self._variables(chat, conversion, rules)
-        return self._rendered(shaped, variables, tick), forms
+        return shaped, self._variables(chat, conversion, rules), forms
 
-    def _rendered(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
+    def rendered(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         """Renders, and once more with bare functions as tools if the template fails."""
         try:
             return self._render(messages, variables, tick)
@@ -114,7 +125,10 @@ class SglangTemplate:
         content = message["content"]
         if isinstance(content, str):
             return message
-        is_joined = rules.joins_tool_texts and message["role"] == "tool"
+        is_media = has_media(message)
+        if is_media and not self.takes_parts:
+            raise RequestError("unsupported_media")
+        is_joined = rules.joins_tool_texts and message["role"] == "tool" and not is_media
         if self.takes_parts and not is_joined:
             return message
         return {**message, "content": " ".join(part["text"] for part in content)}

@@ -330,6 +330,9 @@ class Tokenizer:
             raise RequestError("unsupported_media")
         template = self._templates.chosen(chat.variables)
         text, forms = template.render_with_media(chat)
+        is_sglang = chat.conversion is not None
+        if is_sglang and self._frame != NO_FRAME and not template.names_first_token:
+            raise RequestError("unsupported_special_tokens")  # SGLang encodes the text with them
         added = [self._added_in(template.text_for_media(kind)) for kind, _ in chat.media]
         if added and all(added):
             return text, forms, tuple(added)

@@ -5,13 +5,14 @@ import base64
 import gzip
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from extproc.config.schema import Model
 from extproc.media.knowledge import MediaKnowledge
 from extproc.observing.decisions import Course
+from extproc.requests.dialect import NEWEST, ModelDialects
 from extproc.requests.request import Ask, Head, Models
 from extproc.routing.query import Query
 from extproc.serving.queries import Queries
@@ -22,6 +23,7 @@ from kvstate.overlap import Overlap, within
 
 HERE = Path(__file__).parent / "recorded"
 WORKER, MODEL = "w", "tiny"
+CHAT = "/v1/chat/completions"
 SECRET = 0x5EED
 
 
@@ -44,26 +46,39 @@ class Replayed(NamedTuple):
 
 
 class Replay:
-    """A router's knowledge of one engine. reads_usage: whether it reads what the engine reports."""
+    """A router's knowledge of one engine.
 
-    def __init__(self, directory: Path, *, reads_usage: bool) -> None:
+    reads_usage: whether it reads what the engine reports. spoken: the engine's dialect. monotonic:
+    returns seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        reads_usage: bool = False,
+        spoken: ModelDialects | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        dialects = spoken or ModelDialects(NEWEST)
         tokenizer = Tokenizer.load(Model(MODEL, tokenizer=str(directory)))
         assert tokenizer is not None
         self.index = Index(SECRET)
         self.owner = self.index.add(WORKER, 0, MODEL)
         self.owner.trust(trusted=True)
-        self.knowledge = MediaKnowledge(b"key", self.index.fold, time.monotonic)
+        self.knowledge = MediaKnowledge(b"key", self.index.fold, monotonic)
         self.index.listen(self.knowledge.learning)
         self._reads_usage = reads_usage
         self._queries = Queries(
             Models([Model(MODEL)]),
             PromptTokens({MODEL: tokenizer}, 60.0),
-            media=self.knowledge,
+            lambda _: dialects,
+            self.knowledge,
         )
 
-    def query(self, body: dict[str, Any]) -> Query:
-        """Returns the query for a body of a chat completion."""
-        head = Head("POST", "/v1/chat/completions", None)
+    def query(self, body: dict[str, Any], path: str = CHAT) -> Query:
+        """Returns the query for a body."""
+        head = Head("POST", path, None)
         asked = Ask(head, json.dumps(body).encode())
         return asyncio.run(self._queries.make_query(asked, Course(time.monotonic)))
 
@@ -76,7 +91,7 @@ class Replay:
 
     def take(self, request: dict[str, Any]) -> Replayed | None:
         """Replays a request; returns None if the engine refused it."""
-        query = self.query(request["body"])
+        query = self.query({**request["body"], "model": MODEL}, request.get("path", CHAT))
         held, learning = self.held(query), self.knowledge.learning
         media = query.media
         prompt = None if media is None else media.prompt

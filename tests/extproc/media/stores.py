@@ -48,13 +48,16 @@ class Shot:
 Piece = Sequence[int] | Shot
 
 
-def prompt(*pieces: Piece, salt: str | None = None, lora: str | None = None) -> MediaPrompt:
+def prompt(
+    *pieces: Piece, salt: str | None = None, lora: str | None = None, has_own_ids: bool = False
+) -> MediaPrompt:
     """Returns the prompt of texts and images, which take turns."""
     texts = [array("I", one) for one in pieces if not isinstance(one, Shot)]
     shots = [one for one in pieces if isinstance(one, Shot)]
     items = tuple([Item("image", one.name.encode(), one.is_exact) for one in shots])
     keys = tuple([one.digest for one in items])
-    return MediaPrompt("tiny", lora, salt, tuple(texts), (WRITTEN,) * len(shots), items, keys)
+    written = (WRITTEN,) * len(shots)
+    return MediaPrompt("tiny", lora, salt, tuple(texts), written, items, keys, has_own_ids)
 
 
 def expanded(*pieces: Piece) -> tuple[Tokens, list[tuple[int, int, str]]]:

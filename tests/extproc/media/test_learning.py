@@ -25,18 +25,25 @@ CAT, DOG = Shot("cat"), Shot("dog")
 
 
 class Lab:
-    """A worker, what it stores, and what is learned of it."""
+    """A worker, what it stores, and what is learned of it.
 
-    def __init__(self) -> None:
+    has_own_ids: whether its engine tells items apart by their ids.
+    """
+
+    def __init__(self, *, has_own_ids: bool = False) -> None:
         self.now = 0.0
+        self._has_own_ids = has_own_ids
         self.identities = Identities()
         self.learning = MediaLearning(self.identities, lambda: self.now)
         self._store = Store()
 
     def begin(self, *pieces: Piece, is_known: bool = False, salt: str | None = None) -> MediaPrompt:
-        sent = prompt(*pieces, salt=salt)
+        sent = self.prompt(*pieces, salt=salt)
         self.learning.begin("w", sent, is_known=is_known)
         return sent
+
+    def prompt(self, *pieces: Piece, salt: str | None = None) -> MediaPrompt:
+        return prompt(*pieces, salt=salt, has_own_ids=self._has_own_ids)
 
     def store(self, *pieces: Piece, salt: str | None = None, until: int | None = None) -> None:
         event = self._store.store(*pieces, salt=salt, until=until)
@@ -120,6 +127,21 @@ def test_learns_pads_that_are_stored_in_pieces(lab: Lab, is_long: bool, until: i
     known = lab.known(long)
     assert known is not None
     assert (list(known.tokens), known.is_whole) == (long.ids, True)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_learns_behind_a_known_item_in_whose_middle_a_chain_begins(is_long: bool) -> None:
+    known, new = (Shot(f"s{pad}", 20, pad=pad, is_long=is_long) for pad in (5, 6))
+    lab, other = Lab(), Lab()
+    other.send(HEAD, known, ASK)
+    found = other.known(known)
+    assert found is not None
+    lab.identities.put(known.name.encode(), found)
+    lab.event(HEAD, known, ASK, until=24)
+    lab.send(HEAD, known, ASK, new, MORE)
+    learned = lab.known(new)
+    assert learned is not None
+    assert list(learned.tokens) == new.ids
 
 
 def test_learns_nothing_for_another_adapter(lab: Lab) -> None:

@@ -190,7 +190,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         MESSAGES,
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-        "unsupported_media",
+        "unsupported_content",
     ),
     (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "unsupported_content"),
     (

@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model, RemoteTokenizerSettings
-from extproc.requests.prompt import FRAME, REBUILT
+from extproc.requests.prompt import FRAME, REBUILT, Conversion
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
@@ -168,6 +168,16 @@ def test_chat_that_begins_with_media_is_refused(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(RequestError, match="unsupported_media"):
         tokenizer.encode(Chat(messages, {}, has_media=True))
+
+
+def test_media_for_sglang_are_refused_if_only_the_tokenizer_adds_a_first_token(
+    tmp_path: Path,
+) -> None:
+    tokenizer = loaded(tmp_path, "Llama 3")
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
+    chat = Chat(messages, {}, has_media=True, media=(("image", {}),), conversion=Conversion())
+    with pytest.raises(RequestError, match="unsupported_special_tokens"):
+        tokenizer.encode(chat)
 
 
 def test_varying_special_tokens_are_accepted_only_by_a_tokenizer_without_them(
