@@ -79,6 +79,12 @@ HEADING = """\
 
 NO_LIMIT = timedelta(0)
 
+# Engines close a connection that was idle for five seconds (uvicorn's default, which vLLM and
+# SGLang keep); Envoy has to do so before them.
+IDLE_TIMEOUT = timedelta(seconds=4)
+
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
 # Edits the body of a second request: the header has a number of bytes to cut off the end, and the
 # text to append instead.
 _TAIL_CUTTER = """\
@@ -395,9 +401,7 @@ def router_cluster(config: Config) -> cluster.Cluster:
     )
     found = _cluster(ROUTER, members, DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)
-    found.typed_extension_protocol_options = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(http)
-    }
+    found.typed_extension_protocol_options = {HTTP_OPTIONS: Any.pack(http)}
     if envoy.routers is not None:
         use_several(found, envoy.routers, len(processes))
     if envoy.router_tls is not None:
@@ -426,6 +430,7 @@ def _worker_cluster(
     """Returns a cluster of workers that answer; closed: those that get only picked requests."""
     found = _cluster(name, endpoints)
     found.connect_timeout = timedelta(seconds=1)
+    found.typed_extension_protocol_options = {HTTP_OPTIONS: Any.pack(worker_http())}
     found.load_balancing_policy = load_balancing(tells_served=tells_served)
     if closed.intersection(endpoints):
         found.load_assignment = _members(
@@ -452,24 +457,19 @@ def _prefill_cluster(config: Config, workers: str, endpoints: list[str]) -> clus
     override = override_host.OverrideHost(override_host_sources=[named], fallback_policy=fallback)
     found.load_balancing_policy = _policy("override_host", Any.pack(override))
     if config.disaggregation.connector == SGLANG:
+        found.typed_extension_protocol_options = {HTTP_OPTIONS: Any.pack(worker_http())}
         return found
     code = _TAIL_CUTTER.format(header=PREFILL_TAIL)
     filters = {
         "envoy.filters.http.lua": lua.Lua(default_source_code=core.DataSource(inline_string=code)),
         "envoy.filters.http.upstream_codec": upstream_codec.UpstreamCodec(),
     }
-    options = upstream_http.HttpProtocolOptions(
-        explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
-            http_protocol_options=core.Http1ProtocolOptions()
-        ),
-        http_filters=[
-            connection_manager.HttpFilter(name=name, typed_config=Any.pack(message))
-            for name, message in filters.items()
-        ],
-    )
-    found.typed_extension_protocol_options = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)
-    }
+    options = worker_http()
+    options.http_filters = [
+        connection_manager.HttpFilter(name=name, typed_config=Any.pack(message))
+        for name, message in filters.items()
+    ]
+    found.typed_extension_protocol_options = {HTTP_OPTIONS: Any.pack(options)}
     # the filter buffers the whole body
     found.per_connection_buffer_limit_bytes = config.envoy.request_body_buffer_limit_bytes
     return found
@@ -506,6 +506,20 @@ def socket(text: str, instead: Mapping[str, str] = MappingProxyType({})) -> core
     host, port = address.parse(text)
     return core.Address(
         socket_address=core.SocketAddress(address=instead.get(host, host), port_value=port)
+    )
+
+
+def worker_http() -> upstream_http.HttpProtocolOptions:
+    """Returns how Envoy speaks to workers: it closes idle connections before they do.
+
+    An engine may close one just when Envoy sends a request over it, which the client would see as
+    a 503: it may have been read, so it is not sent again.
+    """
+    return upstream_http.HttpProtocolOptions(
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=IDLE_TIMEOUT),
+        explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=core.Http1ProtocolOptions()
+        ),
     )
 
 

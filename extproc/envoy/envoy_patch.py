@@ -17,6 +17,7 @@ from extproc.base.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import (
     FILTER,
+    HTTP_OPTIONS,
     ROUTER,
     check_tls,
     circuit_breakers,
@@ -29,6 +30,7 @@ from extproc.envoy.envoy_config import (
     router_cluster,
     switched_off,
     tree_of,
+    worker_http,
 )
 from extproc.envoy.yaml_edit import KeyPath, YamlText
 
@@ -53,6 +55,15 @@ _BY_REQUEST = ("cluster_header", "cluster_specifier_plugin", "inline_cluster_spe
 
 # Conditions in retry_on under which a request is retried on the next worker of a pick.
 _WHERE_REFUSED = {"connect-failure", "5xx", "gateway-error", "reset", "reset-before-request"}
+
+# Where a cluster says how it speaks HTTP.
+_HTTP_KEYS = (
+    "typed_extension_protocol_options",
+    "common_http_protocol_options",
+    "http_protocol_options",
+    "http2_protocol_options",
+    "upstream_http_protocol_options",
+)
 
 _ROUTER_FILTER = "envoy.filters.http.router"
 
@@ -291,6 +302,9 @@ class _Patcher:
         for key, message in missing.items():
             if self._field(cluster, key) is None:
                 self._file.put(cluster.path, key, tree_of(message))
+        if all(self._field(cluster, key) is None for key in _HTTP_KEYS):
+            options = {"@type": f"type.googleapis.com/{HTTP_OPTIONS}", **tree_of(worker_http())}
+            self._file.put(cluster.path, _HTTP_KEYS[0], {HTTP_OPTIONS: options})
 
     def _tell_what_lacks(self, clusters: list[_Object]) -> None:
         if any(self._field(one, "load_assignment") is None for one in clusters):

@@ -552,7 +552,21 @@ def test_envoy_chooses_no_worker_that_needs_a_partner() -> None:
     assert members_of(clusters["workers-m"]) == {"10.0.0.1": "DRAINING"}
     assert clusters["workers-m"]["common_lb_config"] == {"healthy_panic_threshold": {}}
     assert "common_lb_config" not in clusters["workers-n"]
-    assert "typed_extension_protocol_options" not in clusters["prefill-m"]
+    assert "http_filters" not in http_of(clusters["prefill-m"])
+
+
+def http_of(one: dict[str, Any]) -> dict[str, Any]:
+    """How Envoy speaks HTTP to a cluster."""
+    options = one["typed_extension_protocol_options"]
+    found: dict[str, Any] = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
+    return found
+
+
+@pytest.mark.parametrize("connector", ["sglang", "offloading"])
+def test_idle_connections_are_closed_before_the_workers_do(connector: str) -> None:
+    clusters, _, _ = split_by("mirror", connector)
+    for name in ("workers-m", "workers-n", "prefill-m"):
+        assert http_of(clusters[name])["common_http_protocol_options"] == {"idle_timeout": "4s"}
 
 
 @pytest.mark.slow

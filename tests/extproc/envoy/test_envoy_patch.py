@@ -218,6 +218,15 @@ def test_patch_keeps_present_outlier_detection_and_retries() -> None:
     assert "request_body_buffer_limit" not in routes(found)[1]
 
 
+@pytest.mark.parametrize("mine", ["common_http_protocol_options: {}", "http2_protocol_options: {}"])
+def test_patch_closes_idle_connections_unless_the_cluster_says_how_it_speaks(mine: str) -> None:
+    line = "      lb_policy: ROUND_ROBIN  # fair\n"
+    found = tree(patch().text)
+    assert "idle_timeout" in str(cluster(found, "engines")["typed_extension_protocol_options"])
+    found = tree(patch(changed((line, f"{line}      {mine}\n"))).text)
+    assert "typed_extension_protocol_options" not in cluster(found, "engines")
+
+
 def test_patch_adds_fields_to_json_access_logs_on_request() -> None:
     assert "kvsteer_picked" not in patch().text
     (log,) = manager(tree(patch(choice=PatchOptions(access_log=True)).text))["access_log"]
