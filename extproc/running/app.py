@@ -116,7 +116,10 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
         StartError: a tokenizer cannot be loaded.
     """
     local = [model for model in config.models if isinstance(model.tokenizer, str)]
-    loaded = {model.name: Tokenizer.load(model) for model in local}
+    loaded: dict[str, Tokenizer | None] = {}
+    for model in local:  # some take seconds
+        log.info("model %s: loading its tokenizer from %s", model.name, model.tokenizer)
+        loaded[model.name] = Tokenizer.load(model)
     return {name: tokenizer for name, tokenizer in loaded.items() if tokenizer is not None}
 
 

@@ -182,6 +182,8 @@ class StateFile:
 
         is_complete: returns whether all workers are known that will be soon.
         """
+        if self._unproven:
+            log.info("state.file: waiting for the publishers of %d workers", len(self._unproven))
         time_of, waited_seconds = asyncio.get_running_loop().time, 0.0
         while self._unproven or (self._unclaimed and not is_complete()):
             self._look()

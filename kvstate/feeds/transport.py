@@ -10,7 +10,7 @@ from kvstate.feeds.feed_sources import Recovery
 
 # Events are decoded and applied in slices of about this length: a pick waits for one of them, not
 # for a whole feed.
-SLICE_SECONDS = 0.001
+SLICE_SECONDS = 0.0009
 
 # A publisher that was never reached is reported after this time: it may start together with the
 # router.
