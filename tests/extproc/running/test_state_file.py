@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import os
+import random
 import stat
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -317,6 +319,65 @@ def test_damaged_files_begin_clean(whole: Path, data: st.DataObject) -> None:
         damaged = bytearray(before)
         damaged[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
         asyncio.run(begins_clean(whole.with_name("damaged"), bytes(damaged)))
+
+
+@pytest.mark.slow
+def test_a_thousand_files_damaged_in_every_region_begin_clean(whole: Path) -> None:
+    before, chances = whole.read_bytes(), random.Random(37)
+    kinds: Counter[str] = Counter()
+    for number in range(1_000):
+        at = number * len(before) // 1_000
+        (kind, damaged), *_ = chances.sample(list(damages(before, at, chances).items()), 1)
+        kinds[kind] += damaged != before
+        asyncio.run(begins_clean(whole.with_name("damaged"), damaged))
+    assert min(kinds.values()) > 150
+
+
+def damages(before: bytes, at: int, chances: random.Random) -> dict[str, bytes]:
+    """What may become of a file at this byte."""
+    end = at + chances.randrange(1, 40)
+    return {
+        "a bit": before[:at] + bytes([before[at] ^ 1 << chances.randrange(8)]) + before[at + 1 :],
+        "cut off": before[:at],
+        "left out": before[:at] + before[end:],
+        "repeated": before[:end] + before[at:],
+        "other bytes": before[:at] + chances.randbytes(end - at) + before[end:],
+    }
+
+
+VALUES: tuple[object, ...] = (None, True, -1, 0, 2**64 - 1, float("nan"), 1e300, "", "\0", b"x", [])
+
+
+@pytest.mark.slow
+def test_files_with_any_damaged_field_begin_clean(whole: Path) -> None:
+    before = whole.read_bytes()
+    tried = Counter[str]()
+    for at, section in enumerate(sections_in(before)):
+        if section.name not in ("about", "rank"):
+            continue
+        tree = msgspec.msgpack.decode(section.contents)
+        for path in paths_in(tree):
+            for value in VALUES:
+                contents = msgspec.msgpack.encode(with_value(tree, path, value))
+                asyncio.run(begins_clean(whole.with_name("damaged"), forged(before, at, contents)))
+                tried[section.name] += 1
+    assert tried["about"] == 4 * len(VALUES)
+    assert tried["rank"] > 20 * len(VALUES)
+
+
+def paths_in(tree: list[object], path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Where every field of a section is, however deep."""
+    for at, inner in enumerate(tree):
+        yield (*path, at)
+        if isinstance(inner, list):
+            yield from paths_in(inner, (*path, at))
+
+
+def with_value(tree: list[object], path: tuple[int, ...], value: object) -> list[object]:
+    at, *rest = path
+    inner = tree[at]
+    changed = with_value(inner, tuple(rest), value) if rest and isinstance(inner, list) else value
+    return [*tree[:at], changed, *tree[at + 1 :]]
 
 
 ANY = st.one_of(
