@@ -152,11 +152,21 @@ _PAGE_HEADERS = {
 }
 
 
+# What to turn on, and what it costs; both are in docs/dialects.md.
+_TURN_ON = (
+    "set `accounting: {responses: usage}` and restart the router, then add the same to Envoy with"
+    " `kvsteer envoy`: Envoy then sends the router one more message for each piece of an answer"
+)
 _NOTES = {
-    "none": "responses are not read, so requests may be missing here, and cached tokens are"
+    "none": "responses are not read, so requests are missing here, and cached tokens are"
     " predictions: set accounting.responses to usage",
     "headers": "what responses report is not read, so cached tokens are predictions and times are"
     " those of response headers: set accounting.responses to usage",
+}
+_MISSING = {
+    "none": f"Nothing to report, because the router does not read responses: {_TURN_ON}.",
+    "headers": "Nothing to report yet: no request with known prompt tokens ended, and what engines"
+    f" report is not read: {_TURN_ON}.",
 }
 
 
@@ -166,15 +176,22 @@ def notes_of(config: Config) -> list[str]:
     return [] if note is None else [note]
 
 
+def missing_in(config: Config) -> str:
+    """Returns what to turn on if nothing could be counted with this configuration, else ""."""
+    return _MISSING.get(config.accounting.responses, "")
+
+
 def report_routes(
     report: Report,
     notes: Sequence[str] = (),
+    missing: str = "",
     peers: Mapping[int, str] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> list[web.RouteDef]:
     """Returns GET /report.
 
-    notes: shown above it. peers: addresses of the other processes' admin servers, by number.
+    notes: shown above it. missing: the first line, as long as nothing was counted. peers:
+    addresses of the other processes' admin servers, by number.
     clock: seconds since 1970.
     """
     others = {number: _url(listen) for number, listen in (peers or {}).items()}
@@ -189,9 +206,9 @@ def report_routes(
             counts = await encoded(report, clock())
             return web.Response(body=counts, content_type="application/json")
         async with one_at_a_time:
-            parts, missing = await _parts(others)
+            parts, absent = await _parts(others)
             parts.append(await encoded(report, clock()))
-            asked = ReportQuery(windows, (*notes, *missing))
+            asked = ReportQuery(windows, (*notes, *absent), missing)
             body = await asyncio.to_thread(_rendered, parts, asked, clock(), form)
         headers = _PAGE_HEADERS if form == "html" else {}
         return web.Response(body=body, content_type=_KINDS[form], charset="utf-8", headers=headers)

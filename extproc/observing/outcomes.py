@@ -262,7 +262,8 @@ class Drift:
             )
             return outcome
         is_zero = usage.form in self._forms_with_hits - self._forms_with_zeros
-        if is_zero and outcome.is_whole and outcome.is_comparable:
+        is_alone = outcome.is_comparable or not outcome.prompt_tokens
+        if is_zero and outcome.is_whole and is_alone:
             return outcome._replace(reported=usage._replace(cached_tokens=0))
         return outcome
 

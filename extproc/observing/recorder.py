@@ -1,9 +1,10 @@
 """Records requests without their prompts, one JSON line each, in the format of Mooncake's trace.
 
 A line has the time of the request, the lengths of its prompt and its answer, and a number for each
-block of the prompt. The numbers are keyed with a secret that is drawn when the router starts and
-never written: prompts that are equal up to a block's end have equal numbers, and nobody without the
-secret can test what the prompt was.
+block of the prompt; if the prompt's tokens are not known, the length that the engine reported, and
+a number for its conversation. The numbers are keyed with a secret that is drawn when the router
+starts and never written: prompts that are equal up to a block's end have equal numbers, and nobody
+without the secret can test what the prompt was.
 
 The event loop only puts requests into a queue. A thread hashes, writes, and starts a new file when
 the old one is old or large; older ones are kept within the same limits. Requests that it cannot
@@ -31,6 +32,7 @@ from prometheus_client.registry import Collector
 from extproc.base.structs import Record
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
+from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.upstreams import FIRST_FAILURE
 from kvstate.overlap import Prompt
@@ -73,17 +75,20 @@ class Line(msgspec.Struct, omit_defaults=True):
 
     timestamp: milliseconds since the file was started at `began` (seconds since 1970).
     output_length: tokens, 0 if unknown. hash_ids: one number for each block of block_size tokens;
-    the last block may be shorter. cached_length: cached prompt tokens that the engine reported.
+    the last block may be shorter. Without known tokens it is left out, input_length is what the
+    engine reported, and session is a number that the requests of one conversation have in common;
+    "" if it is not known to be one. cached_length: cached prompt tokens that the engine reported.
     ttft_ms: time to the first byte of the answer. Both are left out if unknown.
     """
 
     timestamp: int
     input_length: int
     output_length: int
-    hash_ids: list[int]
     block_size: int
     began: float
     model: str
+    hash_ids: list[int] | None = None
+    session: str = ""
     cached_length: int | None = None
     ttft_ms: int | None = None
 
@@ -116,12 +121,46 @@ def hash_ids(secret: bytes, prompt: Prompt, block_size: int) -> list[int]:
 
 
 class _Passing(Record, eq=False):
-    """A request in flight. decision: kept because its identity is the request's key."""
+    """A request in flight.
+
+    decision: kept because its identity is the request's key. prompt: None once it is hashed, and
+    for requests without known tokens, which have a session instead.
+    """
 
     decision: Decision
     prompt: Prompt | None
     at: float
     numbers: "array[int] | None" = None
+    session: str = ""
+
+
+class _Sessions:
+    """Numbers conversations whose tokens are not known, by the keys under which they are followed.
+
+    The router remembers each request of a conversation under the key of its end, and finds the next
+    one by it. Keys are mixed with a secret that is never written.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._by_key: dict[int, str] = {}
+
+    def note(self, belonging: Belonging) -> str:
+        """Returns the number of a request's conversation, "" if it cannot be followed."""
+        if not belonging.keys:
+            return ""
+        known = (self._by_key.get(key) for key in (belonging.follows, *belonging.keys))
+        session = next(filter(None, known), "") or self._drawn(belonging.keys[0])
+        for key in belonging.keys:
+            self._by_key.pop(key, None)  # so that it becomes the latest
+            self._by_key[key] = session
+        while len(self._by_key) > MAX_OPEN:
+            del self._by_key[next(iter(self._by_key))]
+        return session
+
+    def _drawn(self, key: int) -> str:
+        word = key.to_bytes(16, "little", signed=key < 0)
+        return blake2b(word, key=self._secret, digest_size=_NUMBER_BYTES).hexdigest()
 
 
 class _RecordFile:
@@ -276,6 +315,7 @@ class Recorder:
         self._clock = clock
         self._monotonic = monotonic
         self._file = _RecordFile(settings, path, clock, monotonic)
+        self._sessions = _Sessions(secret)
         self._open: dict[int, _Passing] = {}
         self._hashing: deque[_Passing] = deque()
         self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
@@ -301,19 +341,21 @@ class Recorder:
         if decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1
             return
-        if len(prompts) != 1:
-            reason = "several_prompts" if prompts else "no_tokens"
-            self.not_recorded[reason] += 1
+        if len(prompts) > 1:
+            self.not_recorded["several_prompts"] += 1
             return
-        tokens = len(prompts[0].tokens)
+        tokens = len(prompts[0].tokens) if prompts else 0
         queued = self._given_tokens - self._taken_tokens + tokens
         full = len(self._hashing) + len(self._ended) >= MAX_QUEUED or queued > MAX_QUEUED_TOKENS
         if full or len(self._open) >= MAX_OPEN:
             self.not_recorded["queue_full"] += 1
             return
-        passing = _Passing(decision, prompts[0], self._monotonic())
-        self._given_tokens += tokens
+        passing = _Passing(decision, prompts[0] if prompts else None, self._monotonic())
         self._open[id(decision)] = passing
+        if not prompts:
+            passing.session = self._sessions.note(decision.basis.belonging)
+            return
+        self._given_tokens += tokens
         self._hashing.append(passing)
 
     def note_server(self, decision: Decision, endpoint: str) -> None:
@@ -334,6 +376,9 @@ class Recorder:
             return
         if outcome is not None and (outcome.status or 0) >= FIRST_FAILURE:
             self.not_recorded["failed"] += 1
+            return
+        if not passing.decision.basis.prompt_tokens and not _counted_tokens(outcome):
+            self.not_recorded["no_tokens"] += 1
             return
         self._ended.append((passing, outcome))
 
@@ -386,12 +431,13 @@ class Recorder:
         at = self._clock() - (self._monotonic() - passing.at)
         line = Line(
             max(0, round((at - self._file.began) * 1000)),
-            passing.decision.basis.prompt_tokens,
+            passing.decision.basis.prompt_tokens or _counted_tokens(outcome),
             0,
-            list(passing.numbers or ()),
             self._block_size,
             self._file.began,
             passing.decision.model or "",
+            None if passing.numbers is None else list(passing.numbers),
+            passing.session,
         )
         if outcome is not None:
             line.output_length = outcome.reported.output_tokens or 0
@@ -399,6 +445,11 @@ class Recorder:
             seconds = outcome.ttft_seconds
             line.ttft_ms = None if seconds is None else round(seconds * 1000)
         return line
+
+
+def _counted_tokens(outcome: Outcome | None) -> int:
+    """Returns the prompt tokens that an engine reported, 0 if it reported none."""
+    return 0 if outcome is None else outcome.reported.prompt_tokens or 0
 
 
 class RecorderCollector(Collector):

@@ -51,11 +51,11 @@ MINUTES, HOURS, DAYS = SPANS = Span(60, 60), Span(3_600, 192), Span(86_400, 31)
 class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The requests of one side in one period.
 
-    unanswered: those without a response. known: successful requests with known prompt tokens.
-    reported: those of them whose cached tokens the engine reported; for the rest, the prediction
-    counts. saved_seconds: the time that the workers would have taken to compute the cached tokens.
-    first_bytes: requests by the bucket of their time to the first byte. workers: requests by the
-    hash of the worker's name.
+    unanswered: those without a response. known: successful requests whose prompt tokens are
+    known, here or by the engine's report. reported: those of them whose cached tokens the engine
+    reported; for the rest, the prediction counts. saved_seconds: the time that the workers would
+    have taken to compute the cached tokens. first_bytes: requests by the bucket of their time to
+    the first byte. workers: requests by the hash of the worker's name.
     """
 
     requests: Count = 0
@@ -117,6 +117,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             times[bucket] = times.get(bucket, 0) + 1
         tokens, cached = outcome.prompt_tokens, outcome.reported.cached_tokens
         if not tokens:
+            self._count_as_reported(outcome, tokens_per_second)
             return
         is_of_prompt = outcome.is_comparable or outcome.prompt is not None
         if cached is None or not is_of_prompt or cached > tokens:
@@ -125,6 +126,16 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             cached = min(outcome.predicted_tokens, tokens)
         else:
             self.reported += 1
+        self._count_tokens(tokens, cached, tokens_per_second)
+
+    def _count_as_reported(self, outcome: Outcome, tokens_per_second: float) -> None:
+        """Counts a request whose tokens only the engine knows, by its own figures."""
+        tokens, cached = outcome.reported.prompt_tokens, outcome.reported.cached_tokens
+        if tokens and cached is not None and cached <= tokens:
+            self.reported += 1
+            self._count_tokens(tokens, cached, tokens_per_second)
+
+    def _count_tokens(self, tokens: int, cached: int, tokens_per_second: float) -> None:
         self.known += 1
         self.prompt_tokens += tokens
         self.cached_tokens += cached

@@ -44,6 +44,12 @@ NARROW = 0.02
 # chance alone only one in several hundred does.
 _DEVIATIONS = 3.0
 
+# Why prompt tokens that the router does not know are missing, although answers are read.
+UNREPORTED = (
+    "where the router does not know them, the engine has to report them (vLLM with"
+    " --enable-prompt-tokens-details, SGLang with --enable-cache-report)"
+)
+
 STEERED, OTHERS = "Steered requests", "the others"
 
 _MONTH = 31 * 86_400
@@ -52,11 +58,13 @@ _MONTH = 31 * 86_400
 class ReportQuery(NamedTuple):
     """What a report should contain: windows by name, in seconds.
 
-    notes: what readers must know about how the report was made.
+    notes: what readers must know about how the report was made. missing: what to turn on, in words,
+    where nothing can be counted without it; it is the headline as long as nothing was.
     """
 
     windows: dict[str, int]
     notes: tuple[str, ...] = ()
+    missing: str = ""
 
 
 def report_as_json(report: Report, asked: ReportQuery, now: float) -> dict[str, Any]:
@@ -70,11 +78,21 @@ def report_as_json(report: Report, asked: ReportQuery, now: float) -> dict[str, 
             longer["same_as"] = shorter["same_as"] or shorter["name"]
     return {
         "at": round(now, 3),
-        "headline": _best(windows),
+        "headline": _headline(windows, asked.missing),
         "notes": list(asked.notes),
         "resolution_percent": round(100 * (RESOLUTION - 1), 1),
         "windows": windows,
     }
+
+
+def _headline(windows: list[dict[str, Any]], missing: str) -> str:
+    """Returns the report's first line: its surest result, or what is missing for one."""
+    known = sum(
+        int(one[side]["requests_with_known_tokens"])
+        for one in windows
+        for side in ("steered", "others")
+    )
+    return missing if missing and not known else _best(windows)
 
 
 def _best(windows: list[dict[str, Any]]) -> str:
@@ -261,7 +279,8 @@ def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
         else "No request was steered."
     )
     if share is None:
-        return f"{side.requests} requests ended, but no prompt tokens are known. {beside}"
+        ended = f"{side.requests} requests ended, but no prompt tokens are known"
+        return f"{ended}: {UNREPORTED}. {beside}"
     interval = f"no interval yet: {_missing(sides, [which])}"
     if share.low is not None and share.high is not None:
         interval = f"95 % interval {100 * share.low:.0f} to {100 * share.high:.0f}"

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from extproc import __main__ as cli
 from extproc.admin.application import errors_as_json, listen
-from extproc.admin.report import ReportFile, encoded, notes_of, report_routes
+from extproc.admin.report import ReportFile, encoded, missing_in, notes_of, report_routes
 from extproc.admin.report_page import CONTENT_SECURITY_POLICY
 from extproc.base.address import Address
 from extproc.config.reader import parse
@@ -156,13 +156,31 @@ def test_part_of_gives_each_process_a_file_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("responses", "said"), [("none", "requests may be missing"), ("headers", "predictions")]
+    ("responses", "said"), [("none", "requests are missing"), ("headers", "predictions")]
 )
 def test_notes_of_name_responses_that_are_not_read(responses: str, said: str) -> None:
     text = "models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\naccounting: {responses: %s}"
     (note,) = notes_of(parse(text % responses, "c"))
     assert said in note
-    assert notes_of(parse(text % "usage", "c")) == []
+    usage = parse(text % "usage", "c")
+    assert (notes_of(usage), missing_in(usage)) == ([], "")
+
+
+@pytest.mark.parametrize("responses", ["none", "headers"])
+async def test_report_begins_with_what_to_turn_on_while_nothing_is_counted(responses: str) -> None:
+    config = "models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\naccounting: {responses: %s}"
+    missing = missing_in(parse(config % responses, "c"))
+    empty = report_routes(Report(BEGIN), missing=missing, clock=lambda: BEGIN)
+    async with serving(empty) as place:
+        _, text = await asked(place, "?format=text")
+    lines = text.splitlines()
+    assert lines[1].startswith("Nothing to report")
+    assert "set `accounting: {responses: usage}`" in lines[1]
+    assert "one more message for each piece of an answer" in lines[1]
+    known = report_routes(a_report(), missing=missing, clock=lambda: BEGIN)
+    async with serving(known) as place:
+        _, text = await asked(place, "?format=text")
+    assert missing not in text
 
 
 def test_report_command_prints_text_or_json_or_writes_a_page(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.commands.whatif.traces import Trace
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.observing.recorder import (
@@ -28,6 +29,7 @@ from extproc.observing.recorder import (
     share_secret,
 )
 from extproc.observing.usage import Usage
+from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
 from kvstate.overlap import Prompt
 from tests.extproc.admin.decisions import decided
@@ -126,11 +128,57 @@ def test_recorder_writes_a_line_in_mooncake_format(
     assert recorder.recorded == 2
 
 
+def unkeyed(*keys: int, follows: int = 0) -> Decision:
+    """A decision on a request without known tokens, with the keys of its conversation."""
+    made = decision(0)
+    return replace(made, basis=replace(made.basis, belonging=Belonging(keys=keys, follows=follows)))
+
+
+def test_recorder_writes_reported_lengths_and_sessions_where_tokens_are_not_known(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    recorder = started(path)
+    usage = outcome(prompt_tokens=900, cached_tokens=512, output_tokens=7)
+    for one in (unkeyed(1), unkeyed(2, follows=1), unkeyed(3, 7), unkeyed(4, 7), unkeyed()):
+        recorder.note_decision(one, [])
+        recorder.end(one, usage)
+    silent = unkeyed(1)
+    recorder.note_decision(silent, [])
+    recorder.end(silent, outcome())
+    recorder.close()
+    found = lines(path)
+    assert {(one["input_length"], one["cached_length"]) for one in found} == {(900, 512)}
+    assert not any("hash_ids" in one for one in found)
+    first, second, third, fourth, last = (one.get("session") for one in found)
+    assert first == second != third == fourth
+    assert last is None
+    assert recorder.not_recorded_by_reason()["no_tokens"] == 1
+    trace = Trace()
+    trace.read("trace", path.read_bytes().splitlines())
+    assert len(trace.requests) == 5
+
+
+def test_recorder_forgets_the_oldest_sessions(
+    tmp_path: Path, started: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.observing.recorder.MAX_OPEN", 2)
+    recorder = started(tmp_path / "trace.jsonl")
+    for one in (unkeyed(1), unkeyed(2), unkeyed(3), unkeyed(4, follows=1)):
+        recorder.note_decision(one, [])
+        recorder.end(one, outcome(prompt_tokens=9))
+    recorder.close()
+    sessions = [one["session"] for one in lines(tmp_path / "trace.jsonl")]
+    assert len(set(sessions)) == 4
+
+
 def test_recorder_counts_unrecorded_requests_by_reason(
     tmp_path: Path, started: Callable[..., Recorder]
 ) -> None:
     recorder = started(tmp_path / "trace.jsonl")
-    recorder.note_decision(decision(0), [])
+    unknown = decision(0)
+    recorder.note_decision(unknown, [])
+    recorder.end(unknown, outcome())
     recorder.note_decision(decision(2), [prompt(1), prompt(2)])
     recorder.note_decision(decision(2, Verdict.SHED), [prompt(1, 2)])
     record(recorder, 1, 2, told=outcome(status=500))

@@ -30,6 +30,7 @@ from extproc.observing.report import (
     read,
     seconds_at,
 )
+from extproc.observing.usage import Usage
 from kvstate.overlap import Prompt
 from tests.extproc.observing.simulated import BEGIN, over
 
@@ -119,7 +120,9 @@ def test_reported_tokens_precede_the_prediction() -> None:
     "outcome",
     [
         over(None, worker="", predicted_tokens=0),  # a stranger answered, and reported nothing
-        over(0, 0),
+        over(0, 0, reported=Usage(None, None)),
+        over(0, 0, reported=Usage(1_000, None)),  # how much was cached is not known
+        over(0, 0, reported=Usage(1_000, 2_000)),
         over(500, status=400),
         over(500, status=503),
         over(500, status=None),
@@ -128,6 +131,14 @@ def test_reported_tokens_precede_the_prediction() -> None:
 def test_unknown_and_failed_requests_are_in_no_share(outcome: Outcome) -> None:
     side = one_side(outcome)
     assert (side.requests, side.known, side.prompt_tokens, side.cached_tokens) == (1, 0, 0, 0)
+
+
+def test_engine_counts_where_the_tokens_are_not_known() -> None:
+    unknown = over(0, 0, reported=Usage(1_000, 640), is_comparable=False)
+    side = one_side(unknown)
+    assert (side.known, side.reported, side.prompt_tokens, side.cached_tokens) == (1, 1, 1_000, 640)
+    assert side.saved_seconds == pytest.approx(0.64)
+    assert one_side(unknown, speed=0.0).saved_seconds == 0
 
 
 def test_failures_are_counted_by_kind_without_a_first_byte() -> None:

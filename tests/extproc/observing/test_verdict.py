@@ -9,7 +9,13 @@ import pytest
 
 from extproc.observing.outcomes import Outcome
 from extproc.observing.report import Report
-from extproc.observing.verdict import WINDOWS, ReportQuery, percent, report_as_json
+from extproc.observing.verdict import (
+    UNREPORTED,
+    WINDOWS,
+    ReportQuery,
+    percent,
+    report_as_json,
+)
 from tests.extproc.observing.simulated import BEGIN, Traffic, over
 
 
@@ -67,6 +73,7 @@ def test_headline_counts_down_the_time_until_the_interval_narrows() -> None:
     assert until_narrow(15) > until_narrow(45)
 
 
+NO_TOKENS = "2 requests ended, but no prompt tokens are known"
 ALONE = "All requests were steered, so there is nothing to compare with."
 NOT_STEERED = "No request was steered."
 FOUND_HALF = "Steered requests found 50 % of their prompt tokens cached"
@@ -112,7 +119,7 @@ BRIEF = "it takes 6 minutes with requests, so 5 minutes more"
             10,
             f"{FOUND_LITTLE} (no interval yet: {FEW}). {NOT_STEERED}",
         ),
-        ([many(2, 0, 0)], 1, f"2 requests ended, but no prompt tokens are known. {ALONE}"),
+        ([many(2, 0, 0)], 1, f"{NO_TOKENS}: {UNREPORTED}. {ALONE}"),
         (
             [many(2, 0, 0), many(200, 5, is_steered=False)],
             10,
