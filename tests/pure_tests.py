@@ -25,6 +25,7 @@ BESIDES = (
     "tests/extproc/routing/test_fleet_scenarios.py",
     "tests/extproc/envoy/test_envoy_patch.py",
     "tests/extproc/serving/test_cleaning.py",
+    "tests/extproc/serving/test_tenants.py",
     "tests/extproc/serving/test_conformance.py",
     "tests/extproc/proof/test_trust.py",
     "tests/kvstate/feeds/test_allowance.py",

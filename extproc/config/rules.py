@@ -66,6 +66,7 @@ def broken_rules(config: Config) -> list[str]:
         *_legs(config),
         *_sharing(config.sharing, config.extproc.processes),
         *config.steering.faults(config.disaggregation),
+        *_isolation(config),
     ]
 
 
@@ -99,6 +100,22 @@ def _headers(config: Config) -> Iterator[str]:
         yield f"policy.rank_header: {policy.rank_header!r} is a reserved header"
     elif name and name == (policy.header or "").lower():
         yield f"policy.rank_header: {policy.rank_header!r} is already used as policy.header"
+
+
+def _isolation(config: Config) -> Iterator[str]:
+    rules = config.isolation
+    if rules is None:
+        return
+    if not _HEADER.fullmatch(rules.header):
+        yield f"isolation.header: is not a valid header name: {rules.header!r}"
+    elif rules.header.lower() in _TAKEN - {"authorization"}:
+        yield f"isolation.header: {rules.header!r} is a reserved header"
+    names = {model.name for model in config.models}
+    for number, name in enumerate(rules.share):
+        if name not in names:
+            yield f"isolation.share[{number}]: {name!r} is the name of no model"
+    if config.extproc.dialect == "epp":
+        yield "isolation: needs bodies that can be changed: dialect buffered"
 
 
 def _legs(config: Config) -> Iterator[str]:

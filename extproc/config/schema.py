@@ -12,6 +12,7 @@ from extproc.config.sections import (
     ROLES,
     CacheAware,
     Disaggregation,
+    Isolation,
     Log,
     PrefixCacheSettings,
     RecorderSettings,
@@ -626,6 +627,7 @@ class Config:
         "how a prompt may be computed by one worker and continued by another", Disaggregation
     )
     sharing: SharingSettings | None = key("several routers that decide as one", None)
+    isolation: Isolation | None = key("tenants whose caches are kept apart", None)
     accounting: Accounting = key("which parts of responses are read", Accounting)
     report: ReportSettings = key("what GET /report tells", ReportSettings)
     state: State = key("what the router knows after a restart", State)

@@ -225,6 +225,41 @@ class State:
     )
 
 
+# What becomes of a request that names no tenant, and of all requests while the router is away.
+REFUSE, COMMON = "refuse", "common"
+OPEN, CLOSED = "open", "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Tenants whose caches are kept apart, by a salt in each request."""
+
+    header: str = key(
+        "the request header that names the tenant: a filter before the router has to set it, and"
+        " to remove a client's own"
+    )
+    secret_file: str = key(
+        "a file with a secret of 16 bytes or more, the same for all routers: salts are made with"
+        " it, so that no client can guess another tenant's"
+    )
+    without_tenant: str = key(
+        "a request without that header: refuse answers it with 403; common gives it the salt of"
+        " all requests that name no tenant",
+        REFUSE,
+        choices=(REFUSE, COMMON),
+    )
+    share: tuple[str, ...] = key(
+        "names of models whose caches all tenants share: their requests stay as they are", ()
+    )
+    fail: str = key(
+        "what Envoy does with requests while the router is away: open sends them on without a"
+        " salt, so that tenants share blocks for that time; closed answers 5xx (`kvsteer envoy`"
+        " prints it)",
+        OPEN,
+        choices=(OPEN, CLOSED),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RecorderSettings:
     """A file in which requests are recorded, without their prompts."""

@@ -56,7 +56,7 @@ from extproc.base.headers import (
     UPSTREAM,
 )
 from extproc.config.schema import Config
-from extproc.config.sections import MIRROR, PREFILL, SGLANG
+from extproc.config.sections import MIRROR, OPEN, PREFILL, SGLANG
 from extproc.envoy.endpoint_files import cluster_names, path_of, prefill_cluster
 from extproc.envoy.envoy_routers import (
     at_another,
@@ -226,7 +226,7 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
             envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER),
             initial_metadata=stream_metadata(config.envoy.routers),
         ),
-        failure_mode_allow=True,
+        failure_mode_allow=config.isolation is None or config.isolation.fail == OPEN,
         message_timeout=timedelta(milliseconds=config.envoy.message_timeout_ms),
         processing_mode=ext_proc.ProcessingMode(
             request_header_mode=headers.SEND,

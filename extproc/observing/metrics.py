@@ -145,6 +145,12 @@ class Metrics(Collector):
             "Requests answered with 400, since their bodies may hide fields of the router's",
             registry=self.registry,
         )
+        self.isolated = Counter(
+            "kvsteer_isolated_requests",
+            "Requests of tenants that are kept apart, by what became of them",
+            ["outcome"],
+            registry=self.registry,
+        )
 
     def observe_decision(self, decision: Decision, course: Course) -> None:
         """Counts one decision and its phases."""

@@ -255,6 +255,17 @@ def _may_call(method: str, path: str) -> bool:
     return method == "POST" or (method == "PUT" and path in _PUT_PATHS)
 
 
+def may_compute(method: str, path: str) -> bool:
+    """Returns whether a model may compute a prompt for a request: by an API that is known, or not.
+
+    Method and path are both "" if the proxy sends neither.
+    """
+    if not method and not path:
+        return True
+    known = path in _WITHOUT_MODEL or path.startswith(_RESPONSES)
+    return method in ("POST", "PUT") and not known
+
+
 def why_unkeyed(method: str, path: str) -> str:
     """Returns why the body of a request is not needed, by its method and path; "" if it is."""
     if is_inference(method, path):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import MAX_ID_COMMAS, refuse_costly
+from extproc.requests.field_edits import FieldEdit, apply_edits
 from kvstate import scan
 
 NAMES = frozenset(
@@ -87,10 +88,10 @@ def without_reserved(body: bytes) -> bytes | None:
         return None if _may_name(body) else body
     if not edits:
         return body
-    return None if len(body) > MAX_EDITED_BYTES else _edited(body, edits)
+    return None if len(body) > MAX_EDITED_BYTES else apply_edits(body, edits)
 
 
-def _edits(text: bytes, fields: _Fields) -> "list[_FieldEdit] | None":
+def _edits(text: bytes, fields: _Fields) -> list[FieldEdit] | None:
     """Returns what takes these fields out of an object, None if it is none.
 
     Returns None, too, if it has more members of these names than any client writes.
@@ -98,19 +99,19 @@ def _edits(text: bytes, fields: _Fields) -> "list[_FieldEdit] | None":
     found = scan.members(text, (*fields.own, *fields.inner))
     if found is None:
         return None
-    edits: list[_FieldEdit] = []
+    edits: list[FieldEdit] = []
     for start, end in found:
         name, at = scan.named(text, (start, end))
         inner = fields.inner.get(name)
         if inner is None:
-            edits.append(_FieldEdit(start, end, None))
+            edits.append(FieldEdit(start, end, None))
         elif _OBJECT.match(text, at, end):
             value = text[at:end]
             new = _clean_object(value, inner)
             if new is None:
                 return None
             if new is not value:
-                edits.append(_FieldEdit(at, end, new))
+                edits.append(FieldEdit(at, end, new))
     return edits
 
 
@@ -122,7 +123,7 @@ def _clean_object(value: bytes, fields: _Fields) -> bytes | None:
     edits = _edits(value, fields) if len(value) <= MAX_EDITED_BYTES else None
     if edits is None:
         return None if _may_name(value) else value
-    return _edited(value, edits) if edits else value
+    return apply_edits(value, edits) if edits else value
 
 
 def _may_name(body: bytes) -> bool:
@@ -156,26 +157,3 @@ def _is_costly(body: bytes) -> bool:
     except RequestError:
         return True
     return False
-
-
-class _FieldEdit(NamedTuple):
-    """A change of a part of an object: new replaces it, None cuts out the member that it is."""
-
-    start: int
-    end: int
-    new: bytes | None
-
-
-def _edited(text: bytes, edits: list[_FieldEdit]) -> bytes:
-    """Returns an object with these changes, and without the commas that it needs no more."""
-    kept, at = [], 0
-    for start, end, new in edits:
-        kept.append(text[at:start])
-        at = end
-        if new is not None:
-            kept.append(new)
-        elif text[end : end + 1] == b",":
-            at += 1
-    before, behind = b"".join(kept), text[at:]
-    is_last_cut = edits[-1].new is None and text[at - 1 : at] != b","
-    return (before.removesuffix(b",") if is_last_cut else before) + behind

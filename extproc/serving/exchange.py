@@ -25,6 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
+from extproc.base.secret_file import secret_in
 from extproc.base.structs import Record
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
@@ -46,8 +47,15 @@ from extproc.serving.cleaning import Cleaning
 from extproc.serving.named_rank import named_rank
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
-from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, traceparent_of
+from extproc.serving.stream import (
+    NamingHeaders,
+    Stream,
+    StreamSettings,
+    traceparent_of,
+    values_of,
+)
 from extproc.serving.stream_answers import Answers, Placement
+from extproc.serving.tenants import Tenants
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -83,6 +91,7 @@ class Service:
         rules = config.disaggregation
         has_legs = rules.mode is not None or rules.changes_bodies
         self.legs = Announcer(config) if has_legs else None
+        self.tenants = _tenants(config)
         self.cleaning = Cleaning()
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         header = config.policy.header
@@ -97,7 +106,7 @@ class Service:
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
             owned=self._owned(config),
-            cleans=self.legs is not None,
+            cleans=self.legs is not None or self.tenants is not None,
         )
 
     def _owned(self, config: Config) -> tuple[str, ...]:
@@ -113,6 +122,19 @@ class Service:
         used.
         """
         return Exchange(self, traceparent)
+
+
+def _tenants(config: Config) -> Tenants | None:
+    """Returns what keeps tenants apart, None if that is not configured.
+
+    Raises:
+        StartError: the file with the secret cannot be read.
+    """
+    rules = config.isolation
+    if rules is None:
+        return None
+    secret = secret_in("isolation.secret_file", rules.secret_file)
+    return Tenants(rules, config.models, secret)
 
 
 class Phase(StrEnum):
@@ -161,6 +183,7 @@ class Exchange:
     def __init__(self, service: Service, traceparent: str = "") -> None:
         self._service = service
         self._traceparent = traceparent
+        self._named_tenants: tuple[bytes, ...] = ()
         # if only some requests are steered, as much must be known about the others
         self._accounts = service.accounts or service.router.steering.is_partial
         self._wants_status = not service.accounts and (
@@ -184,19 +207,36 @@ class Exchange:
         service = self._service
         if service.is_traced and not self._traceparent and message.HasField("request_headers"):
             self._traceparent = traceparent_of(message)
+        if service.tenants is not None and message.HasField("request_headers"):
+            self._named_tenants = values_of(message, service.tenants.header)
         if not isinstance(step, Ask):
             if self._passage is not None:
                 self._look_at(message, self._passage)
             return step
         self._enter(Phase.ROUTING)
-        if service.legs is None:
+        if service.legs is None and service.tenants is None:
             return self._place(await service.router.route(step, self._traceparent), step)
-        cleaned = await self._cleaned(step)
-        if cleaned is None:
-            service.metrics.bodies_refused.inc()
-            return self._refuse(refused_body(step.head.path))
-        routed = await service.router.route(cleaned, self._traceparent)
-        return self._place(routed, cleaned, is_cut=cleaned is not step)
+        prepared = await self._prepared(step)
+        if isinstance(prepared, Refusal):
+            return self._refuse(prepared)
+        routed = await service.router.route(prepared, self._traceparent)
+        return self._place(routed, prepared, is_changed=prepared is not step)
+
+    async def _prepared(self, ask: Ask) -> Ask | Refusal:
+        """Returns a request as its worker is to get it, or the answer that refuses it."""
+        service = self._service
+        if service.legs is not None:
+            cleaned = await self._cleaned(ask)
+            if cleaned is None:
+                service.metrics.bodies_refused.inc()
+                return refused_body(ask.head.path)
+            ask = cleaned
+        if service.tenants is None:
+            return ask
+        outcome, step = await service.tenants.separate(ask, self._named_tenants)
+        if outcome is not None:
+            service.metrics.isolated.labels(outcome.value).inc()
+        return step
 
     async def _cleaned(self, ask: Ask) -> Ask | None:
         """Returns a request without the fields that only the router may write; None to refuse it.
@@ -261,8 +301,8 @@ class Exchange:
             else:
                 service.recorder.note_drop(decision)
 
-    def _place(self, routed: Routed, ask: Ask, *, is_cut: bool = False) -> Answers:
-        """Returns the answers that carry a decision. is_cut: whether the body has been changed."""
+    def _place(self, routed: Routed, ask: Ask, *, is_changed: bool = False) -> Answers:
+        """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, booking = routed
         passage = Passage(decision, booking)
         if self.phase is Phase.CLOSED:
@@ -275,7 +315,7 @@ class Exchange:
             if refusal is not None:
                 return self._refuse(refusal)
         self._await_response(passage)
-        placement = self._placement(passage, ask, is_cut=is_cut)
+        placement = self._placement(passage, ask, is_changed=is_changed)
         if placement is None:
             return self._refuse(refused_body(ask.head.path))
         answers = self._stream.place(placement)
@@ -289,7 +329,7 @@ class Exchange:
             return Verdict.UNAVAILABLE if is_left else decision.verdict
         return decision.verdict if decision.is_steered else Verdict.NO_OVERRIDE
 
-    def _placement(self, passage: Passage, ask: Ask, *, is_cut: bool) -> Placement | None:
+    def _placement(self, passage: Passage, ask: Ask, *, is_changed: bool) -> Placement | None:
         """Returns the destination and where the prompt is computed; None to refuse the request."""
         service, is_duplex, decision = self._service, self._stream.is_duplex, passage.decision
         if decision.is_steered:
@@ -300,16 +340,15 @@ class Exchange:
             rank, destination = None, self._proxy_endpoint(passage)
         body = None if ask.wants_endpoint else ask.body
         header, pinned = named_rank(rank, body)
-        placement = Placement(destination, decision.model or "", header, body=pinned)
+        new_body = pinned or (body if is_changed else None)
+        placement = Placement(destination, decision.model or "", header, body=new_body)
         if service.legs is None:
             return placement
         legs = service.legs.announce(decision, ask.head.path, pinned or body)
         if legs is None:
             return None
         said, changed = legs
-        if changed is None:
-            changed = pinned or (body if is_cut else None)
-        return msgspec.structs.replace(placement, legs=said, body=changed)
+        return msgspec.structs.replace(placement, legs=said, body=changed or new_body)
 
     def _await_response(self, passage: Passage) -> None:
         """Prepares to account for the response, if the proxy will send it."""

@@ -28,6 +28,7 @@ from extproc.requests.request import (
     model_of,
     parse,
 )
+from extproc.requests.tenant_salt import written_salt
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
 from extproc.routing.eligibility import ANY, Demand
 from extproc.routing.query import Media, MediaItem, Query, Variant
@@ -166,8 +167,9 @@ class Queries:
 
     def _of_unparsed(self, body: bytes, reason: str, outline: Outline | None) -> Query:
         served = self._models.find(model_of(body))
-        # the salt's value is not known
-        salt = "" if _may_have_salt(body) else None
+        salt = written_salt(body)
+        if salt is None and _may_have_salt(body):
+            salt = ""  # its value is not known
         return self._by_text(served, reason, outline, salt)
 
     def _by_text(

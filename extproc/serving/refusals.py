@@ -54,6 +54,24 @@ _NO_MESSAGE = _Reason(
     Status.INVALID_ARGUMENT,
     "the request is not one uncompressed message of at most 512 fields",
 )
+_UNREAD = _Reason(
+    413,
+    "BadRequestError",
+    Status.RESOURCE_EXHAUSTED,
+    "the request body is too large, or was not sent whole",
+)
+_NO_TENANT = _Reason(
+    403,
+    "PermissionDeniedError",
+    Status.PERMISSION_DENIED,
+    "the request does not name one tenant",
+)
+_UNSALTED = _Reason(
+    403,
+    "PermissionDeniedError",
+    Status.UNIMPLEMENTED,
+    "this API cannot keep tenants apart",
+)
 
 
 def refusal_of(verdict: Verdict, path: str) -> Refusal | None:
@@ -72,6 +90,24 @@ def refused_body(path: str) -> Refusal:
     """Returns the answer to a body that is not read with certainty, or that engines may read
     differently: no JSON object, or no message of gRPC."""
     return _refusal(_NO_MESSAGE if path in grpc_request.PATHS else _NO_OBJECT, path)
+
+
+def unread_body(path: str) -> Refusal:
+    """Returns the answer to a body that is not read whole, but would have to be changed."""
+    return _refusal(_UNREAD, path)
+
+
+def refused_tenant(path: str) -> Refusal:
+    """Returns the answer to a request that names no tenant, or several. path: of the request."""
+    return _refusal(_NO_TENANT, path)
+
+
+def unsalted_api(path: str) -> Refusal:
+    """Returns the answer to a request whose blocks all tenants would share.
+
+    path: of the request.
+    """
+    return _refusal(_UNSALTED, path)
 
 
 def _refusal(why: _Reason, path: str) -> Refusal:

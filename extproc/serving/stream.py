@@ -161,6 +161,16 @@ def header_of(message: ProcessingRequest, name: str) -> str:
     return ""
 
 
+def values_of(message: ProcessingRequest, name: str) -> tuple[bytes, ...]:
+    """Returns the values of a request's header that are not empty. name: in lower case."""
+    found = [
+        header.raw_value or header.value.encode()
+        for header in message.request_headers.headers.headers
+        if header.key == name
+    ]
+    return tuple(filter(None, found))
+
+
 def response_head_of(message: ProcessingRequest) -> ResponseHead:
     """Returns the parts of a response's headers that accounting uses."""
     status: int | None = None

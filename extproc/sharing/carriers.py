@@ -24,16 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from extproc.base import address
 from extproc.base.address import Meeting
-from extproc.base.errors import StartError, importing_extra
+from extproc.base.errors import importing_extra
+from extproc.base.secret_file import secret_in
 from extproc.config.sections import SharingSettings as Options
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
 if TYPE_CHECKING:
     from valkey.asyncio.connection import AbstractConnection
-
-LEAST_SECRET_BYTES = 16
-MAX_SECRET_BYTES = 4_096
 
 # Time limit for a connection, including TLS and the greeting.
 CONNECT_SECONDS = 1.0
@@ -481,24 +479,6 @@ def password_of(options: Options) -> str:
     if options.password_file is None:
         return ""
     return secret_in("sharing.password_file", options.password_file, 1).decode(errors="replace")
-
-
-def secret_in(key: str, path: str, least: int) -> bytes:
-    """Returns the content of a file, without surrounding white space.
-
-    key: the configuration key that names the file. least: the fewest bytes it may have.
-
-    Raises:
-        StartError: the file cannot be read, or has too few bytes.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            secret = file.read(MAX_SECRET_BYTES).strip()
-    except OSError as error:
-        raise StartError(f"{key}: {path}: {error.strerror}") from None
-    if len(secret) < least:
-        raise StartError(f"{key}: {path}: has {len(secret)} bytes; {least} are the least")
-    return secret
 
 
 def transport_of(

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.base.secret_file import secret_in
 from extproc.config.sections import SharingSettings as Options
 from extproc.media.knowledge import MediaKnowledge
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
@@ -27,9 +28,7 @@ from extproc.routing.load import Loads
 from extproc.sharing.carriers import (
     CONNECT_SECONDS,
     CONNECTING,
-    LEAST_SECRET_BYTES,
     password_of,
-    secret_in,
     transport_of,
 )
 from extproc.sharing.hearing_time import HearingTime
@@ -124,9 +123,7 @@ def telling_of(options: Options) -> PromptTelling:
         StartError: a file with a secret cannot be read.
     """
     if options.secret_file is not None:
-        secret = b"file " + secret_in(
-            "sharing.secret_file", options.secret_file, LEAST_SECRET_BYTES
-        )
+        secret = b"file " + secret_in("sharing.secret_file", options.secret_file)
     else:
         secret = b"channel " + options.channel.encode() + b" " + password_of(options).encode()
     host = _NO_NAME.sub("-", socket.gethostname())[:48]

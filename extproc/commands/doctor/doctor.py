@@ -24,6 +24,7 @@ from extproc.commands.doctor import feed_visit, steering_visit, token_visit, wor
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
+from extproc.commands.doctor.tenancy import judge_engine, judge_secret
 from extproc.commands.doctor.worker_visit import Means, WebClient
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
@@ -154,6 +155,7 @@ async def examine(
         )
     about = Subject("configuration")
     doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
+    doubted += judge_secret(config)
     doubted += [
         about.wrong("extra-missing", str(ExtraError(one.key, one.name)))
         for one in missing_extras(config, find_spec)
@@ -190,7 +192,9 @@ async def _worker(
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
     found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
-    return list(dict.fromkeys([*visited.findings, *(one for part in found for one in part)]))
+    judged = judge_engine(means.config, visited.engine, about) if visited.is_there else ()
+    parts_found = (one for part in found for one in part)
+    return list(dict.fromkeys([*visited.findings, *judged, *parts_found]))
 
 
 async def _bounded(

@@ -16,6 +16,7 @@ import msgspec
 from extproc.base import address
 from extproc.base.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.commands.doctor.findings import Finding, Subject, name_list
+from extproc.commands.doctor.tenancy import judge_failure_mode
 from extproc.config.schema import Config, Tls
 from extproc.requests.request import PATHS
 
@@ -114,9 +115,8 @@ def _ext_proc(about: Subject, config: Config, ext_proc: Node) -> Iterator[Findin
         says = f"message_timeout is {timeout * 1000:g} ms"
         says += f", but a decision may take {config.extproc.deadline_ms} ms (extproc.deadline_ms)"
         yield about.wrong("envoy-message-timeout", says)
-    if not ext_proc.get("failure_mode_allow"):
-        says = "failure_mode_allow is false: requests get 5xx while the router is down"
-        yield about.wrong("envoy-fails-closed", says)
+    fails_open = bool(ext_proc.get("failure_mode_allow"))
+    yield from judge_failure_mode(config, about, fails_open=fails_open)
     mode = _mode(ext_proc)
     if mode not in ("BUFFERED", _DUPLEX):
         says = f"request_body_mode is {mode}: the router does not get the prompt"

@@ -169,6 +169,12 @@ FAULTS = {
         "steering", "see `astray` in `GET /workers`: Envoy sends requests elsewhere than named"
     ),
     # Envoy
+    "isolation-secret": Fault(
+        "isolation", "correct `isolation.secret_file`: a file with 16 bytes or more"
+    ),
+    "isolation-engine": Fault(
+        "isolation", "update the engine, or name its model in `isolation.share`"
+    ),
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(
         "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"
@@ -186,6 +192,9 @@ FAULTS = {
         "envoy", "raise ext_proc's `message_timeout` above `extproc.deadline_ms`"
     ),
     "envoy-fails-closed": Fault("envoy", "set `failure_mode_allow: true` in ext_proc"),
+    "envoy-fails-open": Fault(
+        "envoy", "set `failure_mode_allow: false` in ext_proc, or `isolation.fail: open`"
+    ),
     "envoy-body-mode": Fault(
         "envoy", "set `request_body_mode: BUFFERED` (or FULL_DUPLEX_STREAMED) in ext_proc"
     ),

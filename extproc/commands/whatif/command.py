@@ -19,6 +19,7 @@ from extproc.base.errors import RequestError, StartError
 from extproc.commands.admin_client import ask
 from extproc.commands.whatif.engines import ModelledSpeed, Result
 from extproc.commands.whatif.outlook import (
+    Isolating,
     Measured,
     Results,
     Saving,
@@ -95,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where a line does not tell how long its answer was; default 128")  # fmt: skip
     add("--new-answers", action="store_true",
         help="take no answer as part of the prompt that follows it")  # fmt: skip
+    add("--tenants", action="store_true",
+        help="tell what it costs if only lines of one `tenant` or `user` share blocks")  # fmt: skip
     add("--svg", type=Path, metavar="FILE", help="draw TTFT p90 by policy and number of workers")
     add("--json", action="store_true", help="print the results as JSON")
 
@@ -140,12 +143,18 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
         if arguments.svg is not None:
             for count in _fewer(arguments.workers, spared.least):
                 drawn[count] = _played(plan, runs, count)
+    cost = _isolation_of(arguments, config, recorded, found) if arguments.tenants else None
     measured = measured_of(recorded)
     if arguments.json:
-        print(json.dumps(_result_as_json(plan, found, measured, spared), indent=1), file=out)
+        result = _result_as_json(plan, found, measured, spared)
+        if cost is not None:
+            result["isolation"] = {**cost._asdict(), "sentence": str(cost)}
+        print(json.dumps(result, indent=1), file=out)
     else:
         print(_describe(plan, arguments, recorded, left_out), file=out)
         print(f"\n{table(found, measured)}\n\n{spared}", file=out)
+        if cost is not None:
+            print(cost, file=out)
     if arguments.svg is not None:
         _draw(arguments.svg, drawn)
     return 0
@@ -171,16 +180,42 @@ class Plan(NamedTuple):
         return Stage(speeds, self.cache_blocks, block_tokens=self.block_tokens)
 
 
+def _isolation_of(
+    arguments: argparse.Namespace,
+    config: Config | None,
+    recorded: Sequence[Recorded],
+    found: Results,
+) -> Isolating:
+    """Plays the first policy with tenants apart; returns what that costs.
+
+    found: the results with blocks that all tenants share.
+    """
+    tenants = {one.tenant for one in recorded}
+    apart = plan_of(arguments, config, recorded, isolates=True)
+    ours = apart.contestants[:1]
+    with Runs(apart.arrivals, len(recorded) * arguments.seeds, sys.stderr) as runs:
+        runs.plan(1)
+        played = runs.play(apart.stage(arguments.workers), ours, apart.seeds)
+    name = ours[0].name
+    return Isolating(name, len(tenants - {""}), mean(found[name]), mean(played[name]))
+
+
 def plan_of(
-    arguments: argparse.Namespace, config: Config | None, recorded: Sequence[Recorded]
+    arguments: argparse.Namespace,
+    config: Config | None,
+    recorded: Sequence[Recorded],
+    *,
+    isolates: bool = False,
 ) -> Plan:
-    """Returns what is played: the arrivals, and on which fleets by which policies."""
+    """Returns what is played: the arrivals, and on which fleets by which policies.
+
+    isolates: whether only requests of one tenant share blocks.
+    """
     size = arguments.block_size or block_tokens_of(
         recorded, _USUAL_BLOCK_TOKENS, _MOST_BLOCK_TOKENS
     )
-    replay = Replay(
-        size, arguments.rate, arguments.answer_tokens, continues=not arguments.new_answers
-    )
+    continues = not arguments.new_answers
+    replay = Replay(size, arguments.rate, arguments.answer_tokens, continues, isolates)
     try:
         requests = requests_of(recorded, replay)
     except ValueError as error:

@@ -119,6 +119,29 @@ class Saving(NamedTuple):
         return f"{fewer} {workers} fewer: {self.ours} with {self.least} keeps {goal}."
 
 
+class Isolating(NamedTuple):
+    """What it costs if only requests of one tenant share blocks.
+
+    policy: the one that was played. tenants: how many the trace names. shared, apart: its results
+    with blocks that all share, and with tenants apart.
+    """
+
+    policy: str
+    tenants: int
+    shared: Result
+    apart: Result
+
+    def __str__(self) -> str:
+        if not self.tenants:
+            return "No line names a `tenant` or `user`: what isolation costs is not known."
+        shares = f"{self.apart.hit_rate:.1%} instead of {self.shared.hit_rate:.1%}"
+        times = f"{self.apart.p90:.3g} s instead of {self.shared.p90:.3g} s"
+        return (
+            f"With {self.tenants} tenants apart, {self.policy} has a hit share of {shares}, and a"
+            f" TTFT p90 of {times}."
+        )
+
+
 def least_workers(most: int, suffices: Callable[[int], bool]) -> int | None:
     """Returns the smallest number of workers that suffices, found by bisection; None if none does.
 

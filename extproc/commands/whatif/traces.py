@@ -10,7 +10,8 @@ A line is one JSON object. It may have, in any order and beside other fields:
   (512 by default), equal if the whole prompts up to the block's end are equal; or `session`,
   `session_id` or `conversation_id`: then a prompt begins with the previous one and its answer; or
   the request itself, `body`, with its `path` or `url`. A line that has `messages` or `prompt` is
-  itself the body. A line with none of these shares nothing.
+  itself the body. A line with none of these shares nothing;
+- whose it is: `tenant` or `user`, for plays in which only requests of one tenant share.
 
 The other fields of KVSteer's own recordings are used as well: `began` (when the file began),
 `model`, `cached_length` and `ttft_ms`.
@@ -60,7 +61,7 @@ class Recorded(NamedTuple):
     at: seconds since some beginning. answer_tokens: 0 if unknown. hashes: those of its blocks of
     block_tokens tokens each; None if they were not recorded. prompt: its tokens, if the body was
     recorded. session: "" if it has none. cached_tokens, first_token_seconds: as measured; None if
-    they were not.
+    they were not. tenant: "" if it is not known.
     """
 
     at: float
@@ -72,6 +73,7 @@ class Recorded(NamedTuple):
     session: str = ""
     cached_tokens: int | None = None
     first_token_seconds: float | None = None
+    tenant: str = ""
 
 
 class _Usage(msgspec.Struct):
@@ -97,6 +99,8 @@ class _TraceLine(msgspec.Struct):
     session: str | None = None
     session_id: str | None = None
     conversation_id: str | None = None
+    tenant: str | None = None
+    user: str | None = None
     model: str | None = None
     body: msgspec.Raw = NULL
     messages: msgspec.Raw = NULL
@@ -186,6 +190,7 @@ class Trace:
             line.output_tokens, usage.completion_tokens, usage.output_tokens)  # fmt: skip
         made = Recorded(
             self._time(line), 0, answer or 0, session=_session(line),
+            tenant=line.tenant or line.user or "",
             cached_tokens=_count("cached_length", line.cached_length),
             first_token_seconds=None if line.ttft_ms is None
             else _number("ttft_ms", line.ttft_ms) / 1000,
@@ -251,13 +256,15 @@ class Replay(NamedTuple):
 
     speedup: they arrive so many times as fast as recorded. answer_tokens: the length of an answer
     if it is unknown. continues: whether the next prompt that begins with all of a request's prompt
-    is assumed to contain that request's answer.
+    is assumed to contain that request's answer. isolates: whether only requests of one tenant share
+    blocks.
     """
 
     block_tokens: int
     speedup: float = 1.0
     answer_tokens: int = 128
     continues: bool = True
+    isolates: bool = False
 
 
 def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
@@ -275,7 +282,7 @@ def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
     made = []
     for one in recorded:
         answer = one.answer_tokens or replay.answer_tokens
-        blocks = prompts.blocks_of(one, answer)
+        blocks = prompts.blocks_of(one, answer, one.tenant if replay.isolates else "")
         made.append(Request(one.at / replay.speedup, blocks, one.tokens, answer))
     following = _following(made, size) if replay.continues else {}
     for number, request in enumerate(made):
@@ -313,36 +320,39 @@ class _Prompts:
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
         self._numbers = itertools.count()
-        self._of_hash: dict[tuple[int, int, int], int] = {}
-        self._of_tokens: dict[tuple[int, bytes], int] = {}
-        self._of_session: dict[str, list[int]] = {}
+        self._of_hash: dict[tuple[str, int, int, int], int] = {}
+        self._of_tokens: dict[tuple[str, int, bytes], int] = {}
+        self._of_session: dict[tuple[str, str], list[int]] = {}
 
     def fresh(self, count: int) -> Iterator[int]:
         """Returns numbers that no other block has; none if the count is negative."""
         return itertools.islice(self._numbers, max(0, count))
 
-    def blocks_of(self, recorded: Recorded, answer_tokens: int) -> Sequence[int]:
-        """Returns the blocks of a prompt; the last one may not be full."""
+    def blocks_of(self, recorded: Recorded, answer_tokens: int, tenant: str) -> Sequence[int]:
+        """Returns the blocks of a prompt; the last one may not be full.
+
+        tenant: whose blocks these are; "" if all share theirs.
+        """
         count = math.ceil(recorded.tokens / self._size)
         if recorded.prompt is not None:
-            found = list(self._by_tokens(recorded.prompt))
+            found = list(self._by_tokens(tenant, recorded.prompt))
         elif recorded.hashes is not None:
-            found = self._by_hashes(recorded.hashes, recorded.block_tokens)
+            found = self._by_hashes(tenant, recorded.hashes, recorded.block_tokens)
         else:
-            found = self._by_session(recorded, answer_tokens)
+            found = self._by_session(tenant, recorded, answer_tokens)
         found = found[:count]
         return [*found, *self.fresh(count - len(found))]
 
-    def _by_tokens(self, prompt: Tokens) -> Iterator[int]:
+    def _by_tokens(self, tenant: str, prompt: Tokens) -> Iterator[int]:
         before = -1
         for start in range(0, len(prompt), self._size):
-            key = (before, prompt[start : start + self._size].tobytes())
+            key = (tenant, before, prompt[start : start + self._size].tobytes())
             before = self._of_tokens.get(key, -1)
             if before < 0:
                 before = self._of_tokens[key] = next(self._numbers)
             yield before
 
-    def _by_hashes(self, hashes: Sequence[int], size: int) -> list[int]:
+    def _by_hashes(self, tenant: str, hashes: Sequence[int], size: int) -> list[int]:
         if size % self._size and self._size % size:
             raise ValueError(
                 f"blocks of {size} tokens cannot be played in blocks of {self._size}: --block-size"
@@ -353,20 +363,21 @@ class _Prompts:
             *hashes[joined - 1 :: joined],
             *(hashes[-1:] if len(hashes) % joined else ()),
         ]
-        return [self._number(one, size, part) for one in ends for part in range(split)]
+        return [self._number((tenant, one, size, part)) for one in ends for part in range(split)]
 
-    def _number(self, one: int, size: int, part: int) -> int:
-        found = self._of_hash.get((one, size, part), -1)
+    def _number(self, block: tuple[str, int, int, int]) -> int:
+        found = self._of_hash.get(block, -1)
         if found < 0:
-            found = self._of_hash[one, size, part] = next(self._numbers)
+            found = self._of_hash[block] = next(self._numbers)
         return found
 
-    def _by_session(self, recorded: Recorded, answer_tokens: int) -> list[int]:
+    def _by_session(self, tenant: str, recorded: Recorded, answer_tokens: int) -> list[int]:
         if not recorded.session:
             return []
-        known = self._of_session.get(recorded.session, [])
+        session = tenant, recorded.session
+        known = self._of_session.get(session, [])
         wanted = recorded.tokens // self._size
         prompt = [*known[:wanted], *self.fresh(wanted - len(known))]
         after = (recorded.tokens + answer_tokens) // self._size
-        self._of_session[recorded.session] = [*prompt, *self.fresh(after - wanted)]
+        self._of_session[session] = [*prompt, *self.fresh(after - wanted)]
         return prompt

@@ -92,6 +92,22 @@ def with_events(rest: str) -> str:
             "policy.rank_header: 'X-Rank' is already used as policy.header",
         ),
         (
+            [MODEL, WORKER, "isolation: {header: 'a b', secret_file: f}"],
+            "isolation.header: is not a valid header name: 'a b'",
+        ),
+        (
+            [MODEL, WORKER, "isolation: {header: Host, secret_file: f}"],
+            "isolation.header: 'Host' is a reserved header",
+        ),
+        (
+            [MODEL, WORKER, "isolation: {header: x, secret_file: f, share: [none]}"],
+            "isolation.share[0]: 'none' is the name of no model",
+        ),
+        (
+            [MODEL, WORKER, "isolation: {header: x, secret_file: f}", "extproc: {dialect: epp}"],
+            "isolation: needs bodies that can be changed: dialect buffered",
+        ),
+        (
             [MODEL, WORKER, "steering: {header: 'a b'}"],
             "steering.header: is not a valid header name: 'a b'",
         ),

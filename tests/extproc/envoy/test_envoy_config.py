@@ -15,7 +15,7 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, WorkerSettings
-from extproc.config.sections import ROUTER_CHOICES, SESSION_HEADERS, Routers
+from extproc.config.sections import ROUTER_CHOICES, SESSION_HEADERS, Isolation, Routers
 from extproc.envoy.envoy_config import render
 from tests.ports import free_port
 from tests.system.envoy_process import ENVOY, EnvoyDiedError, running_envoy
@@ -210,6 +210,13 @@ def test_client_headers_that_steer_are_removed() -> None:
 
 def test_requests_continue_while_the_router_is_away() -> None:
     assert ext_proc(parsed(configuration()))["failure_mode_allow"] is True
+
+
+@pytest.mark.parametrize(("fail", "continues"), [("open", True), ("closed", False)])
+def test_requests_of_isolated_tenants_continue_as_configured(fail: str, continues: bool) -> None:
+    rules = Isolation("x-tenant", "secret", fail=fail)
+    allowed = ext_proc(parsed(configuration(isolation=rules))).get("failure_mode_allow", False)
+    assert allowed is continues
 
 
 def test_override_reads_the_pick_from_metadata_only() -> None:

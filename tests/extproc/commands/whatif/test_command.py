@@ -240,3 +240,31 @@ def test_killed_process_ends_the_plays_and_is_reported(trace: str) -> None:
         assert isinstance(killed.exception(timeout=60), BrokenProcessPool)
         with pytest.raises(StartError, match="was killed; is there too little memory"):
             runs.play(plan.stage(2), plan.contestants, 1)
+
+
+@pytest.mark.parametrize("owner", ["user", None])
+def test_cost_of_isolation_is_told_for_the_tenants_of_a_trace(
+    tmp_path: Path, owner: str | None
+) -> None:
+    lines = [
+        {
+            "timestamp": 500 * number,
+            "input_length": 4_096,
+            "output_length": 10,
+            "hash_ids": [*range(8)],
+            **({owner: f"u{number % 4}"} if owner else {}),
+        }
+        for number in range(8)
+    ]
+    options = (written(tmp_path / "t", lines), "--workers=1", "--seeds=1", "--policy=cost")
+    found = told(*options, "--tenants")["isolation"]
+    assert found["sentence"] == said(*options, "--tenants").splitlines()[-1]
+    if owner is None:
+        assert "is not known" in found["sentence"]
+        return
+    # one of eight prompts is computed if all share, four of eight if four tenants do not; of the
+    # others, an engine computes the last of 32 blocks
+    assert (
+        "With 4 tenants apart, cost has a hit share of 48.4% instead of 84.8%"
+        in (found["sentence"])
+    )

@@ -194,3 +194,27 @@ def test_measured_of_needs_figures_in_most_lines() -> None:
     assert measured_of(read(known, known)) == (2, 0.5, 0.5, 0.5, 0.5)
     assert measured_of(read({**bare, "cached_length": 5})) == (1, 0.5, None, None, None)
     assert measured_of(read({**bare, "ttft_ms": 500})) == (1, None, 0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [mooncake(0, 64, [1, 2], block_size=32), mooncake(1, 64, [1, 2], block_size=32)],
+        [{"time": at, "prompt_tokens": 64, "session": "s"} for at in (0, 1)],
+        [{"time": at, "body": {"prompt": "a"}} for at in (0, 1)],
+    ],
+)
+def test_isolated_requests_share_blocks_only_within_their_tenant(lines: list[Any]) -> None:
+    def prompts(isolates: bool, *tenants: str) -> int:
+        owned = [
+            {**line, "tenant" if name == "a" else "user": name}
+            for line, name in zip(lines, tenants, strict=True)
+        ]
+        tokens = array("I", range(64))
+        made = requests_of(
+            read(*owned, tokenize=lambda _, __: tokens), Replay(32, isolates=isolates)
+        )
+        return shared(*made)
+
+    assert prompts(False, "a", "b") == prompts(True, "b", "b") == 2
+    assert prompts(True, "a", "b") == 0

@@ -1,0 +1,114 @@
+"""Writes into a body the cache salt that keeps a tenant's blocks apart from all others'.
+
+vLLM hashes `cache_salt` into the first block of a prompt, from which all others are chained
+(vLLM 0.32, `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`); SGLang puts it before
+its own extra key (SGLang 0.5.23, `entrypoints/openai/serving_base.py`). vLLM accepts at most 128
+characters, without "@", "/", a backslash or NUL (`entrypoints/generate/base/protocol.py`).
+
+A client's own salt is folded in: it still divides the tenant's requests, and reaches no other
+tenant's blocks.
+"""
+
+import hmac
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from extproc.requests.added_fields import with_fields
+from extproc.requests.field_edits import FieldEdit, apply_edits
+from kvstate import scan
+
+FIELD = "cache_salt"
+
+# The paths on which engines read the field: vLLM 0.32's request classes with `cache_salt`, and of
+# SGLang 0.5.23 the first four.
+PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/chat/completions/batch",
+        "/v1/embeddings",
+        "/inference/v1/generate",
+    }
+)
+
+_SALT, _MODEL = FIELD.encode(), b"model"
+_SALT_BYTES = 16  # of the digest, in hexadecimal digits
+
+# Only the last member of the outermost object is followed by a single brace and the body's end.
+_AT_END = re.compile(rb'"cache_salt":"([0-9a-f]{32})"\}\Z')
+_END_BYTES = 64
+
+
+class SaltMaker:
+    """Makes salts: equal for equal tenants, and not to be guessed without the secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def salt(self, tenant: bytes | None, own: bytes | None) -> str:
+        """Returns the salt of a tenant, or of all requests without one.
+
+        own: the client's own salt, as JSON; None without one.
+        """
+        parts = (b"tenant" if tenant is not None else b"common", tenant or b"", own or b"")
+        said = b"".join([b"%d:%b" % (len(part), part) for part in parts])
+        return hmac.digest(self._secret, said, "sha256")[:_SALT_BYTES].hex()
+
+
+class Salting(NamedTuple):
+    """What a body says for itself.
+
+    model: its model, None if it names none as a text. own: its salt, as JSON; None without one.
+    salts: takes all salts out.
+    """
+
+    model: str | None
+    own: bytes | None
+    salts: list[FieldEdit]
+
+
+def salting_of(body: bytes) -> Salting | None:
+    """Returns what a body says of its model and salt; None if it is no JSON object in UTF-8.
+
+    Of several members with one name the last one counts, as in the engines' parsers.
+    """
+    found = scan.members(body, (_MODEL, _SALT))
+    if found is None:
+        return None
+    model: str | None = None
+    own: bytes | None = None
+    edits: list[FieldEdit] = []
+    for start, end in found:
+        name, at = scan.named(body, (start, end))
+        value = body[at:end].strip(b" \t\r\n")
+        if name == _SALT:
+            own = None if value == b"null" else value
+            edits.append(FieldEdit(start, end, None))
+        else:
+            model = _text(value)
+    return Salting(model, own, edits)
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(value, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def with_salt(body: bytes, said: Salting, salt: str) -> bytes | None:
+    """Returns a body with this salt as its last member, and no other salt.
+
+    Returns None if no member can be added to it.
+    """
+    return with_fields(apply_edits(body, said.salts) if said.salts else body, {FIELD: salt})
+
+
+def written_salt(body: bytes) -> str | None:
+    """Returns the salt with which `with_salt` ended a body; None if a body ends otherwise."""
+    found = _AT_END.search(body[-_END_BYTES:])
+    return found[1].decode() if found else None

@@ -1,0 +1,109 @@
+"""Keeps the tenants' caches apart: gives each request the salt of its tenant, or refuses it.
+
+A request that a model would answer without a salt is refused: its blocks would be shared with
+everybody. So are POST requests to paths that are not known: a newer engine may compute there.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from extproc.config.schema import Model
+from extproc.config.sections import REFUSE, Isolation
+from extproc.requests.request import Ask, Models, may_compute
+from extproc.requests.tenant_salt import PATHS, Salting, SaltMaker, salting_of, with_salt
+from extproc.serving.refusals import (
+    Refusal,
+    refused_body,
+    refused_tenant,
+    unread_body,
+    unsalted_api,
+)
+
+# A body of this size is scanned and copied within a millisecond.
+INLINE_BYTES = 131_072
+
+
+class Isolated(StrEnum):
+    """What became of a request, as it is counted."""
+
+    SALTED = "salted"
+    COMMON = "common"
+    SHARED = "shared"
+    NO_TENANT = "no_tenant"
+    SEVERAL_TENANTS = "several_tenants"
+    API = "api"
+    BODY = "body"
+    UNREAD = "unread"
+
+
+class Separated(NamedTuple):
+    """What became of a request: what is counted, None if it calls no model, and what follows."""
+
+    outcome: Isolated | None
+    step: Ask | Refusal
+
+
+class Tenants:
+    """Writes the tenants' salts. header: the name of the one that names the tenant, lower case."""
+
+    def __init__(self, rules: Isolation, models: Sequence[Model], secret: bytes) -> None:
+        self.header = rules.header.lower()
+        self._refuses_unnamed = rules.without_tenant == REFUSE
+        self._shared = frozenset(rules.share)
+        self._models = Models(models)
+        self._maker = SaltMaker(secret)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="salting")
+
+    async def separate(self, ask: Ask, named: Sequence[bytes]) -> Separated:
+        """Returns a request with the salt of its tenant, or why it is refused.
+
+        named: the values of the header that names the tenant. It yields None before it waits, as
+        `Router.route` does.
+        """
+        head, body = ask.head, ask.body
+        if not may_compute(head.method, head.path) or ask.reason == "no_body":
+            return Separated(None, ask)
+        if len(set(named)) > 1:
+            return Separated(Isolated.SEVERAL_TENANTS, refused_tenant(head.path))
+        if not named and self._refuses_unnamed:
+            return Separated(Isolated.NO_TENANT, refused_tenant(head.path))
+        if body is None or ask.wants_endpoint:
+            return _unsalted(ask)
+        tenant = named[0] if named else None
+        if len(body) > INLINE_BYTES:
+            await asyncio.sleep(0)  # from here on, it must run in a task
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._salted, ask, body, tenant)
+        return self._salted(ask, body, tenant)
+
+    def _salted(self, ask: Ask, body: bytes, tenant: bytes | None) -> Separated:
+        path = ask.head.path
+        said = salting_of(body)
+        if said is not None and self._is_shared(said):
+            return Separated(Isolated.SHARED, ask)
+        if path not in PATHS:
+            return Separated(Isolated.API, unsalted_api(path))
+        salt = "" if said is None else self._maker.salt(tenant, said.own)
+        salted = None if said is None else with_salt(body, said, salt)
+        if salted is None:
+            return Separated(Isolated.BODY, refused_body(path))
+        outcome = Isolated.COMMON if tenant is None else Isolated.SALTED
+        return Separated(outcome, msgspec.structs.replace(ask, body=salted))
+
+    def _is_shared(self, said: Salting) -> bool:
+        """Returns whether all tenants share the blocks of the model that a body names."""
+        served = self._models.find(said.model)
+        return served is not None and served.model in self._shared
+
+
+def _unsalted(ask: Ask) -> Separated:
+    """Returns the refusal of a request whose body is not here, or that the proxy streams."""
+    path = ask.head.path
+    if ask.wants_endpoint or path not in PATHS:
+        return Separated(Isolated.API, unsalted_api(path))
+    return Separated(Isolated.UNREAD, unread_body(path))
