@@ -18,6 +18,7 @@ from extproc.requests import chat_request, completion_request, messages_request,
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
+    CUT,
     FORM_NAMES,
     IN_CODE,
     SWITCHES,
@@ -37,16 +38,18 @@ from kvstate.overlap import Tokens, shared_tokens
 class Golden(NamedTuple):
     """A golden request.
 
-    name: in words. prompt: as KVSteer parses it.
+    name: in words. prompt: as KVSteer parses it. of_tokenizer: the forms of all of a tokenizer's
+    texts that it shows besides.
     """
 
     name: str
     prompt: Chat | Text
+    of_tokenizer: int = 0
 
     @property
     def forms(self) -> int:
-        """The forms of its prompt."""
-        return forms_of(self.prompt)
+        """The forms that it shows."""
+        return forms_of(self.prompt) | self.of_tokenizer
 
     def question(self, model: str | None) -> bytes:
         """Returns the body of a request to an engine for its tokens.
@@ -62,6 +65,13 @@ TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "    for n in range(1234567890):\n\t\treturn {'a': n ** 2}  # 3.14159\n\n",
     "naïve café, Straße, 東京 도쿄 Москва \U0001f680",
+)
+
+# Words, marks, digits, scripts, signs and spaces that any two tokenizer classes cut differently.
+CUT_TEXT = (
+    "I'LL say it isn't so: 1234567 \u0967\u0968\u0969 x\u00b2 H2O a_b, f(x)!=0;\r\n\n  two  spaces"
+    "\t \u092e\u0947\u0930\u0940 \u0e44\u0e17\u0e22\u0e44\u0e14\u0e49 cafe\u0301 caf\u00e9"
+    " \u6771\u4eac\u30bf\u30ef\u30fc42 \U0001f469\u200d\U0001f467 \ufb01n \u00bd   end \n"
 )
 
 _USER = {"role": "user", "content": TEXTS[0]}
@@ -111,9 +121,13 @@ def _golden(name: str, parse: Callable[[bytes], InferenceRequest], body: object)
     return Golden(name, prompt)
 
 
+# Shows how a tokenizer cuts texts; without special tokens, which are another matter.
+_CUTS = Golden("a text of many kinds", Text(CUT_TEXT, add_special_tokens=False))
+
 # The simplest ones first, since the first that differs is reported.
 GOLDEN: Sequence[Golden] = (
     *(_golden(repr(text[:20]), completion_request.parse, {"prompt": text}) for text in TEXTS),
+    _CUTS,
     *(_golden(name, chat_request.parse, body) for name, body in _CHATS.items()),
     _golden("messages (Anthropic's API)", messages_request.parse, _MESSAGES),
     _golden("a response", responses_request.parse, _RESPONSE),
@@ -140,6 +154,10 @@ class GoldenEncoder(Protocol):
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids."""
+
+    @property
+    def text_forms(self) -> int:
+        """The forms of all its texts, 0 if they are in no doubt."""
 
     @property
     def renders_in_code(self) -> bool:
@@ -171,11 +189,12 @@ class NoTokenizeError(Exception):
 def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     """Returns the golden requests of a model, for a worker that speaks a dialect.
 
-    What engines render in code depends on the release, and so has a form of its own.
+    What engines render in code depends on the release, and so has a form of its own. One text shows
+    the forms of all the tokenizer's texts.
     """
-    if not encoder.renders_in_code:
-        return GOLDEN
-    return [_in_code(golden, dialect) for golden in GOLDEN]
+    cuts = _CUTS._replace(of_tokenizer=encoder.text_forms)
+    found = [cuts if one is _CUTS else one for one in GOLDEN]
+    return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
 
 
 def _in_code(golden: Golden, dialect: Dialect) -> Golden:
@@ -343,10 +362,17 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
     return (
         _framed(ours, engines)
+        or _of_class(golden)
         or _of_space(here, there)
         or _of_date(here, there)
         or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
     )
+
+
+def _of_class(golden: Golden) -> str:
+    if golden.of_tokenizer & CUT:
+        return "its transformers cuts texts as tokenizer_class says, not as tokenizer.json does"
+    return ""
 
 
 def _of_form(golden: Golden, here: str, there: str) -> str:

@@ -16,7 +16,7 @@ from extproc.base.errors import RequestError
 from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
 from extproc.proof.state import GoldenVerdict
 from extproc.requests.dialect import Dialect
-from extproc.requests.prompt import BY_RELEASE, FORM_NAMES, Chat, Prompt, forms_of
+from extproc.requests.prompt import BY_RELEASE, CUT, FORM_NAMES, Chat, Prompt, forms_of
 from extproc.requests.request import CHAT_PATH, parse
 from kvstate.overlap import Tokens
 
@@ -146,7 +146,7 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
             (prompt,) = parse(question.path, body, lambda _: dialect).prompts
             assert isinstance(prompt, Chat)
             started = encoder.start(prompt)
-            forms = (forms_of(prompt) | started.forms) & BY_RELEASE
+            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~CUT  # they show no cuts
             if forms & ~known:
                 found.append(OwnPrompt(question, prompt, forms, started.finish()))
         except RequestError:

@@ -21,7 +21,7 @@ again, except those that golden requests refute.
     golden: the same tokens         proved *          proved            proved *
     golden: other tokens            refuted           refuted           refuted
     golden: not compared            unproved          unproved **       unproved **
-    stored: the whole prompt        proved *          proved            refuted
+    stored: the whole prompt        proved * ****     proved            refuted
     stored: not the whole prompt    unproved          doubted: unproved refuted
     usage: another count            refuted ***       refuted ***       refuted
     usage: the same count           unproved          proved            as before ***
@@ -31,6 +31,7 @@ again, except those that golden requests refute.
     *   unless it is doubted (unproved), or refuted by another source
     **  unless another source says otherwise
     *** after several of the last counts
+    **** but not how a tokenizer cuts texts, which most prompts do not show
 
 Time is an argument: seconds of one monotonic clock.
 """
@@ -40,7 +41,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from extproc.requests.prompt import ALL_FORMS, CONVERSATION, DATE, FORM_NAMES, TEXT, blamed
+from extproc.requests.prompt import ALL_FORMS, CONVERSATION, CUT, DATE, FORM_NAMES, TEXT, blamed
 
 # How many of the last findings of a kind count.
 LAST_FINDINGS = 8
@@ -166,9 +167,13 @@ class _Tally:
 
 
 class FormProof:
-    """The state of one form of request at one worker. state: the state now."""
+    """The state of one form of request at one worker. state: the state now.
 
-    def __init__(self) -> None:
+    by_golden: only golden requests prove it, since few other prompts show it.
+    """
+
+    def __init__(self, *, by_golden: bool = False) -> None:
+        self._by_golden = by_golden
         self.state = FormState(Proof.UNPROVED, NOT_SEEN, None)
         self._golden = GoldenVerdict(None)
         self._is_stored = self._is_restored = False
@@ -195,7 +200,7 @@ class FormProof:
     def look_up(self, now: float, *, is_stored: bool) -> None:
         """Takes whether a prompt was stored whole as it is tokenized here."""
         self._lookups.add(is_good=is_stored)
-        self._is_stored = self._is_stored or is_stored
+        self._is_stored = self._is_stored or (is_stored and not self._by_golden)
         self._settle(now)
 
     def count(self, ours: int, engines: int, now: float) -> None:
@@ -255,7 +260,7 @@ class TokenProof:
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
         self._keyed = ALL_FORMS
-        self._forms = {form: FormProof() for form in FORM_NAMES}
+        self._forms = {form: FormProof(by_golden=form == CUT) for form in FORM_NAMES}
 
     def agrees(self, comparison: Comparison) -> bool:
         """Returns whether a result of golden requests refutes nothing that is not refuted yet."""
@@ -325,7 +330,7 @@ class TokenProof:
     def forget(self, forms: int) -> None:
         """Takes that nothing is known of some forms any more."""
         for form in _each(forms):
-            self._forms[form] = FormProof()
+            self._forms[form] = FormProof(by_golden=form == CUT)
         self._note()
 
     def state_of(self, form: int) -> FormState:

@@ -108,7 +108,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
-BY_RELEASE = 262144 - 16
+CUT = 262144
+BY_RELEASE = 524288 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -128,6 +129,7 @@ FORM_NAMES = {
     DATE: "conversations with a date that may be another one in the engine",
     CONVERTED: "conversations that SGLang converts in its own way",
     ASKED: "conversations that a worker tokenizes",
+    CUT: "texts that some releases cut otherwise than tokenizer.json says",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

@@ -27,6 +27,7 @@ from extproc.tokenizing.tokenizer_layout import (
     AddedToken,
     Cutter,
     Frame,
+    Layout,
     cut_everywhere,
     frame,
     read,
@@ -338,14 +339,14 @@ class EncoderChoice(NamedTuple):
 
     frame: the ids that add_special_tokens adds; None if only `encode_whole` knows them.
     encode_whole: encodes a text with them.
-    added: the tokenizer's added tokens.
+    layout: of the tokenizer.
     encoder: encodes single texts.
     """
 
     texts: TextEncoder
     frame: Frame | None
     encode_whole: Encode
-    added: list[AddedToken]
+    layout: Layout
     encoder: Encoder
 
 
@@ -390,7 +391,7 @@ def choose(
         encoder = picky = PickyEncoder(encoder, refused.pattern, refused.shortest)
         whole = _checked(picky, plain.framed_ids)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
-    return EncoderChoice(text_encoder, around, whole, layout.added_tokens, encoder)
+    return EncoderChoice(text_encoder, around, whole, layout, encoder)
 
 
 def _checked(picky: PickyEncoder, encode: Encode) -> Encode:

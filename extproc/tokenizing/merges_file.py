@@ -11,24 +11,13 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from extproc.tokenizing.byte_pairs import MAX_TOKENS
+from extproc.tokenizing.split_patterns import QWEN2
 
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _QWEN2 = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 # Most characters of a token in all merges.
 MAX_TOKEN_CHARACTERS = 4_096
-
-_QWEN2_PATTERN = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
 
 _vocabulary = msgspec.json.Decoder(dict[str, int])
 
@@ -63,7 +52,7 @@ def merges_tokenizer(
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(_QWEN2_PATTERN), "isolated"),
+                pre_tokenizers.Split(Regex(QWEN2), "isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False),
             ]
         )

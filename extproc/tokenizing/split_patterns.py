@@ -4,7 +4,8 @@ A pattern comes from a model's files and would run on every text, so only known 
 these the two engines of regular expressions, tiktoken's and that of `tokenizers`, are known to make
 the same pieces of every text, in a time that grows as the text does. Every character matches one.
 
-Source: tekken.json of Mistral (mistral-common 1.13), tokenization_kimi.py of Kimi K2.
+Source: tekken.json of Mistral (mistral-common 1.13), tokenization_kimi.py of Kimi K2; the
+tokenizer.json of Qwen 3 and the class of Qwen 3.5 (transformers 5.19, models/qwen3_5).
 """
 
 # Letters with marks, and how English words end.
@@ -33,6 +34,16 @@ KIMI = "|".join(
         *_SPACES,
     )
 )
+
+
+def _qwen(letter: str, mark: str) -> str:
+    words = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", rf"{_BEFORE}{letter}+", r"\p{N}")
+    return "|".join((*words, rf" ?[^\s\p{{L}}{mark}\p{{N}}]+[\r\n]*", *_SPACES))
+
+
+# Qwen 3.5 counts marks as letters.
+QWEN2 = _qwen(r"\p{L}", "")
+QWEN3_5 = _qwen(r"[\p{L}\p{M}]", r"\p{M}")
 
 _KNOWN = frozenset((TEKKEN, KIMI))
 

@@ -1,8 +1,7 @@
 """What tokenizer_config.json says besides tokenizer.json, and engines make of it.
 
 Source: transformers 4.57 and 5.19 to 5.23: special tokens that only tokenizer_config.json names are
-added, in this order; for a class of other models, some releases rebuild the tokenizer without
-tokenizer.json's way to cut texts (huggingface/transformers issue 45488).
+added, in this order. How texts are cut: `extproc.tokenizing.tokenizer_classes`.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,11 +10,6 @@ from typing import Any
 # Names of special tokens, in the order in which they are added.
 KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-
-# Classes whose tokenizers cut texts as Llama 2's did, and models for which transformers keeps
-# tokenizer.json whatever the class.
-_REBUILDING = frozenset(("LlamaTokenizer", "LlamaTokenizerFast"))
-_KEEPING = frozenset(("deepseek_v2", "deepseek_v3"))
 
 # Classes whose settings say whether a text begins with the first special token, by default yes.
 _BEGINNING = frozenset(
@@ -49,16 +43,6 @@ def added_by_settings(settings: Mapping[str, Any], known: Collection[str]) -> li
         named += more if isinstance(more, list) else []
     texts = dict.fromkeys(text_of(token) for token in named)
     return [text for text in texts if text and text not in known]
-
-
-def may_be_rebuilt(settings: Mapping[str, Any], model_type: object, *, by_bytes: bool) -> bool:
-    """Returns whether some releases of transformers tokenize otherwise than tokenizer.json says.
-
-    model_type: of config.json. by_bytes: whether tokenizer.json cuts texts into bytes, as no
-    tokenizer of these classes did.
-    """
-    is_class = settings.get("tokenizer_class") in _REBUILDING
-    return is_class and by_bytes and model_type not in _KEEPING
 
 
 def may_begin_otherwise(settings: Mapping[str, Any], *, is_first: bool) -> bool:

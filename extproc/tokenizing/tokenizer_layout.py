@@ -83,10 +83,21 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class TokenizerModel(msgspec.Struct, frozen=True):
-    """The head of `model`; its vocabulary is skipped. dropout: the chance to skip a merge."""
+    """The head of `model`; its vocabulary is skipped.
+
+    dropout: the chance to skip a merge. ignore_merges: a piece that is in the vocabulary is one
+    token, whatever its merges. byte_fallback: bytes stand for what is not in the vocabulary.
+    fuse_unk: unknown characters in a row are one token.
+    """
 
     type: str = ""
     dropout: float | None = None
+    unk_token: str | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    fuse_unk: bool = False
+    byte_fallback: bool = False
+    ignore_merges: bool = False
 
 
 class Layout(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from extproc.base.errors import RequestError, StartError
 from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
 from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
-from extproc.requests.prompt import FRAME, IN_CODE, REBUILT, Chat, Prompt, Text
+from extproc.requests.prompt import CUT, FRAME, IN_CODE, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.conversions import with_sorted_keys
 from extproc.tokenizing.cpu_limit import run_within
@@ -22,10 +22,10 @@ from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, f
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.kimi_code import KimiCode
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
+from extproc.tokenizing.tokenizer_classes import may_be_cut_otherwise
 from extproc.tokenizing.tokenizer_config import (
     KINDS,
     added_by_settings,
-    may_be_rebuilt,
     may_begin_otherwise,
     text_of,
 )
@@ -194,7 +194,7 @@ class Tokenizer:
         self._texts = choice.texts
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
-        self._added = frozenset(token.content for token in choice.added)
+        self._added = frozenset(token.content for token in choice.layout.added_tokens)
         self._added_ids = frozenset(map(self._library.token_to_id, self._added))
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
@@ -215,9 +215,8 @@ class Tokenizer:
             file = files.chosen(model.tokenizer_mode)
             vocabulary, choice = _chosen(file, model.name, settings)
             config = _json(files.directory / "config.json")
-            by_bytes = "ByteLevel" in repr(vocabulary.library.pre_tokenizer)
-            if may_be_rebuilt(settings, config.get("model_type"), by_bytes=by_bytes):
-                vocabulary = vocabulary._replace(forms=REBUILT)
+            if not vocabulary.forms and may_be_cut_otherwise(settings, config, choice.layout):
+                vocabulary = vocabulary._replace(forms=vocabulary.forms | CUT)
             code = in_code(_model_files(model, files.directory, config, vocabulary, choice))
             # a template has no effect if the engine builds prompts in code
             templates = ChatTemplates({}) if code else load(files.directory, override)
@@ -228,6 +227,11 @@ class Tokenizer:
             return cls(choice, templates, vocabulary, code, frame_forms)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
+
+    @property
+    def text_forms(self) -> int:
+        """The forms of all its texts, 0 if they are in no doubt."""
+        return self._forms
 
     @property
     def renders_in_code(self) -> bool:

@@ -25,6 +25,7 @@ from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import (
     AGREED_FORMS,
     CONVERSATION,
+    CUT,
     IN_CODE,
     SWITCHES,
     TEXT,
@@ -238,6 +239,7 @@ def test_silent_worker_changes_nothing_and_one_without_tokens_is_unproved() -> N
 class TextEncoder:
     """A tokenizer of texts alone."""
 
+    text_forms = 0
     renders_in_code = False
     is_shown_by_tokenize = True
 
@@ -290,6 +292,30 @@ def test_conversations_that_tokenize_renders_otherwise_are_neither_proved_nor_re
     proof = in_code(is_shown=False, dialect=NEWEST)
     assert (proof.proved, proof.refuted) == (TEXT, 0)
     assert "renders conversations otherwise" in proof.summary.reason
+
+
+class DoubtfulEncoder(TextEncoder):
+    """A tokenizer that some releases rebuild."""
+
+    text_forms = CUT
+
+
+@pytest.mark.parametrize(("engines", "proved", "refuted"), [(0, TEXT | CUT, 0), (2, TEXT, CUT)])
+def test_how_texts_are_cut_is_shown_by_a_text_of_many_kinds(
+    engines: int, proved: int, refuted: int
+) -> None:
+    golden = [one for one in golden_for(DoubtfulEncoder(), NEWEST) if one.forms & TEXT]
+    ours = own_tokens(DoubtfulEncoder(), golden)
+    theirs = [
+        ids(one.prompt.text[engines:] if one.forms & CUT else one.prompt.text)
+        for one in golden
+        if isinstance(one.prompt, Text)
+    ]
+    told = golden_tokens(DoubtfulEncoder(), golden, ours, theirs)
+    proof = TokenProof("w")
+    proof.compare(comparison(told, text_of), 1.0)
+    assert (proof.proved, proof.refuted) == (proved, refuted)
+    assert ("as tokenizer_class says" in proof.state_of(CUT).reason) is bool(refuted)
 
 
 async def answered(status: int, body: bytes = b"") -> list[Tokens | str]:

@@ -23,6 +23,7 @@ from extproc.proof.state import (
 from extproc.requests.prompt import (
     ALL_FORMS,
     CONVERSATION,
+    CUT,
     EFFORT,
     FORM_NAMES,
     REASONING,
@@ -34,7 +35,11 @@ DIFFERENT = GoldenVerdict(
     is_same=False, reason="they differ", mismatch=Mismatch("a text", 3, 1, 2, "another tokenizer")
 )
 SAME, UNTOLD = GoldenVerdict(is_same=True), GoldenVerdict(None, "status 400")
-OF_REQUESTS = (CONVERSATION, CONVERSATION | TOOLS, CONVERSATION | TOOLS | REASONING | EFFORT)
+OF_REQUESTS = (
+    CONVERSATION,
+    CONVERSATION | TOOLS | CUT,
+    CONVERSATION | TOOLS | REASONING | EFFORT,
+)
 
 
 class Finding(NamedTuple):
@@ -119,7 +124,7 @@ def retold(findings: Sequence[Finding], form: int) -> Proof:
     if raised(stores, PROMPTS_NOT_STORED, PROMPTS_STORED):
         return Proof.UNPROVED
     doubts = [n for n in range(1, len(stores) + 1) if doubted(stores[:n])]
-    is_stored = True in stores[doubts[-1] if doubts else 0 :]
+    is_stored = form != CUT and True in stores[doubts[-1] if doubts else 0 :]
     return Proof.PROVED if golden or is_stored else Proof.UNPROVED
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from extproc.tokenizing.tokenizer_config import (
     added_by_settings,
-    may_be_rebuilt,
     may_begin_otherwise,
 )
 
@@ -23,23 +22,6 @@ def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None
     }
     assert added_by_settings(settings, {"<known>"}) == ["<e>", "<m>", "<x>", "<y>"]
     assert added_by_settings({}, ()) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "model_type", "by_bytes", "expected"),
-    [
-        ({"tokenizer_class": "LlamaTokenizerFast"}, "qwen3", True, True),
-        ({"tokenizer_class": "LlamaTokenizer"}, None, True, True),
-        ({"tokenizer_class": "LlamaTokenizerFast"}, "deepseek_v3", True, False),
-        ({"tokenizer_class": "LlamaTokenizerFast"}, "llama", False, False),
-        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "llama", True, False),
-        ({}, "llama", True, False),
-    ],
-)
-def test_tokenizer_of_another_models_class_may_be_rebuilt(
-    settings: dict[str, Any], model_type: str | None, by_bytes: bool, expected: bool
-) -> None:
-    assert may_be_rebuilt(settings, model_type, by_bytes=by_bytes) is expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tokenizers import processors
 
 from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model, RemoteTokenizerSettings
-from extproc.requests.prompt import FRAME, REBUILT, Conversion
+from extproc.requests.prompt import CUT, FRAME, Conversion
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
@@ -236,5 +236,5 @@ def test_tokenizer_that_some_releases_rebuild_makes_a_form_of_its_own(tmp_path: 
     directory = declaring(tmp_path, tokenizer_class="LlamaTokenizerFast")
     doubtful = Tokenizer.load(Model("m", tokenizer=str(directory)))
     assert doubtful is not None
-    assert doubtful.start(Text("a")).forms == REBUILT | FRAME
+    assert doubtful.start(Text("a")).forms == CUT | FRAME
     assert load().start(Text("a")).forms == 0
