@@ -4,25 +4,24 @@ Source: transformers 4.57 and 5.19 to 5.23: special tokens that only tokenizer_c
 added, in this order. How texts are cut: `extproc.tokenizing.tokenizer_classes`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from extproc.tokenizing.tokenizer_layout import Frame
 
 # Names of special tokens, in the order in which they are added.
 KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
-# Classes whose settings say whether a text begins with the first special token, by default yes.
-_BEGINNING = frozenset(
-    (
-        "LlamaTokenizer",
-        "LlamaTokenizerFast",
-        "CodeLlamaTokenizer",
-        "CodeLlamaTokenizerFast",
-        "GemmaTokenizer",
-        "GemmaTokenizerFast",
-        "CohereTokenizerFast",
-    )
-)
+# Classes whose settings say which special tokens stand around a text; the value, whether one stands
+# before it if they do not say.
+_FRAMING = {
+    "LlamaTokenizer": True,
+    "CodeLlamaTokenizer": True,
+    "GemmaTokenizer": True,
+    "CohereTokenizer": True,
+    "GPTNeoXTokenizer": False,
+}
 
 
 def text_of(token: object) -> str | None:
@@ -45,11 +44,24 @@ def added_by_settings(settings: Mapping[str, Any], known: Collection[str]) -> li
     return [text for text in texts if text and text not in known]
 
 
-def may_begin_otherwise(settings: Mapping[str, Any], *, is_first: bool) -> bool:
-    """Returns whether some engines put a special token before texts, and others do not.
+def may_be_framed_otherwise(
+    settings: Mapping[str, Any], frame: Frame | None, id_of: Callable[[str], int | None]
+) -> bool:
+    """Returns whether some engines put other special tokens around texts than others.
 
     SGLang (0.5.23, srt/utils/hf_transformers/tokenizer.py) and transformers 4 do as these settings
-    say, and transformers 5 as tokenizer.json does. is_first: whether that puts it there.
+    say, and transformers 5 as tokenizer.json does. frame: that tokenizer.json adds. id_of: returns
+    the id of a token.
     """
+    by_default = _FRAMING.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
+    if by_default is None:
+        return False
     adds = settings.get("add_bos_token")
-    return settings.get("tokenizer_class") in _BEGINNING and (adds is not False) != is_first
+    first = _ids(settings.get("bos_token"), id_of) if adds or (adds is None and by_default) else ()
+    last = _ids(settings.get("eos_token"), id_of) if settings.get("add_eos_token") else ()
+    return frame != Frame(first, last)
+
+
+def _ids(token: object, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
+    found = id_of(text_of(token) or "")
+    return () if found is None else (found,)

@@ -26,7 +26,7 @@ from extproc.tokenizing.tokenizer_classes import may_be_cut_otherwise
 from extproc.tokenizing.tokenizer_config import (
     KINDS,
     added_by_settings,
-    may_begin_otherwise,
+    may_be_framed_otherwise,
     text_of,
 )
 from extproc.tokenizing.tokenizer_layout import Frame
@@ -220,10 +220,9 @@ class Tokenizer:
             code = in_code(_model_files(model, files.directory, config, vocabulary, choice))
             # a template has no effect if the engine builds prompts in code
             templates = ChatTemplates({}) if code else load(files.directory, override)
-            first = text_of(settings.get("bos_token"))
-            first_id = vocabulary.library.token_to_id(first or "")
-            is_first = bool(first) and _begins_with(choice.frame, first_id)
-            frame_forms = FRAME if may_begin_otherwise(settings, is_first=is_first) else 0
+            id_of = vocabulary.library.token_to_id
+            may_vary = may_be_framed_otherwise(settings, choice.frame, id_of)
+            frame_forms = FRAME if may_vary else 0
             return cls(choice, templates, vocabulary, code, frame_forms)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
@@ -445,10 +444,6 @@ def _chosen(
 
 def _has_media(prompt: Chat | Text) -> bool:
     return isinstance(prompt, Chat) and prompt.has_media
-
-
-def _begins_with(around: Frame | None, token: int | None) -> bool:
-    return around is not None and token is not None and around.before[:1] == (token,)
 
 
 def _before_media(encoded: Encoded, around: Frame) -> Tokens:

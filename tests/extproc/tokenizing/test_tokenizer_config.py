@@ -6,8 +6,9 @@ import pytest
 
 from extproc.tokenizing.tokenizer_config import (
     added_by_settings,
-    may_begin_otherwise,
+    may_be_framed_otherwise,
 )
+from extproc.tokenizing.tokenizer_layout import Frame
 
 
 def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None:
@@ -24,19 +25,32 @@ def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None
     assert added_by_settings({}, ()) == []
 
 
+LLAMA = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+GEMMA = {**LLAMA, "tokenizer_class": "GemmaTokenizer"}
+NEOX = {**LLAMA, "tokenizer_class": "GPTNeoXTokenizerFast"}
+IDS = {"<s>": 1, "</s>": 2}
+
+
 @pytest.mark.parametrize(
-    ("settings", "is_first", "expected"),
+    ("settings", "frame", "expected"),
     [
-        ({"tokenizer_class": "LlamaTokenizerFast"}, False, True),
-        ({"tokenizer_class": "LlamaTokenizerFast"}, True, False),
-        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": None}, False, True),
-        ({"tokenizer_class": "GemmaTokenizer", "add_bos_token": False}, False, False),
-        ({"tokenizer_class": "GemmaTokenizer", "add_bos_token": False}, True, True),
-        ({"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": True}, False, False),
-        ({}, False, False),
+        (LLAMA, Frame(), True),
+        (LLAMA, Frame((1,)), False),
+        (LLAMA, Frame((1,), (2,)), True),
+        (LLAMA, None, True),
+        ({**LLAMA, "add_eos_token": True}, Frame((1,), (2,)), False),
+        ({**LLAMA, "add_bos_token": None}, Frame(), True),
+        ({**LLAMA, "bos_token": None}, Frame(), False),
+        ({**GEMMA, "add_bos_token": False}, Frame(), False),
+        ({**GEMMA, "add_bos_token": False}, Frame((1,)), True),
+        (NEOX, Frame(), False),
+        (NEOX, Frame((1,)), True),
+        ({**NEOX, "add_bos_token": True}, Frame((1,)), False),
+        ({**LLAMA, "tokenizer_class": "Qwen2Tokenizer", "add_bos_token": True}, Frame(), False),
+        ({}, Frame(), False),
     ],
 )
-def test_text_may_begin_otherwise_where_settings_and_tokenizer_disagree(
-    settings: dict[str, Any], is_first: bool, expected: bool
+def test_text_may_be_framed_otherwise_where_settings_and_tokenizer_disagree(
+    settings: dict[str, Any], frame: Frame | None, expected: bool
 ) -> None:
-    assert may_begin_otherwise(settings, is_first=is_first) is expected
+    assert may_be_framed_otherwise(settings, frame, IDS.get) is expected

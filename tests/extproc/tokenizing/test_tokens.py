@@ -233,7 +233,7 @@ def test_special_token_that_only_the_settings_name_is_one_token(tmp_path: Path) 
 
 
 def test_tokenizer_that_some_releases_rebuild_makes_a_form_of_its_own(tmp_path: Path) -> None:
-    directory = declaring(tmp_path, tokenizer_class="LlamaTokenizerFast")
+    directory = declaring(tmp_path, tokenizer_class="LlamaTokenizerFast", bos_token="<|im_start|>")
     doubtful = Tokenizer.load(Model("m", tokenizer=str(directory)))
     assert doubtful is not None
     assert doubtful.start(Text("a")).forms == CUT | FRAME
