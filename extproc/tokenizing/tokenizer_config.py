@@ -13,15 +13,15 @@ from extproc.tokenizing.tokenizer_layout import Frame
 KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
-# Classes whose settings say which special tokens stand around a text; the value, whether one stands
-# before it if they do not say.
-_FRAMING = {
-    "LlamaTokenizer": True,
-    "CodeLlamaTokenizer": True,
-    "GemmaTokenizer": True,
-    "CohereTokenizer": True,
-    "GPTNeoXTokenizer": False,
+# Classes whose settings say whether a text begins with the first special token, by default yes;
+# and that token, if settings do not name it.
+_BEGINNING = {
+    "LlamaTokenizer": "<s>",
+    "CodeLlamaTokenizer": "<s>",
+    "GemmaTokenizer": "<bos>",
+    "CohereTokenizer": "<BOS_TOKEN>",
 }
+_GPT_NEOX = "GPTNeoXTokenizer"
 
 
 def text_of(token: object) -> str | None:
@@ -50,18 +50,18 @@ def may_be_framed_otherwise(
     """Returns whether some engines put other special tokens around texts than others.
 
     SGLang (0.5.23, srt/utils/hf_transformers/tokenizer.py) and transformers 4 do as these settings
-    say, and transformers 5 as tokenizer.json does. frame: that tokenizer.json adds. id_of: returns
-    the id of a token.
+    say, and transformers 5 as tokenizer.json does; GPT-NeoX's class, in some releases, as neither.
+    frame: that tokenizer.json adds. id_of: returns the id of a token.
     """
-    by_default = _FRAMING.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
-    if by_default is None:
+    name = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    adds_last = bool(settings.get("add_eos_token"))
+    if name == _GPT_NEOX:
+        return bool(settings.get("add_bos_token")) or adds_last or frame != Frame()
+    if name not in _BEGINNING:
         return False
-    adds = settings.get("add_bos_token")
-    first = _ids(settings.get("bos_token"), id_of) if adds or (adds is None and by_default) else ()
-    last = _ids(settings.get("eos_token"), id_of) if settings.get("add_eos_token") else ()
-    return frame != Frame(first, last)
-
-
-def _ids(token: object, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
-    found = id_of(text_of(token) or "")
-    return () if found is None else (found,)
+    adds_first = settings.get("add_bos_token") is not False
+    first = text_of(settings.get("bos_token", _BEGINNING[name])) if adds_first else None
+    last = text_of(settings.get("eos_token", "</s>")) if adds_last else None
+    around = (() if one is None else (id_of(one),) for one in (first, last))
+    # a token that tokenizer.json does not have is added, with an id of its own
+    return frame != tuple(around)
