@@ -70,6 +70,11 @@ class MediaFold:
     def __init__(self, secret: int) -> None:
         self._secret = secret
 
+    @property
+    def secret(self) -> int:
+        """The random bits, which are the same after a restart from a state file."""
+        return self._secret
+
     def token(self, identifier: Identifier, token: int) -> int:
         """Returns the id that stands for the first token of an item."""
         named = msgspec.msgpack.encode((identifier, token))

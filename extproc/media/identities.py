@@ -138,6 +138,15 @@ class Identities:
             if found is not None:
                 self._by_key[used] = found
 
+    def ordered_keys(self) -> list[bytes]:
+        """Returns the keys of all items, the latest used last."""
+        self._reorder()
+        return list(self._by_key)
+
+    def look_at(self, key: bytes) -> Identity | None:
+        """Returns the same as `find`; the item is not used thereby."""
+        return self._by_key.get(key)
+
     def items(self) -> list[tuple[bytes, Identity]]:
         """Returns all items, the latest used last."""
         self._reorder()

@@ -39,6 +39,8 @@ from extproc.fleet.proof_memory import ProofMemory
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
+from extproc.media.knowledge import MediaKnowledge
+from extproc.media.memory import MediaMemory
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
@@ -219,7 +221,13 @@ async def running(
             router=router,
             sharing=_sharing(config, telling, workers, router),
             state=_state_file(
-                config, saved, fleet, workers, digests=digests, is_awaited=before is None
+                config,
+                saved,
+                fleet,
+                workers,
+                digests=digests,
+                media=router.media,
+                is_awaited=before is None,
             ),
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
@@ -302,12 +310,13 @@ def _state_file(
     workers: Workers,
     *,
     digests: Mapping[str, bytes],
+    media: MediaKnowledge,
     is_awaited: bool,
 ) -> StateFile | None:
     """Returns the state file, None if none is configured; workers begin with what was saved.
 
-    digests: of the models' files, by model. is_awaited: whether no other router serves until this
-    one does.
+    digests: of the models' files, by model. media: what is known of it. is_awaited: whether no
+    other router serves until this one does.
     """
 
     def about() -> StateHeader:
@@ -330,7 +339,7 @@ def _state_file(
         fleet,
         about,
         identity,
-        keepers=[remembered, proofs],
+        keepers=[remembered, proofs, MediaMemory(media)],
         proving_seconds=PROVING_SECONDS if is_awaited else RELIEVING_SECONDS,
     )
 

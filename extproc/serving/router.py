@@ -91,7 +91,7 @@ class Router:
         self._workers = workers
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
-        secret = rng.getrandbits(64) if workers.telling is None else workers.telling.secret
+        secret = workers.fold.secret if workers.telling is None else workers.telling.secret
         self.media = media = MediaKnowledge(
             secret.to_bytes(8, "little"), workers.fold, workers.monotonic
         )

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from extproc.media.identities import Identities, Identity
-from extproc.sharing.messages import MAX_ITEMS, ItemNews
+from extproc.media.item_news import ItemNews
+from extproc.sharing.messages import MAX_ITEMS
 
 # Most items that wait for the next message, and that are reported to a newcomer: of more, the
 # latest.
@@ -35,13 +36,10 @@ class ItemReports:
         return bool(self._waiting)
 
     def note(self, key: bytes, identity: Identity) -> None:
-        """Notes an item that was learned here, once it is known to its end.
-
-        Engines name items by texts; one that is named by bytes is not reported.
-        """
-        name = identity.identifier
-        if identity.is_whole and not isinstance(name, bytes):
-            self._waiting.append(ItemNews(key, name, identity.runs, identity.lead))
+        """Notes an item that was learned here, once it is known to its end."""
+        news = ItemNews.of(key, identity)
+        if news is not None:
+            self._waiting.append(news)
 
     def answer(self) -> None:
         """Notes that a newcomer is to be told of what is known."""
@@ -67,4 +65,4 @@ def learn_items(identities: Identities, told: Iterable[ItemNews]) -> None:
     for news in told:
         known = identities.find(news.key)
         if known is None or not known.is_whole:
-            identities.put(news.key, Identity(news.identifier, news.runs, news.lead))
+            identities.put(news.key, news.identity)

@@ -20,12 +20,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 import xxhash
 
-from extproc.media.identities import MAX_IDENTIFIER_LETTERS, MAX_RUNS, MAX_TOKENS
-from extproc.requests.media import DIGEST_BYTES
+from extproc.media.item_news import ItemNews
 from extproc.requests.outline import MOST_DIGESTS
 from extproc.routing.marks import LAST_TOKENS, LENGTHS, Marks
 from kvstate.errors import KVSteerError
-from kvstate.media import TURNS
 
 # Of the first version; a format that older routers do not understand gets another one.
 MAGIC = b"KVS\x01"
@@ -75,24 +73,6 @@ _Follows = Annotated[bytes, msgspec.Meta(max_length=_KEY_BYTES)]
 
 # The oldest home that is told, in seconds: what an age has room for.
 _OLDEST_SECONDS = 2**32 - 1
-
-
-# Of media items: engines' names of them are hashes of 64 letters, or names that callers gave.
-_ItemKey = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-_Identifier = (
-    Annotated[str, msgspec.Meta(max_length=MAX_IDENTIFIER_LETTERS)]
-    | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-)
-_Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-_TokenCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
-# msgspec 0.22 reads past the end of a tuple of fixed length that is in a union with a bounded
-# number, when garbage is collected.
-_Turns = Annotated[tuple[_Token, ...], msgspec.Meta(min_length=TURNS, max_length=TURNS)]
-_RunIds = _Token | _Turns
-_Runs = Annotated[
-    tuple[tuple[_RunIds, _TokenCount], ...], msgspec.Meta(min_length=1, max_length=MAX_RUNS)
-]
-_Lead = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class MessageError(KVSteerError):
@@ -285,23 +265,6 @@ def known_news(worker: int, keys: Sequence[int], ages: Sequence[float]) -> HomeN
     seconds = [min(_OLDEST_SECONDS, max(0, int(age))) for age in ages]
     told = struct.pack(f"<{len(seconds)}I", *seconds)
     return HomeNews(worker, packed(keys), HomeKind.KNOWN, ages=told)
-
-
-class ItemNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a media item is to engines; see `extproc.media.identities.Identity`.
-
-    key: of its model, adapter, processor arguments and digest.
-    """
-
-    key: _ItemKey
-    identifier: _Identifier | None
-    runs: _Runs
-    lead: _Lead = 0
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether it has as many tokens as an item may have, and its lead is within them."""
-        return self.lead < sum([count for _, count in self.runs]) <= MAX_TOKENS
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, gc=False):

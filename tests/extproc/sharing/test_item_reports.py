@@ -4,8 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from extproc.media.identities import MAX_RUNS, MAX_TOKENS, Identity
+from extproc.media.item_news import ItemNews
 from extproc.sharing.item_reports import MAX_ANSWERED, MAX_ITEM_RUNS, MAX_WAITING, ItemReports
-from extproc.sharing.messages import MAX_ITEMS, ItemNews
+from extproc.sharing.messages import MAX_ITEMS
 from tests.extproc.sharing.routers import Router, tell_all
 
 KEY = b"k" * 16

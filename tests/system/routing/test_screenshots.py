@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import signal
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -33,19 +35,22 @@ class Conversation:
 
     def __init__(self, number: int) -> None:
         self._rng = Random(number)
-        self._messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
         self.turns: list[Turn] = []
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"model": "tiny", "messages": self.messages, "max_tokens": 16}
 
     async def go_on(self, system: System) -> None:
         """Sends the next turn, and keeps its answer."""
         data = base64.b64encode(self._rng.randbytes(self._rng.randrange(3_000, 30_000))).decode()
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         text = {"type": "text", "text": f"What now? {self._rng.random()}"}
-        self._messages.append({"role": "user", "content": [text, image]})
-        body = {"model": "tiny", "messages": self._messages, "max_tokens": 16}
-        status, worker, answer = await system.send(body)
+        self.messages.append({"role": "user", "content": [text, image]})
+        status, worker, answer = await system.send(self.body)
         assert status == 200, answer
-        self._messages.append(answer["choices"][0]["message"])
+        self.messages.append(answer["choices"][0]["message"])
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         self.turns.append(Turn(worker, cached))
 
@@ -77,3 +82,24 @@ async def test_every_turn_reaches_its_worker_and_is_predicted() -> None:
     assert reached >= 0.95
     assert 0.95 <= predicted / cached <= 1.0
     assert keyed > 0
+
+
+async def knows_image(system: System, chat: Conversation) -> bool:
+    media = (await system.explain(chat.body))["media"]
+    return (media["count"], media["known"], media["keyed"]) == (1, 1, True)
+
+
+@pytest.mark.slow
+async def test_image_that_was_known_is_known_after_a_restart(tmp_path: Path) -> None:
+    chat = Conversation(1)
+    changes = {**SEEING, "state": {"file": str(tmp_path / "state"), "interval_ms": 60_000}}
+    async with running(workers=1, changes=changes, model_dir=MODEL) as system:
+        await chat.go_on(system)
+        await until(partial(knows_image, system, chat), "the image is known")
+        before = await system.explain(chat.body)
+        await system.stop_router(signal.SIGTERM)
+        await system.start_router()
+        after = await system.explain(chat.body)
+        assert after["media"] == before["media"]
+        tokens = [one["candidates"][0]["overlap_tokens"] for one in (before, after)]
+        assert tokens[0] == tokens[1] > 0
