@@ -47,6 +47,7 @@ _PATHS = (
     "/workers",
     "/models",
     "/apis",
+    "/media",
     "/explain",
     "/events",
     "/decisions",
@@ -133,7 +134,7 @@ def fleet_routes(
     policy_header: str | None = None,
     session_headers: Sequence[str] = (),
 ) -> list[web.RouteDef]:
-    """Returns GET /workers, GET /models, GET /apis, POST /explain, GET and POST /events.
+    """Returns GET /workers, GET /models, GET /apis and /media, POST /explain, GET and POST /events.
 
     policy_header: the request header that may name a policy, None if none may. session_headers:
     those that may name a session. All are in lower case.
@@ -148,6 +149,9 @@ def fleet_routes(
 
     async def get_apis(_: web.Request) -> web.Response:
         return answered(router.keyed_by_api())
+
+    async def get_media(_: web.Request) -> web.Response:
+        return answered(router.keyed_by_kind())
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = await _envelope_of(await request.read())
@@ -179,6 +183,7 @@ def fleet_routes(
         web.get("/workers", get_workers),
         web.get("/models", get_models),
         web.get("/apis", get_apis),
+        web.get("/media", get_media),
         web.post("/explain", post_explain),
         web.get("/events", get_events),
         web.post("/events", post_events),

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from extproc.observing.recent_counts import MINUTE_SECONDS, RecentCounts
 from extproc.requests import (
     chat_request,
     completion_request,
@@ -27,17 +28,13 @@ OTHER = "other"
 # The outcome of a request that was keyed; else it is the reason why not.
 KEYED = "keyed"
 
-# How long requests count as recent.
-MINUTE_SECONDS = 60.0
-RECENT_MINUTES = 15
-
 
 class KeyedCounts:
     """Requests by API and outcome. total: since the router started."""
 
     def __init__(self) -> None:
         self.total: Counter[tuple[str, str]] = Counter()
-        self._minutes: dict[int, Counter[tuple[str, str]]] = {}
+        self._recent = RecentCounts[tuple[str, str]]()
 
     def count(self, decisions: Iterable[tuple[str, str, int, float]]) -> None:
         """Counts decisions: path, reason, tokens of the prompt, and when it was decided.
@@ -51,20 +48,16 @@ class KeyedCounts:
                 found[int(at // MINUTE_SECONDS)][APIS.get(path, OTHER), outcome] += 1
         for minute, counts in found.items():
             self.total.update(counts)
-            self._minutes.setdefault(minute, Counter()).update(counts)
-        if self._minutes:
-            self._forget(max(self._minutes))
+            self._recent.add(counts, minute * MINUTE_SECONDS)
 
     def recent(self, now: float) -> list[dict[str, Any]]:
         """Returns an entry of GET /apis for each API of the last 15 minutes.
 
         reasons: why requests were not keyed, with their number, the most frequent first.
         """
-        self._forget(int(now // MINUTE_SECONDS))
         by_api: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for counts in self._minutes.values():
-            for (api, outcome), count in counts.items():
-                by_api[api][outcome] += count
+        for (api, outcome), count in self._recent.total(now).items():
+            by_api[api][outcome] += count
         shown = []
         for api in (*APIS.values(), OTHER):
             outcomes = by_api.get(api)
@@ -73,7 +66,3 @@ class KeyedCounts:
                 reasons = dict(outcomes.most_common())
                 shown.append({"api": api, "requests": requests, "keyed": keyed, "reasons": reasons})
         return shown
-
-    def _forget(self, minute: int) -> None:
-        for old in [one for one in self._minutes if one <= minute - RECENT_MINUTES]:
-            del self._minutes[old]

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter as PlainCounter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from prometheus_client.registry import Collector
 from extproc.observing.buckets import TracedValue
 from extproc.observing.decisions import Course, DecisionCollector, DecisionCounts
 from extproc.observing.fleet_families import Shown, fleet_families
+from extproc.observing.media_counts import shares_of, shown
 from extproc.observing.outcomes import (
     Circumstances,
     DriftCollector,
@@ -22,6 +22,7 @@ from extproc.observing.outcomes import (
     OutcomeCollector,
     OutcomeCounts,
 )
+from extproc.observing.recent_counts import RecentCounts
 from extproc.observing.report import Report
 from extproc.routing.decision import Decision
 from extproc.routing.load import Load
@@ -94,6 +95,7 @@ class Metrics(Collector):
             ["model", "kind", "keyed"],
             registry=self.registry,
         )
+        self._recent_media = RecentCounts[tuple[str, bool]]()
         # how many media items are known, and the memory of their table
         self.media_known: Callable[[], int] = int
         self.media_bytes: Callable[[], int] = int
@@ -160,15 +162,16 @@ class Metrics(Collector):
             seconds = course.picked_at - course.started_at
             self._decisions.show(TracedValue(trace.trace_id, seconds, self._clock()))
 
-    def count_media(self, model: str | None, media: Media) -> None:
-        """Counts the media items of a request; keyed are those up to the first unknown one."""
-        keyed = {True: "yes", False: "no"}
-        is_keyed, counts = True, PlainCounter[tuple[str, str]]()
-        for item in media.items:
-            is_keyed = is_keyed and item.is_known
-            counts[item.kind, keyed[is_keyed]] += 1
-        for (kind, share), count in counts.items():
-            self._media_items.labels(model or "", kind, share).inc(count)
+    def count_media(self, model: str | None, media: Media, at: float) -> None:
+        """Counts the media items of a request. at: seconds of the decisions' clock."""
+        counts = shares_of(media)
+        for (kind, is_keyed), count in counts.items():
+            self._media_items.labels(model or "", kind, "yes" if is_keyed else "no").inc(count)
+        self._recent_media.add(counts, at)
+
+    def keyed_by_kind(self, now: float) -> list[dict[str, Any]]:
+        """Returns the answer of GET /media. now: seconds of the decisions' clock."""
+        return shown(self._recent_media, now)
 
     def keyed_by_api(self, now: float) -> list[dict[str, Any]]:
         """Returns the answer of GET /apis. now: seconds of the decisions' clock."""

@@ -154,7 +154,7 @@ class Router:
             course.trace = self._traces.record(decision, course)
         self._metrics.observe_decision(decision, course)
         if decision.basis.media is not None:
-            self._metrics.count_media(decision.model, decision.basis.media)
+            self._metrics.count_media(decision.model, decision.basis.media, now)
         self._tell(decision, course)
         self._decisions.tell(decision, course.trace.trace_id)
         self._show(decision, query)
@@ -274,6 +274,10 @@ class Router:
     def keyed_by_api(self) -> list[dict[str, Any]]:
         """Returns the answer of GET /apis."""
         return self._metrics.keyed_by_api(self._monotonic())
+
+    def keyed_by_kind(self) -> list[dict[str, Any]]:
+        """Returns the answer of GET /media."""
+        return self._metrics.keyed_by_kind(self._monotonic())
 
     def note_answer_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
         """Moves the load of a request to the worker that answers it instead of the picked one.

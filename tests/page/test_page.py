@@ -127,6 +127,17 @@ def test_page_shows_by_api_how_many_requests_have_known_tokens(
     )
 
 
+def test_page_shows_with_how_many_media_items_prompts_are_keyed(
+    browser: Browser, system: Background[System]
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
+    system.do(_ended(system.it.session.post(f"{system.it.envoy}/v1/chat/completions", json=body)))
+    opened(browser, system)
+    browser.until(lambda: bool(browser.texts("#media li")), "a kind of media")
+    assert browser.texts("#media li") == ["image: prompts are keyed with 0 % of 1 item."]
+
+
 async def _ended(asked: Any) -> None:
     async with asked as answer:
         await answer.read()

@@ -295,6 +295,15 @@ export async function drawApis() {
   place.replaceChildren(...told.map((one) => make("li", {}, keyedSaid(one))));
 }
 
+// The kinds of media that came in the last 15 minutes, and with how many items prompts were keyed.
+export async function drawMedia() {
+  const kinds = await ask("/media");
+  const place = find("media");
+  const shareOf = ({ kind, items, keyed }) => `${kind}: prompts are keyed with ${percent(keyed, items)} of ${plural(items, "item")}.`;
+  place.hidden = !kinds.length;
+  place.replaceChildren(...kinds.map((one) => make("li", {}, shareOf(one))));
+}
+
 export async function drawEvents() {
   const { enabled } = await ask("/events");
   const place = find("events");

@@ -3,7 +3,7 @@
 import { followDecisions, paused, startPause } from "./decisions.js";
 import { ask, find, make, show } from "./dom.js";
 import { startExplain } from "./explain.js";
-import { drawApis, drawEvents, drawFleet, drawRouters, drawSources, drawSteering } from "./fleet.js";
+import { drawApis, drawEvents, drawFleet, drawMedia, drawRouters, drawSources, drawSteering } from "./fleet.js";
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
@@ -26,6 +26,7 @@ async function draw() {
     try {
       workers = await drawFleet();
       await drawApis();
+      await drawMedia();
       await drawEvents();
       await drawSources();
       await drawRouters();

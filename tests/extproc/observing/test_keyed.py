@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 
 from extproc.observing.keyed import (
     KEYED,
-    MINUTE_SECONDS,
     OTHER,
-    RECENT_MINUTES,
     KeyedCounts,
 )
+from extproc.observing.recent_counts import MINUTE_SECONDS, RECENT_MINUTES
 from extproc.requests.request import NOT_INFERENCE
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
