@@ -160,8 +160,7 @@ class TaskCall(ExtProcCall):
     def take(self, message: bytes | Parts) -> None:
         """Has a task pass the message to the exchange."""
         assert not isinstance(message, Parts), "the benchmark's messages are short"
-        received = ProcessingRequest.FromString(message)
-        answering = self._exchange.receive(received)
+        answering = self._exchange.receive(self._decoder.decode(message))
         self._awaited = asyncio.get_running_loop().create_task(answering)
         self._awaited.add_done_callback(self._answered)
 

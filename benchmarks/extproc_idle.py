@@ -26,6 +26,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
+from extproc.serving.proxy_message import NAMES, ProxyDecoder, ProxyMessage
 from extproc.serving.stream import StreamSettings
 from kvstate.fleet import FollowedWorkers
 
@@ -38,6 +39,9 @@ GO_ON = {
     "request_trailers": ProcessingResponse(request_trailers=TrailersResponse()),
     "response_trailers": ProcessingResponse(response_trailers=TrailersResponse()),
 }
+
+
+LEAN_GO_ON = {NAMES[name]: answer for name, answer in GO_ON.items()}
 
 
 def answer(message: ProcessingRequest) -> ProcessingResponse:
@@ -97,8 +101,8 @@ async def serve_grpclib(listen: str) -> None:
 class IdleExchange:
     """A stream on the lean server that always answers CONTINUE."""
 
-    async def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
-        return [answer(message)]
+    async def receive(self, message: ProxyMessage) -> list[ProcessingResponse]:
+        return [LEAN_GO_ON[message.kind]]
 
     def close(self) -> None:
         pass
@@ -113,6 +117,7 @@ class IdleService:
     def __init__(self, listen: str) -> None:
         self.config = Config(extproc=ExtProc(listen=listen))
         self.stream_settings = StreamSettings(MAX_BYTES, Budget(MAX_BYTES), names_model=False)
+        self.decoder = ProxyDecoder(self.stream_settings.header_names())
         self.metrics = Metrics(
             Workers(self.config, FollowedWorkers(1, lambda: 0.0), lambda _: []).states
         )

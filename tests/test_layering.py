@@ -60,6 +60,7 @@ CORE = {
     "extproc.admin.hosts",
     "kvstate.feeds.stamps",
     "extproc.admin.report_page",
+    "extproc.serving.proxy_message",
     "extproc.serving.stream",
     "extproc.serving.stream_answers",
     "extproc.sharing.messages",
@@ -169,10 +170,9 @@ def test_envoy_messages_live_in_the_stream_and_the_servers() -> None:
     assert importers_of("extproc.pb") == {
         *servers,
         "extproc.requests.grpc_request",
-        "extproc.serving.exchange",
         "extproc.serving.lean_call",
-        "extproc.serving.long_message",
         "extproc.serving.health_service",
+        "extproc.serving.proxy_message",
         "extproc.serving.stream",
         "extproc.serving.stream_answers",
     }

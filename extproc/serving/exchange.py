@@ -25,6 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
+from extproc.base.headers import TRACEPARENT
 from extproc.base.secret_file import secret_in
 from extproc.base.structs import Record
 from extproc.config.schema import Config
@@ -35,7 +36,6 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
 from extproc.observing.recorder import Recorder
 from extproc.observing.usage import UsageScanner
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.requests.request import NOT_INFERENCE, Ask
 from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
@@ -45,15 +45,16 @@ from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.cleaning import Cleaning
 from extproc.serving.named_rank import named_rank
+from extproc.serving.proxy_message import (
+    REQUEST_HEADERS,
+    RESPONSE_BODY,
+    RESPONSE_HEADERS,
+    ProxyDecoder,
+    ProxyMessage,
+)
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
-from extproc.serving.stream import (
-    NamingHeaders,
-    Stream,
-    StreamSettings,
-    traceparent_of,
-    values_of,
-)
+from extproc.serving.stream import NamingHeaders, Stream, StreamSettings
 from extproc.serving.stream_answers import Answers, Placement
 from extproc.serving.tenants import Tenants
 
@@ -69,7 +70,7 @@ class Service:
 
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
     traced. accounts: whether responses are accounted for. reads_usage: whether their reported
-    tokens are, too. recorder: notified when a request has ended.
+    tokens are, too. recorder: notified when a request has ended. decoder: of the proxy's messages.
     """
 
     def __init__(
@@ -108,6 +109,8 @@ class Service:
             owned=self._owned(config),
             cleans=self.legs is not None or self.tenants is not None,
         )
+        tenant = None if self.tenants is None else self.tenants.header
+        self.decoder = ProxyDecoder(self.stream_settings.header_names(), tenant)
 
     def _owned(self, config: Config) -> tuple[str, ...]:
         """Returns the headers that only the router may set, besides those of every pick."""
@@ -195,20 +198,18 @@ class Exchange:
         self._passage: Passage | None = None
         service.metrics.open_streams += 1
 
-    async def receive(self, message: ProcessingRequest, body: bytes | None = None) -> Answers:
+    async def receive(self, message: ProxyMessage) -> Answers:
         """Takes one message and returns the answers to it; waits as `Router.route` does.
-
-        body: of a request, None if it is in the message.
 
         Raises:
             ProtocolError: the stream must end with INVALID_ARGUMENT and the error's text.
         """
-        step = self._stream.receive(message, body)
+        step = self._stream.receive(message)
         service = self._service
-        if service.is_traced and not self._traceparent and message.HasField("request_headers"):
-            self._traceparent = traceparent_of(message)
-        if service.tenants is not None and message.HasField("request_headers"):
-            self._named_tenants = values_of(message, service.tenants.header)
+        if message.kind == REQUEST_HEADERS:
+            self._named_tenants = message.values
+            if service.is_traced and not self._traceparent:
+                self._traceparent = message.headers.get(TRACEPARENT, "")
         if not isinstance(step, Ask):
             if self._passage is not None:
                 self._look_at(message, self._passage)
@@ -380,14 +381,14 @@ class Exchange:
         """Whether the proxy sends every response, so that a missing one means there was none."""
         return self._service.accounts or self._stream.is_duplex
 
-    def _look_at(self, message: ProcessingRequest, passage: Passage) -> None:
+    def _look_at(self, message: ProxyMessage, passage: Passage) -> None:
         """Accounts for a message if it is part of a response."""
         try:
             if passage.scanner is not None:
                 self._look_at_unknown(message, passage.scanner)
             elif passage.booking is None:
                 return
-            elif message.HasField("response_headers"):
+            elif message.kind == RESPONSE_HEADERS:
                 self._look_at_headers(passage, passage.booking)
             elif passage.account is not None and self._service.reads_usage:
                 self._look_at_body(message, passage, passage.account)
@@ -395,13 +396,13 @@ class Exchange:
             log.error("accounting failed with %s", type(error).__name__)
             passage.account = None
 
-    def _look_at_unknown(self, message: ProcessingRequest, scanner: UsageScanner) -> None:
+    def _look_at_unknown(self, message: ProxyMessage, scanner: UsageScanner) -> None:
         """Reads the response to a request that calls no model, as far as is known."""
         head = self._stream.response_head
-        if not message.HasField("response_body") or head is None or not head.is_readable:
+        if message.kind != RESPONSE_BODY or head is None or not head.is_readable:
             return
         if head.status is not None and head.status < FIRST_FAILURE:
-            scanner.read(message.response_body.body)
+            scanner.read(message.body)
 
     def _look_at_headers(self, passage: Passage, booking: Booking) -> None:
         head, account, router = self._stream.response_head, passage.account, self._service.router
@@ -415,11 +416,10 @@ class Exchange:
         if head.status is not None:
             router.note_answer(booking, head.status, head.served)
 
-    def _look_at_body(self, message: ProcessingRequest, passage: Passage, account: Account) -> None:
+    def _look_at_body(self, message: ProxyMessage, passage: Passage, account: Account) -> None:
         head = self._stream.response_head
-        if message.HasField("response_body") and head is not None and head.is_readable:
-            body = message.response_body
-            account.read(body.body, self._service.monotonic(), is_last=body.end_of_stream)
+        if message.kind == RESPONSE_BODY and head is not None and head.is_readable:
+            account.read(message.body, self._service.monotonic(), is_last=message.is_last)
             if self._stream.head.path == RESPONSES_PATH and not passage.is_remembered:
                 passage.is_remembered = self._service.router.keeps(
                     account.worker, account.response_id

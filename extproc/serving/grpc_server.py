@@ -102,12 +102,14 @@ class GrpcServer:
 
         requests: messages as they came; grpc would decode long ones on the event loop.
         """
-        exchange, thread = self._service.open(self._traceparent(context)), self._service.joining
+        service = self._service
+        decoder, thread = service.decoder, service.joining
+        exchange = service.open(self._traceparent(context))
         try:
             async for message in requests:
-                decoding = decoded(message, thread)
+                decoding = decoded(message, decoder, thread)
                 del message  # a long one is copied, and would be kept until it is answered
-                for answer in await exchange.receive(*await decoding):
+                for answer in await exchange.receive(await decoding):
                     yield answer
         except ProtocolError as error:
             self._service.metrics.protocol_errors.inc()

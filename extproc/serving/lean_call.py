@@ -14,7 +14,6 @@ from extproc.base.logs import tell_fault
 from extproc.http2.call_events import FAILED, MESSAGE, PART
 from extproc.http2.grpc_messages import Message, Parts, Status
 from extproc.http2.session import Session, SharedBudget
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.exchange import Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
@@ -191,6 +190,8 @@ class ExtProcCall(Call):
         super().__init__(wire, stream_id)
         self._metrics = service.metrics
         self._encoded = service.stream_settings.phrases.encoded
+        self._decoder = service.decoder
+        self._decode = service.decoder.decode
         self._joining = service.joining
         self._exchange = service.open(traceparent)
 
@@ -207,7 +208,7 @@ class ExtProcCall(Call):
             self._wait_for(self._long(message))
             return
         try:
-            answering = self._exchange.receive(ProcessingRequest.FromString(message))
+            answering = self._exchange.receive(self._decode(message))
             waited_for = answering.send(None)
         except StopIteration as done:
             for answer in done.value:
@@ -228,7 +229,8 @@ class ExtProcCall(Call):
 
     async def _long(self, message: Parts) -> Answers:
         """Returns the answers to a long message, which is joined in a thread."""
-        return await self._exchange.receive(*await joined(message, self._joining))
+        read = await joined(message, self._decoder, self._joining)
+        return await self._exchange.receive(read)
 
     def end(self) -> None:
         """Ends the call with OK: the HTTP request has ended."""

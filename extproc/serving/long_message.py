@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from extproc.http2.grpc_messages import LONG_BYTES, Parts
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
+from extproc.serving.proxy_message import REQUEST_BODY, ProxyDecoder, ProxyMessage
 
 # The tags of ProcessingRequest.request_body and of HttpBody.body: both have a length.
 _REQUEST_BODY = 0x22
@@ -23,8 +23,8 @@ _CONTINUES = 0x80
 _LENGTH_BYTES = 5
 
 
-async def joined(message: Parts, thread: Executor) -> tuple[ProcessingRequest, bytes | None]:
-    """Returns a message without the body of a request, and that body; None if it is in the message.
+async def joined(message: Parts, decoder: ProxyDecoder, thread: Executor) -> ProxyMessage:
+    """Returns what a message in parts says, which a thread joins.
 
     Raises:
         DecodeError: it is malformed.
@@ -33,32 +33,37 @@ async def joined(message: Parts, thread: Executor) -> tuple[ProcessingRequest, b
     parted = without_body(message.parts)
     if parted is not None:
         rest, pieces = parted
-        request = ProcessingRequest.FromString(rest)
-        if not request.request_body.body:  # given twice, the last one counts
-            return request, await loop.run_in_executor(thread, b"".join, pieces)
-    whole = await loop.run_in_executor(thread, b"".join, message.parts)
-    return ProcessingRequest.FromString(whole), None
+        read = decoder.decode(rest)
+        if read.kind != REQUEST_BODY:  # another field follows, which replaces the body
+            return read
+        if not read.body:  # given twice, the last one counts
+            read.body = await loop.run_in_executor(thread, b"".join, pieces)
+            return read
+    return decoder.decode(await loop.run_in_executor(thread, b"".join, message.parts))
 
 
-async def decoded(message: bytes, thread: Executor) -> tuple[ProcessingRequest, bytes | None]:
-    """Returns what `joined` does, of a message in one piece; a short one is decoded at once.
+async def decoded(message: bytes, decoder: ProxyDecoder, thread: Executor) -> ProxyMessage:
+    """Returns what a message in one piece says; a short one is decoded at once.
 
     Raises:
         DecodeError: it is malformed.
     """
     if len(message) < LONG_BYTES:
-        return ProcessingRequest.FromString(message), None
-    return await asyncio.get_running_loop().run_in_executor(thread, _parted, message)
+        return decoder.decode(message)
+    return await asyncio.get_running_loop().run_in_executor(thread, _parted, message, decoder)
 
 
-def _parted(message: bytes) -> tuple[ProcessingRequest, bytes | None]:
+def _parted(message: bytes, decoder: ProxyDecoder) -> ProxyMessage:
     parted = without_body([message])
     if parted is not None:
         rest, pieces = parted
-        request = ProcessingRequest.FromString(rest)
-        if not request.request_body.body:
-            return request, b"".join(pieces)
-    return ProcessingRequest.FromString(message), None
+        read = decoder.decode(rest)
+        if read.kind != REQUEST_BODY:
+            return read
+        if not read.body:
+            read.body = b"".join(pieces)
+            return read
+    return decoder.decode(message)
 
 
 def without_body(parts: Sequence[bytes]) -> tuple[bytes, list[bytes]] | None:

@@ -54,24 +54,28 @@ import msgspec
 from extproc.base import headers
 from extproc.base.errors import ProtocolError
 from extproc.http2.limits import Budget
-from extproc.pb.kvsteer_ext_proc_pb2 import (
-    HeaderValue,
-    ProcessingMode,
-    ProcessingRequest,
-)
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.requests.request import NOT_INFERENCE, UNKEYED, Ask, Head, LearnedPaths, path_of
 from extproc.routing.eligibility import subset_of
 from extproc.serving import stream_answers as say
+from extproc.serving.proxy_message import (
+    NAMES,
+    NO_KIND,
+    REQUEST_BODY,
+    REQUEST_HEADERS,
+    REQUEST_TRAILERS,
+    RESPONSE_BODY,
+    RESPONSE_HEADERS,
+    RESPONSE_TRAILERS,
+    TEXT_BYTES,
+    ProxyMessage,
+)
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import Answers, Phrases, Placement
 
 # Most decimal digits of a content-length (64 bits) and of a status.
 _LENGTH_DIGITS = 19
 _STATUS_DIGITS = 3
-
-# Header values are cut at this length, since they are kept for the whole stream; no expected value
-# is this long.
-_TEXT_BYTES = 1024
 
 _AUDIO = "/v1/audio/"
 
@@ -113,7 +117,7 @@ NO_NAMES = NamingHeaders.of((), ())
 
 
 def head_of(
-    message: ProcessingRequest,
+    message: ProxyMessage,
     policy_header: str | None,
     naming: NamingHeaders = NO_NAMES,
 ) -> Head:
@@ -121,77 +125,47 @@ def head_of(
 
     policy_header: the header that may name a policy, in lower case; None without one.
     """
-    method = path = ""
-    named: dict[str, str] = {}
-    length: int | None = None
-    policy: str | None = None
-    for header in message.request_headers.headers.headers:
-        key = header.key  # created anew on each access
-        if key == ":method":
-            method = _text(header)
-        elif key == ":path":
-            path = path_of(_text(header))
-        elif key == "content-length":
-            length = _number(_text(header), _LENGTH_DIGITS)
-        elif key == policy_header:
-            policy = _text(header)
-        elif key in naming.all:
-            named[key] = _text(header)
-    if not named:
-        return Head(method, path, length, policy, _subset(message))
-    session, conversation = (_first(named, naming.session), _first(named, naming.conversation))
-    return Head(method, path, length, policy, _subset(message), session, conversation)
+    texts = message.headers
+    path, length = texts.get(":path"), texts.get("content-length")
+    subset = None if message.context is None else _subset(message.context)
+    return Head(
+        texts.get(":method", ""),
+        "" if path is None else path_of(path),
+        None if length is None else _number(length, _LENGTH_DIGITS),
+        None if policy_header is None else texts.get(policy_header),
+        subset,
+        _first(texts, naming.session),
+        _first(texts, naming.conversation),
+    )
 
 
 def _first(named: Mapping[str, str], headers: Sequence[str]) -> str:
     """Returns the first of these headers that is not empty, "" if all are."""
-    return next(filter(None, map(named.get, headers)), "")
-
-
-def traceparent_of(message: ProcessingRequest) -> str:
-    """Returns the traceparent header of a request, "" if it has none."""
-    return header_of(message, headers.TRACEPARENT)
-
-
-def header_of(message: ProcessingRequest, name: str) -> str:
-    """Returns a header of a request, "" if it has none. name: in lower case."""
-    for header in message.request_headers.headers.headers:
-        if header.key == name:
-            return _text(header)
+    for header in headers:
+        text = named.get(header)
+        if text:
+            return text
     return ""
 
 
-def values_of(message: ProcessingRequest, name: str) -> tuple[bytes, ...]:
-    """Returns the values of a request's header that are not empty. name: in lower case."""
-    found = [
-        header.raw_value or header.value.encode()
-        for header in message.request_headers.headers.headers
-        if header.key == name
-    ]
-    return tuple(filter(None, found))
-
-
-def response_head_of(message: ProcessingRequest) -> ResponseHead:
+def response_head_of(message: ProxyMessage) -> ResponseHead:
     """Returns the parts of a response's headers that accounting uses."""
-    status: int | None = None
-    media_type = ""
-    is_plain = True
-    for header in message.response_headers.headers.headers:
-        key = header.key
-        if key == ":status":
-            status = _number(_text(header), _STATUS_DIGITS)
-        elif key == "content-type":
-            media_type = _text(header).partition(";")[0].strip().lower()
-        elif key == "content-encoding":
-            is_plain = _text(header).strip().lower() in ("", "identity")
-    return ResponseHead(status, is_plain and media_type in (JSON, EVENTS), _served(message))
+    texts = message.headers
+    status = texts.get(":status")
+    media_type = texts.get("content-type", "").partition(";")[0].strip().lower()
+    is_plain = texts.get("content-encoding", "").strip().lower() in ("", "identity")
+    return ResponseHead(
+        None if status is None else _number(status, _STATUS_DIGITS),
+        is_plain and media_type in (JSON, EVENTS),
+        "" if message.context is None else _served(message.context),
+    )
 
 
-def _subset(message: ProcessingRequest) -> frozenset[str] | None:
+def _subset(context: ProcessingRequest) -> frozenset[str] | None:
     """Returns the endpoints that the proxy's hint allows, None without a hint."""
-    if not message.HasField("metadata_context"):
+    if not context.HasField("metadata_context"):
         return None
-    namespace = message.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
+    namespace = context.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
     if namespace is None or headers.SUBSET not in namespace.fields:
         return None
     hint = namespace.fields[headers.SUBSET]
@@ -200,31 +174,24 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
     return subset_of(hint.string_value)
 
 
-def _served(message: ProcessingRequest) -> str:
+def _served(context: ProcessingRequest) -> str:
     """Returns the endpoint that answered, "" if unknown.
 
     The proxy reports it as in the Endpoint Picker Protocol 1.0.0, or in an attribute of Envoy's.
     """
-    if message.HasField("metadata_context"):
-        namespace = message.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
+    if context.HasField("metadata_context"):
+        namespace = context.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
         if namespace is not None and headers.SERVED in namespace.fields:
             return namespace.fields[headers.SERVED].string_value
-    told = message.attributes.get(headers.ATTRIBUTES)
+    told = context.attributes.get(headers.ATTRIBUTES)
     if told is None or headers.UPSTREAM not in told.fields:
         return ""
-    return told.fields[headers.UPSTREAM].string_value[:_TEXT_BYTES]
+    return told.fields[headers.UPSTREAM].string_value[:TEXT_BYTES]
 
 
 def _number(text: str, digits: int) -> int | None:
     is_number = text.isascii() and text.isdigit() and len(text) <= digits
     return int(text) if is_number else None
-
-
-def _text(header: HeaderValue) -> str:
-    """Returns a header's text: Envoy fills raw_value, other proxies value (core/v3/base.proto)."""
-    if header.raw_value:
-        return header.raw_value[:_TEXT_BYTES].decode("utf-8", "replace")
-    return header.value[:_TEXT_BYTES]
 
 
 # Smaller pieces are joined, this many at a time: a client may send single bytes, and a one-byte
@@ -297,13 +264,24 @@ class StreamState(StrEnum):
     REFUSED = "after the router refused the request"
 
 
+_OF_RESPONSES = frozenset((RESPONSE_HEADERS, RESPONSE_BODY, RESPONSE_TRAILERS))
+
 Step = Answers | Ask
-_Row = Callable[["Stream", ProcessingRequest], Step]
+_Row = Callable[["Stream", ProxyMessage], Step]
 
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 _GRPC = ProcessingMode.GRPC
 
 _NO_HEAD = Head("", "", None)
+
+
+# The headers that every stream reads, of requests and of responses.
+_READ_HEADERS = frozenset(
+    (
+        *(":method", ":path", "content-length", headers.TRACEPARENT),
+        *(":status", "content-type", "content-encoding"),
+    )
+)
 
 
 class StreamSettings(msgspec.Struct, frozen=True):
@@ -336,6 +314,11 @@ class StreamSettings(msgspec.Struct, frozen=True):
     phrases: Phrases = msgspec.field(default_factory=Phrases)
     learned: LearnedPaths = msgspec.field(default_factory=LearnedPaths)
 
+    def header_names(self) -> frozenset[str]:
+        """Returns the headers that a stream reads, in lower case."""
+        named = self.naming.all if self.policy_header is None else {self.policy_header}
+        return _READ_HEADERS | self.naming.all | named
+
 
 class Stream:
     """One HTTP request on its way through Envoy.
@@ -357,30 +340,27 @@ class Stream:
         self._reads_usage = spoken.reads_usage
         self._head = _NO_HEAD
         self._collected: CollectedBody | None = None  # used in dialect B only
-        self._asked_with = ""
+        self._asked_with = NO_KIND
         self._unkeyed = ""  # why a body that is cleaned has no keys
         self._is_last = False
-        self._body: bytes | None = None
 
-    def receive(self, message: ProcessingRequest, body: bytes | None = None) -> Step:
+    def receive(self, message: ProxyMessage) -> Step:
         """Handles one message from Envoy; returns the answers, or the request to be placed.
-
-        body: of a request, None if it is in the message.
 
         Raises:
             ProtocolError: the message is out of order, or sets an unsupported body mode.
         """
-        kind = message.WhichOneof("request")
-        if kind is None:
+        kind = message.kind
+        if kind == NO_KIND:
             raise ProtocolError("message without a request")
-        if message.HasField("protocol_config"):
-            self._learn_modes(message)
-        if kind.startswith("response"):
-            return self._response(kind, message)
+        if message.modes is not None:
+            self._learn_modes(*message.modes)
+        if kind in _OF_RESPONSES:
+            return self._response(message)
         row = self._rows.get((self.state, kind))
         if row is None:
-            raise ProtocolError(f"{kind.replace('_', ' ')} {self.state.value}")
-        self._body = body
+            name = next(name for name, one in NAMES.items() if one == kind)
+            raise ProtocolError(f"{name.replace('_', ' ')} {self.state.value}")
         return row(self, message)
 
     @property
@@ -398,11 +378,11 @@ class Stream:
         spoken = self._settings
         names_model, owned = spoken.names_model, spoken.owned
         self.state = StreamState.ENDED if self.is_duplex and self._is_last else StreamState.PLACED
-        if self._asked_with == "request_body" and not self.is_duplex:
+        if self._asked_with == REQUEST_BODY and not self.is_duplex:
             phrases = spoken.phrases
             return [phrases.body_placed(placement, names_model=names_model, owned=owned)]
         common = say.pick_of(placement, names_model=names_model, owned=owned)
-        if self._asked_with == "request_headers" or self.is_duplex:
+        if self._asked_with == REQUEST_HEADERS or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
             may_ask = self._announced_mode is not None and not self.is_duplex
             first = say.headers_placed(
@@ -413,7 +393,7 @@ class Stream:
         else:
             first = say.request_trailers_go_on()
         answers = [say.with_metadata(first, placement)]
-        if self.is_duplex and self._asked_with != "request_headers":
+        if self.is_duplex and self._asked_with != REQUEST_HEADERS:
             answers += self._collected_echo()
         return answers
 
@@ -428,10 +408,9 @@ class Stream:
         if self._collected is not None:
             self._collected.take()
 
-    def _learn_modes(self, message: ProcessingRequest) -> None:
-        """Reads the body modes, which only a stream's first message has (ProtocolConfiguration)."""
-        told = message.protocol_config
-        self._mode, response_mode = told.request_body_mode, told.response_body_mode
+    def _learn_modes(self, request_mode: int, response_mode: int) -> None:
+        """Takes the body modes, which only a stream's first message has (ProtocolConfiguration)."""
+        self._mode = request_mode
         if _GRPC in (self._mode, response_mode):
             raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
         if self._settings.dialect == "buffered" and _DUPLEX in (self._mode, response_mode):
@@ -440,16 +419,16 @@ class Stream:
         self.is_duplex = self._mode == _DUPLEX
         self._echoes_response = response_mode == _DUPLEX
 
-    def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
+    def _ask(self, kind: int, body: bytes | None, reason: str = "") -> Ask:
         self.state = StreamState.ASKED
         self._asked_with = kind
         finds_model = self._settings.names_model and not self.is_duplex
         return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
-    def _request_headers(self, message: ProcessingRequest) -> Step:
+    def _request_headers(self, message: ProxyMessage) -> Step:
         spoken = self._settings
         self._head = head = head_of(message, spoken.policy_header, spoken.naming)
-        self._is_last = message.request_headers.end_of_stream
+        self._is_last = message.is_last
         learned = self._settings.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)
         if unkeyed:
@@ -460,7 +439,7 @@ class Stream:
         if unkeyed == UNKEYED and self._is_cleaned(head):
             self._unkeyed, reason = unkeyed, ""
         if reason:
-            return self._ask("request_headers", None, reason)
+            return self._ask(REQUEST_HEADERS, None, reason)
         self.state = StreamState.BODY
         if self.is_duplex:
             return []
@@ -481,30 +460,25 @@ class Stream:
         is_read = self.is_duplex or self._mode in say.WHOLE_BODY_MODES
         return "" if is_read else "body_not_buffered"
 
-    def _request_body(self, message: ProcessingRequest) -> Step:
+    def _request_body(self, message: ProxyMessage) -> Step:
         if self.is_duplex:
             return self._collect(message)
-        body, length = self._body_of(message), self._head.content_length
+        body, length = message.body, self._head.content_length
         if len(body) > self._settings.max_body_bytes:
-            return self._ask("request_body", None, "body_too_large")
-        if length is not None and len(body) < length and not message.request_body.end_of_stream:
-            return self._ask("request_body", None, "body_not_buffered")  # BUFFERED_PARTIAL
-        return self._ask("request_body", body, self._unkeyed)
+            return self._ask(REQUEST_BODY, None, "body_too_large")
+        if length is not None and len(body) < length and not message.is_last:
+            return self._ask(REQUEST_BODY, None, "body_not_buffered")  # BUFFERED_PARTIAL
+        return self._ask(REQUEST_BODY, body, self._unkeyed)
 
-    def _body_of(self, message: ProcessingRequest) -> bytes:
-        """Returns the body in a message, or beside it; the stream does not keep it."""
-        body, self._body = self._body, None
-        return message.request_body.body if body is None else body
-
-    def _collect(self, message: ProcessingRequest) -> Step:
-        self._is_last = message.request_body.end_of_stream
+    def _collect(self, message: ProxyMessage) -> Step:
+        self._is_last = message.is_last
         body = self._collected
         if body is None:
             body = self._collected = CollectedBody(self._settings.bodies)
-        has_room = body.add(self._body_of(message))
+        has_room = body.add(message.body)
         if not has_room or body.size_bytes > self._settings.max_body_bytes:
-            return self._ask("request_body", None, "body_too_large")
-        return self._ask("request_body", body.join()) if self._is_last else []
+            return self._ask(REQUEST_BODY, None, "body_too_large")
+        return self._ask(REQUEST_BODY, body.join()) if self._is_last else []
 
     def _collected_echo(self) -> Answers:
         pieces = self._collected.take() if self._collected is not None else []
@@ -513,7 +487,7 @@ class Stream:
             for piece in pieces
             for answer in say.request_body_echo(piece, end_of_stream=False)
         ]
-        if self._asked_with == "request_trailers":
+        if self._asked_with == REQUEST_TRAILERS:
             return [*answers, say.request_trailers_go_on()]
         if self._is_last and not answers:
             return list(say.request_body_echo(b"", end_of_stream=True))
@@ -521,57 +495,54 @@ class Stream:
             answers[-1].request_body.response.body_mutation.streamed_response.end_of_stream = True
         return answers
 
-    def _request_body_after_pick(self, message: ProcessingRequest) -> Step:
+    def _request_body_after_pick(self, message: ProxyMessage) -> Step:
         if not self.is_duplex:
             return [say.request_body_goes_on()]
-        part = message.request_body
-        if part.end_of_stream:
+        if message.is_last:
             self.state = StreamState.ENDED
-        body = self._body_of(message)
-        return list(say.request_body_echo(body, end_of_stream=part.end_of_stream))
+        return list(say.request_body_echo(message.body, end_of_stream=message.is_last))
 
-    def _request_body_after_end(self, _: ProcessingRequest) -> Step:
+    def _request_body_after_end(self, _: ProxyMessage) -> Step:
         return [] if self.is_duplex else [say.request_body_goes_on()]
 
-    def _request_trailers_with_pick(self, _: ProcessingRequest) -> Step:
+    def _request_trailers_with_pick(self, _: ProxyMessage) -> Step:
         """Handles trailers before the body's end is known; in dialect A, there is no body then."""
         self._is_last = True
         if self._collected is not None and self._collected.size_bytes:
-            return self._ask("request_trailers", self._collected.join())
-        return self._ask("request_trailers", None, "no_body")
+            return self._ask(REQUEST_TRAILERS, self._collected.join())
+        return self._ask(REQUEST_TRAILERS, None, "no_body")
 
-    def _request_trailers_after_pick(self, _: ProcessingRequest) -> Step:
+    def _request_trailers_after_pick(self, _: ProxyMessage) -> Step:
         self.state = StreamState.ENDED
         return [say.request_trailers_go_on()]
 
-    def _request_trailers_alone(self, _: ProcessingRequest) -> Step:
+    def _request_trailers_alone(self, _: ProxyMessage) -> Step:
         return [say.request_trailers_go_on()]
 
-    def _nothing(self, _: ProcessingRequest) -> Step:
+    def _nothing(self, _: ProxyMessage) -> Step:
         return []
 
-    def _response(self, kind: str, message: ProcessingRequest) -> Answers:
+    def _response(self, message: ProxyMessage) -> Answers:
         """Returns the answers that let a message of the response pass unchanged."""
-        if kind == "response_headers":
+        if message.kind == RESPONSE_HEADERS:
             self.response_head = head = response_head_of(message)
-            may_tell = head.is_readable and not message.response_headers.end_of_stream
+            may_tell = head.is_readable and not message.is_last
             read_body = self._reads_usage and may_tell and not self._echoes_response
             return [say.response_headers_go_on(read_body=read_body)]
-        if kind == "response_trailers":
+        if message.kind == RESPONSE_TRAILERS:
             return [say.response_trailers_go_on()]
         if not self._echoes_response:
             return [say.response_body_goes_on()]
-        part = message.response_body
-        return list(say.response_body_echo(part.body, end_of_stream=part.end_of_stream))
+        return list(say.response_body_echo(message.body, end_of_stream=message.is_last))
 
-    _rows: ClassVar[Mapping[tuple[StreamState, str], _Row]] = {
-        (StreamState.HEAD, "request_headers"): _request_headers,
-        (StreamState.HEAD, "request_trailers"): _request_trailers_alone,
-        (StreamState.BODY, "request_body"): _request_body,
-        (StreamState.BODY, "request_trailers"): _request_trailers_with_pick,
-        (StreamState.PLACED, "request_body"): _request_body_after_pick,
-        (StreamState.PLACED, "request_trailers"): _request_trailers_after_pick,
-        (StreamState.ENDED, "request_body"): _request_body_after_end,
-        (StreamState.REFUSED, "request_body"): _nothing,
-        (StreamState.REFUSED, "request_trailers"): _nothing,
+    _rows: ClassVar[Mapping[tuple[StreamState, int], _Row]] = {
+        (StreamState.HEAD, REQUEST_HEADERS): _request_headers,
+        (StreamState.HEAD, REQUEST_TRAILERS): _request_trailers_alone,
+        (StreamState.BODY, REQUEST_BODY): _request_body,
+        (StreamState.BODY, REQUEST_TRAILERS): _request_trailers_with_pick,
+        (StreamState.PLACED, REQUEST_BODY): _request_body_after_pick,
+        (StreamState.PLACED, REQUEST_TRAILERS): _request_trailers_after_pick,
+        (StreamState.ENDED, REQUEST_BODY): _request_body_after_end,
+        (StreamState.REFUSED, REQUEST_BODY): _nothing,
+        (StreamState.REFUSED, REQUEST_TRAILERS): _nothing,
     }

@@ -12,8 +12,16 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProtocolConfiguration,
 )
+from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
 
 BUFFERED = ProcessingMode.BUFFERED
+
+
+def read(message: ProcessingRequest) -> ProxyMessage:
+    """What the router reads of a message, with all its headers."""
+    headers = (message.request_headers.headers, message.response_headers.headers)
+    names = [one.key for part in headers for one in part.headers]
+    return ProxyDecoder(names).decode(message.SerializeToString())
 
 
 def head(

@@ -1,7 +1,5 @@
 """The compiled session against the plain one: equal events, bytes and memory for any input."""
 
-import importlib
-import sys
 from collections.abc import Sequence
 from random import Random
 
@@ -25,6 +23,7 @@ from tests.extproc.http2.peer import (
     REQUEST,
     block_of,
 )
+from tests.without_core import without_core
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
 
@@ -391,8 +390,6 @@ def test_sessions_hold_back_alike_what_a_shrunken_window_no_longer_allows() -> N
 
 
 def test_session_is_plain_where_none_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as missing:
-        missing.setitem(sys.modules, "extproc._core", None)
-        assert not importlib.reload(session).IS_COMPILED
-        assert isinstance(session.make_sessions(SMALL, 1, 1), PlainSessions)
-    assert importlib.reload(session).IS_COMPILED
+    plain = without_core(session, "extproc._core", monkeypatch)
+    assert not plain.IS_COMPILED
+    assert isinstance(plain.make_sessions(SMALL, 1, 1), PlainSessions)

@@ -19,7 +19,7 @@ from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.router import Routed
-from tests.extproc.messages import body, head, response_head
+from tests.extproc.messages import body, head, read, response_head
 from tests.extproc.serving.routers import (
     FIRST,
     SECOND,
@@ -49,7 +49,7 @@ def closing() -> Iterator[list[Service]]:
 
 
 def answers(exchange: Exchange, message: ProcessingRequest) -> list[ProcessingResponse]:
-    return at_once(exchange.receive(message))
+    return at_once(exchange.receive(read(message)))
 
 
 def placed(one: Service, *, mode: int = ProcessingMode.BUFFERED) -> tuple[Exchange, str]:
@@ -499,9 +499,11 @@ async def test_client_transfer_fields_are_removed_at_any_size_in_every_mode(
     one = of(SPLIT % (mode, "offloading"))
     closing.append(one)
     exchange = one.open()
-    await exchange.receive(head("/v1/completions"))
+    await exchange.receive(read(head("/v1/completions")))
     rest = b'"model": "m", "prompt": [1, 2], "user": "%b"' % (b"a" * padding)
-    (answer,) = await exchange.receive(body(b'{"kv\\u005ftransfer_params": {"a": NaN}, %b}' % rest))
+    (answer,) = await exchange.receive(
+        read(body(b'{"kv\\u005ftransfer_params": {"a": NaN}, %b}' % rest))
+    )
     common = answer.request_body.response
     assert common.body_mutation.body == b"{ %b}" % rest
     lengths = [

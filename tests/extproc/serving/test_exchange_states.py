@@ -28,7 +28,7 @@ from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
 from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
-from tests.extproc.messages import body, head, response_head, trailers
+from tests.extproc.messages import body, head, read, response_head, trailers
 
 PROMPT = json.dumps({"model": "m", "prompt": list(range(64))}).encode()
 JSON = {"content-type": "application/json"}
@@ -172,7 +172,7 @@ def test_exchange_ends_everything_once_whatever_comes(
         for event in ["head", "body", *events] if leading else events:
             if event == "close" or exchange.phase is Phase.CLOSED:
                 break
-            driven(exchange, exchange.receive(message(event, setting)), closes=closes)
+            driven(exchange, exchange.receive(read(message(event, setting))), closes=closes)
             seen.append(exchange.phase)
     except (ProtocolError, RuntimeError):
         pass  # the server ends the stream

@@ -21,6 +21,7 @@ from extproc.serving import lean_call
 from extproc.serving.exchange import Service
 from extproc.serving.lean_call import ExtProcCall
 from extproc.serving.lean_server import Host, LeanConnection
+from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
 from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
 from tests.waiting import until
@@ -46,8 +47,8 @@ class Answering:
         self.faults: list[str] = []
         self.awaited: asyncio.Future[None] | None = None
 
-    async def receive(self, message: ProcessingRequest) -> list[bytes]:
-        text = message.request_body.body
+    async def receive(self, message: ProxyMessage) -> list[bytes]:
+        text = message.body
         if self.closed or self.awaited is not None:
             self.faults.append("it gets a message after its end, or before an answer")
         self.taken.append(text)
@@ -132,6 +133,7 @@ class Play(logging.Handler):
         service = SimpleNamespace(
             metrics=metrics,
             stream_settings=SimpleNamespace(phrases=phrases),
+            decoder=ProxyDecoder(()),
             joining=None,
             open=self.open,
         )
@@ -297,7 +299,7 @@ class Early:
         self.how = how
         self.closed = 0
 
-    async def receive(self, _: ProcessingRequest) -> list[bytes]:
+    async def receive(self, _: ProxyMessage) -> list[bytes]:
         if self.how == "late timeout":
             await asyncio.sleep(0)
         if self.how == "future":

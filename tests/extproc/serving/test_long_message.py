@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 from extproc.http2.grpc_messages import LONG_BYTES, Parts
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.serving.long_message import decoded, joined, without_body
+from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
 from tests.extproc.messages import body, head
 
+ANOTHER = body(b"another").SerializeToString()
+PATH = head("/v1/completions").SerializeToString()
+DECODER = ProxyDecoder((":path",))
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+
+
+def told(message: bytes) -> ProxyMessage:
+    """What protobuf reads of a message."""
+    return ProxyDecoder((":path",), compiled=False).decode(message)
 
 
 def in_parts(message: bytes, cuts: list[int]) -> list[bytes]:
@@ -40,44 +49,36 @@ async def test_joined_returns_what_the_decoder_reads(
     message = body(content, end_of_stream=is_last).SerializeToString()
     message += b"" if merged is None else merged.SerializeToString()
     with ThreadPoolExecutor(1) as thread:
-        request, apart = await joined(Parts(in_parts(message, cuts)), thread)
-    if apart is not None and request.HasField("request_body"):
-        request.request_body.body = apart
-    assert request == ProcessingRequest.FromString(message)
+        assert await joined(Parts(in_parts(message, cuts)), DECODER, thread) == told(message)
 
 
 @given(st.binary(min_size=1, max_size=60), CUTS)
 async def test_joined_refuses_what_the_decoder_refuses(message: bytes, cuts: list[int]) -> None:
     with ThreadPoolExecutor(1) as thread:
         try:
-            expected = ProcessingRequest.FromString(message)
+            expected = told(message)
         except DecodeError:
             with pytest.raises(DecodeError):
-                await joined(Parts(in_parts(message, cuts)), thread)
+                await joined(Parts(in_parts(message, cuts)), DECODER, thread)
             return
-        request, apart = await joined(Parts(in_parts(message, cuts)), thread)
-    if apart is not None and request.HasField("request_body"):
-        request.request_body.body = apart
-    assert request == expected
+        assert await joined(Parts(in_parts(message, cuts)), DECODER, thread) == expected
 
 
 @pytest.mark.parametrize("length", [LONG_BYTES - 100, LONG_BYTES])
-@given(st.booleans(), st.sampled_from([b"", body(b"another").SerializeToString(), b"\x9a\x05\0"]))
+@given(
+    st.booleans(), st.sampled_from([b"", body(b"another").SerializeToString(), PATH, b"\x9a\x05\0"])
+)
 async def test_decoded_returns_what_the_decoder_reads(
     length: int, is_last: bool, more: bytes
 ) -> None:
     message = body(bytes(length), end_of_stream=is_last).SerializeToString() + more
     with ThreadPoolExecutor(1) as thread:
-        request, apart = await decoded(message, thread)
-    assert (apart is None) == (length < LONG_BYTES or b"another" in more)
-    if apart is not None:
-        request.request_body.body = apart
-    assert request == ProcessingRequest.FromString(message)
+        assert await decoded(message, DECODER, thread) == told(message)
 
 
 async def test_decoded_refuses_a_long_message_that_is_malformed() -> None:
     with ThreadPoolExecutor(1) as thread, pytest.raises(DecodeError):
-        await decoded(b"\xff" * LONG_BYTES, thread)
+        await decoded(b"\xff" * LONG_BYTES, DECODER, thread)
 
 
 def test_without_body_leaves_little_to_decode() -> None:

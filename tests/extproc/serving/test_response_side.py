@@ -12,7 +12,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
-from tests.extproc.messages import head, response_head
+from tests.extproc.messages import head, read, response_head
 
 JSON = {"content-type": "application/json"}
 
@@ -25,12 +25,12 @@ def side(*, is_duplex: bool = False, reads_usage: bool = False) -> Stream:
             max_body_bytes=1000, bodies=bodies, names_model=False, reads_usage=reads_usage
         )
     )
-    one.receive(head(response_mode=ProcessingMode.FULL_DUPLEX_STREAMED if is_duplex else 0))
+    one.receive(read(head(response_mode=ProcessingMode.FULL_DUPLEX_STREAMED if is_duplex else 0)))
     return one
 
 
 def answered(one: Stream, message: ProcessingRequest) -> list[ProcessingResponse]:
-    step = one.receive(message)
+    step = one.receive(read(message))
     assert isinstance(step, list)
     return step
 

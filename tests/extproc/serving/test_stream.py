@@ -17,7 +17,7 @@ from extproc.requests.request import Ask, Head
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, StreamState
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
-from tests.extproc.messages import body, head, trailers
+from tests.extproc.messages import body, head, read, trailers
 
 DESTINATION = "x-gateway-destination-endpoint"
 MODEL = "x-kvsteer-model"
@@ -43,8 +43,8 @@ def test_conversation_header_is_read() -> None:
         1000, Budget(2000), names_model=False, naming=NamingHeaders.of((), ("x-user",))
     )
     one = Stream(spoken)
-    one.receive(head(headers={"x-user": "u7"}))
-    assert ask(one.receive(body(b"{}"))).head.conversation == "u7"
+    one.receive(read(head(headers={"x-user": "u7"})))
+    assert ask(one.receive(read(body(b"{}")))).head.conversation == "u7"
 
 
 def duplex_head(
@@ -97,10 +97,10 @@ def removed_headers(response: ProcessingResponse) -> list[str]:
 
 def test_request_with_a_prompt_is_placed_with_its_body() -> None:
     one = stream()
-    go_on = only(one.receive(head()))
+    go_on = only(one.receive(read(head())))
     assert go_on.WhichOneof("response") == "request_headers"
     assert not go_on.request_headers.HasField("response")
-    assert one.receive(body(b"{}")) == Ask(Head("POST", "/v1/chat/completions", None), b"{}")
+    assert one.receive(read(body(b"{}"))) == Ask(Head("POST", "/v1/chat/completions", None), b"{}")
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_body"
     assert set_headers(answer) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
@@ -110,16 +110,16 @@ def test_request_with_a_prompt_is_placed_with_its_body() -> None:
 
 def test_pick_is_in_the_dynamic_metadata_too() -> None:
     one = stream()
-    one.receive(head())
-    one.receive(body(b"{}"))
+    one.receive(read(head()))
+    one.receive(read(body(b"{}")))
     metadata = MessageToDict(only(one.place(PLACEMENT)).dynamic_metadata)
     assert metadata == {"envoy.lb": {DESTINATION: "10.0.0.1:8000,10.0.0.2:8000"}}
 
 
 def test_empty_placement_removes_the_headers_of_the_client() -> None:
     one = stream(names_model=True)
-    one.receive(head())
-    one.receive(body(b"{}"))
+    one.receive(read(head()))
+    one.receive(read(body(b"{}")))
     answer = only(one.place(Placement()))
     assert removed_headers(answer) == [DESTINATION, MODEL]
     assert not answer.HasField("dynamic_metadata")
@@ -127,8 +127,8 @@ def test_empty_placement_removes_the_headers_of_the_client() -> None:
 
 def test_model_header_is_set_where_there_are_several_models() -> None:
     one = stream(names_model=True)
-    one.receive(head())
-    one.receive(body(b"{}"))
+    one.receive(read(head()))
+    one.receive(read(body(b"{}")))
     answer = only(one.place(PLACEMENT))
     assert set_headers(answer)[MODEL] == b"tiny"
     assert answer.request_body.response.clear_route_cache
@@ -149,7 +149,7 @@ def test_request_without_a_needed_body_is_placed_on_its_headers(
     message: ProcessingRequest, reason: str
 ) -> None:
     one = stream()
-    step = ask(one.receive(message))
+    step = ask(one.receive(read(message)))
     assert (step.body, step.reason) == (None, reason)
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_headers"
@@ -165,60 +165,60 @@ def test_proxy_finds_model_only_in_buffered_mode_with_named_models(
 ) -> None:
     one = stream(names_model=names_model)
     mode = DUPLEX if is_duplex else ProcessingMode.BUFFERED
-    step = ask(one.receive(head(mode=mode, headers={"content-length": "1001"})))
+    step = ask(one.receive(read(head(mode=mode, headers={"content-length": "1001"}))))
     assert step.proxy_finds_model is (names_model and not is_duplex)
 
 
 def test_request_without_a_body_needs_no_mode_override() -> None:
     one = stream()
-    assert ask(one.receive(head(end_of_stream=True))).reason == "no_body"
+    assert ask(one.receive(read(head(end_of_stream=True)))).reason == "no_body"
     assert not only(one.place(PLACEMENT)).HasField("mode_override")
 
 
 @pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL])
 def test_mode_override_asks_for_response_headers_where_status_is_wanted(mode: int) -> None:
-    asked = only(looking().receive(head(mode=mode))).mode_override
+    asked = only(looking().receive(read(head(mode=mode)))).mode_override
     assert asked.response_header_mode == asked.response_trailer_mode == ProcessingMode.SEND
     assert (asked.request_body_mode, asked.response_body_mode) == (mode, ProcessingMode.NONE)
 
 
 def test_mode_override_is_omitted_for_a_proxy_that_names_no_modes() -> None:
-    assert not only(looking().receive(head(mode=None))).HasField("mode_override")
+    assert not only(looking().receive(read(head(mode=None)))).HasField("mode_override")
 
 
 def test_empty_body_is_placed_as_a_body() -> None:
     one = stream()
-    one.receive(head())
-    assert ask(one.receive(body(b""))).body == b""
+    one.receive(read(head()))
+    assert ask(one.receive(read(body(b"")))).body == b""
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
 def test_body_beyond_the_limit_is_placed_without_its_content() -> None:
     one = stream()
-    one.receive(head())
-    step = ask(one.receive(body(b"x" * 1001)))
+    one.receive(read(head()))
+    step = ask(one.receive(read(body(b"x" * 1001))))
     assert (step.body, step.reason) == (None, "body_too_large")
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
 def test_buffered_body_before_trailers_is_whole_without_end_of_stream() -> None:
     one = stream()
-    one.receive(head(headers={"content-length": "2"}))
-    assert ask(one.receive(body(b"{}", end_of_stream=False))).body == b"{}"
+    one.receive(read(head(headers={"content-length": "2"})))
+    assert ask(one.receive(read(body(b"{}", end_of_stream=False)))).body == b"{}"
 
 
 def test_partly_buffered_body_is_not_taken_for_a_whole() -> None:
     one = stream()
-    one.receive(head(mode=ProcessingMode.BUFFERED_PARTIAL, headers={"content-length": "900"}))
-    step = ask(one.receive(body(b"{", end_of_stream=False)))
+    one.receive(read(head(mode=ProcessingMode.BUFFERED_PARTIAL, headers={"content-length": "900"})))
+    step = ask(one.receive(read(body(b"{", end_of_stream=False))))
     assert (step.body, step.reason) == (None, "body_not_buffered")
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
 def test_trailers_without_a_body_carry_the_pick_in_metadata() -> None:
     one = stream()
-    one.receive(head())
-    assert ask(one.receive(trailers())).reason == "no_body"
+    one.receive(read(head()))
+    assert ask(one.receive(read(trailers()))).reason == "no_body"
     answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_trailers"
     assert answer.HasField("dynamic_metadata")
@@ -226,27 +226,27 @@ def test_trailers_without_a_body_carry_the_pick_in_metadata() -> None:
 
 def test_trailers_after_the_pick_continue_and_end_the_request() -> None:
     one = stream()
-    one.receive(head())
-    one.receive(body(b"{}"))
+    one.receive(read(head()))
+    one.receive(read(body(b"{}")))
     one.place(PLACEMENT)
-    assert kinds(one.receive(trailers())) == ["request_trailers"]
-    assert kinds(one.receive(body(b"more"))) == ["request_body"]
+    assert kinds(one.receive(read(trailers()))) == ["request_trailers"]
+    assert kinds(one.receive(read(body(b"more")))) == ["request_body"]
     with pytest.raises(ProtocolError, match="request trailers after the end of the request"):
-        one.receive(trailers())
+        one.receive(read(trailers()))
 
 
 def test_envoy_that_names_no_mode_is_taken_to_buffer() -> None:
     one = stream()
-    assert kinds(one.receive(head(mode=None))) == ["request_headers"]
+    assert kinds(one.receive(read(head(mode=None)))) == ["request_headers"]
     assert one.state is StreamState.BODY
 
 
 def test_bodies_after_the_pick_continue() -> None:
     one = stream()
-    one.receive(head("/metrics", mode=ProcessingMode.STREAMED))
+    one.receive(read(head("/metrics", mode=ProcessingMode.STREAMED)))
     one.place(PLACEMENT)
     for last in (False, False, True):
-        assert kinds(one.receive(body(b"late", end_of_stream=last))) == ["request_body"]
+        assert kinds(one.receive(read(body(b"late", end_of_stream=last)))) == ["request_body"]
 
 
 # Dialect B
@@ -254,10 +254,10 @@ def test_bodies_after_the_pick_continue() -> None:
 
 def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
     one = stream()
-    assert one.receive(duplex_head()) == []
+    assert one.receive(read(duplex_head())) == []
     assert one.is_duplex
-    assert one.receive(body(b'{"a"', end_of_stream=False)) == []
-    step = ask(one.receive(body(b": 1}")))
+    assert one.receive(read(body(b'{"a"', end_of_stream=False))) == []
+    step = ask(one.receive(read(body(b": 1}"))))
     assert step.body == b'{"a": 1}'
     answers = one.place(PLACEMENT)
     assert kinds(answers) == ["request_headers", "request_body"]
@@ -270,9 +270,9 @@ def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
 
 def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
     one = Stream(StreamSettings(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False))
-    one.receive(duplex_head())
-    one.receive(body(b"a" * 82_000, end_of_stream=False))
-    one.receive(body(b"b" * 82_000))
+    one.receive(read(duplex_head()))
+    one.receive(read(body(b"a" * 82_000, end_of_stream=False)))
+    one.receive(read(body(b"b" * 82_000)))
     pieces = echoed(one.place(PLACEMENT))
     assert b"".join(piece for piece, _ in pieces) == b"a" * 82_000 + b"b" * 82_000
     assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -281,60 +281,60 @@ def test_large_duplex_body_is_echoed_in_pieces_that_envoy_accepts() -> None:
 
 def test_repeated_last_piece_is_echoed_once() -> None:
     one = stream()
-    one.receive(duplex_head())
-    one.receive(body(b"{}"))
+    one.receive(read(duplex_head()))
+    one.receive(read(body(b"{}")))
     one.place(PLACEMENT)
-    assert one.receive(body(b"{}")) == []
+    assert one.receive(read(body(b"{}"))) == []
 
 
 def test_duplex_request_without_a_body_is_answered_on_its_headers() -> None:
     one = stream()
-    assert ask(one.receive(duplex_head(end_of_stream=True))).reason == "no_body"
+    assert ask(one.receive(read(duplex_head(end_of_stream=True)))).reason == "no_body"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
     assert one.state is StreamState.ENDED
 
 
 def test_duplex_request_without_a_prompt_is_echoed_behind_its_headers() -> None:
     one = stream()
-    assert ask(one.receive(duplex_head("/upload"))).reason == "not_inference"
+    assert ask(one.receive(read(duplex_head("/upload")))).reason == "not_inference"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
-    assert echoed([only(one.receive(body(b"x", end_of_stream=False)))]) == [(b"x", False)]
-    assert echoed([only(one.receive(body(b"")))]) == [(b"", True)]
+    assert echoed([only(one.receive(read(body(b"x", end_of_stream=False))))]) == [(b"x", False)]
+    assert echoed([only(one.receive(read(body(b""))))]) == [(b"", True)]
 
 
 def test_empty_piece_of_a_duplex_body_is_not_echoed() -> None:
     one = stream()
-    one.receive(duplex_head("/upload"))
+    one.receive(read(duplex_head("/upload")))
     one.place(PLACEMENT)
-    assert one.receive(body(b"", end_of_stream=False)) == []
+    assert one.receive(read(body(b"", end_of_stream=False))) == []
 
 
 def test_empty_duplex_body_is_ended() -> None:
     one = stream()
-    one.receive(duplex_head())
-    assert ask(one.receive(body(b""))).body == b""
+    one.receive(read(duplex_head()))
+    assert ask(one.receive(read(body(b"")))).body == b""
     assert echoed(one.place(PLACEMENT)) == [(b"", True)]
 
 
 def test_duplex_body_above_the_limit_is_placed_by_load_and_echoed() -> None:
     one = stream()
-    one.receive(duplex_head())
-    one.receive(body(b"x" * 900, end_of_stream=False))
-    step = ask(one.receive(body(b"y" * 900, end_of_stream=False)))
+    one.receive(read(duplex_head()))
+    one.receive(read(body(b"x" * 900, end_of_stream=False)))
+    step = ask(one.receive(read(body(b"y" * 900, end_of_stream=False))))
     assert (step.body, step.reason) == (None, "body_too_large")
     answers = one.place(PLACEMENT)
     assert b"".join(piece for piece, _ in echoed(answers)) == b"x" * 900 + b"y" * 900
     assert not any(last for _, last in echoed(answers))
-    last = only(one.receive(body(b"z")))
+    last = only(one.receive(read(body(b"z"))))
     assert echoed([last]) == [(b"z", True)]
     assert one.state is StreamState.ENDED
 
 
 def test_trailers_end_a_duplex_body_in_its_place() -> None:
     one = stream()
-    one.receive(duplex_head())
-    one.receive(body(b"{}", end_of_stream=False))
-    assert ask(one.receive(trailers())).body == b"{}"
+    one.receive(read(duplex_head()))
+    one.receive(read(body(b"{}", end_of_stream=False)))
+    assert ask(one.receive(read(trailers()))).body == b"{}"
     answers = one.place(PLACEMENT)
     assert kinds(answers) == ["request_headers", "request_body", "request_trailers"]
     assert echoed(answers) == [(b"{}", False)]
@@ -343,20 +343,20 @@ def test_trailers_end_a_duplex_body_in_its_place() -> None:
 
 def test_trailers_alone_end_a_duplex_request_without_a_body() -> None:
     one = stream()
-    one.receive(duplex_head())
-    assert ask(one.receive(trailers())).reason == "no_body"
+    one.receive(read(duplex_head()))
+    assert ask(one.receive(read(trailers()))).reason == "no_body"
     assert kinds(one.place(PLACEMENT)) == ["request_headers", "request_trailers"]
 
 
 def test_dialect_epp_makes_a_proxy_without_a_named_mode_duplex() -> None:
     one = stream(dialect="epp")
-    assert one.receive(head(mode=None)) == []
+    assert one.receive(read(head(mode=None))) == []
     assert one.is_duplex
 
 
 def test_named_mode_of_a_proxy_overrides_the_configured_dialect() -> None:
     one = stream(dialect="epp")
-    assert kinds(one.receive(head())) == ["request_headers"]
+    assert kinds(one.receive(read(head()))) == ["request_headers"]
     assert not one.is_duplex
 
 
@@ -368,14 +368,14 @@ def test_refusal_replaces_the_pick_and_ends_the_stream(
     message: ProcessingRequest,
 ) -> None:
     one = stream()
-    one.receive(message)
-    one.receive(body(b"{}"))
+    one.receive(read(message))
+    one.receive(read(body(b"{}")))
     answer = only(one.refuse(Refusal(429, (("retry-after", "1"),), b"{}"))).immediate_response
     assert (answer.status.code, answer.body) == (429, b"{}")
     assert [(each.header.key, each.header.raw_value) for each in answer.headers.set_headers] == [
         ("retry-after", b"1")
     ]
-    assert one.receive(body(b"more")) == one.receive(trailers()) == []
+    assert one.receive(read(body(b"more"))) == one.receive(read(trailers())) == []
 
 
 @pytest.mark.parametrize(
@@ -388,21 +388,21 @@ def test_refusal_replaces_the_pick_and_ends_the_stream(
     ],
 )
 def test_other_messages_continue_unchanged(message: ProcessingRequest) -> None:
-    assert kinds(stream().receive(message)) == [message.WhichOneof("request")]
+    assert kinds(stream().receive(read(message))) == [message.WhichOneof("request")]
 
 
 def test_response_may_begin_before_the_request_ends() -> None:
     one = stream()
-    one.receive(head())
+    one.receive(read(head()))
     early = ProcessingRequest(response_headers=HttpHeaders(end_of_stream=True))
-    assert kinds(one.receive(early)) == ["response_headers"]
-    assert ask(one.receive(body(b"{}"))).body == b"{}"
+    assert kinds(one.receive(read(early))) == ["response_headers"]
+    assert ask(one.receive(read(body(b"{}")))).body == b"{}"
 
 
 def test_response_mode_is_independent_of_the_request_mode() -> None:
     one = stream()
-    one.receive(head(response_mode=DUPLEX))
-    step = one.receive(ProcessingRequest(response_body=HttpBody(body=b"x")))
+    one.receive(read(head(response_mode=DUPLEX)))
+    step = one.receive(read(ProcessingRequest(response_body=HttpBody(body=b"x"))))
     assert isinstance(step, list)
     (answer,) = step
     assert answer.response_body.response.body_mutation.streamed_response.body == b"x"
@@ -411,28 +411,28 @@ def test_response_mode_is_independent_of_the_request_mode() -> None:
 
 def test_message_without_a_request_is_refused() -> None:
     with pytest.raises(ProtocolError, match="message without a request"):
-        stream().receive(ProcessingRequest())
+        stream().receive(read(ProcessingRequest()))
 
 
 def test_repeated_request_headers_are_refused() -> None:
     one = stream()
-    one.receive(head())
+    one.receive(read(head()))
     with pytest.raises(ProtocolError, match="request headers while the request body is awaited"):
-        one.receive(head())
+        one.receive(read(head()))
 
 
 def test_body_before_its_headers_is_refused() -> None:
     with pytest.raises(ProtocolError, match="request body before the request headers"):
-        stream().receive(body(b"{}"))
+        stream().receive(read(body(b"{}")))
 
 
 def test_message_before_the_previous_answer_is_refused() -> None:
     one = stream()
-    one.receive(head("/metrics"))
+    one.receive(read(head("/metrics")))
     with pytest.raises(
         ProtocolError, match="request body before the previous message was answered"
     ):
-        one.receive(body(b"{}"))
+        one.receive(read(body(b"{}")))
 
 
 @pytest.mark.parametrize("modes", [{"mode": DUPLEX}, {"response_mode": DUPLEX}])
@@ -440,16 +440,16 @@ def test_dialect_buffered_refuses_duplex_modes(
     modes: dict[str, Any],
 ) -> None:
     for dialect in ("auto", "epp"):
-        stream(dialect=dialect).receive(head(**modes))
+        stream(dialect=dialect).receive(read(head(**modes)))
     with pytest.raises(ProtocolError, match=r"extproc\.dialect is buffered"):
-        stream(dialect="buffered").receive(head(**modes))
-    stream(dialect="buffered").receive(head())
+        stream(dialect="buffered").receive(read(head(**modes)))
+    stream(dialect="buffered").receive(read(head()))
 
 
 @pytest.mark.parametrize("modes", [{"mode": 5}, {"response_mode": 5}])
 def test_unsupported_mode_is_refused_by_name(modes: dict[str, int]) -> None:
     with pytest.raises(ProtocolError, match="body mode GRPC is not supported"):
-        stream().receive(head(**modes))  # type: ignore[arg-type]
+        stream().receive(read(head(**modes)))  # type: ignore[arg-type]
 
 
 def test_body_beyond_the_budget_is_echoed_unread() -> None:
@@ -459,9 +459,9 @@ def test_body_beyond_the_budget_is_echoed_unread() -> None:
         for _ in range(2)
     )
     for one in (first, second):
-        one.receive(duplex_head())
-    assert first.receive(body(b"a" * 60, end_of_stream=False)) == []
-    step = ask(second.receive(body(b"b" * 60, end_of_stream=False)))
+        one.receive(read(duplex_head()))
+    assert first.receive(read(body(b"a" * 60, end_of_stream=False))) == []
+    step = ask(second.receive(read(body(b"b" * 60, end_of_stream=False))))
     assert (step.body, step.reason) == (None, "body_too_large")
     assert echoed(second.place(PLACEMENT)) == [(b"b" * 60, False)]
     assert bodies.used_bytes == 60

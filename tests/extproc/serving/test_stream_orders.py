@@ -19,7 +19,7 @@ from extproc.requests.request import Ask
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement
-from tests.extproc.messages import body, head, response_head, trailers
+from tests.extproc.messages import body, head, read, response_head, trailers
 from tests.extproc.serving.routers import in_flight, released, service
 from tests.extproc.settled import at_once
 
@@ -57,7 +57,7 @@ def talk(
 ) -> Iterator[ProcessingResponse]:
     """Yields the answers to each message, including picks."""
     for message in messages:
-        step = one.receive(message)
+        step = one.receive(read(message))
         if not isinstance(step, Ask):
             yield from step
         elif refuses:
@@ -128,7 +128,7 @@ def test_exchange_releases_its_load_once_for_any_order_of_messages(
     before = released(SERVICE)
     with contextlib.suppress(ProtocolError):
         for message in messages:
-            at_once(exchange.receive(message))
+            at_once(exchange.receive(read(message)))
     booked = in_flight(SERVICE)
     for _ in range(closes):
         exchange.close()

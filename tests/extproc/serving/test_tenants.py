@@ -56,8 +56,10 @@ async def asked(
         first.request_headers.headers.headers.append(
             HeaderValue(key="x-tenant", raw_value=tenant.encode())
         )
-    answers = [each for each in await exchange.receive(first) if settles(each)]
-    answers = answers or await exchange.receive(body(content))
+    read = one.decoder.decode
+    answers = await exchange.receive(read(first.SerializeToString()))
+    answers = [each for each in answers if settles(each)]
+    answers = answers or await exchange.receive(read(body(content).SerializeToString()))
     exchange.close()
     return answers[0]
 

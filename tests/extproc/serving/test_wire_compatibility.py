@@ -19,7 +19,7 @@ from extproc.http2.limits import Budget
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement
-from tests.extproc.messages import body, head
+from tests.extproc.messages import body, head, read
 
 
 def test_complete_request_is_read_the_same_by_the_subset() -> None:
@@ -40,11 +40,11 @@ def test_complete_request_is_read_the_same_by_the_subset() -> None:
 
 def test_subset_answer_is_read_the_same_by_the_complete_classes() -> None:
     stream = Stream(StreamSettings(max_body_bytes=10, bodies=Budget(10), names_model=True))
-    stream.receive(head("/metrics"))
+    stream.receive(read(head("/metrics")))
     (answer,) = stream.place(Placement("10.0.0.1:8000", "tiny"))
-    read = theirs.ProcessingResponse.parse(answer.SerializeToString())
-    assert read.request_headers is not None
-    common = read.request_headers.response
+    theirs_read = theirs.ProcessingResponse.parse(answer.SerializeToString())
+    assert theirs_read.request_headers is not None
+    common = theirs_read.request_headers.response
     assert common is not None
     assert common.clear_route_cache
     assert common.header_mutation is not None
@@ -55,7 +55,7 @@ def test_subset_answer_is_read_the_same_by_the_complete_classes() -> None:
     assert (
         first.append_action == core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
     )
-    assert read.mode_override == TheirMode(
+    assert theirs_read.mode_override == TheirMode(
         request_header_mode=Header.SEND,
         request_body_mode=Body.NONE,
         response_trailer_mode=Header.SEND,
@@ -67,8 +67,8 @@ def test_unknown_fields_survive_a_round_trip_through_the_subset() -> None:
         request_body=theirs.HttpBody(body=b"x", grpc_message_compressed=True),
         metadata_context=core.Metadata(typed_filter_metadata={}),
     )
-    read = ours.ProcessingRequest.FromString(bytes(message))
-    again = theirs.ProcessingRequest.parse(read.SerializeToString())
+    ours_read = ours.ProcessingRequest.FromString(bytes(message))
+    again = theirs.ProcessingRequest.parse(ours_read.SerializeToString())
     assert again == message
 
 
@@ -83,7 +83,7 @@ def test_subset_fields_have_the_numbers_and_names_of_the_complete_ones() -> None
 @given(content=st.binary(max_size=200), end=st.booleans())
 def test_bodies_of_any_bytes_are_read_the_same_both_ways(*, content: bytes, end: bool) -> None:
     mine = body(content, end_of_stream=end)
-    read = theirs.ProcessingRequest.parse(mine.SerializeToString())
-    assert read.request_body == theirs.HttpBody(body=content, end_of_stream=end)
-    back = ours.ProcessingRequest.FromString(bytes(read))
+    parsed = theirs.ProcessingRequest.parse(mine.SerializeToString())
+    assert parsed.request_body == theirs.HttpBody(body=content, end_of_stream=end)
+    back = ours.ProcessingRequest.FromString(bytes(parsed))
     assert MessageToDict(back) == MessageToDict(mine)
