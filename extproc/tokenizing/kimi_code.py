@@ -2,13 +2,13 @@
 
 Such a checkpoint has a vocabulary (tiktoken.model) and a Python file that loads it. The file is
 parsed, not run: from its syntax tree come the pattern by which it cuts texts, how many tokens it
-reserves, and what it does to tools before the chat template gets them.
+reserves, and what it does to a conversation before the chat template gets it.
 
-Source: tokenization_kimi.py of Kimi K2, K2 Thinking and Kimi Linear.
+Source: tokenization_kimi.py of Kimi K2, K2 Thinking, Kimi Linear, K2.5 and K2.6.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 # Longest file that is parsed; known ones have 12 kB. The parser takes a hundred times as much.
@@ -22,19 +22,23 @@ _LIMITS = {"TIKTOKEN_MAX_ENCODE_CHARS": MOST_AT_ONCE, "MAX_NO_WHITESPACES_CHARS"
 
 MOST_RESERVED = 8_192
 
+# Arguments of apply_chat_template that a request sets otherwise.
+_NO_SWITCHES = ("tokenize", "add_generation_prompt")
+
 
 class KimiCode(NamedTuple):
     """What the code does.
 
     pattern: cuts texts into pieces. reserved: how many ids follow the vocabulary, for special
-    tokens. sorts_tools: templates get tools with sorted keys. writes_tools: templates get a text
-    in TypeScript's form instead.
+    tokens. sorts_tools: templates get tools with sorted keys. writes_tools: templates get them in
+    TypeScript's form as well. switches: variables that templates get unless a request sets them.
     """
 
     pattern: str
     reserved: int
     sorts_tools: bool
     writes_tools: bool
+    switches: Mapping[str, bool] = {}
 
     def special_tokens(self, first: int, named: object) -> dict[str, int]:
         """Returns the ids of special tokens, which follow the vocabulary.
@@ -94,7 +98,19 @@ def read_code(source: bytes) -> KimiCode:
         reserved,
         sorts_tools="deep_sort_dict" in names,
         writes_tools="encode_tools_to_typescript_style" in names,
+        switches=dict(_switches(found[0])),
     )
+
+
+def _switches(body: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yields the switches that the code has for templates, and how each is set."""
+    for node in ast.walk(body):
+        if isinstance(node, ast.FunctionDef) and node.name == "apply_chat_template":
+            named, defaults = node.args.args, node.args.defaults
+            for one, default in zip(reversed(named), reversed(defaults), strict=False):
+                match default:
+                    case ast.Constant(value=bool(value)) if one.arg not in _NO_SWITCHES:
+                        yield one.arg, value
 
 
 def _assignments(body: ast.AST) -> Iterator[tuple[str, object]]:

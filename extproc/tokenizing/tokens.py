@@ -16,11 +16,10 @@ from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
 from extproc.requests.prompt import CUT, FRAME, IN_CODE, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
-from extproc.templates.conversions import with_sorted_keys
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
-from extproc.tokenizing.kimi_code import KimiCode
+from extproc.tokenizing.kimi_chat import as_kimis
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
 from extproc.tokenizing.tokenizer_classes import may_be_cut_otherwise
 from extproc.tokenizing.tokenizer_config import (
@@ -273,16 +272,9 @@ class Tokenizer:
             return _start_segments(
                 prompt, self._in_code.renderer, self._in_code.texts, render_seconds
             )
-        forms = self._forms | self._forms_of_frame(prompt)
-        added: tuple[Tokens, ...] = ()
-        if isinstance(prompt, Text):
-            text = prompt.text
-        elif prompt.has_media:
-            text, decided, added = self._render_media(prompt)
-            forms |= decided
-        else:
-            text, decided = self._render(prompt, render_seconds)
-            forms |= decided
+        framed = self._forms | self._forms_of_frame(prompt)
+        text, forms, added = self._write(prompt, render_seconds)
+        forms |= framed
         if prompt.add_special_tokens and self._frame is None:
             return self._start_whole(text, forms, has_media=_has_media(prompt))
         around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
@@ -314,12 +306,23 @@ class Tokenizer:
         size = self._texts.begin(text).new_characters
         return Started(size, self._texts.is_cheap(size), lambda: self._encode_whole(text), forms)
 
+    def _write(self, prompt: Chat | Text, seconds: float) -> tuple[str, int, tuple[Tokens, ...]]:
+        """Returns the text of a prompt, its forms, and what is written for each media item."""
+        if isinstance(prompt, Text):
+            return prompt.text, 0, ()
+        forms = 0
+        if self._kimi is not None:
+            prompt, forms = as_kimis(prompt, self._kimi)
+        if prompt.has_media:
+            text, decided, added = self._render_media(prompt)
+            return text, forms | decided, added
+        text, decided = self._render(prompt, seconds)
+        return text, forms | decided, ()
+
     def _render(self, chat: Chat, seconds: float) -> tuple[str, int]:
         """Returns the text of a chat, and the forms that its dialect decided."""
         if self._in_code is not None:
             return _rendered_in_code(chat, self._in_code.renderer, seconds)
-        if self._kimi is not None and "tools" in chat.variables:
-            chat = _with_kimis_tools(chat, self._kimi)
         template = self._templates.chosen(chat.variables)
         return template.render(chat, budget_seconds=seconds)
 
@@ -348,20 +351,6 @@ class Tokenizer:
             ids = [token for token in found if token in self._added_ids]
             self._added_in_texts[text] = array("I", ids)
         return self._added_in_texts[text]
-
-
-def _with_kimis_tools(chat: Chat, code: KimiCode) -> Chat:
-    """Returns a chat whose tools are as the code of Kimi's tokenizer passes them to templates.
-
-    Raises:
-        RequestError: it passes them in a form that is not known here.
-    """
-    if code.writes_tools:
-        raise RequestError("unsupported_tools")
-    if not code.sorts_tools:
-        return chat
-    tools = with_sorted_keys(chat.variables["tools"])
-    return msgspec.structs.replace(chat, variables={**chat.variables, "tools": tools})
 
 
 def _model_files(
