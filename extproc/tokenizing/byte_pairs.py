@@ -25,6 +25,11 @@ MAX_TOKEN_BYTES = 1_024
 # Most bytes of all tokens; known vocabularies have one to two million.
 MAX_VOCABULARY_BYTES = 8 * 1024 * 1024
 
+# Most ways to cut tokens into two tokens, and bytes of these; o200k has 446,189 of 3 MB. Without a
+# limit, runs of one character within the other limits would take gigabytes.
+MAX_MERGES = 1_048_576
+MAX_MERGES_BYTES = 32 * 1024 * 1024
+
 _PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
 
@@ -57,10 +62,18 @@ def check_ranks(ranks: Mapping[bytes, int]) -> None:
 
 
 def merges(ranks: Mapping[AnyStr, int]) -> Iterator[tuple[AnyStr, AnyStr]]:
-    """Yields every way to cut a token into two tokens, in the order in which they are joined."""
+    """Yields every way to cut a token into two tokens, in the order in which they are joined.
+
+    Raises:
+        ValueError: there are too many.
+    """
+    count = characters = 0
     for token in sorted(ranks, key=ranks.__getitem__):
         for end in _cuts(token):
             if token[:end] in ranks and token[end:] in ranks:
+                count, characters = count + 1, characters + len(token)
+                if count > MAX_MERGES or characters > MAX_MERGES_BYTES:
+                    raise ValueError("its tokens are made of others in too many ways")
                 yield token[:end], token[end:]
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ import pytest
 from extproc.base.errors import StartError
 from extproc.base.tokenizer_files import MAX_FILE_BYTES, read_file
 from extproc.config.schema import Model
+from extproc.tokenizing.byte_pairs import MAX_TOKEN_BYTES, MAX_TOKENS
 from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
+from tests.extproc.small_models import write_model
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,53 @@ def test_sparse_file_of_two_gigabytes_is_refused_by_name(name: str, tmp_path: Pa
         file.truncate(2 << 30)
     with pytest.raises(StartError, match=rf"/{name} is larger than"):
         Tokenizer.load(Model("m", tokenizer=str(model)))
+
+
+# Vocabularies that are converted, and the files that each needs beside it.
+VOCABULARIES: dict[str, list[str]] = {
+    "tekken.json": [],
+    "tokenizer.model.v7": [],
+    "tokenizer.model": [],
+    "tiktoken.model": [],
+    "tokenization_kimi.py": ["tiktoken.model"],
+    "vocab.json": ["merges.txt"],
+    "merges.txt": ["vocab.json"],
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vocabulary_of_ten_gigabytes_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    for other in VOCABULARIES[name]:
+        (tmp_path / other).write_text("{}")
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(10 << 30)
+    assert f"/{name} is larger than" in loaded(tmp_path)["error"]
+
+
+RUNS = [bytes([letter]) * times for letter in range(97, 112) for times in range(2, MAX_TOKEN_BYTES)]
+MANY = [b"%07daaaa" % number for number in range(MAX_TOKENS - 256)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        (RUNS, "made of others in too many ways"),
+        (RUNS[:300], ""),
+        pytest.param(MANY, "", marks=pytest.mark.slow),
+    ],
+    ids=["runs", "runs within the limit", "as many as are allowed"],
+)
+def test_vocabulary_at_its_limits_ends_in_time(
+    tokens: list[bytes], reason: str, tmp_path: Path
+) -> None:
+    write_model("kimi-k2", tmp_path)
+    ranks = [*(bytes([number]) for number in range(256)), *tokens]
+    lines = [f"{b64encode(one).decode()} {rank}" for rank, one in enumerate(ranks)]
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    error = loaded(tmp_path)["error"]
+    assert bool(error) == bool(reason)
+    assert reason in error
 
 
 def test_pipe_as_a_template_is_refused_by_name(tmp_path: Path) -> None:
