@@ -32,6 +32,7 @@ BESIDES = (
     "tests/kvstate/test_turnover.py",
     "tests/extproc/routing/test_claim_table.py",
     "tests/extproc/running/test_state_file.py",
+    "tests/extproc/sglang/test_media.py",
     "tests/extproc/sglang/test_recorded_prompts.py",
     "tests/extproc/sglang/test_rules.py",
     "tests/extproc/templates/test_dialects.py",

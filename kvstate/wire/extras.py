@@ -3,7 +3,9 @@
 vLLM (0.17 and later) sends `extra_keys`, a list or nil for each block: the adapter's name, then
 [image hash, offset] pairs, then, in a prompt's first block, the cache salt. SGLang (0.5.18 and
 later) sends the salt of a whole chain as `cache_salt`. TensorRT-LLM sends `mm_keys`, for each block
-a list of {"hash", "start_offset"}.
+a list of {"hash", "start_offset"}: how many of the item's tokens are before the block, so 0 in the
+block in which it begins, wherever that is (generateBlockHashExtraKeys in its batch_manager/
+blockKey.cpp). Where it begins there is known from the next block.
 
 `Groups` tracks one publisher's attention groups, and decides which of their blocks to index.
 
@@ -210,11 +212,12 @@ _SCALARS = str | bytes | int | float | None
 
 
 def extras_of(
-    extra_keys: object, mm_keys: object, lora: str | int | None, blocks: int
+    extra_keys: object, mm_keys: object, lora: str | int | None, blocks: int, block_size: int
 ) -> list[Extra] | None:
     """Returns the extras of each block; None if only tokens count.
 
-    The adapter's name is left out: the root key contains it already.
+    The adapter's name is left out: the root key contains it already. Items are in vLLM's form; one
+    of which it is not known where it begins has its name alone.
 
     Raises:
         Skipped: bad_extra_keys, bad_mm_keys or huge_extra_keys.
@@ -222,8 +225,8 @@ def extras_of(
     if extra_keys is None and mm_keys is None:
         return None
     extras = _per_block(extra_keys, blocks, "bad_extra_keys")
-    images = _per_block(mm_keys, blocks, "bad_mm_keys")
-    made = [_extra(keys, lora) + _images(items) for keys, items in zip(extras, images, strict=True)]
+    images = _placed(list(map(_images, _per_block(mm_keys, blocks, "bad_mm_keys"))), block_size)
+    made = [_extra(keys, lora) + items for keys, items in zip(extras, images, strict=True)]
     if any(map(is_huge, made)):
         raise Skipped("huge_extra_keys")
     return made if any(made) else None
@@ -291,19 +294,42 @@ def _is_plain(item: object) -> bool:
     )
 
 
-def _images(raw: object) -> Extra:
-    """Converts TensorRT-LLM's keys of one block to vLLM's form."""
+# An item in a block of TensorRT-LLM: its name, and how many of its tokens are before the block.
+_Image = tuple[object, int | None]
+
+
+def _images(raw: object) -> list[_Image]:
+    """Returns the items of one block."""
     if raw is None:
-        return ()
+        return []
     if not isinstance(raw, list):
         raise Skipped("bad_mm_keys")
-    return tuple(_image(item) for item in raw)
+    return [_image(item) for item in raw]
 
 
-def _image(raw: object) -> list[object]:
+def _image(raw: object) -> _Image:
     if not isinstance(raw, Mapping):
         raise Skipped("bad_mm_keys")
-    image = [raw.get("hash"), raw.get("start_offset")]
-    if image[0] is None or not _is_plain(image):
+    name, offset = raw.get("hash"), raw.get("start_offset")
+    is_named = name is not None and not isinstance(name, list) and _is_plain(name)
+    if not is_named or not (offset is None or (type(offset) is int and offset in INTEGERS)):
         raise Skipped("bad_mm_keys")
-    return image
+    return name, offset
+
+
+def _placed(blocks: list[list[_Image]], block_size: int) -> list[Extra]:
+    """Returns the items of each block with where they begin, relative to the block."""
+    following = [dict(images) for images in blocks[1:]] + [{}]
+    return [
+        tuple([_start(image, after, block_size) for image in images])
+        for images, after in zip(blocks, following, strict=True)
+    ]
+
+
+def _start(image: _Image, following: Mapping[object, int | None], block_size: int) -> list[object]:
+    name, before = image
+    if before:
+        return [name, -before]
+    in_block = following.get(name) or 0
+    is_known = before is not None and 0 < in_block <= block_size
+    return [name, block_size - in_block] if is_known else [name]

@@ -195,7 +195,8 @@ def _chain(
     blocks: Sequence[Block], parent: int | None, medium: str, group: int | None
 ) -> BlocksStored:
     salt, lora = blocks[0].cache_salt, blocks[0].lora_id
-    extras = extras_of(None, [block.mm_keys for block in blocks], None, len(blocks))
+    images = [block.mm_keys for block in blocks]
+    extras = extras_of(None, images, None, len(blocks), len(blocks[0].tokens))
     extras = _with_token_extras(extras, blocks)
     if parent is None and isinstance(salt, str):
         extras = with_root(extras, None, salt, len(blocks))
@@ -222,11 +223,15 @@ def _tokens(blocks: Sequence[Block]) -> Tokens:
         raise Skipped("bad_tokens") from None
 
 
+# Begins the key of a token's extra id, so that it is not read as that of an item.
+_EXTRA_ID = "token_extra_id"
+
+
 def _with_token_extras(extras: list[Extra] | None, blocks: Sequence[Block]) -> list[Extra] | None:
     """Adds the extra ids of tokens, with positions: such a block equals no plain one."""
     carried: list[Extra] = [
         tuple(
-            [position, token.token_extra_id]
+            [_EXTRA_ID, position, token.token_extra_id]
             for position, token in enumerate(block.tokens)
             if token.token_extra_id
         )
@@ -234,7 +239,7 @@ def _with_token_extras(extras: list[Extra] | None, blocks: Sequence[Block]) -> l
     ]
     if not any(carried):
         return extras
-    if any(item[1] not in INTEGERS for extra in carried for item in extra):
+    if any(item[-1] not in INTEGERS for extra in carried for item in extra):
         raise Skipped("bad_tokens")
     known = extras or [()] * len(blocks)
     return [(*first, *second) for first, second in zip(known, carried, strict=True)]

@@ -205,7 +205,8 @@ def _chain(fields: Fields, hashes: list[BlockHash], *, is_array: bool) -> Blocks
         # SGLang 0.5.18 and 0.5.19: one more element, a map, if there is a salt
         salt, name, salt_follows = name.get("cache_salt"), None, True
     lora = _lora(name, fields.get("lora_id"))
-    extras = extras_of(fields.get("extra_keys"), fields.get("mm_keys"), lora, len(hashes))
+    images = fields.get("mm_keys")
+    extras = extras_of(fields.get("extra_keys"), images, lora, len(hashes), block_size)
     if parent is None:  # otherwise the parent's key contains the chain's extras
         extras = with_root(extras, first_token, salt, len(hashes))
     medium, group = _place(fields)

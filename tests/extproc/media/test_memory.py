@@ -1,7 +1,5 @@
 """Media items that outlive a restart of the router."""
 
-from array import array
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from extproc.media.item_news import ItemNews
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.memory import ITEMS_AT_ONCE, MediaMemory
 from kvstate.overlap import FIRST_WIDE_TOKEN
-from tests.extproc.media.replaying import HERE, Replay, requests_in
 
 
 def key(number: int) -> bytes:
@@ -85,17 +82,3 @@ def test_item_that_no_engine_has_is_refused() -> None:
     long = ItemNews(key(1), "CAT", ((90, MAX_TOKENS), (91, 1)))
     with pytest.raises(ValueError, match="no engine"):
         MediaMemory(MediaKnowledge(b"k")).restore(msgspec.msgpack.encode([tag, [long]]))
-
-
-def test_known_image_is_known_after_a_restart() -> None:
-    one, other = Replay(HERE / "qwen2vl"), Replay(HERE / "qwen2vl")
-    requests = list(requests_in(HERE / "vllm_0.32.0_qwen2vl.jsonl.gz"))
-    for request in requests[:50]:
-        one.take(request)
-    for piece in MediaMemory(one.knowledge).saved():
-        MediaMemory(other.knowledge).restore(piece)
-    before = [one.query(request["body"]) for request in requests[50:]]
-    after = [other.query(request["body"]) for request in requests[50:]]
-    assert [query.media for query in after if query.media and query.media.is_known]
-    assert [q.prompts[0].tokens for q in after] == [q.prompts[0].tokens for q in before]
-    assert array("I") not in [query.prompts[0].tokens for query in after]

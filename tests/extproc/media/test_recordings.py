@@ -6,6 +6,7 @@ import pytest
 
 from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.media.learning import GRACE_SECONDS
+from extproc.media.memory import MediaMemory
 from extproc.requests.dialect import spoken_by
 from tests.extproc.media.replaying import HERE, Replay, Replayed, requests_in
 
@@ -67,3 +68,16 @@ def test_predictions_equal_what_sglang_had_cached() -> None:
     assert not [one.scenario for one in found if one.predicted > one.cached]
     assert sum(one.predicted == one.cached for one in found) >= 108
     assert all(one.possible == one.cached for one in found)
+
+
+def test_known_image_is_known_after_a_restart() -> None:
+    one, other = Replay(HERE / "qwen2vl"), Replay(HERE / "qwen2vl")
+    requests = list(requests_in(HERE / "vllm_0.32.0_qwen2vl.jsonl.gz"))
+    for request in requests[:50]:
+        one.take(request)
+    for piece in MediaMemory(one.knowledge).saved():
+        MediaMemory(other.knowledge).restore(piece)
+    before = [one.query(request["body"]) for request in requests[50:]]
+    after = [other.query(request["body"]) for request in requests[50:]]
+    assert [query.media for query in after if query.media and query.media.is_known]
+    assert [q.prompts[0].tokens for q in after] == [q.prompts[0].tokens for q in before]

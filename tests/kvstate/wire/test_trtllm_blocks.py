@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from kvstate.events import BlocksStored
+from kvstate.media import ItemStart, beginnings
 from kvstate.overlap import Tokens
 from kvstate.wire.extras import Skipped
 from kvstate.wire.trtllm_wire import Block, chains, fold, full, largest, medium_of
@@ -92,11 +93,19 @@ def test_invalid_blocks_are_skipped_by_name(blocks: list[Block], name: str) -> N
 def test_images_and_token_extras_become_extras_of_their_blocks() -> None:
     image = {"type": "mm_key", "hash": "h", "start_offset": 3}
     chain = one(block(1, 5, mm_keys=[image]), block(2, 6), block(3, 7, mm_keys=None))
-    assert chain.extras == [(["h", 3],), (), ()]
+    assert chain.extras == [(["h", -3],), (), ()]
     draft = {"token_id": 6, "token_extra_id": 9}
-    assert one(block(1, 5, draft), block(2, 7, 8)).extras == [([1, 9],), ()]
+    assert one(block(1, 5, draft), block(2, 7, 8)).extras == [(["token_extra_id", 1, 9],), ()]
     both = one(block(1, draft, mm_keys=[image]), block(2, 7))
-    assert both.extras == [(["h", 3], [0, 9]), ()]
+    assert both.extras == [(["h", -3], ["token_extra_id", 0, 9]), ()]
+    assert [begun.at for begun in beginnings(both)] == [-3]
+
+
+def test_item_that_begins_within_a_block_is_found_by_the_next_one() -> None:
+    image = [{"type": "mm_key", "hash": "h", "start_offset": before} for before in (0, 1)]
+    chain = one(block(1, 5, 9, mm_keys=image[:1]), block(2, 9, 6, mm_keys=image[1:]))
+    assert beginnings(chain) == [ItemStart(1, "h", 4)]
+    assert beginnings(one(block(1, 5, 9, mm_keys=image[:1]))) == []
 
 
 def test_salt_belongs_to_the_root_block() -> None:

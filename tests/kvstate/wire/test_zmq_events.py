@@ -140,7 +140,7 @@ def test_bigrams_are_stored_as_second_tokens_with_the_first_in_the_extras() -> N
 
 def test_images_become_extras_of_their_blocks() -> None:
     images = [[], [{"type": "mm_key", "hash": "abc", "start_offset": 3}]]
-    assert stored(mm_keys=images).extras == [(), (["abc", 3],)]
+    assert stored(mm_keys=images).extras == [(), (["abc", -3],)]
 
 
 def test_removal_is_read_from_both_layouts() -> None:
