@@ -26,6 +26,7 @@ BESIDES = (
     "tests/extproc/envoy/test_envoy_patch.py",
     "tests/extproc/serving/test_cleaning.py",
     "tests/extproc/serving/test_tenants.py",
+    "tests/extproc/serving/test_classes.py",
     "tests/extproc/serving/test_conformance.py",
     "tests/extproc/proof/test_trust.py",
     "tests/kvstate/feeds/test_allowance.py",

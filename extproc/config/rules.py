@@ -67,6 +67,7 @@ def broken_rules(config: Config) -> list[str]:
         *_sharing(config.sharing, config.extproc.processes),
         *config.steering.faults(config.disaggregation),
         *_isolation(config),
+        *_classes(config),
     ]
 
 
@@ -116,6 +117,24 @@ def _isolation(config: Config) -> Iterator[str]:
             yield f"isolation.share[{number}]: {name!r} is the name of no model"
     if config.extproc.dialect == "epp":
         yield "isolation: needs bodies that can be changed: dialect buffered"
+
+
+def _classes(config: Config) -> Iterator[str]:
+    rules = config.policy.classes
+    if rules is None:
+        return
+    if not _HEADER.fullmatch(rules.header):
+        yield f"policy.classes.header: is not a valid header name: {rules.header!r}"
+    elif rules.header.lower() in _TAKEN:
+        yield f"policy.classes.header: {rules.header!r} is a reserved header"
+    names = Counter(one.name for one in rules.of)
+    if len(names) < 2:
+        yield "policy.classes.of: two classes are the least"
+    for name, count in names.items():
+        if count > 1:
+            yield f"policy.classes.of: the name {name!r} is used {count} times"
+    if names and rules.default not in names:
+        yield f"policy.classes.default: {rules.default!r} is the name of no class"
 
 
 def _legs(config: Config) -> Iterator[str]:

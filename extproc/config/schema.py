@@ -11,6 +11,7 @@ from extproc.base.engine import ENGINES, Engine, release_of
 from extproc.config.sections import (
     ROLES,
     CacheAware,
+    Classes,
     Disaggregation,
     Isolation,
     Log,
@@ -543,6 +544,7 @@ class Policy:
         None,
         minimum=1,
     )
+    classes: Classes | None = key("classes of requests, which go before each other", None)
     shed: bool = key("true: answer 429 if all workers are above max_in_flight", default=False)
     refuse: bool = key("true: answer 503 if no worker may take a request", default=False)
 

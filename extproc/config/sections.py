@@ -225,6 +225,36 @@ class State:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ClassSettings:
+    """A class of requests."""
+
+    name: str = key("its name, as the header writes it")
+    priority: int = key(
+        "its number for the engines' queues: of two classes, the lower number goes first; 0 is"
+        " what engines assume of requests without one",
+        0,
+    )
+    max_in_flight: int | None = key(
+        "most requests of this class in flight on a worker: one with as many gets no more, and if"
+        " all have as many, the answer is 429",
+        None,
+        minimum=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Classes of requests, such as interactive and batch, in the order of the engines' queues."""
+
+    header: str = key(
+        "the request header that names the class: a filter before the router has to set it, and to"
+        " remove a client's own"
+    )
+    default: str = key("the class of requests that name none, or one that is not known")
+    of: tuple[ClassSettings, ...] = key("the classes, two at least")
+
+
 # What becomes of a request that names no tenant, and of all requests while the router is away.
 REFUSE, COMMON = "refuse", "common"
 OPEN, CLOSED = "open", "closed"

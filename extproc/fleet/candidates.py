@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from extproc.base.engine import changes_prompts
+from extproc.base.engine import Engine, changes_prompts
 from extproc.config.schema import Config
 from extproc.config.sections import BOTH
 from extproc.fleet.rank_pins import RankPins
@@ -165,6 +165,11 @@ class Candidates:
         writes_body: whether the request's body may be changed.
         """
         return self._pins.choice(name, path, writes_body=writes_body)
+
+    def engine(self, name: str) -> Engine | None:
+        """Returns the engine that a worker runs; None if that, or the worker, is unknown."""
+        worker = self._table.get(name)
+        return None if worker is None else worker.engine
 
     def block_size(self, name: str) -> int:
         """Returns the tokens in a worker's block: by its events, else as configured or reported."""

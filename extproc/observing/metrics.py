@@ -11,6 +11,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import TracedValue
+from extproc.observing.class_figures import ClassFigures
 from extproc.observing.decisions import Course, DecisionCollector, DecisionCounts
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.media_counts import shares_of, shown
@@ -147,6 +148,8 @@ class Metrics(Collector):
             "Requests answered with 400, since their bodies may hide fields of the router's",
             registry=self.registry,
         )
+        self.classes = ClassFigures()
+        self.registry.register(self.classes)
         self.isolated = Counter(
             "kvsteer_isolated_requests",
             "Requests of tenants that are kept apart, by what became of them",

@@ -35,6 +35,7 @@ from extproc.requests.prompt import (
     Text,
     is_given,
 )
+from extproc.requests.request_class import RequestClass
 
 __all__ = [
     "CHAT_PATH",
@@ -185,7 +186,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     only to be cleaned of the router's fields. proxy_finds_model: whether
     the proxy's routes choose a cluster by the model, and find the model themselves if the router
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
-    model.
+    model. of_class: its class, None without classes.
     """
 
     head: Head
@@ -193,6 +194,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     proxy_finds_model: bool = False
     wants_endpoint: bool = False
+    of_class: RequestClass | None = None
 
 
 class _AnyBody(msgspec.Struct):

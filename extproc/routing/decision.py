@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from extproc.base.structs import Frozen
 from extproc.requests.outline import BYTES_PER_TOKEN
+from extproc.requests.request_class import RequestClass
 from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belonging_of
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
@@ -32,6 +33,7 @@ from kvstate.overlap import Overlap, of_any_rank
 MAX_UNREAD_BYTES = 128 * 1024
 
 OVER_LIMIT = "over its limit of requests"
+OVER_CLASS_LIMIT = "over its limit of requests of this class"
 # Why a request is left to the proxy.
 FINDS_MODEL = "the model is not known here, so the proxy chooses"
 CALLS_NO_MODEL = "it calls no model, so the proxy chooses"
@@ -131,7 +133,8 @@ class Decision(Frozen, frozen=True):
     so are the keys of its belonging.
     is_steered: whether the proxy gets the pick; if not, it is only noted, and the proxy chooses.
     split: None if every worker takes whole requests. source: the worker from which the pick should
-    pull a part of the prompt, which is then left out of uncached_tokens; None for none.
+    pull a part of the prompt, which is then left out of uncached_tokens; None for none. of_class:
+    the class of the request, None without classes.
     """
 
     verdict: Verdict
@@ -146,6 +149,7 @@ class Decision(Frozen, frozen=True):
     is_steered: bool = True
     split: Split | None = None
     source: PullSource | None = None
+    of_class: RequestClass | None = None
 
     @property
     def prefill(self) -> "Decision | None":
@@ -175,7 +179,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         saved[name] = max(saved.get(name, 0.0), more)
     sampled = _sampled(eligible, excluded, saved, snapshot, roster, rng)
     survey = survey_of(eligible, sampled, snapshot, saved, weighed, now, is_new=belonging.is_new)
-    if sampled is not None and is_full(survey, snapshot.rules.max_in_flight):
+    if sampled is not None and is_full(survey, snapshot.rules.max_in_flight, query.of_class):
         sampled = None
         survey = survey_of(eligible, None, snapshot, saved, weighed, now, is_new=belonging.is_new)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
@@ -216,6 +220,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         marks=marks,
         basis=basis,
         rank=rank,
+        of_class=query.of_class,
     )
 
 
@@ -314,16 +319,30 @@ def _candidates(
             if survey.workers[at].endpoint in ejected
         }
         candidates = _without_bad(candidates, failing, survey, excluded)
+    if query.of_class is not None and query.of_class.max_in_flight is not None:
+        candidates = _within_class(candidates, query.of_class.max_in_flight, survey, excluded)
+        if not candidates:
+            return Verdict.SHED, ()
     limit = rules.max_in_flight
     if limit is None:
         return Verdict.STEER, candidates
     loads = survey.loads
-    full = {at: OVER_LIMIT for at in candidates if loads[at].in_flight + loads[at].others >= limit}
+    full = {at: OVER_LIMIT for at in candidates if loads[at].counted >= limit}
     if rules.shed and len(full) == len(candidates):
         for at in full:
             excluded[survey.places[at]] = OVER_LIMIT
         return Verdict.SHED, ()
     return Verdict.STEER, _without_bad(candidates, full, survey, excluded)
+
+
+def _within_class(
+    candidates: Sequence[int], limit: int, survey: Survey, excluded: list[str]
+) -> Sequence[int]:
+    """Returns the candidates with fewer requests of the class than its limit; enters the others."""
+    full = [at for at in candidates if survey.loads[at].peers >= limit]
+    for at in full:
+        excluded[survey.places[at]] = OVER_CLASS_LIMIT
+    return [at for at in candidates if survey.loads[at].peers < limit] if full else candidates
 
 
 def _without_bad(

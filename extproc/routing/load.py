@@ -18,6 +18,8 @@ from itertools import takewhile
 from math import exp
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from extproc.base.structs import Light, Record
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
@@ -63,6 +65,8 @@ class Load(Light, frozen=True, gc=False):
     requests of other routers: those that share, and any more that the last report shows.
     utilization: the prompt tokens sent lately, as a share of what it can compute. report: the last
     one, if it still counts; age_seconds: its age. slowness: its time divided by the configured one.
+    If requests have classes, for the one that asks: below, this router's requests of lower classes,
+    whose tokens are not in the backlog; peers, those of its own.
     """
 
     in_flight: int = 0
@@ -72,6 +76,13 @@ class Load(Light, frozen=True, gc=False):
     report: LoadSample | None = None
     age_seconds: float = 0.0
     slowness: float = 1.0
+    below: int = 0
+    peers: int = 0
+
+    @property
+    def counted(self) -> float:
+        """The requests that a limit counts: those of lower classes do not stand in the way."""
+        return self.in_flight + self.others - self.below
 
 
 class GaugesOf(Protocol):
@@ -117,6 +128,14 @@ class Gauges(NamedTuple):
 _NO_GAUGES: GaugesOf = Gauges(0, 0, 0, 0, 0)
 
 
+@dataclass(slots=True)
+class LevelLoad:
+    """This router's requests of one level of classes: in flight, and the tokens of those queued."""
+
+    requests: int = 0
+    queued_tokens: float = 0.0
+
+
 @dataclass(eq=False, slots=True)
 class EndpointLoad:
     """The load record of one endpoint: its requests in flight, and its worker's last report.
@@ -128,6 +147,7 @@ class EndpointLoad:
     uncached tokens. gauges: the last figures of each other router; shared, shared_tokens: the sums
     of their requests and booked tokens. ahead_tokens: other routers' tokens after this router's
     last request whose end of computing is announced: the next such request waits for them.
+    levels: its requests by the level of their class, empty without classes.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
@@ -144,6 +164,7 @@ class EndpointLoad:
     shared_tokens: int = 0
     ahead_tokens: float = 0.0
     gauges: dict[str, GaugesOf] = field(default_factory=dict)
+    levels: dict[int, LevelLoad] = field(default_factory=dict)
     speed: Speed["Booking"] = field(default_factory=Speed)
 
 
@@ -153,7 +174,7 @@ class Booking(Record, eq=False):
     load: the record in which it is booked. rank: the rank that it names, None if none. prompt: the
     one that the worker's feed announces once it is computed; None if it does not. computed_at: when
     that was announced, None before. ahead_tokens: what other routers sent there since this router's
-    previous request; it is computed first.
+    previous request; it is computed first. level: of its class, None without classes.
     """
 
     endpoint: str
@@ -165,6 +186,7 @@ class Booking(Record, eq=False):
     is_sure: bool = True
     computed_at: float | None = None
     ahead_tokens: float = 0.0
+    level: int | None = None
 
 
 _IDLE = Load()
@@ -205,10 +227,11 @@ class Loads:
         prompt: Prompt | None = None,
         *,
         is_sure: bool = True,
+        level: int | None = None,
     ) -> Booking:
         """Books a request on an endpoint until `end`; returns the booking."""
         state = self._record(endpoint)
-        booking = Booking(endpoint, uncached_tokens, state, now, rank, prompt, is_sure)
+        booking = Booking(endpoint, uncached_tokens, state, now, rank, prompt, is_sure, level=level)
         self._add(booking, now)
         self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
         return booking
@@ -226,6 +249,10 @@ class Loads:
         state.bookings.add(booking)
         state.queued[booking] = None
         state.booked_tokens += booking.uncached_tokens
+        if booking.level is not None:
+            of_level = state.levels.setdefault(booking.level, LevelLoad())
+            of_level.requests += 1
+            of_level.queued_tokens += booking.uncached_tokens
         state.sent_tokens += booking.uncached_tokens
         if self._touched is not None:
             self._touched.add(booking.endpoint)
@@ -307,6 +334,8 @@ class Loads:
         state.bookings.remove(booking)
         if booking in state.queued:
             _leave_queue(booking)
+        if booking.level is not None:
+            state.levels[booking.level].requests -= 1
         _bound(state, self._backlog(state, now), now)
         if self._touched is not None:
             self._touched.add(booking.endpoint)
@@ -501,6 +530,28 @@ class Loads:
         others = state.shared + share * state.others
         return Load(in_flight, backlog, others, utilization, report, age, slowness)
 
+    def load_of_level(self, level: int, endpoint: str, now: float) -> Load:
+        """Returns the load of an endpoint for a request of a class, by the level of that class.
+
+        An engine that schedules by priority computes the prompts of lower classes later, so their
+        share of the queue is left out. What other routers sent counts in full.
+        """
+        load, state = self.load(endpoint, now), self._endpoints.get(endpoint)
+        if state is None or not state.levels:
+            return load
+        below, behind, peers = 0, 0.0, 0
+        for of_level, found in state.levels.items():
+            if of_level > level:
+                below += found.requests
+                behind += found.queued_tokens
+            elif of_level == level:
+                peers = found.requests
+        known = state.booked_tokens + state.shared_tokens
+        share = 1.0 - behind / known if 0.0 < behind < known else float(behind <= 0.0)
+        return msgspec.structs.replace(
+            load, backlog_tokens=load.backlog_tokens * share, below=below, peers=peers
+        )
+
     def _backlog(self, state: EndpointLoad, now: float) -> float:
         """Returns the uncached tokens of known requests that are probably not computed yet."""
         done = max(0.0, now - state.backlog_at) * self._rate * state.speed.pace
@@ -513,6 +564,11 @@ def _leave_queue(booking: Booking) -> None:
     del state.queued[booking]
     # a running sum, since thousands may be queued; rounding errors end with the last of them
     state.booked_tokens -= booking.uncached_tokens if state.queued else state.booked_tokens
+    if booking.level is not None:
+        of_level = state.levels[booking.level]
+        of_level.queued_tokens -= (
+            booking.uncached_tokens if state.queued else of_level.queued_tokens
+        )
 
 
 def _bound(state: EndpointLoad, backlog_tokens: float, now: float) -> None:

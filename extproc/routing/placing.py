@@ -6,6 +6,7 @@ worker, until `release`.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from extproc.config.schema import Config
@@ -14,7 +15,7 @@ from extproc.routing.claim_table import Claim, ClaimTable, Holdings, Lifetimes
 from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
-from extproc.routing.load import Booking, Loads
+from extproc.routing.load import Booking, Load, Loads
 from extproc.routing.pins import RankChoice
 from extproc.routing.policies import policy_of
 from extproc.routing.query import Query, Snapshot
@@ -160,7 +161,7 @@ class Placing:
         return Snapshot(
             workers=workers,
             overlaps=held if ranks is None else [ranks.held(one) for one in held],
-            load=self.loads.load,
+            load=self._load_for(query),
             policy=policy or policy_of(self._config, query.model, query.policy),
             turn=self.steered[query.model],
             rules=self._rules,
@@ -176,6 +177,12 @@ class Placing:
             homes=self.homes,
             conversations=self._conversations,
         )
+
+    def _load_for(self, query: Query) -> Callable[[str, float], Load]:
+        """Returns what tells the load of an endpoint to a request, by its class if it has one."""
+        if query.of_class is None:
+            return self.loads.load
+        return partial(self.loads.load_of_level, query.of_class.level)
 
     def ranks(self, path: str, *, writes_body: bool) -> Ranks:
         """Returns the workers' ranks for a request on a path.
@@ -231,9 +238,10 @@ class Placing:
         self, decision: Decision, uncached: float, now: float, prompt: Prompt | None
     ) -> Booking:
         """Books one leg of a request on its first pick, and claims its prompt for that worker."""
+        level = None if decision.of_class is None else decision.of_class.level
         is_sure = prompt is None or not decision.basis.claims_on(decision.worker).speculative
         booking = self.loads.begin(
-            decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure
+            decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure, level=level
         )
         self._claim(booking, decision, decision.worker, now)
         return booking
@@ -265,7 +273,8 @@ class Placing:
         """Books an unsteered request nowhere, until `note_worker`; None if there is no pick."""
         if not decision.pick:
             return None
-        return self.loads.begin(NOWHERE, decision.uncached_tokens, now)
+        level = None if decision.of_class is None else decision.of_class.level
+        return self.loads.begin(NOWHERE, decision.uncached_tokens, now, level=level)
 
     def note_worker(
         self, booking: Booking, decision: Decision, worker: str, endpoint: str, now: float

@@ -8,6 +8,7 @@ from extproc.base.structs import Frozen
 from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
+from extproc.requests.request_class import RequestClass
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.homes import Homes
@@ -76,7 +77,7 @@ class Query(Frozen, frozen=True):
     may_split: whether one worker can compute the prompt and another one answer. session: the
     client's session, "" for none; it counts only if the prompt's tokens are not known. previous:
     the id of the response that it continues, "" for none. variants: what it is to workers whose
-    engines read it differently.
+    engines read it differently. of_class: its class, None without classes.
     """
 
     model: str | None
@@ -97,6 +98,7 @@ class Query(Frozen, frozen=True):
     session: str = ""
     previous: str = ""
     variants: Sequence[Variant] = ()
+    of_class: RequestClass | None = None
 
     def query_for(self, worker: str) -> "Query":
         """Returns the query as a worker's engine reads it."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from extproc.base.structs import Light
 from extproc.config.schema import Cost
+from extproc.requests.request_class import RequestClass
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
 from extproc.routing.policies import affinity_of
@@ -131,6 +132,9 @@ def _costs(loads: list[Load], uncached: float, running: float) -> list[float]:
     ]
 
 
-def is_full(survey: Survey, limit: int | None) -> bool:
-    """Returns whether all compared workers are at their limit of requests."""
-    return limit is not None and all(one.in_flight + one.others >= limit for one in survey.loads)
+def is_full(survey: Survey, limit: int | None, of_class: RequestClass | None) -> bool:
+    """Returns whether all compared workers are at their limit of requests, or of its class."""
+    if limit is not None and all(one.counted >= limit for one in survey.loads):
+        return True
+    own = None if of_class is None else of_class.max_in_flight
+    return own is not None and all(one.peers >= own for one in survey.loads)

@@ -19,7 +19,7 @@ while the router was deciding, as soon as it has decided.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
@@ -41,8 +41,10 @@ from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
 from extproc.routing.policies import endpoints_named
+from extproc.routing.priorities import PRIORITY_HEADER
 from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
+from extproc.serving.classes import ClassStep, named_priority
 from extproc.serving.cleaning import Cleaning
 from extproc.serving.named_rank import named_rank
 from extproc.serving.proxy_message import (
@@ -93,6 +95,9 @@ class Service:
         has_legs = rules.mode is not None or rules.changes_bodies
         self.legs = Announcer(config) if has_legs else None
         self.tenants = _tenants(config)
+        rules_of_classes = config.policy.classes
+        self.classes = None if rules_of_classes is None else ClassStep(rules_of_classes)
+        self.prepares = any((self.legs, self.tenants, self.classes))
         self.cleaning = Cleaning()
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         header = config.policy.header
@@ -107,14 +112,16 @@ class Service:
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
             owned=self._owned(config),
-            cleans=self.legs is not None or self.tenants is not None,
+            cleans=self.prepares,
         )
-        tenant = None if self.tenants is None else self.tenants.header
-        self.decoder = ProxyDecoder(self.stream_settings.header_names(), tenant)
+        named = [one.header for one in (self.tenants, self.classes) if one is not None]
+        self.decoder = ProxyDecoder(self.stream_settings.header_names(), named)
 
     def _owned(self, config: Config) -> tuple[str, ...]:
         """Returns the headers that only the router may set, besides those of every pick."""
         of_legs = self.legs.headers if self.legs is not None else ()
+        if self.classes is not None:
+            of_legs = (*of_legs, PRIORITY_HEADER)
         rank = rank_name(config.policy.rank_header)
         return of_legs if rank is None else (*of_legs, rank)
 
@@ -186,7 +193,7 @@ class Exchange:
     def __init__(self, service: Service, traceparent: str = "") -> None:
         self._service = service
         self._traceparent = traceparent
-        self._named_tenants: tuple[bytes, ...] = ()
+        self._named: Mapping[str, Sequence[bytes]] = {}  # by the header that names them
         # if only some requests are steered, as much must be known about the others
         self._accounts = service.accounts or service.router.steering.is_partial
         self._wants_status = not service.accounts and (
@@ -207,7 +214,7 @@ class Exchange:
         step = self._stream.receive(message)
         service = self._service
         if message.kind == REQUEST_HEADERS:
-            self._named_tenants = message.values
+            self._named = message.values
             if service.is_traced and not self._traceparent:
                 self._traceparent = message.headers.get(TRACEPARENT, "")
         if not isinstance(step, Ask):
@@ -215,13 +222,13 @@ class Exchange:
                 self._look_at(message, self._passage)
             return step
         self._enter(Phase.ROUTING)
-        if service.legs is None and service.tenants is None:
+        if not service.prepares:
             return self._place(await service.router.route(step, self._traceparent), step)
         prepared = await self._prepared(step)
         if isinstance(prepared, Refusal):
             return self._refuse(prepared)
         routed = await service.router.route(prepared, self._traceparent)
-        return self._place(routed, prepared, is_changed=prepared is not step)
+        return self._place(routed, prepared, is_changed=prepared.body is not step.body)
 
     async def _prepared(self, ask: Ask) -> Ask | Refusal:
         """Returns a request as its worker is to get it, or the answer that refuses it."""
@@ -232,9 +239,12 @@ class Exchange:
                 service.metrics.bodies_refused.inc()
                 return refused_body(ask.head.path)
             ask = cleaned
+        if service.classes is not None:
+            ask = await service.classes.classify(ask, self._named.get(service.classes.header, ()))
         if service.tenants is None:
             return ask
-        outcome, step = await service.tenants.separate(ask, self._named_tenants)
+        named = self._named.get(service.tenants.header, ())
+        outcome, step = await service.tenants.separate(ask, named)
         if outcome is not None:
             service.metrics.isolated.labels(outcome.value).inc()
         return step
@@ -296,6 +306,8 @@ class Exchange:
             outcome = passage.account.outcome()
             service.metrics.observe_outcome(outcome)
             service.router.note_usage(outcome)
+        seconds = None if outcome is None else outcome.ttft_seconds
+        service.metrics.classes.end(decision, seconds, is_booked=passage.booking is not None)
         if service.recorder is not None:
             if is_placed:
                 service.recorder.end(decision, outcome)
@@ -305,6 +317,7 @@ class Exchange:
     def _place(self, routed: Routed, ask: Ask, *, is_changed: bool = False) -> Answers:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, booking = routed
+        self._service.metrics.classes.begin(decision, is_booked=booking is not None)
         passage = Passage(decision, booking)
         if self.phase is Phase.CLOSED:
             self._settle(passage, is_placed=False)
@@ -342,10 +355,18 @@ class Exchange:
         body = None if ask.wants_endpoint else ask.body
         header, pinned = named_rank(rank, body)
         new_body = pinned or (body if is_changed else None)
-        placement = Placement(destination, decision.model or "", header, body=new_body)
+        priority = None
+        if decision.of_class is not None:
+            engine = service.router.engine(decision.worker)
+            path, so_far = ask.head.path, new_body or body
+            priority, with_priority = named_priority(decision.of_class, engine, path, so_far)
+            new_body = with_priority or new_body
+        placement = Placement(
+            destination, decision.model or "", header, body=new_body, priority=priority
+        )
         if service.legs is None:
             return placement
-        legs = service.legs.announce(decision, ask.head.path, pinned or body)
+        legs = service.legs.announce(decision, ask.head.path, new_body or body)
         if legs is None:
             return None
         said, changed = legs

@@ -49,7 +49,7 @@ class ProxyMessage(msgspec.Struct, gc=False):
     piece of a body. is_last: the request or response ends with it. modes: how bodies of the
     request and of the response come (ProtocolConfiguration), None if it does not say.
     context: metadata_context and attributes, None without them. values: all values that are not
-    empty, and whole, of the one header that was asked for in this way.
+    empty, and whole, of the headers that were asked for in this way, by their names.
     """
 
     kind: int
@@ -58,22 +58,22 @@ class ProxyMessage(msgspec.Struct, gc=False):
     is_last: bool
     modes: tuple[int, int] | None
     context: ProcessingRequest | None
-    values: tuple[bytes, ...] = ()
+    values: dict[str, list[bytes]] = {}
 
 
 class ProxyDecoder:
     """Decodes messages.
 
-    names: of the headers that are read, in lower case. every: the one of which every value is
-    read; protobuf then decodes all messages. compiled: for tests.
+    names: of the headers that are read, in lower case. every: those of which every value is read;
+    with any, protobuf decodes all messages. compiled: for tests.
     """
 
     def __init__(
-        self, names: Iterable[str], every: str | None = None, *, compiled: bool = IS_COMPILED
+        self, names: Iterable[str], every: Iterable[str] = (), *, compiled: bool = IS_COMPILED
     ) -> None:
         self._names = frozenset(names)
-        self._every = every
-        is_compiled = compiled and every is None
+        self._every = frozenset(every)
+        is_compiled = compiled and not self._every
         self._compiled = CompiledDecoder(ProxyMessage, tuple(self._names)) if is_compiled else None
 
     def decode(self, message: bytes) -> ProxyMessage:
@@ -95,13 +95,13 @@ class ProxyDecoder:
         """Returns what a message says that protobuf has decoded."""
         kind = NAMES.get(message.WhichOneof("request") or "", NO_KIND)
         headers: dict[str, str] = {}
-        values: tuple[bytes, ...] = ()
+        values: dict[str, list[bytes]] = {}
         body, is_last = b"", False
         if kind in (REQUEST_HEADERS, RESPONSE_HEADERS):
             is_request = kind == REQUEST_HEADERS
             part = message.request_headers if is_request else message.response_headers
             headers, is_last = self._texts_of(part.headers), part.end_of_stream
-            if self._every is not None:
+            if self._every:
                 values = _values_of(part.headers, self._every)
         elif kind in (REQUEST_BODY, RESPONSE_BODY):
             piece = message.request_body if kind == REQUEST_BODY else message.response_body
@@ -136,11 +136,11 @@ def _context_of(message: ProcessingRequest) -> ProcessingRequest | None:
     return message if message.HasField("metadata_context") or message.attributes else None
 
 
-def _values_of(headers: HeaderMap, name: str) -> tuple[bytes, ...]:
-    """Returns the values of a header that are not empty. name: in lower case."""
-    found = [
-        header.raw_value or header.value.encode()
-        for header in headers.headers
-        if header.key == name
-    ]
-    return tuple(filter(None, found))
+def _values_of(headers: HeaderMap, names: frozenset[str]) -> dict[str, list[bytes]]:
+    """Returns the values of headers that are not empty, by their names, in lower case."""
+    found: dict[str, list[bytes]] = {}
+    for header in headers.headers:
+        key, value = header.key, header.raw_value or header.value.encode()
+        if key in names and value:
+            found.setdefault(key, []).append(value)
+    return found

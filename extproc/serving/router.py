@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.base.engine import Engine
 from extproc.base.errors import RequestError
 from extproc.base.logs import tell_fault
 from extproc.config.schema import Config
@@ -326,6 +327,10 @@ class Router:
         elif seconds is not None:
             log.info("worker at %s answers again and is no longer ejected", booking.endpoint)
 
+    def engine(self, worker: str) -> Engine | None:
+        """Returns the engine that a worker runs, None if it is unknown."""
+        return self._candidates.engine(worker)
+
     def in_flight(self, endpoint: str) -> int:
         """Returns how many requests are in flight on an endpoint."""
         return self.placing.loads.in_flight(endpoint)
@@ -392,6 +397,8 @@ class Router:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
+        if ask.of_class is not None:
+            query = msgspec.structs.replace(query, of_class=ask.of_class)
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
         trusted = self._proofs.trust_for(query.forms) if query.forms else candidates

@@ -37,6 +37,7 @@ class Placement(Light, frozen=True, gc=False):
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
     value of the header that names a data-parallel rank. legs: names and values of the headers that
     say where the prompt is computed. body: replaces the request's own, if that was received whole.
+    priority: as rank, of the header that gives the engine's queue a priority.
     """
 
     destination: str = ""
@@ -44,6 +45,7 @@ class Placement(Light, frozen=True, gc=False):
     rank: tuple[str, str] | None = None
     legs: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
+    priority: tuple[str, str] | None = None
 
 
 class Phrases:
@@ -147,6 +149,8 @@ def pick_of(
         else:
             mutation.remove_headers.append(name)
     told = placement.legs if placement.rank is None else (*placement.legs, placement.rank)
+    if placement.priority is not None:
+        told = (*told, placement.priority)
     for name, value in told:
         mutation.set_headers.append(_overwrite(name, value))
     if owned:

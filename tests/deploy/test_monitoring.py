@@ -28,6 +28,7 @@ ABSENT = (
     "kvsteer_answered_elsewhere_total",
     "kvsteer_connection_faults_total",
     "kvsteer_disaggregation_total",
+    "kvsteer_class_",
     "kvsteer_isolated_requests_total",
     "kvsteer_media_items_total",
     "kvsteer_state_file_",

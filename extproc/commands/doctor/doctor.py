@@ -20,7 +20,13 @@ from typing import NamedTuple, TypeVar
 
 from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
-from extproc.commands.doctor import feed_visit, steering_visit, token_visit, worker_visit
+from extproc.commands.doctor import (
+    feed_visit,
+    priority_visit,
+    steering_visit,
+    token_visit,
+    worker_visit,
+)
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
@@ -191,6 +197,7 @@ async def _worker(
     parts = [feed_visit.visit(means, worker, visited, about)]
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
+        parts.append(priority_visit.visit(means, worker, visited, about))
     found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
     judged = judge_engine(means.config, visited.engine, about) if visited.is_there else ()
     parts_found = (one for part in found for one in part)

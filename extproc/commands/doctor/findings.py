@@ -169,6 +169,14 @@ FAULTS = {
         "steering", "see `astray` in `GET /workers`: Envoy sends requests elsewhere than named"
     ),
     # Envoy
+    "priority-off": Fault(
+        "classes",
+        "start vLLM with `--scheduling-policy priority`, or SGLang with"
+        " `--enable-priority-scheduling`",
+    ),
+    "priority-inverted": Fault(
+        "classes", "start SGLang without `--schedule-low-priority-values-first`"
+    ),
     "isolation-secret": Fault(
         "isolation", "correct `isolation.secret_file`: a file with 16 bytes or more"
     ),

@@ -37,6 +37,9 @@ MODEL = "models: [{name: m}]"
 MIRROR = "disaggregation: {mode: mirror, connector: sglang}"
 
 
+CLASSES = "policy: {classes: {header: %s, default: %s, of: [%s]}}"
+
+
 def told(*sections: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         parse("\n".join(sections), "c")
@@ -106,6 +109,26 @@ def with_events(rest: str) -> str:
         (
             [MODEL, WORKER, "isolation: {header: x, secret_file: f}", "extproc: {dialect: epp}"],
             "isolation: needs bodies that can be changed: dialect buffered",
+        ),
+        (
+            [MODEL, WORKER, CLASSES % ("'a b'", "a", "{name: a}, {name: b}")],
+            "policy.classes.header: is not a valid header name: 'a b'",
+        ),
+        (
+            [MODEL, WORKER, CLASSES % ("host", "a", "{name: a}, {name: b}")],
+            "policy.classes.header: 'host' is a reserved header",
+        ),
+        (
+            [MODEL, WORKER, CLASSES % ("x", "a", "{name: a}")],
+            "policy.classes.of: two classes are the least",
+        ),
+        (
+            [MODEL, WORKER, CLASSES % ("x", "a", "{name: a}, {name: b}, {name: b}")],
+            "policy.classes.of: the name 'b' is used 2 times",
+        ),
+        (
+            [MODEL, WORKER, CLASSES % ("x", "c", "{name: a}, {name: b}")],
+            "policy.classes.default: 'c' is the name of no class",
         ),
         (
             [MODEL, WORKER, "steering: {header: 'a b'}"],

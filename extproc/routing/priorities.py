@@ -1,0 +1,48 @@
+"""How requests tell an engine their priority: in a header, or in a field of the body.
+
+An engine uses it only if it schedules by priority (vLLM's `--scheduling-policy priority`, SGLang's
+`--enable-priority-scheduling`). With vLLM the lower number goes first, with SGLang the higher one.
+"""
+
+from typing import NamedTuple
+
+from extproc.base.engine import SGLANG, VLLM, Engine, Release
+
+# The header of vLLM; it goes before the body's field.
+PRIORITY_HEADER = "x-vllm-priority"
+PRIORITY_FIELD = "priority"
+
+_COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
+
+
+class PriorityPin(NamedTuple):
+    """How requests on some paths name their priority to the releases of an engine.
+
+    since: the first of them. sign: -1 where the higher number goes first.
+    """
+
+    engine: str
+    since: Release
+    paths: tuple[str, ...]
+    in_body: bool
+    sign: int = 1
+
+
+# The last row that fits counts. Sources: the request models of vLLM 0.10.2 to 0.32, and the callers
+# of `_get_priority` in its servers (vllm#51023; messages are answered by its chat completions); the
+# request models of SGLang 0.5.9 to 0.5.23 whose servers pass `priority` on.
+_ROWS = (
+    PriorityPin(VLLM, Release(0, 10, 2), (*_COMPLETIONS, "/v1/responses"), True),
+    PriorityPin(VLLM, Release(0, 32), ("/v1/embeddings", "/inference/v1/generate"), True),
+    PriorityPin(VLLM, Release(0, 28), (*_COMPLETIONS, "/v1/responses", "/v1/messages"), False),
+    PriorityPin(SGLANG, Release(0, 5, 9), (*_COMPLETIONS, "/generate"), True, -1),
+)
+
+
+def priority_pin(engine: Engine, path: str) -> PriorityPin | None:
+    """Returns how requests on a path name their priority to an engine; None if it reads none."""
+    found = None
+    for row in _ROWS:
+        if row.engine == engine.name and row.since <= engine.release and path in row.paths:
+            found = row
+    return found

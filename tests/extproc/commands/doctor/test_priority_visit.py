@@ -1,0 +1,47 @@
+"""Whether the doctor finds engines that do not schedule by priority."""
+
+import json
+from typing import Any
+
+import pytest
+
+from extproc.base.engine import Engine, Release
+from extproc.commands.doctor.findings import Severity, Subject
+from extproc.commands.doctor.priority_visit import judge_scheduling
+
+ABOUT = Subject("worker")
+VLLM, SGLANG = Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 23))
+TRTLLM = Engine("trtllm", Release(1, 0))
+
+
+def of_policy(name: str) -> dict[str, Any]:
+    return {"vllm_config": {"scheduler_config": {"policy": name}}, "vllm_env": {}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "info", "verdict", "code"),
+    [
+        (VLLM, of_policy("priority"), Severity.RIGHT, ""),
+        (VLLM, of_policy("fcfs"), Severity.WRONG, "priority-off"),
+        (VLLM, {"vllm_config": {}}, Severity.NOTE, ""),
+        (VLLM, None, Severity.NOTE, ""),
+        (VLLM, {"vllm_config": "text"}, Severity.NOTE, ""),
+        (SGLANG, {"enable_priority_scheduling": True}, Severity.RIGHT, ""),
+        (SGLANG, {"enable_priority_scheduling": False}, Severity.WRONG, "priority-off"),
+        (SGLANG, {}, Severity.NOTE, ""),
+        (
+            SGLANG,
+            {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True},
+            Severity.WRONG,
+            "priority-inverted",
+        ),
+        (TRTLLM, None, Severity.WRONG, "priority-off"),
+        (None, None, Severity.NOTE, ""),
+    ],
+)
+def test_engine_has_to_schedule_by_priority(
+    engine: Engine | None, info: dict[str, Any] | None, verdict: Severity, code: str
+) -> None:
+    body = b"" if info is None else json.dumps(info).encode()
+    (finding,) = judge_scheduling(ABOUT, engine, body)
+    assert (finding.verdict, finding.code) == (verdict, code)

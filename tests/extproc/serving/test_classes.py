@@ -1,0 +1,146 @@
+"""Streams of requests with classes: the engine's queue gets the priority of the class."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from extproc.base.engine import Engine, Release
+from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, ProcessingResponse
+from extproc.requests.request_class import RequestClass
+from extproc.serving.classes import INLINE_BYTES, named_priority
+from extproc.serving.exchange import Exchange, Service
+from tests.extproc.messages import body, head
+from tests.extproc.serving.routers import counted, of
+
+RULES = """
+policy:
+  classes:
+    header: x-class
+    default: people
+    of: [{name: people}, {name: batch, priority: 10, max_in_flight: 1}]
+"""
+PATH = "/v1/completions"
+
+
+def serving(engine: str) -> Service:
+    worker = f"{{endpoint: '10.0.0.1:1', engine: {engine}}}" if engine else "'10.0.0.1:1'"
+    worker = worker if engine else "{endpoint: '10.0.0.1:1'}"
+    return of(f"models: [{{name: m}}]\nworkers: [{worker}]\n{RULES}")
+
+
+VLLM, OLDER = "{name: vllm, version: '0.32.0'}", "{name: vllm, version: '0.20.0'}"
+SGLANG = "{name: sglang, version: '0.5.23'}"
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Service]]:
+    opened: list[Service] = []
+    yield opened
+    for one in opened:
+        one.router.close()
+
+
+async def opened(
+    one: Service, name: str, mode: int = ProcessingMode.BUFFERED, **fields: Any
+) -> tuple[Exchange, ProcessingResponse]:
+    exchange = one.open()
+    first = head(PATH, mode=mode, headers={"x-vllm-priority": "-9"})
+    first.request_headers.headers.headers.append(HeaderValue(key="x-class", value=name))
+    read = one.decoder.decode
+    await exchange.receive(read(first.SerializeToString()))
+    content = json.dumps({"model": "m", "prompt": [1, 2], "priority": -9, **fields}).encode()
+    (answer, *_) = await exchange.receive(read(body(content).SerializeToString()))
+    return exchange, answer
+
+
+def changes(answer: ProcessingResponse) -> tuple[dict[str, str], list[str]]:
+    """The headers that an answer sets, and those that it removes."""
+    part = answer.request_body if answer.HasField("request_body") else answer.request_headers
+    mutation = part.response.header_mutation
+    headers = {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}
+    return headers, list(mutation.remove_headers)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "header", "field"),
+    [
+        (VLLM, "batch", "10", None),
+        (VLLM, "people", "0", None),
+        (VLLM, "unknown", "0", None),
+        (OLDER, "batch", None, 10),
+        (SGLANG, "batch", None, -10),
+        ("", "batch", None, None),
+    ],
+)
+@pytest.mark.parametrize("padding", [0, INLINE_BYTES])
+async def test_class_replaces_the_priority_of_the_client(
+    engine: str,
+    name: str,
+    header: str | None,
+    field: int | None,
+    padding: int,
+    closing: list[Service],
+) -> None:
+    one = serving(engine)
+    closing.append(one)
+    exchange, answer = await opened(one, name, more="x" * padding)
+    headers, removed = changes(answer)
+    sent = json.loads(answer.request_body.response.body_mutation.body)
+    assert (headers.get("x-vllm-priority"), sent.get("priority")) == (header, field)
+    assert ("x-vllm-priority" in removed) is (header is None)
+    exchange.close()
+
+
+async def test_streamed_body_stays_and_the_header_is_set(closing: list[Service]) -> None:
+    one = serving(VLLM)
+    closing.append(one)
+    exchange, answer = await opened(one, "batch", ProcessingMode.FULL_DUPLEX_STREAMED)
+    assert changes(answer)[0]["x-vllm-priority"] == "10"
+    exchange.close()
+
+
+async def test_class_over_its_limit_is_refused_and_counted(closing: list[Service]) -> None:
+    one = serving(VLLM)
+    closing.append(one)
+    running, _ = await opened(one, "batch")
+    refused, answer = await opened(one, "batch")
+    assert answer.immediate_response.status.code == 429
+    assert counted(one, 'kvsteer_class_in_flight{class="batch"}') == 1
+    for exchange in (running, refused):
+        exchange.close()
+    assert counted(one, 'kvsteer_class_in_flight{class="batch"}') == 0
+    for verdict in ("steer", "shed"):
+        line = f'kvsteer_class_requests_total{{class="batch",verdict="{verdict}"}}'
+        assert counted(one, line) == 1
+
+
+async def test_request_that_calls_no_model_has_no_class(closing: list[Service]) -> None:
+    one = serving(VLLM)
+    closing.append(one)
+    exchange = one.open()
+    message = head("/v1/models", method="GET", end_of_stream=True)
+    (answer,) = await exchange.receive(one.decoder.decode(message.SerializeToString()))
+    assert changes(answer)[1].count("x-vllm-priority") == 1
+    assert not counted(one, 'kvsteer_class_requests_total{class="people",verdict="steer"}')
+    exchange.close()
+
+
+@pytest.mark.parametrize(
+    ("of_class", "engine", "path"),
+    [
+        (None, Engine("vllm", Release(0, 32)), PATH),
+        (RequestClass("a", 0, 0, None), None, PATH),
+        (RequestClass("a", 0, 0, None), Engine("vllm", Release(0, 32)), "/score"),
+    ],
+)
+def test_priority_is_named_only_where_it_is_read(
+    of_class: RequestClass | None, engine: Engine | None, path: str
+) -> None:
+    assert named_priority(of_class, engine, path, b"{}") == (None, None)
+
+
+def test_priority_is_not_written_into_a_body_that_must_not_change() -> None:
+    one = RequestClass("a", 0, 3, None)
+    assert named_priority(one, Engine("sglang", Release(0, 5, 23)), PATH, None) == (None, None)
