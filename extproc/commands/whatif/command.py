@@ -340,9 +340,9 @@ class Runs:
         self._began_at = time.monotonic()
         self._planned = 0
         self._drawn = ""
-        # forked from a process with threads, a child may inherit a lock that nobody releases
-        start = multiprocessing.get_context("forkserver")
-        start.set_forkserver_preload([__name__])
+        # forked from a process with threads, a child may inherit a lock that nobody releases; a
+        # fork server needs a directory for its socket, which a read-only container lacks
+        start = multiprocessing.get_context("spawn")
         self._finished = start.Value("Q", 0)
         given = (arrivals, self._finished)
         self.pool = ProcessPoolExecutor(
