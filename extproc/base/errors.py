@@ -49,7 +49,7 @@ class ExtraError(StartError):
 
     def __init__(self, what: str, *extras: str) -> None:
         needs = "needs the extra" if len(extras) == 1 else "need extras"
-        super().__init__(f"{what}: {needs}: pip install 'kvsteer[{','.join(extras)}]'")
+        super().__init__(f"{what}: {needs}: pip install '.[{','.join(extras)}]' in a clone")
 
 
 @contextlib.contextmanager

@@ -44,6 +44,9 @@ def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
     except urllib.error.URLError as error:
         why = error.reason
         said = why.strerror if isinstance(why, OSError) else None
+        if isinstance(why, ConnectionRefusedError):
+            said = f"{said}: no router runs there; start it with `kvsteer serve`, or name its"
+            said += " admin.listen with --admin"
         raise _fault(command, url, said or why) from None
     except (OSError, ValueError, HTTPException) as error:
         raise _fault(command, url, error) from None

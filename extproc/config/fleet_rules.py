@@ -4,7 +4,8 @@ Workers must not share an endpoint or a feed, a likely mistake in copied lines: 
 not name the worker, so its blocks would be credited to both.
 """
 
-from collections import Counter, defaultdict
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -223,22 +224,21 @@ def _grpc_keys(config: Config) -> Iterator[str]:
 
 
 def shared_endpoints(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:
-    """Yields a fault for each endpoint that several workers have.
+    """Yields a fault for each worker that has the endpoint of an earlier one.
 
     key: the key of the list of workers.
     """
-    spelled: dict[Address | str, list[str]] = defaultdict(list)
-    for worker in workers:
-        try:
-            spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
-        except ValueError:  # reported as a fault of the endpoint
-            spelled[worker.endpoint].append(worker.endpoint)
-    for texts in spelled.values():
-        several = list(dict.fromkeys(texts))
-        if len(several) > 1:
-            yield f"{key}: the endpoints {' and '.join(several)} are the same"
-        elif len(texts) > 1:
-            yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
+    owners: dict[Address | str, int] = {}
+    for position, worker in enumerate(workers):
+        place: Address | str = worker.endpoint
+        with contextlib.suppress(ValueError):  # reported as a fault of the endpoint
+            place = same_place(address.parse(worker.endpoint))
+        owner = owners.setdefault(place, position)
+        if owner != position:
+            first = workers[owner].endpoint
+            spelled = "" if first == worker.endpoint else f", as {first}"
+            says = f"{worker.endpoint} is the endpoint of {key}[{owner}] too{spelled}"
+            yield f"{key}[{position}].endpoint: {says}"
 
 
 def shared_feeds(key: str, workers: Sequence[WorkerSettings]) -> Iterator[str]:

@@ -20,6 +20,7 @@ import yaml
 from extproc.base.errors import ConfigError
 from extproc.base.tokenizer_files import TokenizerFiles
 from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
+from extproc.config.lines import with_lines
 from extproc.config.rules import broken_rules
 from extproc.config.schema import OFF, Config, WorkerEvents, WorkerSettings
 from extproc.config.sections import most
@@ -55,9 +56,13 @@ def load(path: str, processes: int | None = None) -> Config:
     processes: overrides its `extproc.processes`.
 
     Raises:
-        ConfigError: the file cannot be read, or something in it is wrong.
+        ConfigError: the file cannot be read, or something in it is wrong; faults name their line.
     """
-    return parse(_contents(path, MAX_FILE_BYTES), path, processes)
+    text = _contents(path, MAX_FILE_BYTES)
+    try:
+        return parse(text, path, processes)
+    except ConfigError as error:
+        raise ConfigError(with_lines(text, path, error.faults)) from None
 
 
 def read_text(path: str, most: int) -> str:

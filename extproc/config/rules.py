@@ -418,6 +418,33 @@ def _open_to_others(config: Config) -> Iterator[str]:
             yield f"{key}: anyone who reaches {text} can {power} without a password: use 127.0.0.1"
 
 
+def omissions(config: Config) -> list[str]:
+    """Returns what was left out and may be missed, each as "key: what"."""
+    return [*_unkeyed(config), *_open_router(config)]
+
+
+def _unkeyed(config: Config) -> Iterator[str]:
+    """Yields a note for each model whose prompts cannot be tokenized."""
+    for position, model in enumerate(config.models):
+        if model.tokenizer is None:
+            yield (
+                f"models[{position}].tokenizer: none: the tokens of {model.name}'s prompts are not"
+                " known, so texts are compared instead of caches"
+            )
+
+
+def _open_router(config: Config) -> Iterator[str]:
+    """Yields a note if other hosts can reach the router, and prompts come to it in plain text."""
+    listen = config.extproc.listen
+    if config.extproc.tls or listen.startswith(address.UNIX_PREFIX):
+        return
+    if not address.is_loopback(address.parse(listen).host):
+        yield (
+            f"extproc.listen: {listen} is open without TLS: anyone in between reads prompts, and"
+            " anyone who reaches it can send false requests; set extproc.tls, or keep it private"
+        )
+
+
 def _open_fleet(sharing: SharingSettings | None) -> Iterator[str]:
     """Yields a note if anyone who can connect to the server can forge messages."""
     if sharing is None or sharing.secret_file is not None or sharing.password_file is not None:

@@ -7,7 +7,7 @@ A file is refused if the effect of a change is unclear.
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from envoy_data_plane.google.protobuf import Any as Packed
@@ -277,7 +277,7 @@ class _Patcher:
         having = {name for name in known if endpoints & self._endpoints(clusters[name])}
         found = having or routed
         if len(found) > (len(self._config.models) if having else 1):
-            self._refuse((), f"which cluster has the workers: {_names(found)}? Use --cluster NAME")
+            self._refuse((), _which(found, () if having else sorted(endpoints)))
         return found
 
     def _endpoints(self, cluster: _Object) -> set[str]:
@@ -596,3 +596,16 @@ def _names(names: Iterable[str]) -> str:
     found = sorted(names)
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(one[:80] for one in found[:_SHOWN]) + more or "none"
+
+
+def _which(found: Collection[str], strangers: Sequence[str]) -> str:
+    """Returns the question which of these clusters has the workers.
+
+    strangers: the addresses of the configured workers, if no cluster has any of them.
+    """
+    if not strangers:
+        return f"which cluster has the workers: {_names(found)}? Use --cluster NAME"
+    return (
+        f"no cluster has the address of a configured worker ({', '.join(strangers[:3])}): correct"
+        f" `workers`, or name the workers' cluster with --cluster NAME: {_names(found)}"
+    )

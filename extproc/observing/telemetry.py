@@ -96,8 +96,8 @@ async def telemetry(
         from extproc.observing import otlp
     except ImportError as error:
         raise StartError(
-            "OTEL_* variables ask for OpenTelemetry, which is not installed: install"
-            f" kvsteer[otel], or set OTEL_SDK_DISABLED=true ({error})"
+            "OTEL_* variables ask for OpenTelemetry, which is not installed: pip"
+            f" install '.[otel]' in a clone, or set OTEL_SDK_DISABLED=true ({error})"
         ) from None
     async with contextlib.AsyncExitStack() as stack:
         traces: Traces | None = None

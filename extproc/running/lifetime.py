@@ -20,6 +20,7 @@ from extproc.config.schema import Config
 from extproc.running.app import Running, running
 from extproc.running.event_loop import Sweeper
 from extproc.running.handover import Predecessor, take_over
+from extproc.running.hangup import Hangup
 from extproc.running.processes import ProcessMember
 from extproc.running.request_path import CHOICE
 from extproc.running.single_flight import SingleFlight
@@ -55,7 +56,8 @@ async def serve(
 
     To stop, it reports that it is not ready, accepts no new streams after `extproc.leave_ms`, gives
     open streams time to finish, and ends; a second signal ends it at once. SIGHUP reloads the kill
-    switch, the percentage of steered requests and the TLS files.
+    switch, the percentage of steered requests and the TLS files, unless it says that the terminal
+    was closed: that stops the router.
 
     Raises:
         StartError: it cannot start.
@@ -81,12 +83,13 @@ async def serve(
     if member is not None:
         _end_with_parent(loop, is_orphan, stop)
     # nothing to reload yet: the configuration was just read; unhandled, SIGHUP ends the process
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    hangup = Hangup()
+    loop.add_signal_handler(signal.SIGHUP, lambda: stop() if hangup.is_end else None)
     before = await _predecessor(config, member) if takes_over else None
     async with running(config, member, before) as router:
         # one after the other: of two that overlap, the older file could be applied last
         reload = SingleFlight(lambda: _reload(read_again, config, router), "not reloaded")
-        loop.add_signal_handler(signal.SIGHUP, reload.want)
+        loop.add_signal_handler(signal.SIGHUP, lambda: stop() if hangup.is_end else reload.want())
         sweeper = Sweeper()
         sweeper.start()
         sys.setswitchinterval(SWITCH_SECONDS)

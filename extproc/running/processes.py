@@ -23,6 +23,7 @@ from extproc.base import address
 from extproc.base.errors import StartError
 from extproc.config.schema import Config
 from extproc.config.sections import ALL_PERCENT, SharingSettings
+from extproc.running.hangup import Hangup
 from kvstate.feeds.backoff import Backoff
 
 log = logging.getLogger("kvsteer.processes")
@@ -211,7 +212,15 @@ class Processes:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        loop.add_signal_handler(signal.SIGHUP, self._forward, signal.SIGHUP)
+        hangup = Hangup()
+
+        def hang_up() -> None:
+            if hangup.is_end:
+                self._stop()
+            else:
+                self._forward(signal.SIGHUP)
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
         await asyncio.gather(*(self._keep(number) for number in range(self._count)))
         return self._status
 

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
+from extproc.commands.config_file import add_config, config_of
 from extproc.commands.doctor import (
     feed_visit,
     priority_visit,
@@ -73,7 +74,7 @@ CLUSTERS = "/clusters?format=json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
-    parser.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--timeout",
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the configuration cannot be used.
     """
-    config = load(arguments.config)
+    config = load(config_of(arguments))
     logging.disable(logging.WARNING)  # the findings already say what the parts would log
     try:
         findings = asyncio.run(

@@ -36,12 +36,12 @@ def test_protocol_errors_have_the_code_for_the_peer() -> None:
 
 def test_extra_error_names_the_command_that_installs_it() -> None:
     error = ExtraError("workers[0].events.grpc", "grpc")
-    assert str(error) == "workers[0].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"
+    assert str(error) == "workers[0].events.grpc: needs the extra: pip install '.[grpc]' in a clone"
 
 
 def test_importing_extra_names_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkey", None)
-    told = r"^sharing.url: needs the extra: pip install 'kvsteer\[sharing\]'$"
+    told = r"^sharing.url: needs the extra: pip install '.\[sharing\]' in a clone$"
     with pytest.raises(ExtraError, match=told), importing_extra("sharing.url", "sharing"):
         import_module("valkey")
 

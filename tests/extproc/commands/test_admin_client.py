@@ -153,7 +153,10 @@ def test_ask_accepts_an_address_for_a_url(answers: str) -> None:
 
 def test_ask_names_an_absent_router_in_few_words() -> None:
     admin = f"127.0.0.1:{free_port()}"
-    with pytest.raises(StartError, match=rf"^top: http://{admin}/workers: Connection refused$"):
+    with pytest.raises(
+        StartError,
+        match=rf"^top: http://{admin}/workers: Connection refused: no router runs there; ",
+    ):
         ask("top", admin, "/workers")
 
 

@@ -120,6 +120,74 @@ def test_check_notes_a_probable_mistake(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"{note}\n{file}: ok\n"
 
 
+def test_check_notes_what_is_open_or_not_keyed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, models=[{"name": "m"}], extproc={"listen": "0.0.0.0:9002"})
+    assert main(["check", "--config", file]) == 0
+    told = capsys.readouterr().out
+    assert f"{file}: note: models[0].tokenizer: none: the tokens of m's prompts" in told
+    assert f"{file}: note: extproc.listen: 0.0.0.0:9002 is open without TLS" in told
+
+
+def test_check_reads_the_files_without_which_serve_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tls = {"certificate": "/nowhere/c.pem", "key": "/nowhere/k.pem"}
+    sharing = {"url": "valkey://127.0.0.1:6379/0", "secret_file": "/nowhere/secret"}
+    router_tls = {"ca": "/nowhere/ca.pem"}
+    file = config(
+        tmp_path,
+        extproc={"tls": tls, "listen": f"127.0.0.1:{free_port()}"},
+        envoy={"router_tls": router_tls},
+        sharing=sharing,
+    )
+    assert main(["check", "--config", file]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{file}: extproc.tls.certificate: /nowhere/c.pem: No such file")
+    assert second.startswith(f"{file}: sharing.secret_file: /nowhere/secret")
+
+
+def test_configuration_is_named_in_four_ways(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVSTEER_CONFIG", raising=False)
+    assert main(["check"]) == 2
+    assert "there is no kvsteer.yaml here: name a file, or set KVSTEER_CONFIG" in (
+        capsys.readouterr().err
+    )
+    file = config(tmp_path)
+    assert [main(["check"]), main(["check", file]), main(["check", "--config", file])] == [0, 0, 0]
+    (tmp_path / "other.yaml").write_text("{}")
+    monkeypatch.setenv("KVSTEER_CONFIG", "other.yaml")
+    assert main(["check"]) == 2
+    assert main(["check", file, "--config", "other.yaml"]) == 2
+    assert "two configurations are given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "\nConnect it:\n  check "),
+        (["tops"], "kvsteer: there is no command 'tops'; did you mean top?"),
+        (["xyzzy"], "kvsteer: there is no command 'xyzzy'; `kvsteer` lists the commands"),
+    ],
+)
+def test_first_word_that_is_no_command_is_answered_with_commands(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_top_without_a_router_says_which_process_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["top", "--once", "--admin", f"http://127.0.0.1:{free_port()}"]) == 1
+    assert "Connection refused: no router runs there" in capsys.readouterr().err
+
+
 def test_check_names_faults_line_by_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +278,9 @@ def test_unreadable_file_is_named_with_the_user(refused: str, tmp_path: Path) ->
     (tmp_path / refused).chmod(0o700)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert re.search(r"cannot be read: Permission denied; this process runs as user \d+$", line)
+    assert re.search(
+        r"cannot be read: Permission denied; this process runs as user \d+( \(line \d+\))?$", line
+    )
 
 
 def test_help_groups_commands_by_purpose(

@@ -49,7 +49,7 @@ def test_absent_router_is_unhealthy() -> None:
     target = f"127.0.0.1:{free_port()}"
     fault = fault_of(target) or ""
     assert fault.startswith(f"{target}: UNAVAILABLE: ")
-    assert fault.endswith("Connection refused")
+    assert fault.endswith("Connection refused: no router listens there")
 
 
 def test_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,9 @@ def test_workers_must_be_listed_or_discovered() -> None:
 def test_endpoint_must_be_an_address_given_once() -> None:
     assert of_worker(endpoint="x") == ["workers[0].endpoint: must be host:port, is 'x'"]
     twice = [WorkerSettings("a:1"), WorkerSettings("a:1")]
-    assert list(worker_faults("w", twice, ONE)) == ["w: the endpoint a:1 is given 2 times"]
+    assert list(worker_faults("w", twice, ONE)) == [
+        "w[1].endpoint: a:1 is the endpoint of w[0] too"
+    ]
 
 
 def test_endpoint_port_must_not_be_0() -> None:
@@ -182,17 +184,17 @@ def clashes(*events: WorkerEvents) -> list[str]:
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ("a:1", "a:1", "w: the endpoint a:1 is given 2 times"),
-        ("x", "x", "w: the endpoint x is given 2 times"),
-        ("localhost:1", "127.0.0.1:1", "w: the endpoints localhost:1 and 127.0.0.1:1 are the same"),
-        ("a:1", "A:1", "w: the endpoints a:1 and A:1 are the same"),
-        ("[0::1]:1", "[::1]:1", "w: the endpoints [0::1]:1 and [::1]:1 are the same"),
+        ("a:1", "a:1", "a:1 is the endpoint of w[0] too"),
+        ("x", "x", "x is the endpoint of w[0] too"),
+        ("localhost:1", "127.0.0.1:1", "127.0.0.1:1 is the endpoint of w[0] too, as localhost:1"),
+        ("a:1", "A:1", "A:1 is the endpoint of w[0] too, as a:1"),
+        ("[0::1]:1", "[::1]:1", "[::1]:1 is the endpoint of w[0] too, as [0::1]:1"),
     ],
 )
 def test_shared_endpoint_is_a_fault(one: str, other: str, said: str) -> None:
     assert list(
         shared_endpoints("w", [WorkerSettings(one), WorkerSettings("b:1"), WorkerSettings(other)])
-    ) == [said]
+    ) == [f"w[2].endpoint: {said}"]
 
 
 @pytest.mark.parametrize(

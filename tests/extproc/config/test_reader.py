@@ -234,10 +234,11 @@ def test_empty_key_is_reported_once() -> None:
 
 
 def test_list_fault_is_reported_beside_faults_of_its_items() -> None:
+    same = "127.0.0.1:1 is the endpoint of workers[0] too, as localhost:1"
     workers = "[{endpoint: 'localhost:1'}, {endpoint: '127.0.0.1:1'}, {endpoint: 'a:1', x: 1}]"
     assert faults(f"models: [{{name: m}}]\nworkers: {workers}") == [
         "c.yaml: workers[2].x: unknown key",
-        "c.yaml: workers: the endpoints localhost:1 and 127.0.0.1:1 are the same",
+        f"c.yaml: workers[1].endpoint: {same}",
     ]
 
 

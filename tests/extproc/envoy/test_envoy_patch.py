@@ -271,7 +271,8 @@ def test_patch_finds_the_cluster_by_its_workers_or_its_name() -> None:
     assert "override_host" in str(cluster(tree(patch(with_pipe).text), "engines"))
     other = 'workers: [{endpoint: "10.0.0.9:80"}]\n'
     mine = parse("models: [{name: m}]\n" + other, "c")
-    with pytest.raises(ConfigError, match="which cluster has the workers: engines, shop"):
+    told = r"no cluster has the address of a configured worker \(10.0.0.9:80\): correct `workers`"
+    with pytest.raises(ConfigError, match=told):
         patched(USER, "f", mine, PatchOptions())
     found = patched(USER, "f", mine, PatchOptions(clusters=("engines",)))
     assert found.notes == [

@@ -120,7 +120,7 @@ async def test_reason_names_the_missing_extra_of_a_feed(
     one = 'models: [{name: a}]\nworkers: [{endpoint: "127.0.0.1:1", events: {grpc: "127.0.0.1:2"}}]'
     made = Workers(parse(one, "c"), FollowedWorkers(1, lambda: 0.0), lacks_grpcio)
     await made.start()
-    told = "a feed over gRPC: needs the extra: pip install 'kvsteer[grpc]'"
+    told = "a feed over gRPC: needs the extra: pip install '.[grpc]' in a clone"
     assert reason(made, "127.0.0.1:1") == told
     assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
         f"worker 127.0.0.1:1: {told}"

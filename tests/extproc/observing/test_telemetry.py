@@ -164,7 +164,7 @@ async def test_start_error_names_the_missing_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "extproc.observing.otlp", None)
     monkeypatch.delattr("extproc.observing.otlp", raising=False)
-    with pytest.raises(StartError, match=r"install kvsteer\[otel\]"):
+    with pytest.raises(StartError, match=r"install '.\[otel\]' in a clone"):
         async with telemetry({"OTEL_TRACES_EXPORTER": "otlp"}, Metrics(Nobody())):
             pass
 

@@ -458,7 +458,7 @@ async def test_start_error_names_the_missing_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "libvalkey", None)
-    with pytest.raises(StartError, match=r"pip install 'kvsteer\[sharing\]'"):
+    with pytest.raises(StartError, match=r"pip install '.\[sharing\]' in a clone"):
         async with part(url="redis://127.0.0.1:1"):
             pass
 

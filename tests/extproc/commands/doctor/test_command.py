@@ -27,7 +27,8 @@ worker WORKER
          fix: correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)
   note   replay: none is configured: lost messages cannot be recovered
 steering
-  wrong  steering: requests are not steered now: no router is ready: ROUTER: Connection refused; \
+  wrong  steering: requests are not steered now: no router is ready: ROUTER: Connection refused: \
+no router listens there; \
 Envoy's admin server at ENVOY did not tell: connection refused [router-down]
          fix: start the router with `kvsteer serve`, and read its log if it ends; \
 on another machine, run the doctor beside the router

@@ -405,7 +405,7 @@ async def test_source_with_a_missing_extra_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
     pods = Kubernetes(selector="app=vllm")
     fleet, (found,) = await visit_sources(Config(discovery=DiscoverySettings(kubernetes=pods)), 0.5)
-    told = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
+    told = "discovery.kubernetes: needs the extra: pip install '.[kubernetes]' in a clone"
     assert (fleet, found.code, found.says) == ([], "extra-missing", told)
 
 

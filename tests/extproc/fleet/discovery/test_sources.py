@@ -60,7 +60,7 @@ async def test_worker_file_without_a_change_confirms_its_view_unread(seen: Seen)
         ('- "a:1"', "[0]: must be a mapping, is 'a:1'"),
         (
             "[{endpoint: a:1, model: a}, {endpoint: a:1, model: b}]",
-            "the endpoint a:1 is given 2 times",
+            "[1].endpoint: a:1 is the endpoint of [0] too",
         ),
         (
             "- {endpoint: a, model: c}",
