@@ -13,6 +13,7 @@ import msgspec
 from measure import NO_REFERENCE, Figure, Goal, Row
 from rows import arguments, run
 
+from extproc.running.restored_workers import RestoredWorkers
 from extproc.running.state_file import StateFile, read
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.transport import Connected
@@ -74,7 +75,7 @@ async def measured(path: Path, batches: int) -> list[Row]:
         fleet.add(f"w{rank}", "m", [publisher(rank, 0, batches)])
     await until_live(fleet)
     header = StateHeader(default_layout(), "benchmark", time.time(), SECRET)
-    file = StateFile(str(path), 60.0, None, fleet, lambda: header, lambda _: "")
+    file = StateFile(str(path), 60.0, fleet, lambda: header, lambda _: "")
     began = time.process_time()
     await file.write()
     write_seconds = time.process_time() - began
@@ -86,7 +87,8 @@ async def measured(path: Path, batches: int) -> list[Row]:
     began = time.process_time()
     state = read(str(path), default_layout(), time.time())
     again = FollowedWorkers(SECRET, time.time)
-    StateFile(str(path), 60.0, state, again, lambda: header, lambda _: "")
+    assert state is not None
+    RestoredWorkers(again, lambda _: "").add(state)
     for rank, transport in enumerate(transports):
         again.add(f"w{rank}", "m", [transport])
     await until_live(again)

@@ -38,6 +38,8 @@ BESIDES = (
     "tests/extproc/sglang/test_rules.py",
     "tests/extproc/templates/test_dialects.py",
     "tests/kvstate/test_saved_fleet.py",
+    "tests/kvstate/test_saved_owner.py",
+    "tests/extproc/sharing/test_rows.py",
 )
 
 # Impure modules that tests may import as well, to set something up.

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from aiohttp.web import Application, AppRunner
 
 from extproc.admin.application import (
@@ -47,31 +48,40 @@ from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.routing.steering import Steering
 from extproc.running.handover import Handover, Predecessor, place_of
-from extproc.running.parts import Part, started, task_part
+from extproc.running.parts import Part, nothing, started, task_part
 from extproc.running.processes import ProcessMember
 from extproc.running.readiness import Readiness, with_others
-from extproc.running.state_file import (
+from extproc.running.restored_workers import (
     PROVING_SECONDS,
     RELIEVING_SECONDS,
-    StateCollector,
-    StateFile,
-    read,
+    Keeper,
+    RestoredWorkers,
 )
+from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.observers import Observers
 from extproc.serving.router import Router
+from extproc.sharing.rows import RowsExchange
 from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, note_of, telling_of
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from extproc.tokenizing.tokens import Tokenizer
+from kvstate.errors import DamagedError
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.index import default_layout
-from kvstate.saved_state import SavedState, StateHeader
+from kvstate.saved_state import (
+    SavedState,
+    StateHeader,
+    section_of,
+    sections_of,
+    state_in,
+)
+from kvstate.sections import Writer
 
 log = logging.getLogger("kvsteer")
 
@@ -145,24 +155,27 @@ class Running:
     """What a router is made of, and what signals and commands act on.
 
     certificates: None if it speaks plain text. recorder: None if requests are not recorded.
-    sharing, state: None if they are not configured. own_readiness: that of this process alone.
-    readiness: that of all processes. steer: changes the percentage of requests that are steered,
-    here and in all other processes. inherited: listening sockets of the router that it replaces,
-    by section. listening: return the numbers of those that it has now. unlisten: stop the HTTP
-    servers from accepting connections. replaced: set once a successor serves.
+    telling, sharing, state: None if they are not configured. own_readiness: that of this process
+    alone. readiness: that of all processes. steer: changes the percentage of requests that are
+    steered, here and in all other processes. inherited: listening sockets of the router that it
+    replaces, by section. listening: return the numbers of those that it has now. unlisten: stop the
+    HTTP servers from accepting connections. replaced: set once a successor serves.
     """
 
     config: Config
     member: ProcessMember | None
     certificates: Certificates | None
     discovery: Discovery
+    fleet: FollowedWorkers
     workers: Workers
     metrics: Metrics
     remote: Mapping[str, RemoteTokenizer]
     observed: Observed
     recorder: Recorder | None
     router: Router
+    telling: PromptTelling | None
     sharing: Sharing | None
+    restored: RestoredWorkers
     state: StateFile | None
     own_readiness: Readiness
     readiness: Readiness
@@ -189,9 +202,10 @@ async def running(
     certificates = None if config.extproc.tls is None else Certificates(config.extproc.tls)
     discovery = Discovery(listed(config.workers), sources_of(config))
     telling = None if config.sharing is None else telling_of(config.sharing)
-    saved = await _saved_state(config)
+    shared = _shared_secret(config, telling)
+    saved = await _saved_state(config, shared)
     digests = await asyncio.to_thread(_file_digests, config)
-    secret = secrets.randbits(64) if saved is None else saved.about.secret
+    secret = saved.about.secret if saved else secrets.randbits(64) if shared is None else shared
     fleet, workers = _workers(config, discovery, telling, tokenizers, secret)
     metrics = Metrics(workers.states)
     async with telemetry(os.environ, metrics) as traces:
@@ -206,6 +220,16 @@ async def running(
             traces=traces,
             observer=observed if recorder is None else Observers(observed, recorder),
         )
+        restored, file = _state(
+            config,
+            fleet,
+            workers,
+            digests=digests,
+            media=router.media,
+            is_awaited=before is None,
+        )
+        if saved is not None:
+            restored.add(saved)
         ready_seconds = config.events.ready_deadline_ms / 1000
         own = Readiness(lambda: _awaited(discovery, workers), ready_seconds, time.monotonic)
         made = Running(
@@ -213,27 +237,24 @@ async def running(
             member=member,
             certificates=certificates,
             discovery=discovery,
+            fleet=fleet,
             workers=workers,
             metrics=metrics,
             remote=remote,
             observed=observed,
             recorder=recorder,
             router=router,
+            telling=telling,
             sharing=_sharing(config, telling, workers, router),
-            state=_state_file(
-                config,
-                saved,
-                fleet,
-                workers,
-                digests=digests,
-                media=router.media,
-                is_awaited=before is None,
-            ),
+            restored=restored,
+            state=file,
             own_readiness=own,
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
             inherited={} if before is None else before.sockets,
         )
+        if made.sharing is not None:
+            made.sharing.rows = _rows(made, shared)
         _show(made)
         async with started(parts_of(made)):
             if before is not None:
@@ -257,6 +278,7 @@ def parts_of(made: Running) -> list[Part]:
         *_report_parts(made),
         _site_part(made, "admin", _admin(made), made.config.admin.listen),
         _site_part(made, "metrics", _scraped(made), made.config.metrics.listen),
+        *_joining_parts(made),
         Part("workers", workers.start, workers.close),
         *_endpoint_file_parts(made),
         Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
@@ -288,12 +310,29 @@ def _workers(
     return fleet, workers
 
 
-async def _saved_state(config: Config) -> SavedState | None:
-    """Returns what the state file says, None if nothing that can be used."""
+def _shared_secret(config: Config, telling: PromptTelling | None) -> int | None:
+    """Returns the secret of the block keys that all routers of a fleet have, None if none.
+
+    Only a secret file is good enough: a channel's name may be guessed, and a password tried.
+    """
+    if config.sharing is None or telling is None or config.sharing.secret_file is None:
+        return None
+    return telling.keys.blocks
+
+
+async def _saved_state(config: Config, secret: int | None) -> SavedState | None:
+    """Returns what the state file says, None if nothing that can be used.
+
+    secret: that of the block keys; None if it is whichever the file has.
+    """
     file = config.state.file
     if file is None:
         return None
-    return await asyncio.to_thread(read, file, default_layout(), time.time())
+    found = await asyncio.to_thread(read, file, default_layout(), time.time())
+    if found is not None and secret not in (None, found.about.secret):
+        log.warning("state.file: %s is not used: sharing.secret_file is another one now", file)
+        return None
+    return found
 
 
 def _file_digests(config: Config) -> dict[str, bytes]:
@@ -303,17 +342,16 @@ def _file_digests(config: Config) -> dict[str, bytes]:
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
-def _state_file(
+def _state(
     config: Config,
-    saved: SavedState | None,
     fleet: FollowedWorkers,
     workers: Workers,
     *,
     digests: Mapping[str, bytes],
     media: MediaKnowledge,
     is_awaited: bool,
-) -> StateFile | None:
-    """Returns the state file, None if none is configured; workers begin with what was saved.
+) -> tuple[RestoredWorkers, StateFile | None]:
+    """Returns the workers that begin with what is known of them, and the file, if configured.
 
     digests: of the models' files, by model. media: what is known of it. is_awaited: whether no
     other router serves until this one does.
@@ -326,22 +364,68 @@ def _state_file(
         worker = workers.records.get(name)
         return None if worker is None else worker.sighting.identity
 
-    if config.state.file is None:
-        return None
     remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
     model_of = workers.candidates.model_of
     proofs = ProofMemory(workers.records, model_of, digests, workers.monotonic)
-    seconds = config.state.interval_ms / 1000
-    return StateFile(
-        config.state.file,
-        seconds,
-        saved,
-        fleet,
-        about,
-        identity,
-        keepers=[remembered, proofs, MediaMemory(media)],
-        proving_seconds=PROVING_SECONDS if is_awaited else RELIEVING_SECONDS,
+    keepers: Sequence[Keeper] = [remembered, proofs, MediaMemory(media)]
+    seconds = PROVING_SECONDS if is_awaited else RELIEVING_SECONDS
+    restored = RestoredWorkers(fleet, identity, keepers, seconds)
+    if config.state.file is None:
+        return restored, None
+    interval_seconds = config.state.interval_ms / 1000
+    file = StateFile(config.state.file, interval_seconds, fleet, about, identity, keepers)
+    return restored, file
+
+
+def _rows(made: Running, secret: int | None) -> RowsExchange | None:
+    """Returns what exchanges rows of the index with other routers, None if that is not possible."""
+    sharing, telling = made.sharing, made.telling
+    if sharing is None or telling is None or secret is None or not made.config.events.enabled:
+        return None
+    header = StateHeader(default_layout(), installed_version(), time.time(), 0)
+
+    async def sections() -> AsyncIterator[bytes]:
+        writer = Writer()
+        yield writer.begin()
+        yield section_of(writer, msgspec.structs.replace(header, written_at=time.time()))
+        async for saved in made.fleet.saved(made.restored.identity_of):
+            for section in sections_of(writer, saved):
+                yield section
+        yield writer.end()
+
+    layout, is_giving = header.layout, made.own_readiness
+    return RowsExchange(
+        telling.keys,
+        telling.tag,
+        layout,
+        sharing.send,
+        sections,
+        is_giving,
+        is_alone=lambda: not sharing.received_bytes,
     )
+
+
+async def _join(made: Running, rows: RowsExchange) -> None:
+    """Has workers begin with what another router knows of them, if one answers."""
+    data = await rows.take()
+    if data is None:
+        return
+    try:
+        state = await asyncio.to_thread(state_in, data, default_layout(), time.time())
+    except DamagedError as error:
+        log.warning("sharing: the rows of another router are not used: %s", error)
+        return
+    state.others.clear()  # they are about what that router has measured
+    log.info("sharing: another router knows %d blocks", state.block_count)
+    made.restored.add(state)
+
+
+def _joining_parts(made: Running) -> Iterator[Part]:
+    """Yields what asks another router for its rows, before any worker is followed."""
+    rows = None if made.sharing is None else made.sharing.rows
+    if rows is not None:
+        begin = functools.partial(_join, made, rows)
+        yield Part("rows", nothing if made.inherited else begin, rows.close)
 
 
 def _recorder(config: Config) -> Recorder | None:
@@ -379,7 +463,7 @@ def _show(made: Running) -> None:
         )
     collectors = [
         SharingCollector(made.sharing),
-        StateCollector(made.state),
+        StateCollector(made.state, _restored_if_any(made)),
         DiscoveryCollector(made.discovery.status),
         VerifiedCollector(made.workers.verifying.of_models),
     ]
@@ -387,6 +471,12 @@ def _show(made: Running) -> None:
         collectors.append(RecorderCollector(made.recorder))
     for collector in collectors:
         metrics.registry.register(collector)
+
+
+def _restored_if_any(made: Running) -> RestoredWorkers | None:
+    """Returns the workers that may begin with something, None if none may."""
+    can_join = made.sharing is not None and made.sharing.rows is not None
+    return made.restored if can_join or made.state is not None else None
 
 
 def _certificate_parts(made: Running) -> Iterator[Part]:
@@ -419,9 +509,10 @@ def _report_parts(made: Running) -> Iterator[Part]:
 
 def _state_parts(made: Running) -> Iterator[Part]:
     """Yields what waits for proof of what was restored, and writes the state file."""
-    state, discovery = made.state, made.discovery
+    restored, state, discovery = made.restored, made.state, made.discovery
+    yield Part("restored", lambda: restored.start(lambda: discovery.is_complete), restored.close)
     if state is not None:
-        yield Part("state", lambda: state.start(lambda: discovery.is_complete), state.close)
+        yield Part("state", state.start, state.close)
 
 
 def _admin(made: Running) -> Application:

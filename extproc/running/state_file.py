@@ -3,6 +3,7 @@
 It is read once, before anything else, and then rewritten at intervals and at the stop: to a new
 file, in short steps, which replaces the old one when it is whole. A file that cannot be used is
 refused, for a reason that is logged; the router then begins as it would without one.
+`extproc.running.restored_workers` has what becomes of its content.
 """
 
 import asyncio
@@ -11,63 +12,28 @@ import logging
 import os
 import stat
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.running.restored_workers import Keeper, RestoredWorkers
 from kvstate.errors import DamagedError
 from kvstate.feeds.feed import Restoration
 from kvstate.fleet import FollowedWorkers
 from kvstate.saved import SavedRows
 from kvstate.saved_state import SavedState, StateHeader, section_of, sections_of, state_in
-from kvstate.sections import Section, Writer
+from kvstate.sections import Writer
 
 log = logging.getLogger("kvsteer.state")
 
 # The largest file that is read: more than 150 million blocks.
 MAX_FILE_BYTES = 4 * 1024**3
 
-# How long a starting router waits until publishers have proven what was restored, and how long if
-# another router serves meanwhile; a worker that does not answer by then is uncertain until it does.
-PROVING_SECONDS = 1.0
-RELIEVING_SECONDS = 20.0
-
-# How often it looks whether they have, and for how long it looks for those that are late.
-LOOK_SECONDS = 0.005
-# What a look counts for at most: while the process gets no CPU, no answer can be read.
-LONGEST_LOOK_SECONDS = 4 * LOOK_SECONDS
-LOOK_LATE_SECONDS = 0.5
-LATE_SECONDS = 600.0
-
 # Rights of the user alone.
 _OWN = 0o600
-
-
-class Keeper(Protocol):
-    """Knows more that outlives a restart, in a section of its own.
-
-    section, version: of what it saves.
-    """
-
-    section: str
-    version: int
-
-    def saved(self) -> Iterator[bytes]:
-        """Yields what it saves now, in pieces that take less than a millisecond each."""
-
-    def restore(self, contents: bytes) -> None:
-        """Takes one of these pieces, before any worker is followed.
-
-        Raises:
-            ValueError: it is no such thing.
-        """
-
-    def note_proven(self, worker: str) -> None:
-        """Notes that a worker is the one of which something was saved."""
 
 
 def read(path: str, layout: str, now: float) -> SavedState | None:
@@ -121,97 +87,49 @@ def _content(path: str) -> bytes:
 
 
 class StateFile:
-    """The state file of one router.
+    """The state file of one router, once it serves.
 
-    path: of the file. state: what it said at the start, None if nothing. about: returns who writes
-    it. identity: returns that of a worker's engine, None for an unknown worker. keepers: save and
-    restore more. proving_seconds: how long it waits for publishers at most, while the process can
-    run. is_handed_over: set once another router writes the file.
+    path: of the file. about: returns who writes it. identity: returns that of a worker's engine,
+    None for an unknown worker. keepers: save more. is_handed_over: set once another router writes
+    the file.
     """
 
     def __init__(
         self,
         path: str,
         interval_seconds: float,
-        state: SavedState | None,
         fleet: FollowedWorkers,
         about: Callable[[], StateHeader],
         identity: Callable[[str], str | None],
         keepers: Sequence[Keeper] = (),
-        proving_seconds: float = PROVING_SECONDS,
     ) -> None:
-        self._proving_seconds = proving_seconds
         self._path = Path(path)
         self._interval_seconds = interval_seconds
-        self._unclaimed = {} if state is None else dict(state.ranks)
         self._fleet = fleet
         self._header = about
         self._identity = identity
         self._keepers = keepers
-        self._unproven: set[str] = set()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._write_due = asyncio.Event()
         self._fault = ""
         self.is_handed_over = False
-        self.outcomes: Counter[Restoration] = Counter()
         self.written_at = 0.0
         self.bytes = 0
-        for keeper in keepers:
-            for section in () if state is None else state.others.get(keeper.section, ()):
-                _hand(keeper, section)
-        fleet.take_saved = self.take
 
-    def take(self, worker: str, model: str, ranks: int) -> Mapping[int, SavedRows]:
-        """Returns what was saved of a worker's ranks, once, if it is still the same worker."""
-        saved = self._unclaimed.pop(worker, {})
-        identity = self._identity(worker)
-        taken = {
-            number: one
-            for number, one in saved.items()
-            if (one.rank.model, one.rank.ranks, one.rank.identity) == (model, ranks, identity)
-        }
-        if len(taken) < len(saved):
-            log.info("state.file: worker %s has other ranks or another model now", worker)
-        if taken:
-            self._unproven.add(worker)
-        return taken
-
-    async def start(self, is_complete: Callable[[], bool] = lambda: True) -> None:
-        """Waits a little until what was restored is certain, then writes at intervals.
-
-        is_complete: returns whether all workers are known that will be soon.
-        """
-        if self._unproven:
-            log.info("state.file: waiting for the publishers of %d workers", len(self._unproven))
-        time_of, waited_seconds = asyncio.get_running_loop().time, 0.0
-        while self._unproven or (self._unclaimed and not is_complete()):
-            self._look()
-            if waited_seconds >= self._proving_seconds:
-                break
-            began_at = time_of()
-            await asyncio.sleep(LOOK_SECONDS)
-            waited_seconds += min(time_of() - began_at, LONGEST_LOOK_SECONDS)
-        if self.outcomes or self._unproven:
-            log.info(
-                "state.file: %d workers are known again, %d are not, %d have not answered yet",
-                self.outcomes[Restoration.PROVEN],
-                self.outcomes.total() - self.outcomes[Restoration.PROVEN],
-                len(self._unproven),
-            )
-        self._tasks = [
-            asyncio.create_task(self._look_for_late()),
-            asyncio.create_task(self._keep_writing()),
-        ]
+    def start(self) -> None:
+        """Writes at intervals from now on."""
+        self._task = asyncio.create_task(self._keep_writing())
 
     async def close(self) -> None:
         """Writes the file one last time."""
+        task = self._task
+        if task is None:  # it did not start: what is in the file counts more
+            return
         async with self._writing:  # what is being written is written to its end
-            for task in self._tasks:
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        # if it did not start, or has a successor, what is in the file counts more
-        if self._tasks and not self.is_handed_over:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not self.is_handed_over:  # what its successor writes counts more
             await self.write()
 
     def hurry(self) -> None:
@@ -249,27 +167,6 @@ class StateFile:
         finally:
             await asyncio.to_thread(file.close)
 
-    def _look(self) -> None:
-        """Notes which workers are proven and caught up by now, and tells the keepers."""
-        for worker in list(self._unproven):
-            found = self._fleet.restoration(worker)
-            if found is Restoration.UNPROVEN or not self._fleet.is_certain(worker):
-                continue
-            self._unproven.discard(worker)
-            self.outcomes[found] += 1
-            if found is Restoration.PROVEN:
-                for keeper in self._keepers:
-                    keeper.note_proven(worker)
-
-    async def _look_for_late(self) -> None:
-        until = asyncio.get_running_loop().time() + LATE_SECONDS
-        while asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(LOOK_LATE_SECONDS)
-            self._look()
-        if self._unclaimed:
-            log.info("state.file: %d of its workers are not in the fleet", len(self._unclaimed))
-            self._unclaimed.clear()
-
     async def _keep_writing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
@@ -295,15 +192,6 @@ def _create_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, _OWN), "wb")
 
 
-def _hand(keeper: Keeper, section: Section) -> None:
-    if section.version != keeper.version:
-        return
-    try:
-        keeper.restore(bytes(section.contents))
-    except ValueError as error:
-        log.warning("state.file: section %s is not used: %s", section.name, error)
-
-
 def _begin(file: BinaryIO, writer: Writer, about: StateHeader) -> None:
     file.write(writer.begin())
     file.write(section_of(writer, about))
@@ -321,10 +209,14 @@ def _end(file: BinaryIO, writer: Writer) -> int:
 
 
 class StateCollector(Collector):
-    """Shows the state file at every scrape. file: None if none is configured."""
+    """Shows the state file at every scrape.
 
-    def __init__(self, file: StateFile | None) -> None:
+    file: None if none is configured. restored: None if no worker can begin with anything.
+    """
+
+    def __init__(self, file: StateFile | None, restored: RestoredWorkers | None = None) -> None:
         self._file = file
+        self._restored = restored
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metric families of the state file."""
@@ -335,12 +227,13 @@ class StateCollector(Collector):
         )
         workers = GaugeMetricFamily(
             "kvsteer_state_file_workers",
-            "Workers of the state file with which the router started, by what became of them",
+            "Workers of which the router knew something at its start, by what became of them",
             labels=["outcome"],
         )
         if self._file is not None:
             size.add_metric([], self._file.bytes)
             written.add_metric([], self._file.written_at)
+        if self._restored is not None:
             for outcome in (Restoration.PROVEN, Restoration.LOST, Restoration.NONE):
-                workers.add_metric([outcome.value], self._file.outcomes[outcome])
+                workers.add_metric([outcome.value], self._restored.outcomes[outcome])
         yield from (size, written, workers)

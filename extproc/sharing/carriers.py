@@ -427,15 +427,22 @@ class Datagrams:
     def _read(self, own: socket.socket) -> None:
         for _ in range(AT_ONCE):
             try:
-                message = own.recv(MAX_BYTES + 1)
+                message, sender = own.recvfrom(MAX_BYTES + 1)
             except OSError:
                 return
+            if sender not in self._peers:
+                self._meet(sender)
             seconds = self._hear(message)
             if seconds:
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(own)
                 loop.call_later(seconds, self._resume, own)
                 return
+
+    def _meet(self, sender: str | None) -> None:
+        """Answers a router that was not seen yet without looking for it first."""
+        if sender and len(self._peers) < MAX_PEERS and sender in self._peer_paths():
+            self._peers.append(sender)
 
     def _resume(self, own: socket.socket) -> None:
         if own is self._socket:

@@ -91,13 +91,15 @@ class Keys(NamedTuple):
     """The keys derived from a fleet's secret.
 
     fleet: identifies the fleet. seal: seals messages. marks: keys the fingerprints of prompts.
-    workers: keys the addresses of workers.
+    workers: keys the addresses of workers. blocks: keys the blocks of the index, so that routers
+    may exchange them.
     """
 
     fleet: bytes
     seal: bytes
     marks: int
     workers: int
+    blocks: int
 
 
 def keys_of(secret: bytes) -> Keys:
@@ -112,6 +114,7 @@ def keys_of(secret: bytes) -> Keys:
         derived(b"seal", 32),
         int.from_bytes(derived(b"marks", 8), "little"),
         int.from_bytes(derived(b"workers", 8), "little"),
+        int.from_bytes(derived(b"blocks", 8), "little"),
     )
 
 
@@ -321,8 +324,13 @@ def sender_tag(origin: str, incarnation: int) -> bytes:
 
 def encoded(news: RouterNews, keys: Keys) -> bytes:
     """Returns a message as bytes, with its seal."""
-    body = _encoder.encode(news)
-    head = MAGIC + keys.fleet + sender_tag(news.origin, news.incarnation)
+    tag = sender_tag(news.origin, news.incarnation)
+    return sealed(_encoder.encode(news), keys, tag)
+
+
+def sealed(body: bytes, keys: Keys, tag: bytes, magic: bytes = MAGIC) -> bytes:
+    """Returns a message with this body, from the sender with this tag."""
+    head = magic + keys.fleet + tag
     return head + _seal(keys, head, body) + body
 
 
@@ -337,15 +345,7 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
     Raises:
         MessageError: it is not from this fleet, or malformed.
     """
-    if not _SEALED_FROM < len(wire) <= MAX_BYTES:
-        raise MessageError("wrong_size")
-    if not wire.startswith(MAGIC):
-        raise MessageError("other_version")
-    head, body = wire[:_HEAD_BYTES], wire[_SEALED_FROM:]
-    if head[len(MAGIC) : -_TAG_BYTES] != keys.fleet:
-        raise MessageError("other_secret")
-    if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], _seal(keys, head, body)):
-        raise MessageError("forged")
+    body = unsealed(wire, keys)
     try:
         news = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -357,6 +357,24 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
     if not (is_sound and all(one.is_sound for one in news.homes)):
         raise MessageError("malformed")
     return news
+
+
+def unsealed(wire: bytes, keys: Keys, magic: bytes = MAGIC) -> bytes:
+    """Returns the body of a received message; the bytes may be anything.
+
+    Raises:
+        MessageError: it is not from this fleet.
+    """
+    if not _SEALED_FROM < len(wire) <= MAX_BYTES:
+        raise MessageError("wrong_size")
+    if not wire.startswith(magic):
+        raise MessageError("other_version")
+    head, body = wire[:_HEAD_BYTES], wire[_SEALED_FROM:]
+    if head[len(magic) : -_TAG_BYTES] != keys.fleet:
+        raise MessageError("other_secret")
+    if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], _seal(keys, head, body)):
+        raise MessageError("forged")
+    return body
 
 
 def _seal(keys: Keys, head: bytes, body: bytes) -> bytes:

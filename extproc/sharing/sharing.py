@@ -33,10 +33,12 @@ from extproc.sharing.carriers import (
 )
 from extproc.sharing.hearing_time import HearingTime
 from extproc.sharing.home_reports import known_homes
-from extproc.sharing.messages import HomeNews, Keys, is_from, keys_of, worker_id
+from extproc.sharing.messages import HomeNews, Keys, MessageError, is_from, keys_of, worker_id
 from extproc.sharing.outages import Outages
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
+from extproc.sharing.row_messages import is_about_rows
+from extproc.sharing.rows import RowsExchange
 
 log = logging.getLogger("kvsteer.sharing")
 
@@ -138,7 +140,8 @@ class Sharing:
     telling: makes the messages about its own requests. sent, homes: the claims, and the homes of
     conversations, of all routers. monotonic: the clock of the workers' loads, in seconds. media:
     what is known of media items, None if that is not shared. transport: carries the messages.
-    hearing: the time that the messages of others take. outages: of the transport.
+    hearing: the time that the messages of others take. outages: of the transport. rows: exchanges
+    rows of the index, None if that is not possible.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class Sharing:
             telling.items.known = media.identities.items
         down_seconds = FORGET_TICKS * self._seconds + DOWN_SECONDS
         self.transport = transport_of(options, self.hear, telling.hello, down_seconds)
+        self.rows: RowsExchange | None = None
         self._known_change: asyncio.Event | None = None
         self._places_by_key: dict[int, Place] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -182,6 +186,10 @@ class Sharing:
         self.outages = Outages()
         self._patient_until = monotonic() + 2 * CONNECT_SECONDS
         self.sent = self.sent_bytes = self.not_sent = self.received_bytes = 0
+
+    def send(self, message: bytes) -> bool:
+        """Sends one message that is ready; returns whether it was sent."""
+        return self.transport.tell([message])
 
     def start(self) -> None:
         """Starts sending and receiving."""
@@ -297,10 +305,21 @@ class Sharing:
         if is_from(message, self._telling.tag):
             return
         self.received_bytes += len(message)
+        if is_about_rows(message):
+            self._receive_rows(message)
+            return
         routers = len(self.picture.peers)
         news = self.picture.hear(message, now, time.time_ns() // 1000)
         if news is not None and len(self.picture.peers) > routers and not self.outages.is_going_on:
             log.info("router %s joined", news.origin)
+
+    def _receive_rows(self, message: bytes) -> None:
+        if self.rows is None:
+            return
+        try:
+            self.rows.hear(message)
+        except MessageError as error:
+            self.picture.counts[error.reason] += 1
 
     def _known_homes(self, now: float) -> list[HomeNews]:
         ids = {place.holdings.worker: number for number, place in self._places().items()}

@@ -1,10 +1,11 @@
 import pytest
+from msgspec.structs import replace
 
 from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
-from kvstate.plain_rows import Rows, SavedRow, encoded
+from kvstate.plain_rows import EndRow, Rows, SavedGroups, SavedRow, encoded, learned_in
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
@@ -311,3 +312,38 @@ def test_row_that_no_owner_has_is_refused(row: SavedRow) -> None:
         core.put_rows(owner, encoded(Rows([row], [])), 0, 1 << 30)
     rows = encoded(Rows([ROW], []))
     assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [[], [(2, 1, False, False)], [(1, 0, False, False)], [(1, 1, False, False)] * 2],
+)
+def test_ends_that_no_owner_has_are_refused(ends: list[tuple[int, int, bool, bool]]) -> None:
+    core = PlainCore(1, 100, Overlap)
+    owner = add(core)
+    core.note_group(owner, 1, 2, 2)
+    with pytest.raises(ValueError, match="no ends"):
+        core.put_rows(owner, encoded(Rows([], [EndRow(7, ends)])), 0, 1 << 30)
+    rows = encoded(Rows([], [EndRow(7, [(1, 1, False, False)])]))
+    assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)
+    with pytest.raises(ValueError, match="no ends"):
+        core.put_rows(owner, rows, 0, 1 << 30)
+
+
+def test_ends_keep_to_the_limit_of_rows() -> None:
+    core = PlainCore(1, 1, Overlap)
+    owner = add(core)
+    core.note_group(owner, 1, 2, 2)
+    ends = [EndRow(block, [(1, 1, False, False)]) for block in (7, 8)]
+    with pytest.raises(ValueError, match="more ends"):
+        core.put_rows(owner, encoded(Rows([], ends)), 0, 1 << 30)
+
+
+@pytest.mark.parametrize("groups", [[(1, 0, 1)], [(1, 2, 0)], [(-1, 2, 1)], [(1, 2, 1)] * 2])
+def test_groups_that_no_store_names_are_not_learned(groups: list[tuple[int, int, int]]) -> None:
+    core = PlainCore(1, 100, Overlap)
+    owner = add(core)
+    learned = learned_in(core.saved_learned(owner))
+    assert learned is not None
+    damaged = replace(learned, ends=SavedGroups(groups, is_inexact=False))
+    assert not core.put_learned(owner, encoded(damaged))

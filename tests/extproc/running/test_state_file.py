@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.running.restored_workers import RestoredWorkers
 from extproc.running.state_file import StateCollector, StateFile, read
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState, Restoration
@@ -67,25 +69,44 @@ def engine(_worker: str) -> str:
     return "engine 1"
 
 
+class Memory(NamedTuple):
+    """What a router begins with, and its file."""
+
+    restored: RestoredWorkers
+    file: StateFile
+
+    async def start(self) -> None:
+        await self.restored.start()
+        self.file.start()
+
+    async def close(self) -> None:
+        await self.file.close()
+        await self.restored.close()
+
+
 @asynccontextmanager
 async def router(
     path: Path, state: SavedState | None, note: Note | None = None
-) -> AsyncIterator[tuple[FollowedWorkers, StateFile]]:
+) -> AsyncIterator[tuple[FollowedWorkers, Memory]]:
     """A router's caches with their state file, not started yet."""
     fleet = FollowedWorkers(SECRET if state is None else state.about.secret, lambda: NOW)
     about = msgspec.structs.replace(ABOUT, secret=fleet.secret)
     keepers = [] if note is None else [note]
-    yield fleet, StateFile(str(path), 60.0, state, fleet, lambda: about, engine, keepers)
+    restored = RestoredWorkers(fleet, engine, keepers)
+    if state is not None:
+        restored.add(state)
+    file = StateFile(str(path), 60.0, fleet, lambda: about, engine, keepers)
+    yield fleet, Memory(restored, file)
     await fleet.close()
 
 
 async def written(path: Path, word: bytes = b"word") -> None:
     """Writes the file of a router whose worker sent the batches 0 to 5."""
-    async with router(path, None, Note(word)) as (fleet, file):
+    async with router(path, None, Note(word)) as (fleet, memory):
         fleet.add("w", "m", [publisher(0, 5)])
         await until(lambda: fleet.state("w") is FeedState.LIVE)
-        await file.start()
-        await file.close()
+        await memory.start()
+        await memory.close()
 
 
 @pytest.fixture
@@ -96,16 +117,18 @@ def path(tmp_path: Path) -> Path:
 async def test_restarted_router_is_certain_before_it_serves(path: Path) -> None:
     await written(path)
     state, note = read(str(path), LAYOUT, NOW + 60), Note()
-    async with router(path, state, note) as (fleet, file):
+    async with router(path, state, note) as (fleet, memory):
         fleet.add("w", "m", [publisher(5, 7)])
-        await file.start()
+        await memory.start()
         assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
         assert (note.word, note.proven) == (b"word", ["w"])
-        shown = {one.name: one.samples for one in StateCollector(file).collect()}
+        shown = {
+            one.name: one.samples for one in StateCollector(memory.file, memory.restored).collect()
+        }
         (proven, *_) = shown["kvsteer_state_file_workers"]
         assert (proven.labels, proven.value) == ({"outcome": "proven"}, 1)
-        await file.close()
-        assert file.bytes == path.stat().st_size > 0
+        await memory.close()
+        assert memory.file.bytes == path.stat().st_size > 0
 
 
 class PausingPublisher(MemoryTransport):
@@ -121,32 +144,32 @@ class PausingPublisher(MemoryTransport):
 
 async def test_router_serves_only_once_what_came_since_is_applied(path: Path) -> None:
     await written(path)
-    async with router(path, read(str(path), LAYOUT, NOW)) as (fleet, file):
+    async with router(path, read(str(path), LAYOUT, NOW)) as (fleet, memory):
         pausing = PausingPublisher(publisher(5, 7).history)
         pausing.goes_on = asyncio.Event()
         pausing.put(Connected())
         fleet.add("w", "m", [pausing])
-        starting = asyncio.create_task(file.start())
+        starting = asyncio.create_task(memory.start())
         await until(lambda: fleet.restoration("w") is Restoration.PROVEN)
         await asyncio.sleep(0)
         assert not starting.done()
         pausing.goes_on.set()
         await starting
         assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (8, 0, 0, 0))}
-        await file.close()
+        await memory.close()
 
 
 async def test_worker_that_has_not_proven_it_yet_delays_no_start_for_long(path: Path) -> None:
     await written(path)
     state, note = read(str(path), LAYOUT, NOW), Note()
-    async with router(path, state, note) as (fleet, file):
+    async with router(path, state, note) as (fleet, memory):
         late = MemoryTransport({5: payload(5, block(6, 5))})
         fleet.add("w", "m", [late])
-        await file.start()
+        await memory.start()
         assert fleet.overlaps(chain(20)) == {"w": Overlap(1, uncertain=6)}
         late.put(Connected())
         await until(lambda: note.proven)
-        await file.close()
+        await memory.close()
 
 
 @pytest.mark.parametrize(
@@ -156,9 +179,9 @@ async def test_other_workers_begin_with_nothing(
     path: Path, worker: str, model: str, ranks: int
 ) -> None:
     await written(path)
-    async with router(path, read(str(path), LAYOUT, NOW)) as (_, file):
-        assert file.take(worker, model, ranks) == {}
-        assert file.take("w", "m", 1).keys() == ({0} if worker == "v" else set())
+    async with router(path, read(str(path), LAYOUT, NOW)) as (_, memory):
+        assert memory.restored.take(worker, model, ranks) == {}
+        assert memory.restored.take("w", "m", 1).keys() == ({0} if worker == "v" else set())
 
 
 async def test_file_is_readable_by_its_user_alone_and_names_no_token(path: Path) -> None:
@@ -172,27 +195,27 @@ async def test_file_is_readable_by_its_user_alone_and_names_no_token(path: Path)
 async def test_file_that_cannot_be_written_is_said_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with router(path / "no folder" / "file", None) as (_, file):
-        await file.write()
-        await file.write()
+    async with router(path / "no folder" / "file", None) as (_, memory):
+        await memory.file.write()
+        await memory.file.write()
         assert caplog.text.count("cannot be written: No such file or directory") == 1
-        assert file.bytes == 0
+        assert memory.file.bytes == 0
 
 
 async def test_router_that_did_not_start_leaves_the_file(path: Path) -> None:
     await written(path)
     before = path.read_bytes()
-    async with router(path, read(str(path), LAYOUT, NOW)) as (_, file):
-        await file.close()
+    async with router(path, read(str(path), LAYOUT, NOW)) as (_, memory):
+        await memory.close()
     assert path.read_bytes() == before
 
 
 async def test_file_is_written_at_once_before_a_stop(path: Path) -> None:
-    async with router(path, None) as (_, file):
-        await file.start()
-        file.hurry()
+    async with router(path, None) as (_, memory):
+        await memory.start()
+        memory.file.hurry()
         await until(path.exists)
-        await file.close()
+        await memory.close()
 
 
 def test_router_without_a_file_shows_no_figures() -> None:
@@ -291,12 +314,12 @@ async def begins_clean(path: Path, data: bytes) -> None:
     state = read(str(_put(path, data)), LAYOUT, NOW)
     if state is None:
         return
-    async with router(path, state, Note()) as (fleet, file):
+    async with router(path, state, Note()) as (fleet, memory):
         fleet.add("w", "m", [publisher(0, 2)])  # it has restarted: none of the file is true
-        await asyncio.wait_for(file.start(), 10)
+        await asyncio.wait_for(memory.start(), 10)
         await until(lambda: fleet.state("w") is FeedState.LIVE)
         assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (3, 0, 0, 0))}
-        await file.close()
+        await memory.close()
 
 
 @pytest.fixture(scope="module")
