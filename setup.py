@@ -110,7 +110,11 @@ cores = [
         name,
         sources=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.c")),
         depends=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.h")),
-        extra_compile_args=["-std=c11", "-O3", *os.environ.get("KVSTEER_CFLAGS", "").split()],
+        # no fused operations: figures have to be the same as in Python, to the last bit
+        extra_compile_args=[
+            *("-std=c11", "-O3", "-ffp-contract=off"),
+            *os.environ.get("KVSTEER_CFLAGS", "").split(),
+        ],
         py_limited_api=True,
         optional=True,
     )

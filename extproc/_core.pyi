@@ -1,6 +1,8 @@
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from extproc.http2.session import Session, SharedBudget
+from extproc.routing.load_columns import LoadColumns
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
 def CompiledSession(  # noqa: N802
@@ -11,3 +13,13 @@ class _Decoder(Protocol):
     def decode(self, message: bytes, /) -> Any: ...
 
 def CompiledDecoder(record: type, names: tuple[str, ...], /) -> _Decoder: ...  # noqa: N802
+def CompiledColumns(  # noqa: N802
+    load: type, endpoints: dict[str, Any], workers: Sequence[Any], rules: tuple[float, ...], /
+) -> LoadColumns: ...
+def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
+def lowest(
+    ranks: Sequence[float] | Sequence[tuple[float, float]],
+    count: int,
+    random: Callable[[], float],
+    /,
+) -> list[int]: ...

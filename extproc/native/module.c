@@ -1,11 +1,12 @@
 /* The Python module extproc._core: checks and converts, then calls the session and the decoder.
  *
  * extproc/http2/session.py and extproc/serving/proxy_message.py describe the interfaces; their plain
- * implementations are in Python. */
+ * implementations are in Python. What it has for the routing is in columns.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "columns.h"
 #include "message.h"
 #include "session.h"
 
@@ -483,9 +484,15 @@ static PyType_Slot decoder_slots[] = {
 static PyType_Spec decoder_spec = {"extproc._core.CompiledDecoder", sizeof(CoreDecoder), 0,
                                    Py_TPFLAGS_DEFAULT, decoder_slots};
 
+static PyMethodDef module_functions[] = {
+    {"drawn", module_drawn, METH_VARARGS, NULL},
+    {"lowest", module_lowest, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_core", "The compiled parts of the request path.", -1, NULL, NULL,
-    NULL, NULL, NULL};
+    PyModuleDef_HEAD_INIT, "_core", "The compiled parts of the request path.", -1,
+    module_functions, NULL, NULL, NULL, NULL};
 
 /* Adds a type to the module; returns it, borrowed. */
 static PyObject *add_type(PyObject *made, const char *name, PyType_Spec *spec) {
@@ -502,7 +509,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!made) return NULL;
     PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
     if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
-        !add_type(made, "CompiledDecoder", &decoder_spec)) {
+        !add_type(made, "CompiledDecoder", &decoder_spec) ||
+        !add_type(made, "CompiledColumns", &columns_spec) || !columns_prepare()) {
         Py_DECREF(made);
         return NULL;
     }

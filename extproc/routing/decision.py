@@ -383,16 +383,20 @@ def _order(
     chance: Chance,
 ) -> list[Candidate]:
     """Returns the best candidates, at most as many as are named to the proxy."""
-    workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
+    workers, costs, rules = survey.workers, survey.costs, snapshot.rules
     if len(candidates) != len(workers):
         workers = [workers[at] for at in candidates]
-        loads = [loads[at] for at in candidates]
         costs = [costs[at] for at in candidates]
+
+    def requests() -> list[float]:
+        each = survey.loads.requests()
+        return [each[at] for at in candidates]
+
     columns = Columns(
         weighed,
         costs,
         lambda: [saved.get(worker.name, 0.0) for worker in workers],
-        lambda: [load.in_flight + load.others for load in loads],
+        requests,
         snapshot.turn,
         rules.cache_aware,
         rules.prefix_cache,

@@ -209,7 +209,7 @@ class Loads:
         *,
         learns: bool = False,
     ) -> None:
-        self._endpoints = endpoints
+        self._endpoints = self.endpoints = endpoints
         self._rate = prefill_tokens_per_second
         self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
         self._mean_uncached = 0.0
@@ -551,6 +551,11 @@ class Loads:
         return msgspec.structs.replace(
             load, backlog_tokens=load.backlog_tokens * share, below=below, peers=peers
         )
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """The configured tokens per second, the tokens of a window, and the fleet's slowness."""
+        return self._rate, self._capacity_tokens, self._common.slowness
 
     def _backlog(self, state: EndpointLoad, now: float) -> float:
         """Returns the uncached tokens of known requests that are probably not computed yet."""

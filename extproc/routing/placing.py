@@ -16,6 +16,7 @@ from extproc.routing.decision import Decision
 from extproc.routing.eligibility import Candidate, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Booking, Load, Loads
+from extproc.routing.load_columns import columns_of
 from extproc.routing.pins import RankChoice
 from extproc.routing.policies import policy_of
 from extproc.routing.query import Query, Snapshot
@@ -123,6 +124,7 @@ class Placing:
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
+        self._columns = partial(columns_of, self.loads)
         self.claims = ClaimTable(
             secret if telling is None else telling.secret,
             policy.sent_bytes,
@@ -176,6 +178,7 @@ class Placing:
             roster=self._roster_of(query.model, workers),
             homes=self.homes,
             conversations=self._conversations,
+            columns=self._columns if query.of_class is None else None,
         )
 
     def _load_for(self, query: Query) -> Callable[[str, float], Load]:

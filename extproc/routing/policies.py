@@ -24,6 +24,7 @@ from extproc.base.structs import Light
 from extproc.config import schema
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
+from extproc.routing import draws
 
 # From this utilization on, the delay of later requests counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
@@ -87,9 +88,7 @@ def best(ranks: Order, chance: Chance, count: int) -> list[int]:
     lowest = sorted(ranks)[: count + 1]
     if len(set(lowest)) == len(lowest):
         return [ranks.index(rank) for rank in lowest[:count]]
-    random = chance.random
-    drawn = sorted([(rank, random(), place) for place, rank in enumerate(ranks)])
-    return [place for _, _, place in drawn[:count]]
+    return draws.lowest(ranks, count, chance.random)
 
 
 def by_cost(columns: Columns) -> Order:

@@ -13,6 +13,7 @@ from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load
+from extproc.routing.load_columns import LoadColumns
 from extproc.routing.ranks import Ranks
 from kvstate.overlap import Overlap, Prompt
 
@@ -143,7 +144,8 @@ class Snapshot(Frozen, frozen=True):
     returns the block size of a worker's cache in tokens, by name. sample: how many random workers
     are compared, besides those that hold a part of the prompt; 0 compares all. roster: the workers'
     roster, None if not made yet. homes: the workers of conversations. conversations: returns how
-    many of them live on a worker at a time, by its name.
+    many of them live on a worker at a time, by its name. columns: returns the loads of several
+    workers at a time; None to ask `load` for each.
     """
 
     workers: Sequence[Candidate]
@@ -163,3 +165,4 @@ class Snapshot(Frozen, frozen=True):
     roster: Roster | None = None
     homes: Homes | None = None
     conversations: Callable[[str, float], int] = no_conversations
+    columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None

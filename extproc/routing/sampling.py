@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from extproc.config.schema import Policy
+from extproc.routing.draws import drawn
 from extproc.routing.policies import Chance
 
 # The policies that may compare only a sample of the workers; the others need all.
@@ -51,8 +52,4 @@ def _drawn(places: Sequence[int], count: int, chance: Chance) -> Sequence[int]:
     """Returns `count` different ones of these indices, or all if there are no more."""
     if len(places) <= count:
         return places
-    random, number = chance.random, len(places)
-    drawn: dict[int, None] = {}
-    while len(drawn) < count:
-        drawn[places[int(random() * number)]] = None
-    return list(drawn)
+    return drawn(places, count, chance.random)

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from math import inf
 from typing import TypeVar
 
 from extproc.base.structs import Light
 from extproc.config.schema import Cost
 from extproc.requests.request_class import RequestClass
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import Load
+from extproc.routing.load_columns import LoadColumns, PlainColumns
 from extproc.routing.policies import affinity_of
 from extproc.routing.query import Snapshot
+from extproc.routing.spread import Rows, Spread
 
 # A conversation of its own that lives on a worker is as much work to be expected as so many tokens.
 CONVERSATION_TOKENS = 1_024.0
@@ -29,19 +29,14 @@ class Survey(Light, frozen=True, gc=False):
 
     places: Sequence[int]
     workers: Sequence[Candidate]
-    loads: list[Load]
+    loads: LoadColumns
     costs: list[float]
     affinity: float
     crowding: Sequence[float] = ()
 
-    def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
+    def spread(self, own: Rows[Value], count: int) -> Spread[Value]:
         """Returns a column of all workers, with None for those that were not compared."""
-        if isinstance(self.places, range):  # a range: all were compared
-            return own
-        column: list[Value | None] = [None] * count
-        for place, value in zip(self.places, own, strict=True):
-            column[place] = value
-        return column
+        return Spread(self.places, own, count)
 
 
 def survey_of(
@@ -62,15 +57,17 @@ def survey_of(
     load, workers = snapshot.load, snapshot.workers
     places = eligible if sampled is None else sampled
     if not isinstance(places, range):
-        workers = [workers[place] for place in places]
-    loads = [load(worker.endpoint, now) for worker in workers]
+        workers = list(map(workers.__getitem__, places))
+    columns = snapshot.columns
+    if columns is None:
+        loads: LoadColumns = PlainColumns([load(worker.endpoint, now) for worker in workers])
+    else:
+        loads = columns(workers, now)
     cost = snapshot.rules.cost
-    affinity = _affinity(cost, _typical(loads, workers, snapshot, is_sample=sampled is not None))
-    costs = _costs(loads, affinity * weighed, cost.running_tokens)
+    affinity = _affinity(cost, loads, workers, snapshot, is_sample=sampled is not None)
+    costs = loads.costs(affinity * weighed, cost.running_tokens)
     if saved:
-        for at, worker in enumerate(workers):
-            if worker.name in saved:
-                costs[at] -= affinity * saved[worker.name] * loads[at].slowness
+        loads.add(costs, workers, saved, -affinity)
     crowding = _crowding(workers, saved, snapshot, now) if is_new else ()
     for at, tokens in enumerate(crowding):
         costs[at] += affinity * tokens * loads[at].slowness
@@ -96,40 +93,31 @@ def _crowding(
     return [each * max(0, count - least) for count in live]
 
 
-def _typical(
-    loads: list[Load], workers: Sequence[Candidate], snapshot: Snapshot, *, is_sample: bool
-) -> list[Load]:
-    """Returns the loads that stand for the whole fleet: those that were drawn, or of sound workers.
+def _affinity(
+    cost: Cost,
+    loads: LoadColumns,
+    workers: Sequence[Candidate],
+    snapshot: Snapshot,
+    *,
+    is_sample: bool,
+) -> float:
+    """Returns the weight of an uncached token in a fleet with these loads.
 
-    Failing workers are idle, which says nothing about the others.
+    Those stand for the whole fleet that were drawn, or are of sound workers. Failing workers are
+    idle, which says nothing about the others.
     """
-    if is_sample:
-        return loads[: snapshot.sample]
-    ejected = snapshot.ejected
-    if not ejected:
-        return loads
-    return list(compress(loads, [one.endpoint not in ejected for one in workers])) or loads
-
-
-def _affinity(cost: Cost, loads: list[Load]) -> float:
-    """Returns the weight of an uncached token in a fleet with these loads."""
-    if not loads:
+    count = len(loads)
+    if not count:
         return affinity_of(cost, 0.0)
-    used, least = 0.0, inf
-    for one in loads:
-        used += one.utilization
-        queued = one.backlog_tokens * one.slowness
-        if queued < least:
-            least = queued
-    return affinity_of(cost, used / len(loads), least / cost.prefill_tokens_per_second)
-
-
-def _costs(loads: list[Load], uncached: float, running: float) -> list[float]:
-    """Returns what each worker would cost if it held nothing of the prompt, in tokens."""
-    return [
-        (uncached + one.backlog_tokens + running * (one.in_flight + one.others)) * one.slowness
-        for one in loads
-    ]
+    if is_sample:
+        count = min(count, snapshot.sample)
+    elif snapshot.ejected:
+        ejected = snapshot.ejected
+        sound = list(compress(loads, [one.endpoint not in ejected for one in workers]))
+        if sound:
+            loads, count = PlainColumns(sound), len(sound)
+    utilization, queued = loads.typical(count)
+    return affinity_of(cost, utilization, queued / cost.prefill_tokens_per_second)
 
 
 def is_full(survey: Survey, limit: int | None, of_class: RequestClass | None) -> bool:

@@ -1,0 +1,14 @@
+/* What the module gets of columns.c. */
+#ifndef KVSTEER_COLUMNS_H
+#define KVSTEER_COLUMNS_H
+
+#include <stdbool.h>
+
+extern PyType_Spec columns_spec;
+PyObject *module_drawn(PyObject *module, PyObject *given);
+PyObject *module_lowest(PyObject *module, PyObject *given);
+
+/* Makes the names of attributes; false after an error. */
+bool columns_prepare(void);
+
+#endif
