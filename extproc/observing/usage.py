@@ -14,6 +14,8 @@ Where engines put usage:
     usage.input_tokens, usage.cache_read_input_tokens,               /v1/messages (Anthropic)
         usage.cache_creation_input_tokens
     usage.prompt_tokens_details.multimodal_tokens, by kind           chat completions (vLLM 0.32)
+    usage.prompt_tokens_details.image_tokens, audio_tokens,          the same (SGLang 0.5.23)
+        video_tokens
     meta_info.prompt_tokens, meta_info.cached_tokens                 /generate (SGLang)
 
 For /v1/messages the prompt is the sum of all three: `input_tokens` excludes tokens read from the
@@ -70,6 +72,7 @@ _READ, _CREATED = "cache_read_input_tokens", "cache_creation_input_tokens"
 _COMPLETION, _OUTPUT = "completion_tokens", "output_tokens"
 _FIGURES = (_PROMPT, _INPUT, _CACHED, _READ, _CREATED, _COMPLETION, _OUTPUT)
 _MULTIMODAL = "multimodal_tokens"
+_BY_KIND = ("image_tokens", "audio_tokens", "video_tokens")
 _DETAILS = ("prompt_tokens_details", "input_tokens_details")
 
 
@@ -220,6 +223,8 @@ def _counts_in(raw: msgspec.Raw) -> Iterator[tuple[str, int]]:
                 if _is_count(value):
                     yield name, value
             kinds = one.get(_MULTIMODAL)
+            if kinds is None and one is not told and len(one) > 1:
+                kinds = {name: one[name] for name in _BY_KIND if one.get(name)}
             if isinstance(kinds, Mapping) and kinds and all(map(_is_count, kinds.values())):
                 yield _MULTIMODAL, sum(kinds.values())
 

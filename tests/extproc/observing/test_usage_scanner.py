@@ -228,3 +228,19 @@ def test_usage_has_the_tokens_of_media(kinds: object, tokens: int | None) -> Non
     details = {"cached_tokens": 64, "multimodal_tokens": kinds}
     usage = {"prompt_tokens": 290, "prompt_tokens_details": details}
     assert scanned(json.dumps({"usage": usage}).encode()).media_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("details", "tokens"),
+    [
+        ({"image_tokens": 256, "video_tokens": 4}, 260),
+        ({"audio_tokens": 0}, None),
+        ({"image_tokens": "x"}, None),
+        ({"image_tokens": 9, "multimodal_tokens": {"image": 5}}, 5),
+    ],
+)
+def test_usage_of_sglang_has_the_tokens_of_media(
+    details: dict[str, object], tokens: int | None
+) -> None:
+    usage = {"prompt_tokens": 290, "prompt_tokens_details": {"cached_tokens": 64, **details}}
+    assert scanned(json.dumps({"usage": usage}).encode()).media_tokens == tokens
