@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from feeds_publisher import BLOCKS_A_BATCH
+from feeds_publisher import BLOCKS_A_BATCH, payload
 from measure import NO_REFERENCE, Figure, Goal, Row
 from rows import Run, arguments, run
 from warm_publisher import BLOCKS_A_BATCH as WARM_BLOCKS_A_BATCH
@@ -25,11 +25,13 @@ from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
+from kvstate.index import Index
 from kvstate.overlap import Prompt
 
 HERE = Path(__file__).parent
 PICK_INTERVAL_SECONDS = 0.002
 PICKS = 2_000
+PROCESSES = 4
 # vLLM's defaults: the batches of its replay buffer, and the messages that its replay socket queues.
 BUFFER_BATCHES, SEND_LIMIT = 10_000, 1_000
 
@@ -39,6 +41,8 @@ on the socket to the last one applied, for each batch of 16 blocks of 16 tokens;
 (least-most) of rounds. Picks: a lookup of a prompt of 257 tokens that all workers hold, due every
 2 ms, from when it was due to when it was done, so that whatever held the loop counts; the worst p99
 of ten parts of the time. The reference is the same with one worker that has nothing to say.
+Several processes: each follows all feeds, as with `serve --processes`; a batch of each worker every
+20 ms or more, of 16 blocks; the CPU time of all of them, against that of one.
 A start: from the first connection until all of a full buffer (10,000 batches of 64 blocks, 3.6 kB
 each) is certain, beside a publisher that drops of a replay what vLLM drops; the reference drops
 nothing. The slowest of the starts; our CPU time is their median.
@@ -213,6 +217,57 @@ async def start(endpoints: tuple[str, str]) -> None:
     await fleet.close()
 
 
+def followed_by(processes: int, workers: int, batches: int) -> float:
+    """Returns the CPU microseconds of a batch in so many processes that all follow all feeds."""
+    with publishers(workers, 1) as (publisher, endpoints):
+        command = [sys.executable, str(HERE / "feeds_follower.py"), str(batches)]
+        followers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(processes)
+        ]
+        try:
+            for each in followers:
+                assert each.stdin
+                each.stdin.write(json.dumps(endpoints) + "\n")
+                each.stdin.flush()
+            for each in followers:
+                assert each.stdout
+                each.stdout.readline()
+            assert publisher.stdin
+            publisher.stdin.write(f"{-batches}\n")
+            publisher.stdin.flush()
+            seconds = sum(float(each.stdout.readline()) for each in followers if each.stdout)
+        finally:
+            for each in followers:
+                each.kill()
+                each.wait()
+    return 1e6 * seconds / (workers * batches)
+
+
+def applied(batches: int) -> float:
+    """Returns the CPU microseconds of applying a batch to the index, without its feed."""
+    index = Index(1)
+    owner = index.add("w", 0, "m")
+    payloads = [payload(0, number) for number in range(batches)]
+    began = time.process_time()
+    for one in payloads:
+        index.apply_message(owner, one)
+    return 1e6 * (time.process_time() - began) / batches
+
+
+def several(rounds: int, workers: int, batches: int) -> list[Row]:
+    """Returns what several processes of one host cost, which each follow all feeds."""
+    one, four = [], []
+    for _ in range(rounds):
+        one.append(followed_by(1, workers, batches))
+        four.append(followed_by(PROCESSES, workers, batches))
+    what = f"a batch of one of {workers} workers in {PROCESSES} processes (us of CPU)"
+    return [
+        Row(what, Figure(four), Figure(one), Goal(1.3, "<= 1.3x of one")),
+        Row("of that, in each, applying it (us of CPU)", Figure([applied(5_000)]), Figure(one)),
+    ]
+
+
 async def measured(one: Run) -> None:
     """Measures all rows."""
     one.add(await costs(*one.amount((1, 500), (3, 5_000), (7, 10_000))))
@@ -227,6 +282,7 @@ async def measured(one: Run) -> None:
             Row("blocks replayed a second (M)", Figure([blocks / took / 1e6]), NO_REFERENCE),
         ]
     )
+    one.add(several(*one.amount((1, 5, 20), (1, 100, 100), (3, 300, 100))))
     limited, unlimited, cpu = await starts(one.amount(1, 5, 20))
     one.add(
         [

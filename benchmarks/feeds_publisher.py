@@ -1,8 +1,8 @@
 """Publishers in their own process, whose batches can be replayed; the first publishes live.
 
 python benchmarks/feeds_publisher.py WORKERS BATCHES; prints their endpoints as JSON. For each
-number in standard input, the first publisher sends that many more batches at full speed. The
-process ends with its input.
+number in standard input, the first publisher sends that many more batches at full speed; for a
+negative one, each of them sends so many, a batch of each in turn. The process ends with its input.
 """
 
 import itertools
@@ -16,6 +16,8 @@ import zmq
 
 BLOCK_SIZE = 16
 BLOCKS_A_BATCH = 16
+# Between two batches of each publisher, where all of them publish.
+PAUSE_SECONDS = 0.02
 TOKENS_A_BATCH = BLOCKS_A_BATCH * BLOCK_SIZE
 END = [b"", b"", b"\xff" * 8, b""]
 
@@ -97,7 +99,12 @@ def main() -> None:
         for socket, _ in poller.poll(20):
             by_socket[socket].answer()
         while orders:
-            made[0].publish(orders.pop(0))
+            count = orders.pop(0)
+            for _ in range(-count):
+                time.sleep(PAUSE_SECONDS)
+                for publisher in made:
+                    publisher.publish(1)
+            made[0].publish(max(0, count))
 
 
 if __name__ == "__main__":

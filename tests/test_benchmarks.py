@@ -60,6 +60,7 @@ def test_benchmarks_are_all_smoked() -> None:
     }
     parts = {
         "extproc_idle.py",
+        "feeds_follower.py",
         "feeds_publisher.py",
         "memory.py",
         "peers_kubernetes.py",
