@@ -3,6 +3,7 @@
 python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace FILE] [--tuning]
     [--speeds] [--seeds N]
 python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json FILE]
+python benchmarks/routing.py --siblings [--quick] [--seeds N] [--tuning] [--json FILE]
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import routing_legs
 import routing_routers
+import routing_siblings
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell, arrivals
 from routing_compare import (
     CONTESTANTS,
@@ -55,6 +57,11 @@ that share, in the cells of engines that are not as fast as configured, and in s
 are paired by seed; intervals are of 95 %.
 """
 
+SIBLINGS_METHOD = """\
+Siblings: groups of requests with one new prefix, within 50 ms, each with 256 tokens of its own; one
+group in ten seconds on average, or one a second (busy). Computed tokens: of all prompts' tokens.
+"""
+
 LEGS_METHOD = """\
 How: the engines of the benchmark of policies. Of eight, four compute prompts for the other four, or
 each takes whole requests. The router's own decide_legs() and books pick the workers, and learn
@@ -79,11 +86,14 @@ def main() -> None:
     parser.add_argument("--tuning", action="store_true", help="the seeds that weights are tuned on")
     parser.add_argument("--routers", action="store_true", help="one router against several")
     parser.add_argument("--legs", action="store_true", help="prompts computed on other workers")
+    parser.add_argument("--siblings", action="store_true", help="one long prefix, many at once")
     parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     with run(parser) as one:
         if one.options.routers:
             _compare_routers(one)
+        elif one.options.siblings:
+            _compare_siblings(one)
         elif one.options.legs:
             _compare_legs(one)
         else:
@@ -134,6 +144,16 @@ def _compare_routers(one: Run) -> None:
         print(routing_routers.summary(cell.name, results), flush=True)
         one.add(compared(cell.name, results))
     print(f"\n{ROUTERS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
+
+
+def _compare_siblings(one: Run) -> None:
+    seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else SEEDS)
+    quick, cells = routing_siblings.SIBLING_CELLS, routing_siblings.CELLS
+    for cell in one.amount(quick[:1], quick, cells):
+        results = _results(cell, seeds, routing_siblings.CONTESTANTS)
+        print(summary(cell.name, results), flush=True)
+        one.add(routing_siblings.rows(cell, results))
+    print(f"\n{METHOD}{SIBLINGS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _compare_legs(one: Run) -> None:

@@ -14,22 +14,22 @@ from extproc.commands.whatif.traces import Replay, Trace, requests_of
 Workload = Callable[[Random], list[Request]]
 
 
-def _blocks(tokens: float) -> int:
+def blocks_of(tokens: float) -> int:
     return max(1, round(tokens / BLOCK_TOKENS))
 
 
-def _request(at: float, prompt: list[int], answer: list[int], answer_tokens: int) -> Request:
+def request_of(at: float, prompt: list[int], answer: list[int], answer_tokens: int) -> Request:
     return Request(at, prompt, len(prompt) * BLOCK_TOKENS, answer_tokens, answer)
 
 
-def _arrivals(rng: Random, rate: float, seconds: float) -> Iterator[float]:
+def arrivals_of(rng: Random, rate: float, seconds: float) -> Iterator[float]:
     at = rng.expovariate(rate)
     while at < seconds:
         yield at
         at += rng.expovariate(rate)
 
 
-def _take(numbers: Iterator[int], count: int) -> list[int]:
+def take(numbers: Iterator[int], count: int) -> list[int]:
     return list(itertools.islice(numbers, count))
 
 
@@ -49,13 +49,13 @@ def shared_prefix(
 
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
-        prefixes = [_take(numbers, _blocks(prefix_tokens)) for _ in range(groups)]
+        prefixes = [take(numbers, blocks_of(prefix_tokens)) for _ in range(groups)]
         made = []
-        for at in _arrivals(rng, rate, seconds):
+        for at in arrivals_of(rng, rate, seconds):
             prefix = prefixes[rng.randrange(groups * users) // users]
-            prompt = prefix + _take(numbers, _blocks(question_tokens))
-            answer = _take(numbers, _blocks(answer_tokens))
-            made.append(_request(at, prompt, answer, answer_tokens))
+            prompt = prefix + take(numbers, blocks_of(question_tokens))
+            answer = take(numbers, blocks_of(answer_tokens))
+            made.append(request_of(at, prompt, answer, answer_tokens))
         return made
 
     return make
@@ -68,15 +68,15 @@ def multi_turn(
 
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
-        system = _take(numbers, _blocks(1_000))
+        system = take(numbers, blocks_of(1_000))
         made = []
-        for begin in _arrivals(rng, rate, seconds):
+        for begin in arrivals_of(rng, rate, seconds):
             at, history = begin, system
             for _ in range(rng.randint(2, turns)):
-                question = _take(numbers, _blocks(rng.lognormvariate(5.8, 0.8)))
+                question = take(numbers, blocks_of(rng.lognormvariate(5.8, 0.8)))
                 answer_tokens = int(min(2_000, rng.lognormvariate(5.6, 0.7)) + 16)
-                answer = _take(numbers, _blocks(answer_tokens))
-                made.append(_request(at, history + question, answer, answer_tokens))
+                answer = take(numbers, blocks_of(answer_tokens))
+                made.append(request_of(at, history + question, answer, answer_tokens))
                 history = history + question + answer
                 at += 2.0 + answer_tokens * 0.02 + rng.expovariate(1 / pause_seconds)
         return sorted(made, key=lambda one: one.at)
@@ -90,13 +90,13 @@ def long_document(rate: float, seconds: float, tokens: int = 30_000) -> Workload
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
         made = []
-        for begin in _arrivals(rng, rate, seconds):
-            document = _take(numbers, _blocks(tokens * rng.uniform(0.5, 1.5)))
+        for begin in arrivals_of(rng, rate, seconds):
+            document = take(numbers, blocks_of(tokens * rng.uniform(0.5, 1.5)))
             at = begin
             for _ in range(rng.randint(3, 9)):
-                question = _take(numbers, 1)
-                answer = _take(numbers, 2)
-                made.append(_request(at, document + question, answer, 200))
+                question = take(numbers, 1)
+                answer = take(numbers, 2)
+                made.append(request_of(at, document + question, answer, 200))
                 at += rng.expovariate(1 / 8.0)
         return sorted(made, key=lambda one: one.at)
 
@@ -109,11 +109,11 @@ def single_shot(rate: float, seconds: float) -> Workload:
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
         made = []
-        for at in _arrivals(rng, rate, seconds):
-            prompt = _take(numbers, _blocks(min(32_000.0, rng.lognormvariate(7.2, 1.0))))
+        for at in arrivals_of(rng, rate, seconds):
+            prompt = take(numbers, blocks_of(min(32_000.0, rng.lognormvariate(7.2, 1.0))))
             answer_tokens = int(min(2_000, rng.lognormvariate(5.5, 0.8)) + 8)
-            answer = _take(numbers, _blocks(answer_tokens))
-            made.append(_request(at, prompt, answer, answer_tokens))
+            answer = take(numbers, blocks_of(answer_tokens))
+            made.append(request_of(at, prompt, answer, answer_tokens))
         return made
 
     return make
@@ -128,10 +128,10 @@ def _alike(
         numbers = itertools.count()
         made = []
         median, spread, most = tokens
-        for at in _arrivals(rng, rate, seconds):
-            prompt = _take(numbers, _blocks(min(most, median * rng.lognormvariate(0, spread))))
+        for at in arrivals_of(rng, rate, seconds):
+            prompt = take(numbers, blocks_of(min(most, median * rng.lognormvariate(0, spread))))
             length = int(min(2_000, answer_tokens * rng.lognormvariate(0, 0.6)) + 16)
-            made.append(_request(at, prompt, _take(numbers, _blocks(length)), length))
+            made.append(request_of(at, prompt, take(numbers, blocks_of(length)), length))
         return made
 
     return make
@@ -154,11 +154,11 @@ def herd(bursts: int, size: int, tokens: int = 8_000, pause_seconds: float = 15.
         numbers = itertools.count()
         made = []
         for number in range(bursts):
-            prefix = _take(numbers, _blocks(tokens))
+            prefix = take(numbers, blocks_of(tokens))
             for _ in range(size):
                 at = number * pause_seconds + rng.random()
-                prompt = prefix + _take(numbers, _blocks(rng.uniform(200, 1_000)))
-                made.append(_request(at, prompt, _take(numbers, 2), 256))
+                prompt = prefix + take(numbers, blocks_of(rng.uniform(200, 1_000)))
+                made.append(request_of(at, prompt, take(numbers, 2), 256))
         return sorted(made, key=lambda one: one.at)
 
     return make

@@ -449,6 +449,13 @@ class Cost:
         "credit for a token of a request in flight on that worker, in percent of a certain one",
         90,
     )
+    siblings_percent: int = key(
+        "credit for a token that is queued on a worker for another request and that this request"
+        " would wait for there, besides speculative_percent: so requests that begin with one long"
+        " new prefix at the same time go to one worker, although each may wait longer by this part"
+        " of it; 0 turns it off",
+        0,
+    )
     approximate_percent: int = key(
         "credit for a token that was sent to a worker without events, in percent of a certain one",
         90,

@@ -25,6 +25,7 @@ from extproc.routing.policies import (
 from extproc.routing.query import Media, Query, Snapshot
 from extproc.routing.ranks import rank_of
 from extproc.routing.sampling import SAMPLED, sample_of
+from extproc.routing.siblings import prefer_siblings, siblings_of
 from extproc.routing.survey import Survey, is_full, survey_of
 from kvstate.overlap import Overlap, of_any_rank
 
@@ -178,10 +179,14 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     for name, more in belonging.credit.items():
         saved[name] = max(saved.get(name, 0.0), more)
     sampled = _sampled(eligible, excluded, saved, snapshot, roster, rng)
-    survey = survey_of(eligible, sampled, snapshot, saved, weighed, now, is_new=belonging.is_new)
+    siblings = siblings_of(claims, snapshot.rules.cost)
+    is_new = belonging.is_new and not siblings
+    survey = survey_of(eligible, sampled, snapshot, saved, weighed, now, is_new=is_new)
     if sampled is not None and is_full(survey, snapshot.rules.max_in_flight, query.of_class):
         sampled = None
-        survey = survey_of(eligible, None, snapshot, saved, weighed, now, is_new=belonging.is_new)
+        survey = survey_of(eligible, None, snapshot, saved, weighed, now, is_new=is_new)
+    if siblings:
+        prefer_siblings(survey, siblings, snapshot.rules.cost)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
     if belonging.by == RESPONSE:
         candidates = _sole(candidates, survey, belonging.sole)

@@ -1,0 +1,98 @@
+"""Siblings: requests with one long new prefix go to one worker, though they wait there."""
+
+from array import array
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.config.schema import Cost, Policy
+from extproc.routing.claim_table import ClaimTable, Holdings
+from extproc.routing.claims import Claims
+from extproc.routing.decision import Decision, decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.query import Query, Snapshot
+from extproc.routing.siblings import LEAST_TOKENS, siblings_of
+from kvstate.overlap import Prompt
+
+NAMES = ("a", "b", "c", "d")
+SHARED = 16_000
+OFF, ON = Policy(), Policy(cost=Cost(siblings_percent=60))
+
+
+class Fleet:
+    """Four idle workers with live feeds, which have announced nothing."""
+
+    def __init__(self, rules: Policy) -> None:
+        self._rules = rules
+        self._loads = Loads({name: EndpointLoad() for name in NAMES})
+        self._claims = ClaimTable(1)
+        self._holdings = {name: Holdings(name) for name in NAMES}
+        self._workers = [Candidate(name, name) for name in NAMES]
+
+    def send(self, prompt: Prompt, now: float, sample: int = 0) -> Decision:
+        """Decides where a request goes, and books it there."""
+        snapshot = Snapshot(
+            self._workers,
+            [{}],
+            self._loads.load,
+            "cost",
+            0,
+            self._rules,
+            self._claims,
+            sample=sample,
+        )
+        decision = decide(Query("m", [prompt]), snapshot, now, Random(0))
+        self._loads.begin(decision.pick[0], decision.uncached_tokens, now)
+        self._claims.record(self._holdings[decision.worker], decision.marks[0], now)
+        return decision
+
+    def burden(self, worker: str, tokens: float) -> None:
+        """Books other work on a worker."""
+        self._loads.begin(worker, tokens, 0.0)
+
+
+def sibling(number: int, shared: int = SHARED) -> Prompt:
+    return Prompt("m", array("I", [*range(shared), *[100_000 + number] * 256]))
+
+
+def spread(rules: Policy, count: int = 4, shared: int = SHARED) -> set[str]:
+    """The workers to which siblings go."""
+    fleet = Fleet(rules)
+    return {fleet.send(sibling(number, shared), 0.005 * number).worker for number in range(count)}
+
+
+def test_siblings_go_to_one_worker_only_if_that_is_on() -> None:
+    assert len(spread(ON)) == 1
+    assert len(spread(OFF)) == len(NAMES)
+
+
+def test_short_prefixes_are_no_siblings() -> None:
+    assert len(spread(ON, shared=LEAST_TOKENS // 2)) > 1
+
+
+def test_siblings_leave_a_worker_whose_queue_is_much_longer_than_their_prefix() -> None:
+    fleet = Fleet(ON)
+    first = fleet.send(sibling(0), 0.0).worker
+    fleet.burden(first, 60_000)
+    assert fleet.send(sibling(1), 0.001).worker != first
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 4_000)))
+def test_siblings_are_the_workers_with_tokens_under_way(tokens: dict[str, int]) -> None:
+    claims = {name: Claims(float(count), count) for name, count in tokens.items()}
+    found = siblings_of(claims, ON.cost)
+    assert siblings_of(claims, OFF.cost) == {}
+    if max(tokens.values(), default=0) < LEAST_TOKENS:
+        assert found == {}
+    else:
+        assert found == {name: count for name, count in tokens.items() if count}
+
+
+@pytest.mark.parametrize("sample", [1, 2])
+def test_siblings_are_found_by_a_decision_that_compares_few(sample: int) -> None:
+    fleet = Fleet(ON)
+    first = fleet.send(sibling(0), 0.0, sample).worker
+    assert fleet.send(sibling(1), 0.001, sample).worker == first
