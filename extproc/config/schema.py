@@ -250,6 +250,12 @@ class Kubernetes:
         "a kubeconfig file for the API server; by default the service account of KVSteer's own pod",
         None,
     )
+    deletion_cost: bool = key(
+        "true: every five minutes the pods get the annotation"
+        " controller.kubernetes.io/pod-deletion-cost, so that those whose caches saved the fewest"
+        " tokens in the last hour are deleted first; needs permission to patch pods",
+        default=False,
+    )
     worker: FoundWorker = key(
         "settings of every pod, unless its labels and annotations say otherwise", FoundWorker
     )

@@ -166,6 +166,12 @@ class Candidates:
         """
         return self._pins.choice(name, path, writes_body=writes_body)
 
+    def note_saved(self, name: str, tokens: int, now: float) -> None:
+        """Notes that a worker's cache saves so many tokens of a request sent to it."""
+        worker = self._table.get(name)
+        if worker is not None:
+            worker.saved.note(tokens, now)
+
     def engine(self, name: str) -> Engine | None:
         """Returns the engine that a worker runs; None if that, or the worker, is unknown."""
         worker = self._table.get(name)

@@ -17,6 +17,7 @@ from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.identity import EngineAnswer, EngineRecord, identity_of
 from extproc.fleet.polling import Poll
 from extproc.observing.outcomes import WorkerOutcomes
+from extproc.observing.saved_tokens import SavedTokens
 from extproc.proof.lookups import Lookups
 from extproc.proof.reuse import ReuseFindings
 from extproc.proof.state import GoldenVerdict, TokenProof
@@ -111,9 +112,9 @@ class Worker:
     pin_findings: whether it computes requests on the ranks that they name. outcomes: its requests'
     outcomes. tokenizer: its failures to tokenize. questioned: when it was asked for golden
     requests' tokens. engine_answer: what it said about its engine. identity: what is known of that.
-    questioned_engine: how it is asked for it. polls: its regular questions, by name. batches_seen:
-    its feed's batches at the last look for computed prompts. looks_due: how many more looks these
-    batches need.
+    questioned_engine: how it is asked for it. saved: the tokens that its cache saved lately. polls:
+    its regular questions, by name. batches_seen: its feed's batches at the last look for computed
+    prompts. looks_due: how many more looks these batches need.
     """
 
     __slots__ = (
@@ -138,6 +139,7 @@ class Worker:
         "questioned_engine",
         "retries",
         "reuse",
+        "saved",
         "tokenizer",
         "upstream",
     )
@@ -158,6 +160,7 @@ class Worker:
         self.outcomes = WorkerOutcomes()
         self.pin_findings = PinFindings()
         self.reuse = ReuseFindings()
+        self.saved = SavedTokens()
         self.tokenizer = Failures()
         self.questioned = Questioned()
         self.engine_answer = EngineAnswer()

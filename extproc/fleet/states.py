@@ -87,6 +87,7 @@ class States:
             "role": worker.sighting.worker.role,
             "failed_halves": worker.upstream.failed_halves if worker.upstream else 0,
             "draining": worker.is_draining,
+            "saved_tokens": worker.saved.total(self._monotonic()),
             "down": self.down(endpoint),
             "astray": self._strays.cause(name),
             "excluded": worker.sighting.excluded,
@@ -99,6 +100,13 @@ class States:
         if self._feeds.enabled and self._candidates.model_of(worker) is None:
             return "its model is not known yet"
         return self._feeds.reason(worker)
+
+    def saved_by_pod(self) -> Iterator[tuple[str, int]]:
+        """Yields the pod of each worker that has one, and what its cache saved in the last hour."""
+        now = self._monotonic()
+        for worker in list(self._table):
+            if worker.sighting.pod:
+                yield worker.sighting.pod, worker.saved.total(now)
 
     def fills(self) -> Iterator[tuple[str, int, int]]:
         """Yields the name, requests in flight and blocks of one worker after the other."""

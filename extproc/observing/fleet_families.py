@@ -83,6 +83,11 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     block_size = GaugeMetricFamily(
         "kvsteer_worker_block_size_tokens", "Tokens of a worker's block", labels=["worker"]
     )
+    saved = GaugeMetricFamily(
+        "kvsteer_worker_saved_tokens",
+        "Prompt tokens that a worker's cache saved in the last hour",
+        labels=["worker"],
+    )
     engine = GaugeMetricFamily(
         "kvsteer_worker_engine",
         "1 for the engine that a worker runs, and its release; both are unknown if it is not known",
@@ -96,11 +101,12 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         down.add_metric([worker["name"]], int(bool(worker["down"])))
         in_flight.add_metric([worker["name"]], worker["in_flight"])
         block_size.add_metric([worker["name"]], worker["block_size"])
+        saved.add_metric([worker["name"]], worker["saved_tokens"])
         known = worker["engine"] or _UNKNOWN_ENGINE
         engine.add_metric([worker["name"], known["name"], known["version"]], 1)
         for tier, count in worker["blocks_by_tier"].items():
             blocks.add_metric([worker["name"], tier], count)
-    yield from (state, down, in_flight, block_size, engine, blocks)
+    yield from (state, down, in_flight, block_size, saved, engine, blocks)
 
 
 def _failed_halves(workers: Sequence[Shown]) -> Metric:

@@ -284,6 +284,7 @@ def parts_of(made: Running) -> list[Part]:
         Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
         Part("sampling", sampling.start, sampling.close),
         *_state_parts(made),
+        *_deletion_cost_parts(made),
         _server_part(made),
         *_member_parts(made),
         *_handover_parts(made),
@@ -505,6 +506,16 @@ def _report_parts(made: Running) -> Iterator[Part]:
     if made.config.report.file is not None:
         file = ReportFile(made.config.report.file, made.metrics.report)
         yield Part("report", file.start, file.close)
+
+
+def _deletion_cost_parts(made: Running) -> Iterator[Part]:
+    """Yields what tells Kubernetes which pods are missed least, if that is wanted."""
+    options = made.config.discovery.kubernetes
+    if options is not None and options.deletion_cost:
+        from extproc.fleet.discovery.deletion_costs import DeletionCosts
+
+        costs = DeletionCosts(options, made.workers.states.saved_by_pod)
+        yield task_part("deletion costs", costs.run)
 
 
 def _state_parts(made: Running) -> Iterator[Part]:

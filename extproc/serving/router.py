@@ -177,6 +177,9 @@ class Router:
         else:
             step = self.placing if decision.split is None else self._disaggregator
             booking = step.book(decision, now, self._announced_prompt(decision, query))
+        certain = decision.basis.certain_tokens
+        if certain and booking is not None and decision.is_steered:
+            self._candidates.note_saved(decision.worker, certain, now)
         # otherwise its engine would count blocks that it got from another worker as cached
         is_whole = decision.prefill is None and decision.source is None
         if booking is not None and is_whole:

@@ -22,6 +22,7 @@ from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
 from extproc.commands.config_file import add_config, config_of
 from extproc.commands.doctor import (
+    deletion_cost_visit,
     feed_visit,
     priority_visit,
     steering_visit,
@@ -157,6 +158,9 @@ async def examine(
                 seconds,
             ),
             _bounded(Subject("sharing"), visit_sharing(config, seconds), seconds),
+            _bounded(
+                Subject("discovery kubernetes"), deletion_cost_visit.visit(config, seconds), seconds
+            ),
             _bounded(Subject("steering"), steering_visit.visit(means, at), seconds),
             *(_in_turn(means, one, turns, tellings) for one in fleet),
         )

@@ -169,6 +169,10 @@ FAULTS = {
         "steering", "see `astray` in `GET /workers`: Envoy sends requests elsewhere than named"
     ),
     # Envoy
+    "deletion-cost-forbidden": Fault(
+        "discovery",
+        "allow the router's service account to patch pods, or leave `deletion_cost` out",
+    ),
     "priority-off": Fault(
         "classes",
         "start vLLM with `--scheduling-policy priority`, or SGLang with"

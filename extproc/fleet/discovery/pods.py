@@ -468,6 +468,7 @@ def _engines(pod: Pod, said: PodWords, asked: PodSettings) -> Iterator[Sighting]
             replace(worker, transfer_port=handover),
             excluded=_excluded(pod, encodes=encodes),
             identity=pod.metadata.uid,
+            pod=pod.metadata.name,
             adapters=_adapters(said, of_all, asked.models),
             engine_source=CONFIGURED if engine is None else ANNOTATED,
         )

@@ -24,7 +24,8 @@ class Sighting:
 
     excluded: why it gets no requests now, "" if it may. identity: distinguishes an engine from a
     later one at the same address. adapters: the adapter's name for each number, if its events carry
-    only numbers. engine_source: who says which engine it is, if the worker's `engine` does.
+    only numbers. engine_source: who says which engine it is, if the worker's `engine` does. pod:
+    the name of its pod, "" without one.
     """
 
     worker: WorkerSettings
@@ -32,6 +33,7 @@ class Sighting:
     identity: str = ""
     adapters: tuple[tuple[int, str], ...] = ()
     engine_source: str = CONFIGURED
+    pod: str = ""
 
 
 class FleetMember(NamedTuple):

@@ -56,6 +56,7 @@ def worker(name: str) -> dict[str, Any]:
         "down": "",
         "astray": "",
         "failed_halves": 2,
+        "saved_tokens": 77,
         "tokens": {
             "matched": 0,
             "mismatched": 0,
@@ -129,6 +130,7 @@ def test_cost_terms_of_a_worker_are_shown() -> None:
     shown = {name: value for name, labels, value in samples(metrics) if labels == {"worker": "w"}}
     assert shown["kvsteer_worker_backlog_tokens"] == 512
     assert shown["kvsteer_worker_failed_halves_total"] == 2
+    assert shown["kvsteer_worker_saved_tokens"] == 77
     assert shown["kvsteer_worker_prefill_tokens_per_second"] == 12_000
     assert shown["kvsteer_worker_speed_confidence"] == 0.75
     assert shown["kvsteer_worker_other_requests"] == 2

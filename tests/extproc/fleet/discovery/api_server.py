@@ -24,9 +24,10 @@ class ApiServer:
 
     asked: the query of every request. refuses: a status that it answers instead; refuses_kind: only
     requests for pods, or for pools, are refused. lets_in: the only accepted token. unauthorized:
-    how many requests came with another. gone_below: versions below this one are gone;
-    gone_as_status: it says so with the status, as a proxy in front of it may. page: most objects of
-    a page, whatever is asked for. lists_without_end: each page names a next one.
+    how many requests came with another. annotated: the annotations that were written, by pod.
+    allows_patches: what it says of the permission to write them. gone_below: versions below this
+    one are gone; gone_as_status: it says so with the status, as a proxy in front of it may. page:
+    most objects of a page, whatever is asked for. lists_without_end: each page names a next one.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class ApiServer:
         self.gone_as_status = False
         self.page = 500
         self.lists_without_end = False
+        self.allows_patches = True
+        self.annotated: dict[str, dict[str, str]] = {}
         self.runner: web.AppRunner | None = None
         self.port = 0
         self._history: list[tuple[str, int, bytes]] = []
@@ -56,6 +59,9 @@ class ApiServer:
         extension = f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools"
         application.router.add_get(core, self._pods)
         application.router.add_get(extension, self._pools)
+        reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        application.router.add_post(reviews, self._review)
+        application.router.add_patch(f"{core}/{{name}}", self._annotate)
         self.runner = web.AppRunner(application, shutdown_timeout=0.1)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
@@ -127,6 +133,23 @@ class ApiServer:
 
     def _things(self, kind: str) -> dict[str, Body]:
         return self.pods if kind == "pods" else self.pools
+
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
+        asked = (await request.json())["spec"]["resourceAttributes"]
+        allowed = self.allows_patches and asked["verb"] == "patch"
+        review = {"spec": {"resourceAttributes": asked}, "status": {"allowed": allowed}}
+        return web.json_response(review, status=self.refuses or 201)
+
+    async def _annotate(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
+        is_patch = request.content_type == "application/merge-patch+json"
+        status = self.refuses or (200 if is_patch else 415)
+        if status == 200:
+            patch = await request.json()
+            found = self.annotated.setdefault(request.match_info["name"], {})
+            found.update(patch["metadata"]["annotations"])
+        return web.json_response({"kind": "Pod", "metadata": {}}, status=status)
 
     async def _pods(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, "pods")
