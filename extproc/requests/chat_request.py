@@ -61,12 +61,13 @@ _PLAIN_ROLES = ("user", "assistant")  # not a set: a role may be unhashable
 
 
 def messages_of(
-    messages: list[dict[str, Any]], *, orders_calls: bool = True
+    messages: list[dict[str, Any]], *, orders_calls: bool = True, calls_by_text: bool = False
 ) -> tuple[list[dict[str, Any]], bool, int]:
     """Returns the messages as templates get them, whether a part of them is media, and their forms.
 
     orders_calls: whether the engine puts the keys of tool calls into its own order, in which
-        templates may print them.
+        templates may print them. calls_by_text: whether it refuses arguments of calls that are not
+        JSON text.
 
     Raises:
         RequestError: there are none, too many, or one that cannot be keyed.
@@ -77,15 +78,19 @@ def messages_of(
         raise RequestError("too_many_messages")
     if all(map(_is_plain, messages)):
         return messages, False, 0
-    refuse_costly(b"\n".join(_arguments(messages)))
+    refuse_costly(b"\n".join(_arguments(messages, only_text=calls_by_text)))
     parsed = [_message(message, orders_calls) for message in messages]
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
     return parsed, any(map(has_media, in_lists)), BILLING if has_billing else 0
 
 
-def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
-    """Yields the arguments of tool calls, where they are JSON text within JSON."""
+def _arguments(messages: list[dict[str, Any]], *, only_text: bool) -> Iterator[bytes]:
+    """Yields the arguments of tool calls, where they are JSON text within JSON.
+
+    Raises:
+        RequestError: the engine takes only text, and these are none.
+    """
     for message in messages:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
@@ -93,6 +98,8 @@ def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
             arguments = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(arguments, str):
                 yield arguments.encode("utf-8", "surrogatepass")
+            elif only_text:
+                raise RequestError("bad_request")
 
 
 def media_parts_of(messages: Sequence[Any]) -> tuple[MediaPart, ...]:
@@ -117,6 +124,8 @@ def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
     if not isinstance(role, str):
         raise RequestError("bad_request")
     kept: dict[str, Any] = {"role": role, "content": _content(message.get("content"))}
+    if message.get("content", "") is None and role not in ("assistant", "function"):
+        raise RequestError("bad_request")
     if role == "developer":
         if message.get("tools") is not None:
             raise RequestError("unsupported_tools")
@@ -382,8 +391,9 @@ _RESERVED_VARIABLES = frozenset(
 class Options(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
-    Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
-    `messages_of`. effort, effort_rule, dialect, forms, processor_arguments: as in `Chat`.
+    Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls,
+    calls_by_text: as in `messages_of`. effort, effort_rule, dialect, forms, processor_arguments: as
+    in `Chat`.
     """
 
     chat_template: str | None = None
@@ -395,6 +405,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     orders_calls: bool = True
+    calls_by_text: bool = False
     effort: str = ""
     effort_rule: Effort | None = None
     dialect: Dialect | None = None
@@ -453,6 +464,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens,
+        calls_by_text=True,
         effort=effort_in(body.reasoning_effort),
         effort_rule=None if dialect is None else dialect.effort,
         dialect=dialect,
@@ -488,7 +500,9 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
     if dialect is not None and dialect.is_foreign:
         _refuse_foreign(messages, options)
         dialect = None
-    parsed, has_media, forms = messages_of(messages, orders_calls=options.orders_calls)
+    parsed, has_media, forms = messages_of(
+        messages, orders_calls=options.orders_calls, calls_by_text=options.calls_by_text
+    )
     variables, more = _variables(options)
     forms |= more | options.forms
     if forms and dialect is None:

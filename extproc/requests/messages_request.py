@@ -32,6 +32,7 @@ class _Message(msgspec.Struct):
 class _MessagesBody(msgspec.Struct):
     messages: list[_Message]
     model: str | None = None
+    max_tokens: float | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -62,6 +63,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         raise RequestError("unsupported_template_kwargs")
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")
+    _check_budget(body)
     messages = _system(body.system)
     if dialect is not None and dialect.is_foreign and isinstance(body.system, list):
         raise RequestError("unsupported_by_engine")  # SGLang joins these by newlines
@@ -78,6 +80,19 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         forms=INLINE_SYSTEM if inline else 0,
     )
     return InferenceRequest(body.model, [conversation(messages, options)], body.cache_salt)
+
+
+def _check_budget(body: _MessagesBody) -> None:
+    """Checks the tokens that a request may think, except where it only fills a cache.
+
+    Raises:
+        RequestError: they are as many as it may answer, which engines refuse.
+    """
+    budget = (body.thinking or {}).get("budget_tokens")
+    if not isinstance(budget, int) or body.max_tokens is None or budget < body.max_tokens:
+        return
+    if not (body.kv_transfer_params or {}).get("do_remote_decode"):
+        raise RequestError("bad_request")
 
 
 def _effort(body: _MessagesBody, dialect: Dialect | None) -> tuple[str, Effort | None]:

@@ -117,6 +117,8 @@ def test_turn_without_calls_has_no_tool_calls(calls: object) -> None:
     [
         ({"content": "no role"}, "bad_request"),
         ({"role": "user", "content": 5}, "bad_request"),
+        ({"role": "user", "content": None}, "bad_request"),
+        ({"role": "tool", "tool_call_id": "1", "content": None}, "bad_request"),
         ({"role": "user", "content": ["bare"]}, "unsupported_content"),
         ({"role": "user", "content": [{"text": "no type"}]}, "unsupported_content"),
         ({"role": "user", "content": [{"type": "file"}]}, "unsupported_content"),
@@ -143,8 +145,8 @@ def test_arguments_that_are_no_object_are_refused(arguments: object) -> None:
 def test_billing_line_of_a_system_turn_is_a_form_of_its_own(as_part: bool) -> None:
     content = [text(LINE)] if as_part else LINE
     assert messages_of([{"role": "system", "content": content}])[2] == BILLING
-    for role, other in (("user", content), ("system", None)):
-        assert messages_of([{"role": role, "content": other}])[2] == 0
+    for other in ({"role": "user", "content": content}, {"role": "system"}):
+        assert messages_of([other])[2] == 0
 
 
 @pytest.mark.parametrize(

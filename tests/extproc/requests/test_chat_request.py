@@ -13,6 +13,12 @@ TOOL = {"type": "function", "function": FUNCTION}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
+def called(arguments: object) -> dict[str, Any]:
+    """A turn that calls a function with these arguments."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
 def request(**fields: Any) -> InferenceRequest:
     return parse(json.dumps({"messages": [USER], **fields}).encode())
 
@@ -77,6 +83,8 @@ def test_prompt_logprobs_read_no_cache(fields: dict[str, Any]) -> None:
             "unsupported_truncation",
         ),
         ({"continue_final_message": True}, "bad_request"),
+        ({"messages": [called({"word": "fox"})]}, "bad_request"),
+        ({"messages": [called(None)]}, "bad_request"),
         ({"chat_template_kwargs": {"messages": []}}, "unsupported_template_kwargs"),
         ({"chat_template_kwargs": {"return_dict": True}}, "unsupported_template_kwargs"),
         ({"chat_template_kwargs": {"x": None}}, "unsupported_template_kwargs"),

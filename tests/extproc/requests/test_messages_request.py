@@ -196,6 +196,14 @@ def test_thinking_that_is_off_outweighs_the_effort_in_newer_releases(
     assert (off.effort, off.effort_rule) == told
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_tokens": 100}, {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": 1}}],
+)
+def test_thoughts_may_be_shorter_than_answers(fields: dict[str, Any]) -> None:
+    assert spoken(NEWEST, thinking={"type": "enabled", "budget_tokens": 99}, **fields).messages
+
+
 def test_tools_that_must_not_be_used_are_a_form_of_their_own() -> None:
     told = spoken(NEWEST, tools=[TOOL], tool_choice={"type": "none"})
     assert told.forms == NO_TOOLS
@@ -206,6 +214,7 @@ def test_tools_that_must_not_be_used_are_a_form_of_their_own() -> None:
     ("fields", "reason"),
     [
         ({"output_config": {"effort": "much"}}, "bad_request"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 99}, "max_tokens": 99}, "bad_request"),
         ({"messages": [{"role": "tool", "content": "t"}]}, "bad_request"),
         (
             {"messages": [{"role": "system", "content": [{"type": "tool_removal"}]}]},
