@@ -254,19 +254,19 @@ def _instructions_in(messages: Messages) -> tuple[str | None, list[dict[str, Any
     return None, list(messages)
 
 
-def _flat(content: object) -> str | None:
+def _flat(content: str | list[Any] | None) -> str | None:
     """Returns the texts of a content as one; None if there is none."""
     if content is None or isinstance(content, str):
         return content
-    texts = [text for part in _parts(content) if (text := _text_of(part)) is not None]
+    texts = [text for part in content if (text := _text_of(part)) is not None]
     return "".join(texts) if texts else None
 
 
-def _texts(content: object) -> list[str]:
+def _texts(content: str | list[Any]) -> list[str]:
     """Returns the texts of a content in parts, each empty for a part without one, as of media."""
     if isinstance(content, str):
         return [content]
-    return [_text_of(part) or "" for part in _parts(content)]
+    return [_text_of(part) or "" for part in content]
 
 
 def _is_read_late(message: Mapping[str, Any]) -> bool:
@@ -281,12 +281,6 @@ def _is_read_late(message: Mapping[str, Any]) -> bool:
         and bool(content)
         and all(part.get("type") in _READ_LATE for part in content)
     )
-
-
-def _parts(content: object) -> list[Any]:
-    if not isinstance(content, list):
-        raise RequestError("unsupported_content")
-    return content
 
 
 def _text_of(part: Mapping[str, Any]) -> str | None:

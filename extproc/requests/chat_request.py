@@ -57,6 +57,7 @@ MEDIA_MARK = "\ue000kvsteer media\ue001"
 Messages = Sequence[dict[str, Any]]
 
 _PLAIN_KEYS = ("role", "content")
+_RESULT_KEYS = ("role", "content", "tool_call_id")
 _PLAIN_ROLES = ("user", "assistant")  # not a set: a role may be unhashable
 
 
@@ -76,10 +77,14 @@ def messages_of(
         raise RequestError("empty_prompt")
     if len(messages) > MAX_MESSAGES:
         raise RequestError("too_many_messages")
-    if all(map(_is_plain, messages)):
+    unchanged = [_is_plain(message) or _is_result(message) for message in messages]
+    if all(unchanged):
         return messages, False, 0
     refuse_costly(b"\n".join(_arguments(messages, only_text=calls_by_text)))
-    parsed = [_message(message, orders_calls) for message in messages]
+    parsed = [
+        message if is_unchanged else _message(message, orders_calls)
+        for message, is_unchanged in zip(messages, unchanged, strict=True)
+    ]
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
     return parsed, any(map(has_media, in_lists)), BILLING if has_billing else 0
@@ -117,6 +122,13 @@ def _is_plain(message: dict[str, Any]) -> bool:
     if type(content) is not str:
         return False
     return role in _PLAIN_ROLES or (role == "system" and not content.startswith(BILLING_LINE))
+
+
+def _is_result(message: dict[str, Any]) -> bool:
+    """Returns whether a message is a tool's text in the form in which templates get it."""
+    if tuple(message) != _RESULT_KEYS:
+        return False
+    return message["role"] == "tool" and type(message["content"]) is str
 
 
 def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:

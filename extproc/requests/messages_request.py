@@ -206,7 +206,7 @@ def _tool_result(block: dict[str, Any]) -> list[dict[str, Any]]:
             case _:
                 raise RequestError("unsupported_content")
     call_id = block.get("tool_use_id") or ""
-    result = {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
+    result = {"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id}
     return [result, {"role": "user", "content": images}] if images else [result]
 
 

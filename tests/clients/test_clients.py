@@ -113,6 +113,14 @@ def check(sessions: Sequence[Session], fronts: Sequence[Front]) -> Conversations
     return found
 
 
+async def bypassed(system: System) -> str:
+    """How many requests Envoy sent on without the router's answer, in words."""
+    url = f"{system.envoy_admin}/stats?filter=failure_mode_allowed"
+    async with system.session.get(url) as answer:
+        lines = (await answer.text()).split("\n")
+    return f"{sum(int(one.rpartition(' ')[2]) for one in lines if one)} requests had no answer"
+
+
 def strays(found: Conversations) -> dict[tuple[str, int], list[str]]:
     """The conversations that more than one worker answered, and their workers."""
     workers = {key: [one.worker for one in turns] for key, turns in found.items()}
@@ -157,7 +165,7 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
                 return bool(told["prompt_tokens"] == len(last.ids) and held[last.worker] == usable)
 
             await until(holds, f"the prompt of {last.client} is known to be held")
-        assert strays(found) == {}
+        assert strays(found) == {}, await bypassed(system)
 
 
 async def test_agents_stay_with_workers_whose_tokens_are_not_known(
@@ -169,4 +177,4 @@ async def test_agents_stay_with_workers_whose_tokens_are_not_known(
         found = conversations(fronts)
         show(request.node, "unknown, by their texts", found)
         check(sessions, fronts)
-        assert strays(found) == {}
+        assert strays(found) == {}, await bypassed(system)

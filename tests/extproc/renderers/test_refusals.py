@@ -18,7 +18,8 @@ NOBODY = {"role": "developer", "content": ""}
 ANSWER = {"role": "assistant", "content": "hello"}
 WEIRD = {"role": "weird", "content": "x"}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "ok"}
-CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "a b"}}]}
+A_B = {"name": "a b", "arguments": "{}"}
+CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": A_B}]}
 REFUSAL = {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}
 LATE = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
 ODD = {"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": 5}]}
@@ -64,7 +65,7 @@ def response(*items: dict[str, Any], **body: Any) -> tuple[str, dict[str, Any]]:
         ("gpt-oss", chat(USER, CALL), "unsupported_tools"),
         ("gpt-oss", chat(LATE), "unsupported_content"),
         ("gpt-oss", chat(ODD), "unsupported_content"),
-        ("gpt-oss", response({"role": "user", "content": None}), "unsupported_content"),
+        ("gpt-oss", response({"role": "user", "content": None}), "bad_request"),
         ("gpt-oss", response(USER, tools=[{"type": "web_search"}]), "template_failed"),
         ("gpt-oss", response(WEIRD, USER), "template_failed"),
         (
