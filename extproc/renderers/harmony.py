@@ -388,7 +388,7 @@ def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_HarmonyMessage]:
             raise RequestError("template_failed")
 
 
-def _messages_of(role: str, content: object) -> Iterator[_HarmonyMessage]:
+def _messages_of(role: str, content: Any) -> Iterator[_HarmonyMessage]:
     """Yields what an item of a role says."""
     if role in ("system", "developer"):
         text = _flat(content)

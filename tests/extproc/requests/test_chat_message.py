@@ -107,6 +107,23 @@ def test_tool_calls_have_the_key_order_of_engines() -> None:
     assert list(as_given) == ["index", "type", "function", "id"]
 
 
+@pytest.mark.parametrize(
+    ("message", "is_unchanged"),
+    [
+        ({"role": "tool", "content": "a", "tool_call_id": "1"}, True),
+        ({"role": "tool", "tool_call_id": "1", "content": "a"}, False),
+        ({"role": "tool", "content": [TEXT], "tool_call_id": "1"}, False),
+        ({"role": "user", "content": "a", "tool_call_id": "1"}, False),
+    ],
+)
+def test_result_in_the_form_of_templates_is_passed_on(
+    message: dict[str, Any], is_unchanged: bool
+) -> None:
+    assert (only(message) is message) is is_unchanged
+    (parsed, _), *_ = messages_of([message, {"role": "assistant"}])
+    assert (parsed is message) is is_unchanged
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_turn_without_calls_has_no_tool_calls(calls: object) -> None:
     assert "tool_calls" not in only({"role": "assistant", "content": "a", "tool_calls": calls})
