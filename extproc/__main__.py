@@ -17,6 +17,8 @@ from extproc.commands.config_file import add_config, config_of
 
 TYPE_CHECKING = False  # as in typing, whose import takes a probe several milliseconds
 if TYPE_CHECKING:
+    from typing import Any
+
     from extproc.config.schema import Config
 
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
@@ -238,6 +240,11 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
         )
     explain.add_argument(
         "--path", default="/v1/chat/completions", metavar="URL-PATH", help="the request's path"
+    )
+    explain.add_argument(
+        "--request-id",
+        metavar="ID",
+        help="explain the last decision on the request with this x-request-id instead",
     )
     explain.add_argument("--json", action="store_true", help="print all details as JSON")
     explain.set_defaults(run=_explain)
@@ -472,11 +479,11 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     import json
-    import textwrap
-    from shutil import get_terminal_size
 
-    from extproc.commands.admin_client import ask
+    from extproc.commands.admin_client import ask, find_decision
 
+    if arguments.request_id is not None:
+        return _show_explanation(arguments, find_decision(arguments.admin, arguments.request_id))
     if sys.stdin.isatty():
         print("reads a request's body, as JSON, from standard input", file=sys.stderr)
     try:
@@ -489,7 +496,15 @@ def _explain(arguments: argparse.Namespace) -> int:
         return 2
     # a complete envelope is accepted, so that recorded ones can be piped in
     envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
-    told = ask("explain", arguments.admin, "/explain", envelope)
+    return _show_explanation(arguments, ask("explain", arguments.admin, "/explain", envelope))
+
+
+def _show_explanation(arguments: argparse.Namespace, told: "Mapping[str, Any]") -> int:
+    """Prints the answer of POST /explain, or of GET /decisions/ID."""
+    import json
+    import textwrap
+    from shutil import get_terminal_size
+
     if arguments.json:
         print(json.dumps(told, indent=2))
         return 0

@@ -37,12 +37,14 @@ class Observed:
         self._most = self._allowance = float(kept_at_once)
         self._allowance_at = 0.0
 
-    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
-        """Records a request that was routed."""
+    def note_decision(
+        self, decision: Decision, prompts: Sequence[Prompt], request_id: str = ""
+    ) -> None:
+        """Records a request that was routed; request_id: the request's own, "" without one."""
         at = self._clock()
         is_kept = self._may_keep(at)
         if is_kept:
-            self.recent.add(decision, at)
+            self.recent.add(decision, at, request_id)
             for prompt in prompts:
                 self.prompts.add(prompt)
         basis = decision.basis

@@ -1,6 +1,7 @@
 """The last decisions, for the admin server."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,15 @@ MAX_CANDIDATES = 32_768
 class RecentDecision:
     """One decision; number counts from 1. at: seconds since the epoch.
 
-    served: the ip:port that answered, "" if unknown.
+    served: the ip:port that answered, "" if unknown. request_id: the request's own (x-request-id),
+    "" without one.
     """
 
     number: int
     at: float
     decision: Decision
     served: str = ""
+    request_id: str = ""
 
 
 class Recent:
@@ -36,11 +39,11 @@ class Recent:
         self._candidates = 0
         self.last = 0
 
-    def add(self, decision: Decision, at: float) -> None:
+    def add(self, decision: Decision, at: float, request_id: str = "") -> None:
         """Keeps a decision, and drops the oldest ones beyond the bounds."""
         decisions, candidates = self._limits
         self.last += 1
-        kept = RecentDecision(self.last, at, decision)
+        kept = RecentDecision(self.last, at, decision, request_id=request_id)
         self._decisions.append(kept)
         self._by_decision[id(decision)] = kept
         self._candidates += len(decision.basis.workers)
@@ -73,6 +76,11 @@ class Recent:
         return self._decisions[number - self._decisions[0].number]
 
 
+def with_id(found: Sequence[RecentDecision], request_id: str) -> list[RecentDecision]:
+    """Returns those of a request; all for ""."""
+    return [one for one in found if request_id in ("", one.request_id)]
+
+
 def summary(kept: RecentDecision) -> dict[str, Any]:
     """Returns one entry of GET /decisions; it has only the prompt's length, no text."""
     decision, basis = kept.decision, kept.decision.basis
@@ -80,6 +88,7 @@ def summary(kept: RecentDecision) -> dict[str, Any]:
     return {
         "id": kept.number,
         "at": round(kept.at, 3),
+        "request_id": kept.request_id,
         "model": decision.model,
         "prompt_tokens": basis.prompt_tokens,
         "weighed_tokens": round(basis.weighed_tokens),

@@ -17,7 +17,7 @@ from aiohttp import web
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observed import Observed
 from extproc.admin.prefixes import prefixes, spread
-from extproc.admin.recent import RecentDecision, summary
+from extproc.admin.recent import RecentDecision, summary, with_id
 from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
 from extproc.fleet.discovery.discovery import Discovery
@@ -248,7 +248,8 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         number = number_of(since, "since")
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await readers.serve(request, number)
-        return answered(await _listed(observed, observed.recent.newest_after(number)))
+        found = with_id(observed.recent.newest_after(number), request.query.get("request_id", ""))
+        return answered(await _listed(observed, found))
 
     async def get_decision(request: web.Request) -> web.Response:
         kept = observed.recent.find(number_of(request.match_info["number"], "the decision"))

@@ -32,6 +32,12 @@ ENCODERS = "x-encoder-hosts-ports"
 # W3C's Trace Context: identifies the trace that a request belongs to.
 TRACEPARENT = "traceparent"
 
+# Envoy's and many clients': identifies a request, as Envoy's access log does.
+REQUEST_ID = "x-request-id"
+
+# Longer ids are cut.
+MAX_ID_LETTERS = 128
+
 # Headers that say where a prompt is computed, by `disaggregation.mode`.
 OF_LEGS = {
     "header": (PREFILLER, KV_SOURCE, ENCODERS),

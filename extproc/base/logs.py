@@ -24,16 +24,19 @@ class _JsonFormatter(logging.Formatter):
         self._own = {} if process is None else {"process": process}
 
     def format(self, record: logging.LogRecord) -> str:
+        decision = getattr(record, "decision", None)  # of the decision log: as fields, not as text
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage() if decision is None else "decision",
             **self._own,
         }
-        trace_id = getattr(record, "trace_id", "")  # given as `extra` in records about a request
-        if trace_id:
-            line["trace_id"] = trace_id
+        if decision is not None:
+            line["decision"] = decision
+        for name in ("trace_id", "request_id"):  # given as `extra` in records about a request
+            if known := getattr(record, name, ""):
+                line[name] = known
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

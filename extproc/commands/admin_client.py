@@ -2,6 +2,7 @@
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from http import HTTPStatus
 from http.client import HTTPException
@@ -28,6 +29,22 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:
         return json.loads(fetch(command, admin, path, body))
     except ValueError as error:
         raise _fault(command, _url(admin, path), error) from None
+
+
+def find_decision(admin: str, request_id: str) -> Any:
+    """Returns the last decision on a request, as GET /decisions/ID shows it.
+
+    Raises:
+        StartError: the router cannot be asked, or does not keep a decision on it any more.
+    """
+    path = f"/decisions?{urllib.parse.urlencode({'request_id': request_id})}"
+    found = ask("explain", admin, path)
+    try:
+        number = found["decisions"][-1]["id"]
+    except (KeyError, TypeError, IndexError):
+        why = f"none of the last decisions is on a request with the id {request_id!r}"
+        raise _fault("explain", _url(admin, "/decisions"), why) from None
+    return ask("explain", admin, f"/decisions/{number}")
 
 
 def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:

@@ -67,10 +67,11 @@ def explained(told: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(told: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> str:
+    goes = "went" if "id" in told else "would go"  # a decision that was made has a number
     if not told["pick"]:
-        return f"It would go to no worker: {plain(told['why'])}."
+        return f"It {goes} to no worker: {plain(told['why'])}."
     first, able = ranked[0], [one for one in ranked if not one["excluded"]]
-    where = f"It would go to {_named(first)}"
+    where = f"It {goes} to {_named(first)}"
     if not told["steered"]:
         where = f"It is not steered, so Envoy chooses; steered, it would go to {_named(first)}"
     said = f"{where}: {_reason_sentence(told, first)}"

@@ -36,10 +36,12 @@ from extproc.envoy.yaml_edit import KeyPath, YamlText
 
 Tree = dict[str, Any]
 
-# Fields for JSON access logs, if requested: the worker that the router named, and who answered.
+# Fields for JSON access logs, if requested: the worker that the router named, who answered,
+# and the request's id, by which the router's decision is found.
 LOG_FIELDS = {
     "kvsteer_picked": f"%DYNAMIC_METADATA({DESTINATION_NAMESPACE}:{DESTINATION})%",
     "kvsteer_answered": "%UPSTREAM_HOST%",
+    "kvsteer_request_id": "%REQ(X-REQUEST-ID)%",
 }
 
 # The fallback for each lb_policy. The first three become least request, which suits answers that

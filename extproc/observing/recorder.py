@@ -336,7 +336,9 @@ class Recorder:
         self._stopping.set()
         self._thread.join(_CLOSE_SECONDS)
 
-    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+    def note_decision(
+        self, decision: Decision, prompts: Sequence[Prompt], _request_id: str = ""
+    ) -> None:
         """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
         if decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1

@@ -167,7 +167,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     content_length: in bytes, None if unknown. policy: the policy named in its header, None without
     one. subset: the endpoints (ip:port) that the proxy allows, None for all. session: the client's
     session named in its header, "" without one. conversation: the value of the header by which
-    requests are steered together, "" without one.
+    requests are steered together, "" without one. request_id: the request's own, "" without one.
     """
 
     method: str
@@ -177,6 +177,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     subset: frozenset[str] | None = None
     session: str = ""
     conversation: str = ""
+    request_id: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):

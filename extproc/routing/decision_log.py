@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from extproc.routing.decision import Decision
 from extproc.routing.explain import explanation
@@ -24,13 +25,24 @@ class DecisionLog:
         self._chance = chance
         self._state = state
 
-    def tell(self, decision: Decision, trace_id: str = "") -> None:
+    def tell(self, decision: Decision, trace_id: str = "", request_id: str = "") -> None:
         """Logs a decision if it is in the sample.
 
-        trace_id: the trace that the request belongs to, if it is traced.
+        trace_id: the trace that the request belongs to, if it is traced. request_id: the request's
+        own, "" without one.
         """
         if self._share and self._chance() < self._share:
             shown = explanation(decision, self._state)
-            if trace_id:
-                shown["trace_id"] = trace_id
-            log.info("%s", json.dumps(shown, separators=(",", ":")))
+            ids = {"trace_id": trace_id, "request_id": request_id}
+            shown |= {name: one for name, one in ids.items() if one}
+            log.info("%s", _Line(shown), extra={"decision": shown, **ids})
+
+
+class _Line:
+    """A decision as a line of JSON, for logs of text; encoded only if it is written."""
+
+    def __init__(self, shown: dict[str, Any]) -> None:
+        self._shown = shown
+
+    def __str__(self) -> str:
+        return json.dumps(self._shown, separators=(",", ":"))

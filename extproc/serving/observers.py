@@ -10,8 +10,10 @@ from kvstate.overlap import Prompt
 class Observer(Protocol):
     """Watches requests; its errors do not affect them."""
 
-    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
-        """A decision was made."""
+    def note_decision(
+        self, decision: Decision, prompts: Sequence[Prompt], request_id: str = ""
+    ) -> None:
+        """A decision was made; request_id: the request's own, "" without one."""
 
     def note_drop(self, decision: Decision) -> None:
         """A decision that was made takes no effect."""
@@ -26,10 +28,12 @@ class Observers:
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
 
-    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
-        """A decision was made."""
+    def note_decision(
+        self, decision: Decision, prompts: Sequence[Prompt], request_id: str = ""
+    ) -> None:
+        """A decision was made; request_id: the request's own, "" without one."""
         for one in self._observers:
-            one.note_decision(decision, prompts)
+            one.note_decision(decision, prompts, request_id)
 
     def note_drop(self, decision: Decision) -> None:
         """A decision that was made takes no effect."""

@@ -156,9 +156,10 @@ class Router:
         self._metrics.observe_decision(decision, course)
         if decision.basis.media is not None:
             self._metrics.count_media(decision.model, decision.basis.media, now)
-        self._tell(decision, course)
-        self._decisions.tell(decision, course.trace.trace_id)
-        self._show(decision, query)
+        request_id = ask.head.request_id
+        self._tell(decision, course, request_id)
+        self._decisions.tell(decision, course.trace.trace_id, request_id)
+        self._show(decision, query, request_id)
         # last: a failure before it must leave no load behind that nobody releases
         try:
             return decision, self._book(decision, query, now)
@@ -438,15 +439,15 @@ class Router:
             return None  # all its blocks are held already, or there are none
         return prompts[0]
 
-    def _show(self, decision: Decision, query: Query) -> None:
+    def _show(self, decision: Decision, query: Query, request_id: str) -> None:
         """Shows a decision to the observer, whose errors do not affect the request."""
         try:
             if self._observer is not None:
-                self._observer.note_decision(decision, query.prompts)
+                self._observer.note_decision(decision, query.prompts, request_id)
         except Exception as error:  # noqa: BLE001 - as in _decide
             tell_fault(log, "an observer failed with %s", error)
 
-    def _tell(self, decision: Decision, course: Course) -> None:
+    def _tell(self, decision: Decision, course: Course, request_id: str) -> None:
         if not log.isEnabledFor(logging.DEBUG):
             return
         log.debug(
@@ -458,5 +459,5 @@ class Router:
             decision.basis.prompt_tokens,
             decision.basis.uncertain_tokens,
             decision.reason,
-            extra={"trace_id": course.trace.trace_id},
+            extra={"trace_id": course.trace.trace_id, "request_id": request_id},
         )

@@ -136,6 +136,7 @@ def head_of(
         subset,
         _first(texts, naming.session),
         _first(texts, naming.conversation),
+        texts.get(headers.REQUEST_ID, "")[: headers.MAX_ID_LETTERS],
     )
 
 
@@ -278,7 +279,7 @@ _NO_HEAD = Head("", "", None)
 # The headers that every stream reads, of requests and of responses.
 _READ_HEADERS = frozenset(
     (
-        *(":method", ":path", "content-length", headers.TRACEPARENT),
+        *(":method", ":path", "content-length", headers.TRACEPARENT, headers.REQUEST_ID),
         *(":status", "content-type", "content-encoding"),
     )
 )

@@ -41,8 +41,10 @@ def test_decision_log_writes_about_the_configured_share(caplog: pytest.LogCaptur
     assert 10 <= len(written(20, 100, caplog)) <= 30
 
 
-def test_decision_log_names_the_trace_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_decision_log_names_trace_and_id_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
     one = DecisionLog(100, Random(0).random, lambda _: "live")
     with caplog.at_level(logging.INFO, "kvsteer.decisions"):
-        one.tell(decision(), "0af7")
-    assert json.loads(caplog.messages[0])["trace_id"] == "0af7"
+        one.tell(decision(), "0af7", "9f3c")
+    told = json.loads(caplog.messages[0])
+    assert (told["trace_id"], told["request_id"]) == ("0af7", "9f3c")
+    assert caplog.records[0].__dict__["decision"] == told

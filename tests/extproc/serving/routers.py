@@ -25,7 +25,7 @@ class Seen:
         self.served_by: list[str] = []
         self.dropped_decisions: list[Decision] = []
 
-    def note_decision(self, decision: Decision, _: Sequence[Prompt]) -> None:
+    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: str = "") -> None:
         """A decision was made."""
         self.decisions.append(decision)
 

@@ -44,7 +44,7 @@ class Ledger(Recorder):
         self.over: Counter[int] = Counter()
         self.kept: list[Decision] = []
 
-    def note_decision(self, decision: Decision, _: Sequence[Prompt]) -> None:
+    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: str = "") -> None:
         self.kept.append(decision)  # so that its identity stays its own
         self.begun[id(decision)] += 1
 

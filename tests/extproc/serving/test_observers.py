@@ -12,7 +12,9 @@ class Witness:
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def note_decision(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+    def note_decision(
+        self, decision: Decision, prompts: Sequence[Prompt], _request_id: str = ""
+    ) -> None:
         self.seen.append(("decided", decision, prompts))
 
     def note_drop(self, decision: Decision) -> None:
