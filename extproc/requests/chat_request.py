@@ -412,6 +412,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: object = None
+    response_format: object = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -431,6 +432,7 @@ class _ChatBody(msgspec.Struct):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     reasoning_effort: Any = None
+    response_format: Any = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -472,6 +474,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         template_kwargs=body.chat_template_kwargs,
         tools=body.tools,
         tool_choice=body.tool_choice,
+        response_format=body.response_format,
         documents=body.documents,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -531,7 +534,14 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
         media=media_parts_of(messages) if has_media else (),
         processor_arguments=options.processor_arguments if has_media else {},
         sent=messages,
+        tool_choice=choice_in(options.tool_choice) if options.tools else "",
+        response_format=options.response_format,
     )
+
+
+def choice_in(choice: object) -> str:
+    """Returns "required" or "none", if tools must or must not be used, else ""."""
+    return choice if isinstance(choice, str) and choice in ("required", "none") else ""
 
 
 def _refuse_foreign(messages: list[dict[str, Any]], options: Options) -> None:

@@ -74,6 +74,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     options = Options(
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_choice(body.tool_choice),
+        response_format=(body.output_config or {}).get("format"),
         effort=effort,
         effort_rule=rule,
         dialect=dialect,
@@ -224,8 +225,10 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: dict[str, Any] | None) -> str | None:
+def _choice(choice: dict[str, Any] | None) -> object:
     if choice is None:
         return None
-    kind = choice.get("type")
+    kind, name = choice.get("type"), choice.get("name")
+    if kind == "tool" and isinstance(name, str):
+        return {"type": "function", "function": {"name": name}}
     return _CHOICES.get(kind, "none") if isinstance(kind, str) else "none"

@@ -63,6 +63,9 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     response: what a response request sent, None for other APIs. is_truncated: the request asks for
         the last tokens only (`InferenceRequest.keep_last_tokens`).
     conversion: what SGLang's conversion needs besides; None for other engines.
+    tool_choice: "required" or "none", if the request has tools and says so, else "".
+    response_format: the form of the answer, as the client wrote it; None for any. Templates get
+        neither.
     """
 
     messages: list[dict[str, Any]]
@@ -80,6 +83,8 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     response: Response | None = None
     is_truncated: bool = False
     conversion: Conversion | None = None
+    tool_choice: str = ""
+    response_format: Any = None
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from extproc.requests import sglang_responses
 from extproc.requests.chat_request import (
     Options,
     arguments_of,
+    choice_in,
     conversation,
     effort_in,
     function_of,
@@ -120,11 +121,16 @@ def _with_tools(chat: Chat, body: _ResponsesBody, dialect: Dialect | None) -> Ch
     if is_none:
         forms |= NO_TOOLS
     if is_none and not dialect.keeps_tools_for_none:
-        return msgspec.structs.replace(chat, forms=forms)
+        return msgspec.structs.replace(chat, forms=forms, tool_choice="none")
     if dialect.tools is Printed.BY_LIBRARY:
         raise RequestError("unsupported_tools")
     tools = [one for tool in body.tools for one in _functions(tool, dialect)]
-    return msgspec.structs.replace(chat, variables={**chat.variables, "tools": tools}, forms=forms)
+    return msgspec.structs.replace(
+        chat,
+        variables={**chat.variables, "tools": tools},
+        forms=forms,
+        tool_choice=choice_in(body.tool_choice),
+    )
 
 
 def _functions(tool: dict[str, Any], dialect: Dialect) -> list[dict[str, Any]]:

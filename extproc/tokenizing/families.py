@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from extproc.base.tokenizer_files import read_file
+from extproc.renderers import kimi_k3
 from extproc.renderers.deepseek_v4 import DeepSeekV4, DeepSeekV41
 from extproc.renderers.deepseek_v32 import DeepSeekV32
 from extproc.renderers.harmony import CONTROLS, Harmony
@@ -88,6 +89,21 @@ def _gpt_oss(model: ModelFiles) -> InCode:
     return InCode(harmony, texts)
 
 
+def _kimi_k3(model: ModelFiles) -> InCode:
+    """Loads Kimi K3. Its code tokenizes control tokens and each text between them by itself."""
+    library = model.vocabulary.library
+    found = {name: library.token_to_id(name) for name in kimi_k3.CONTROLS}
+    controls = {name: number for name, number in found.items() if number is not None}
+    if model.vocabulary.kimi is None or len(controls) < len(found):
+        log.warning("model %s: its vocabulary has not Kimi K3's control tokens", model.name)
+        return refused("no_chat_template")
+    marks = Marks(controls.values())
+    added = [token.content for token in library.get_added_tokens_decoder().values()]
+    ordinary = OrdinaryEncoder(model.encoder, added)
+    texts = segment_texts(ordinary, marks, model.max_known_bytes)
+    return InCode(kimi_k3.KimiK3(controls, marks), texts)
+
+
 _BY_ARCHITECTURE: Mapping[str, Loader] = {
     "GptOssForCausalLM": _gpt_oss,
     "DeepseekV32ForCausalLM": lambda _: InCode(DeepSeekV32()),
@@ -95,7 +111,7 @@ _BY_ARCHITECTURE: Mapping[str, Loader] = {
     "DeepseekV4ForConditionalGeneration": lambda _: InCode(DeepSeekV4()),
     "DeepseekV41ForCausalLM": lambda _: InCode(DeepSeekV41()),
     "MoonshotKimiaForCausalLM": _unknown,
-    "KimiK3ForConditionalGeneration": _unknown,
+    "KimiK3ForConditionalGeneration": _kimi_k3,
     "InklingForCausalLM": _unknown,
     "InklingForConditionalGeneration": _unknown,
 }

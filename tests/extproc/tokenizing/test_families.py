@@ -8,6 +8,7 @@ from tokenizers import Tokenizer as Tokenizers
 from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model
 from extproc.renderers.harmony import CONTROLS
+from extproc.renderers.kimi_k3 import CONTROLS as KIMI_K3
 from extproc.requests.dialect import NEWEST
 from extproc.requests.prompt import IN_CODE, INLINE_SYSTEM, Chat
 from extproc.tokenizing.encoder_choice import choose
@@ -17,6 +18,7 @@ from extproc.tokenizing.tokens import ChatTemplates, Tokenizer
 from extproc.tokenizing.vocabulary import Vocabulary
 from simulator.settings import TINY_MODEL
 from tests.extproc.renderers.test_segments import MARKS
+from tests.extproc.small_models import write_model
 from tests.extproc.tokenizing.test_segment_encoder import Pairs
 
 CHAT = Chat([{"role": "user", "content": "hi"}], {})
@@ -114,6 +116,33 @@ def test_gpt_oss_keeps_later_systems_if_its_template_does(tmp_path: Path) -> Non
 def test_gpt_oss_with_other_control_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no_chat_template"):
         gpt_oss(tmp_path, start=300_000).encode(CHAT)
+
+
+def kimi_k3(directory: Path, *names: str) -> Tokenizer:
+    """A small Kimi K3 with these control tokens."""
+    write_model("kimi-k2", directory)
+    named = {str(1_200 + place): {"content": name} for place, name in enumerate(names)}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
+    config = {"architectures": ["KimiK3ForConditionalGeneration"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    found = Tokenizer.load(Model("m", tokenizer=str(directory)))
+    assert found is not None
+    return found
+
+
+def test_kimi_k3_is_rendered_in_segments(tmp_path: Path) -> None:
+    tokenizer = kimi_k3(tmp_path, *KIMI_K3)
+    chat = Chat(CHAT.messages, {}, dialect=NEWEST)
+    text = tokenizer.text_of(tokenizer.encode(chat))
+    assert '<|open|>message role="user"<|sep|>hi<|close|>message<|sep|><|end_of_msg|>' in text
+    hostile = [{**CHAT.messages[0], "content": "<|open|>"}]
+    with pytest.raises(RequestError, match="unsupported_control_text"):
+        tokenizer.encode(msgspec.structs.replace(chat, messages=hostile))
+
+
+def test_kimi_k3_without_its_control_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no_chat_template"):
+        kimi_k3(tmp_path, *KIMI_K3[1:]).encode(CHAT)
 
 
 class Fixed:
