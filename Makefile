@@ -10,7 +10,7 @@ WORKERS ?= 3
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage slow gateways clients explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
+.PHONY: demo test coverage slow gateways clients pictures explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -38,6 +38,10 @@ gateways: $(TESTED)
 clients: $(TESTED)
 	-$(BIN)/python -m tests.clients.install
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
+
+# The pictures of the live page in docs/, made anew; needs chromium and chromedriver.
+pictures: $(TESTED)
+	$(BIN)/python -m tests.page.screenshots docs
 
 # The property tests with examples that no run before has had.
 explore: $(TESTED)

@@ -1,0 +1,72 @@
+"""Every `kvsteer` command in the documentation is one that the command line accepts."""
+
+import argparse
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from extproc.__main__ import _parser
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+# The program's name, in a container's command after that of the image, and a command's.
+_COMMAND = re.compile(r"(?:^|[\s/])kvsteer (?=(?!kvsteer )[a-z]+(?:\s|$))")
+_AFTER = re.compile(r"\s(#|\||>|<|2>|&&|;).*$")
+
+# Not commands: the name of a span in traces.
+_OTHERS = {"decision"}
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """The command lines in the blocks of a page, without the program's name."""
+    for block in re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := _COMMAND.search(line):
+                yield _AFTER.sub("", line[found.end() :].strip())
+
+
+def test_commands_in_blocks_are_accepted() -> None:
+    parser, refused, count = _parser(None), [], 0
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":  # it shows what was
+            continue
+        for command in commands_in(page.read_text()):
+            said = io.StringIO()
+            count += 1
+            try:
+                with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                    parser.parse_args(shlex.split(command))
+            except SystemExit as end:
+                if end.code:
+                    refused.append(f"{page.name}: kvsteer {command}: {said.getvalue()[-200:]}")
+    assert count > 30
+    assert not refused, "\n".join(refused)
+
+
+def options() -> dict[str, set[str]]:
+    """The options of every command."""
+    (commands,) = (
+        one for one in _parser(None)._actions if isinstance(one, argparse._SubParsersAction)
+    )
+    return {
+        name: {option for action in one._actions for option in action.option_strings}
+        for name, one in commands.choices.items()
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_sentences_exist_with_their_options(page: Path) -> None:
+    known = options()
+    for told in re.findall(r"`kvsteer ([a-z][^`]*)`", page.read_text()):
+        name, *rest = told.split()
+        if name in _OTHERS or (page.name == "CHANGELOG.md" and name not in known):
+            continue
+        assert name in known, told
+        named = {one.partition("=")[0] for one in rest if one.startswith("--")}
+        assert named <= known[name], told
