@@ -10,7 +10,7 @@ WORKERS ?= 3
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage slow gateways clients pictures explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
+.PHONY: demo test coverage slow gateways clients pictures explore docs lint types stubs-check stubs compiled counts sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -89,6 +89,10 @@ $(VENV)/.docs: requirements-docs.lock | $(TESTED)
 	@echo 'Installs what builds the site, once: 110 MB more, in silence.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
 	@touch $@
+
+# The work of one request, counted and compared with the counts of the commit.
+counts: $(TESTED)
+	$(BIN)/python benchmarks/extproc_counts.py --check
 
 # Builds the compiled cores, where there is a C compiler.
 $(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])

@@ -1,10 +1,15 @@
 """Counts the work of one request in the router: the same in every run, whatever the load.
 
-python benchmarks/extproc_counts.py [--calls] [--turns | --tasks]
+python benchmarks/extproc_counts.py [--workers N] [--calls] [--turns | --tasks]
+python benchmarks/extproc_counts.py --check | --record
 
 The router's own server gets the bytes that an Envoy sends, without a socket: for each request its
-headers, its body, and the end of its stream. Eight workers are live, and hold the conversations of
-benchmarks/extproc.py, which the requests continue. Valgrind counts instructions.
+headers, its body, and the end of its stream. Eight workers, or N, are live, and hold the
+conversations of benchmarks/extproc.py, which the requests continue. Valgrind counts instructions.
+
+--check compares the counts at 8 and 128 workers with those of the commit, in extproc_counts.json,
+and fails if one is more than 3 % above; --record writes them. Instructions depend on how Python was
+built: those of another build than the recorded one are not compared.
 
 What it saves that a call has no task of its own: --tasks gives every message a task, and lets the
 event loop turn until it is done; --turns lets it turn as often, without tasks.
@@ -12,11 +17,13 @@ event loop turn until it is done; --turns lets it turn as often, without tasks.
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,6 +32,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
 from random import Random
 from types import FrameType as Call
 from typing import Any
@@ -33,7 +41,7 @@ import yaml
 from extproc_load import MARK, conversations
 from extproc_parts import TINY_MODEL
 from google.protobuf.message import Message
-from measure import NO_REFERENCE, CannotRunError, Figure, Row, or_reason
+from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Result, Row, or_reason
 from rows import Run, arguments, run
 
 from extproc.admin.observed import Observed
@@ -69,19 +77,30 @@ from kvstate.overlap import Tokens
 from tests.memory_transport import MemoryTransport
 
 WORKERS = 8
+CHECKED = (8, 128)
 SIZE = 2
 BLOCK = 16
 WARM = 96
 FEW, MANY = 200, 1_000
 
-CONFIGURATION = {
-    "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
-    "policy": {"scrape_interval_ms": 0, "probe_interval_ms": 0},
-    "workers": [
-        {"endpoint": f"127.0.0.1:{port}", "events": {"zmq": f"tcp://127.0.0.1:{port + 1000}"}}
-        for port in range(1, WORKERS + 1)
-    ],
-}
+COUNTS = Path(__file__).with_suffix(".json")
+GOAL = Goal(1.03, "<= 1.03 of the commit's")
+RAISE = """
+More than 3 % above the counts of the commit. If that has to be so, write the new ones with
+`python benchmarks/extproc_counts.py --record`, and say in the commit's message why."""
+
+
+def configuration(workers: int) -> dict[str, Any]:
+    """Returns the router's configuration."""
+    return {
+        "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+        "policy": {"scrape_interval_ms": 0, "probe_interval_ms": 0},
+        "workers": [
+            {"endpoint": f"127.0.0.1:{port}", "events": {"zmq": f"tcp://127.0.0.1:{port + 1000}"}}
+            for port in range(1, workers + 1)
+        ],
+    }
+
 
 # The headers that Envoy 1.40 sends for a request of wrk.
 CALL = [
@@ -177,7 +196,8 @@ class Bench:
     task; it then needs turns.
     """
 
-    def __init__(self, turns: int = 0, *, has_tasks: bool = False) -> None:
+    def __init__(self, workers: int, turns: int = 0, *, has_tasks: bool = False) -> None:
+        self.workers = workers
         self.turns = turns
         self.has_tasks = has_tasks
         self.texts = [json.dumps(request) for request in conversations(SIZE)]
@@ -188,21 +208,21 @@ class Bench:
 
     async def start(self) -> None:
         """Starts the router, and waits until its workers are live."""
-        config = parse(yaml.safe_dump(CONFIGURATION), "benchmark")
+        config = parse(yaml.safe_dump(configuration(self.workers)), "benchmark")
         tokenizer = Tokenizer.load(config.models[0])
         assert tokenizer is not None
         held = [
             tokenizer.encode(parse_request("/v1/chat/completions", text.encode()).prompts[0])
             for text in self.texts
         ]
-        opened = iter(range(WORKERS))
+        opened = iter(range(self.workers))
 
         def open_transports(_: FeedSource) -> list[MemoryTransport]:
             transport = MemoryTransport()
             transport.put(Connected())
             first, number = 0, next(opened)
             for at, tokens in enumerate(held):
-                if at % WORKERS in (number, (number + 1) % WORKERS):
+                if at % self.workers in (number, (number + 1) % self.workers):
                     transport.put(stored(array("I", tokens), first))
                     first += 1
             return [transport]
@@ -316,7 +336,7 @@ def _run(options: argparse.Namespace, work: Coroutine[Any, Any, None]) -> None:
 
 def _bench(options: argparse.Namespace) -> Bench:
     turns = TURNS if options.turns or options.tasks else 0
-    return Bench(turns, has_tasks=options.tasks)
+    return Bench(options.workers, turns, has_tasks=options.tasks)
 
 
 async def _rows(one: Run) -> None:
@@ -359,6 +379,7 @@ def instructions(options: argparse.Namespace) -> Figure:
     if shutil.which("valgrind") is None:
         raise CannotRunError("valgrind is missing: apt-get install valgrind")
     named = [f"--{name}" for name in ("turns", "tasks") if getattr(options, name)]
+    named.append(f"--workers={options.workers}")
     few, many = (_instructions(count, named) for count in (FEW, MANY))
     return Figure([(many - few) // (MANY - FEW)])
 
@@ -376,9 +397,59 @@ def _instructions(count: int, named: Sequence[str]) -> int:
     return int(found[1].replace(",", ""))
 
 
+def counts_of(options: argparse.Namespace) -> dict[str, int]:
+    """Returns what is checked, by name; without instructions if valgrind is missing."""
+    counts: dict[str, int] = {}
+
+    async def count() -> None:
+        bench = _bench(options)
+        await bench.start()
+        await bench.serve(bench.packed(WARM))
+        found, _ = await counted(bench, 16)
+        counts["calls of Python"] = found["call"] // 16
+        counts["calls of C"] = found["c_call"] // 16
+        counts["steps of the interpreter"] = round(await bytecodes(bench, 16))
+        await bench.close()
+
+    _run(options, count())
+    with contextlib.suppress(CannotRunError):
+        counts["instructions"] = round(instructions(options).median)
+    return counts
+
+
+def record(options: argparse.Namespace) -> None:
+    """Writes the counts of the commit."""
+    counts: dict[str, Any] = {"python": platform.python_version(), "build": sys.version}
+    for workers in CHECKED:
+        options.workers = workers
+        counts[str(workers)] = counts_of(options)
+    COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
+
+
+def check(one: Run) -> None:
+    """Compares the counts with those of the commit."""
+    committed = json.loads(COUNTS.read_text())
+    if committed["python"].rpartition(".")[0] != platform.python_version().rpartition(".")[0]:
+        print(f"not compared: the counts are of Python {committed['python']}")
+        return
+    for workers in CHECKED:
+        one.options.workers = workers
+        for what, count in counts_of(one.options).items():
+            known = committed[str(workers)].get(what)
+            is_compared = known and (what != "instructions" or committed["build"] == sys.version)
+            reference: Result = Figure([known]) if is_compared else NO_REFERENCE
+            goal = GOAL if is_compared else None
+            one.add([Row(f"{what}, {workers} workers", Figure([count]), reference, goal)])
+    if any(row.met is False for row in one.rows):
+        print(RAISE)
+
+
 def main() -> None:
     """Counts, and prints the counts."""
     parser = arguments(__doc__, "fewer rounds of CPU time")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="how many there are")
+    parser.add_argument("--check", action="store_true", help="compare with the commit's counts")
+    parser.add_argument("--record", action="store_true", help="write the commit's counts")
     parser.add_argument("--calls", action="store_true", help="print the calls of a request")
     parser.add_argument("--turns", action="store_true", help="let the loop turn after each read")
     parser.add_argument("--tasks", action="store_true", help="give every message a task")
@@ -395,7 +466,13 @@ def main() -> None:
     if options.serve is not None:
         _run(options, _serve(options))
         return
+    if options.record:
+        record(options)
+        return
     with run(parser) as one:
+        if one.options.check:
+            check(one)
+            return
         _run(one.options, _rows(one))
         if not one.options.smoke:  # valgrind takes minutes
             one.add(

@@ -61,6 +61,8 @@ class Proofs:
         self._monotonic = monotonic
         # weak: a proof ends with the record that it is part of
         self._distrusted: WeakSet[TokenProof] = WeakSet()  # refuted or doubted for some forms
+        # also if all of them have ended: a WeakSet's length takes longer than all else here
+        self._has_distrusted = False
 
     def note_sent(
         self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None
@@ -128,7 +130,8 @@ class Proofs:
 
     def trust_for(self, forms: int) -> Trust:
         """Returns the trust in workers for a request of these forms."""
-        return _OfForms(self, forms) if self._distrusted or forms & BY_RELEASE else self
+        is_plain = not (self._has_distrusted or forms & BY_RELEASE)
+        return self if is_plain else _OfForms(self, forms)
 
     def overlaps(self, prompt: Prompt, forms: int = AGREED_FORMS) -> Mapping[str, Overlap]:
         """Returns the fleet's overlaps, but nothing certain for workers whose tokens are refuted,
@@ -142,7 +145,7 @@ class Proofs:
                 name: overlap if self._is_certain(name, forms) else _uncertain(overlap)
                 for name, overlap in found.items()
             }
-        for proof in self._distrusted:
+        for proof in self._distrusted if self._has_distrusted else ():
             overlap = found.get(proof.worker)
             if overlap is not None and proof.refuted & forms and self._is_current(proof):
                 found[proof.worker] = _uncertain(overlap)
@@ -160,7 +163,7 @@ class Proofs:
         """
         state = self._fleet.state(worker)
         by_release = forms & BY_RELEASE
-        is_trusted = state is not FeedState.LIVE or not (self._distrusted or by_release)
+        is_trusted = state is not FeedState.LIVE or not (self._has_distrusted or by_release)
         record = None if is_trusted else self._records.get(worker)
         if record is None:
             return state.value
@@ -205,6 +208,7 @@ class Proofs:
             self._distrusted.add(proof)
         else:
             self._distrusted.discard(proof)
+        self._has_distrusted = bool(self._distrusted)
 
     def _note(self, proof: TokenProof, before: tuple[Proof, bool]) -> None:
         """Logs a change that live requests caused: what golden requests find is logged by model."""

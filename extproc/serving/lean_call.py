@@ -106,11 +106,12 @@ class Call(ABC):
             return False
         if kind == MESSAGE and self._parts:
             content, self._parts = Parts([*self._parts, content]), None
-        if self._kept or self.is_busy:
-            self._keep(kind, content)
-            return bool(self._kept)
-        self._take(kind, content)
-        return False
+        has_room = self._queued <= _MAX_QUEUED_BYTES or not self.is_busy
+        if has_room and self._awaited is None and not self._kept:
+            self._take(kind, content)
+            return False
+        self._keep(kind, content)
+        return bool(self._kept)
 
     def go_on(self) -> None:
         """Takes what was kept while the call was busy, until it is busy again."""

@@ -128,14 +128,15 @@ def head_of(
     texts = message.headers
     path, length = texts.get(":path"), texts.get("content-length")
     subset = None if message.context is None else _subset(message.context)
+    is_named = not naming.all.isdisjoint(texts)
     return Head(
         texts.get(":method", ""),
         "" if path is None else path_of(path),
         None if length is None else _number(length, _LENGTH_DIGITS),
         None if policy_header is None else texts.get(policy_header),
         subset,
-        _first(texts, naming.session),
-        _first(texts, naming.conversation),
+        _first(texts, naming.session) if is_named else "",
+        _first(texts, naming.conversation) if is_named else "",
         texts.get(headers.REQUEST_ID, "")[: headers.MAX_ID_LETTERS],
     )
 

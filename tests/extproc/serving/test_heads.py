@@ -75,6 +75,12 @@ def test_head_of_reads_the_subset_hint(hint: object) -> None:
     assert head_of(read(message), None).subset == frozenset(("10.0.0.1:1", "10.0.0.2:1"))
 
 
+def test_head_of_finds_no_hint_in_attributes() -> None:
+    message = head()
+    message.attributes["filter"].fields["x"].string_value = "10.0.0.1:1"
+    assert head_of(read(message), None).subset is None
+
+
 @pytest.mark.parametrize("hint", ["", []])
 def test_head_of_reads_an_empty_hint_as_an_empty_subset(hint: object) -> None:
     message = with_metadata(head(), "envoy.lb.subset_hint", **{SUBSET: hint})
