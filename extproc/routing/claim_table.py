@@ -214,6 +214,23 @@ class ClaimTable:
                 if generation is self._young:
                     self._young_bytes -= freed
 
+    def begun_at(self, marks: Marks) -> dict[str, float]:
+        """Returns when the longest known part of a prompt was first sent to each worker.
+
+        Of requests that are under way; a worker that had that part before has none.
+        """
+        found: dict[str, tuple[int, float]] = {}
+        for generation in (self._old, self._young):
+            for length, claims in _stretches(generation, marks):
+                for claim in claims:
+                    worker = claim.holdings.worker
+                    longest, at = found.get(worker, (0, inf))
+                    if length > longest:
+                        longest, at = length, inf
+                    at = -inf if claim.ended_at < inf else min(at, claim.sent_at)
+                    found[worker] = longest, at
+        return {worker: at for worker, (_, at) in found.items()}
+
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
         """Returns what each worker probably holds of a prompt, if it holds its first mark."""
         lifetimes = self._lifetimes

@@ -7,6 +7,7 @@ the queue and claimed at once, are credited once more, by a part: the wait may b
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from extproc.config.schema import Cost
 from extproc.routing.claims import Claims
@@ -15,16 +16,26 @@ from extproc.routing.survey import Survey
 # Shorter claims are not worth a longer wait.
 LEAST_TOKENS = 1_024
 
+# Later requests are no siblings: how many more may come is not known, and a large herd is served
+# sooner if every worker has the prefix.
+WITHIN_SECONDS = 0.1
 
-def siblings_of(claims: Mapping[str, Claims], cost: Cost) -> dict[str, int]:
-    """Returns how many of a request's tokens are under way on workers, by name; {} if that is off.
 
-    Without long ones there are none: the request has no sibling.
+def siblings_of(
+    claims: Mapping[str, Claims], begun_at: Mapping[str, float], now: float
+) -> dict[str, int]:
+    """Returns how many of a request's tokens its siblings just sent to workers, by name.
+
+    begun_at: when the prefix was first sent to each worker, of requests under way. Without long
+    ones the result is empty: the request has no sibling. So it is if the first of them was sent to
+    any worker too long ago.
     """
-    if not cost.siblings_percent:
+    most = max([one.speculative for one in claims.values()], default=0)
+    if most < LEAST_TOKENS:
         return {}
-    found = {name: one.speculative for name, one in claims.items() if one.speculative}
-    return found if max(found.values(), default=0) >= LEAST_TOKENS else {}
+    found = {name: one.speculative for name, one in claims.items() if 2 * one.speculative > most}
+    first = min([begun_at.get(name, -inf) for name in found])
+    return found if now - first <= WITHIN_SECONDS else {}
 
 
 def prefer_siblings(survey: Survey, siblings: Mapping[str, int], cost: Cost) -> None:

@@ -1,6 +1,7 @@
 """Siblings: requests with one long new prefix go to one worker, though they wait there."""
 
 from array import array
+from math import inf
 from random import Random
 
 import pytest
@@ -14,7 +15,7 @@ from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot
-from extproc.routing.siblings import LEAST_TOKENS, siblings_of
+from extproc.routing.siblings import LEAST_TOKENS, WITHIN_SECONDS, siblings_of
 from kvstate.overlap import Prompt
 
 NAMES = ("a", "b", "c", "d")
@@ -80,15 +81,40 @@ def test_siblings_leave_a_worker_whose_queue_is_much_longer_than_their_prefix() 
     assert fleet.send(sibling(1), 0.001).worker != first
 
 
-@given(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 4_000)))
-def test_siblings_are_the_workers_with_tokens_under_way(tokens: dict[str, int]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 4_000)),
+    st.dictionaries(st.sampled_from(NAMES), st.floats(-1, 1)),
+)
+def test_siblings_are_the_workers_with_tokens_that_were_just_sent(
+    tokens: dict[str, int], begun_at: dict[str, float]
+) -> None:
     claims = {name: Claims(float(count), count) for name, count in tokens.items()}
-    found = siblings_of(claims, ON.cost)
-    assert siblings_of(claims, OFF.cost) == {}
-    if max(tokens.values(), default=0) < LEAST_TOKENS:
-        assert found == {}
-    else:
-        assert found == {name: count for name, count in tokens.items() if count}
+    most = max(tokens.values(), default=0)
+    long = {name: count for name, count in tokens.items() if count > most / 2}
+    just = all(begun_at.get(name, -9.0) >= 1.0 - WITHIN_SECONDS for name in long)
+    expected = long if most >= LEAST_TOKENS and just else {}
+    assert siblings_of(claims, begun_at, 1.0) == expected
+
+
+def test_request_that_comes_later_is_no_sibling() -> None:
+    fleet = Fleet(ON)
+    first = fleet.send(sibling(0), 0.0).worker
+    assert fleet.send(sibling(1), 0.09).worker == first
+    elsewhere = fleet.send(sibling(2), 0.11).worker
+    assert elsewhere != first
+    assert fleet.send(sibling(3), 0.12).worker not in (first, elsewhere)
+
+
+def test_begun_at_is_the_first_request_under_way_with_the_longest_part() -> None:
+    table, here, there = ClaimTable(1), Holdings("here"), Holdings("there")
+    short, long = (table.marks(Prompt("m", array("I", range(count)))) for count in (2_000, 9_000))
+    table.record(here, short, 1.0)
+    for at in (2.0, 3.0):
+        table.record(here, long, at)
+    ended = table.record(there, long, 1.5)
+    assert table.begun_at(long) == {"here": 2.0, "there": 1.5}
+    table.end(ended, 4.0)
+    assert table.begun_at(long) == {"here": 2.0, "there": -inf}
 
 
 @pytest.mark.parametrize("sample", [1, 2])
