@@ -390,7 +390,7 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
         yield writer.begin()
         yield section_of(writer, msgspec.structs.replace(header, written_at=time.time()))
         async for saved in made.fleet.saved(made.restored.identity_of):
-            for section in sections_of(writer, saved):
+            for section in await asyncio.to_thread(list, sections_of(writer, saved)):
                 yield section
         yield writer.end()
 
