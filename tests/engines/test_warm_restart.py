@@ -67,6 +67,15 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         await asyncio.gather(*(one.close() for one in held))
 
 
+def written_ns(fleet: Fleet) -> int:
+    """When the state file was last written."""
+    return fleet.system.config_file.with_name("state").stat().st_mtime_ns
+
+
+def is_rewritten(fleet: Fleet, since_ns: int) -> bool:
+    return written_ns(fleet) != since_ns
+
+
 class Talk:
     """Requests that are sent all the time, from conversations that nobody continues.
 
@@ -92,10 +101,9 @@ class Talk:
 
     def _fits(self) -> bool:
         """Whether the buffers of both engines still reach back to the last write of the state."""
-        written_ns = self._fleet.system.config_file.with_name("state").stat().st_mtime_ns
         batches = [one.batches for one in self._fleet.held]
-        if written_ns != self._written_ns:
-            self._written_ns, self._batches = written_ns, batches
+        if is_rewritten(self._fleet, self._written_ns):
+            self._written_ns, self._batches = written_ns(self._fleet), batches
         since = max(now - then for now, then in zip(batches, self._batches, strict=True))
         return since < MAX_BATCHES_SINCE_WRITE
 
@@ -173,7 +181,9 @@ async def test_new_router_is_certain_before_its_first_pick(
     talk, wrong = Talk(fleet), Counter[str]()
     for _ in range(times):
         async with talk:
-            await asyncio.sleep(2 * WRITE_MS / 1000)
+            for _ in range(2):
+                before = written_ns(fleet)
+                await until(partial(is_rewritten, fleet, before), "the state is written")
             lines = len(log_lines(fleet.system))
             talk.is_restarting = True
             await how(fleet)

@@ -1,12 +1,12 @@
 """A new replica gets from one that runs what no worker can replay any more."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.extproc.sharing.engine_process import needs_engine, running_engine
+from tests.extproc.sharing.engine_process import needs_engine
 from tests.system.ingresses.other_router import OtherRouter, other_router
 from tests.system.processes.test_warm_restart import (
     BUFFER_BATCHES,
@@ -15,6 +15,7 @@ from tests.system.processes.test_warm_restart import (
     fill,
     held,
 )
+from tests.system.sharing.test_sharing import carrier
 from tests.system.system import long_text, running
 from tests.waiting import until
 
@@ -26,16 +27,6 @@ async def certain(router: OtherRouter) -> list[list[int]]:
         decision = await router.explain(long_text(f"conversation {number}"))
         found.append([one["overlap_tokens"] for one in decision["candidates"]])
     return found
-
-
-@contextlib.asynccontextmanager
-async def meeting(kind: str, folder: Path) -> AsyncIterator[str]:
-    """The URL at which routers share."""
-    if kind == "directory":
-        yield f"directory:{folder}/routers"
-        return
-    async with running_engine(folder) as engine:
-        yield engine.url
 
 
 @pytest.mark.parametrize(
@@ -52,7 +43,7 @@ async def test_new_replica_knows_what_no_worker_can_replay(
     secret = tmp_path / "secret"
     secret.write_text("the secret of this fleet")
     async with contextlib.AsyncExitStack() as stack:
-        sharing = {"url": await stack.enter_async_context(meeting(kind, tmp_path))}
+        sharing = {"url": await stack.enter_async_context(carrier(kind, tmp_path))}
         sharing |= {"secret_file": str(secret)} if has_secret else {}
         begun = running(2, changes={"sharing": sharing}, buffer_batches=BUFFER_BATCHES)
         system = await stack.enter_async_context(begun)
@@ -65,3 +56,18 @@ async def test_new_replica_knows_what_no_worker_can_replay(
             assert ("another router knows" in log) == (WORDS in log) == has_secret
             assert (await certain(other) == before) == has_secret
             assert await other.feeds() == ({"live"} if has_secret else {"degraded"})
+
+
+@pytest.mark.slow
+async def test_state_file_of_another_secret_is_not_used(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the secret of this fleet")
+    state = {"file": str(tmp_path / "state")}
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(carrier("directory", tmp_path))
+        changes = {"sharing": {"url": url, "secret_file": str(secret)}, "state": state}
+        system = await stack.enter_async_context(running(2, changes=changes))
+        await system.stop_router(signal.SIGTERM)
+        secret.write_text("another secret since then")
+        await system.start_router()
+        assert "is not used: sharing.secret_file is another one now" in system.log.read_text()
