@@ -1,5 +1,6 @@
 """Real coding agents from npm, many conversations at once, through Envoy and the router."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from extproc.commands import top
 from simulator.settings import TINY_MODEL
 from tests.clients.front import Front, Turn, fronted, rendering
 from tests.clients.install import MissingError, program
@@ -153,6 +155,7 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
         found = conversations(fronts)
         show(request.node, "vLLM 0.32's prompts", found)
         check(sessions, fronts)
+        await asyncio.to_thread(top.run, system.admin, once=True)
         counted = await reasons(system)
         assert set(counted) <= KEYED, counted
         for turns in found.values():
