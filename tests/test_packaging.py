@@ -148,7 +148,7 @@ def test_published_page_links_to_its_repository(
     assert links["Source"] == REPOSITORY
     assert links["Changelog"] == f"{REPOSITORY}/blob/v1/CHANGELOG.md"
     targets = re.findall(r"\]\(([^)]+)\)", str(told.get_payload()))
-    assert f"{REPOSITORY}/blob/v1/docs/why.md" in targets
+    assert f"{REPOSITORY}/blob/v1/docs/faq.md#why-kvsteer" in targets
     assert f"{REPOSITORY}/raw/v1/docs/page-desktop.png" in targets
     assert [one for one in targets if not one.startswith("https://")] == []
 
