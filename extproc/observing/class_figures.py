@@ -8,7 +8,6 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.outcomes import FIRST_BYTE_BOUNDS
-from extproc.routing.decision import Decision
 
 
 class ClassFigures(Collector):
@@ -21,19 +20,16 @@ class ClassFigures(Collector):
             lambda: Buckets(FIRST_BYTE_BOUNDS)
         )
 
-    def begin(self, decision: Decision, *, is_booked: bool) -> None:
-        """Counts a request that was decided. is_booked: whether it is in flight from now on."""
-        if decision.of_class is not None:
-            self._requests[decision.of_class.name, decision.verdict.value] += 1
-            self._in_flight[decision.of_class.name] += is_booked
+    def begin(self, name: str, verdict: str, *, is_booked: bool) -> None:
+        """Counts a request of a class. is_booked: whether it is in flight from now on."""
+        self._requests[name, verdict] += 1
+        self._in_flight[name] += is_booked
 
-    def end(self, decision: Decision, first_byte_seconds: float | None, *, is_booked: bool) -> None:
+    def end(self, name: str, first_byte_seconds: float | None, *, is_booked: bool) -> None:
         """Counts a request that ended. first_byte_seconds: None if it is not known."""
-        if decision.of_class is None:
-            return
-        self._in_flight[decision.of_class.name] -= is_booked
+        self._in_flight[name] -= is_booked
         if first_byte_seconds is not None:
-            self._first_bytes[decision.of_class.name].observe(first_byte_seconds)
+            self._first_bytes[name].observe(first_byte_seconds)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metric families of the classes."""

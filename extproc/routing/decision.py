@@ -179,7 +179,9 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     for name, more in belonging.credit.items():
         saved[name] = max(saved.get(name, 0.0), more)
     sampled = _sampled(eligible, excluded, saved, snapshot, roster, rng)
-    siblings = _siblings(claims, marks, snapshot, now)
+    siblings: Mapping[str, int] = {}
+    if snapshot.rules.cost.siblings_percent:
+        siblings = _siblings(claims, marks, snapshot, now)
     is_new = belonging.is_new and not siblings
     survey = survey_of(eligible, sampled, snapshot, saved, weighed, now, is_new=is_new)
     if sampled is not None and is_full(survey, snapshot.rules.max_in_flight, query.of_class):
@@ -266,12 +268,9 @@ def _claims(
 def _siblings(
     claims: Mapping[str, Claims], marks: Sequence[Marks], snapshot: Snapshot, now: float
 ) -> Mapping[str, int]:
-    """Returns what the siblings of a request with one prompt just sent to workers, if that is on.
-
-    It is empty if that is off.
-    """
-    sent, cost = snapshot.claims, snapshot.rules.cost
-    if not cost.siblings_percent or sent is None or len(marks) != 1:
+    """Returns what the siblings of a request with one prompt just sent to workers."""
+    sent = snapshot.claims
+    if sent is None or len(marks) != 1:
         return {}
     return siblings_of(claims, sent.begun_at(marks[0]), now)
 

@@ -306,8 +306,10 @@ class Exchange:
             outcome = passage.account.outcome()
             service.metrics.observe_outcome(outcome)
             service.router.note_usage(outcome)
-        seconds = None if outcome is None else outcome.ttft_seconds
-        service.metrics.classes.end(decision, seconds, is_booked=passage.booking is not None)
+        if decision.of_class is not None:
+            seconds = None if outcome is None else outcome.ttft_seconds
+            name, is_booked = decision.of_class.name, passage.booking is not None
+            service.metrics.classes.end(name, seconds, is_booked=is_booked)
         if service.recorder is not None:
             if is_placed:
                 service.recorder.end(decision, outcome)
@@ -317,7 +319,9 @@ class Exchange:
     def _place(self, routed: Routed, ask: Ask, *, is_changed: bool = False) -> Answers:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, booking = routed
-        self._service.metrics.classes.begin(decision, is_booked=booking is not None)
+        if decision.of_class is not None:
+            name, decided = decision.of_class.name, decision.verdict.value
+            self._service.metrics.classes.begin(name, decided, is_booked=booking is not None)
         passage = Passage(decision, booking)
         if self.phase is Phase.CLOSED:
             self._settle(passage, is_placed=False)

@@ -122,3 +122,14 @@ def test_siblings_are_found_by_a_decision_that_compares_few(sample: int) -> None
     fleet = Fleet(ON)
     first = fleet.send(sibling(0), 0.0, sample).worker
     assert fleet.send(sibling(1), 0.001, sample).worker == first
+
+
+@pytest.mark.parametrize(("prompts", "claims"), [(2, ClaimTable(1)), (1, None)])
+def test_request_of_several_prompts_or_without_claims_has_no_sibling(
+    prompts: int, claims: ClaimTable | None
+) -> None:
+    workers = [Candidate(name, name) for name in NAMES]
+    load = Loads({name: EndpointLoad() for name in NAMES}).load
+    snapshot = Snapshot(workers, [{}] * prompts, load, "cost", 0, ON, claims)
+    query = Query("m", [sibling(number) for number in range(prompts)])
+    assert decide(query, snapshot, 0.0, Random(0)).reason == "nothing_cached"
