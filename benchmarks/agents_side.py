@@ -158,19 +158,23 @@ def keyed_agents(directory: Path, rounds: int) -> list[Row]:
 
 
 def _rows_of(ours: KeyedPath, rounds: int) -> list[Row]:
-    """Returns the rows of one library; each API gets conversations of its own, all of them new."""
+    """Returns the rows of one library.
+
+    At first sight each API gets conversations of its own. Next turns go on from the same ones by
+    every API, each with a last turn of its own, so that conversations differ in nothing else.
+    """
     prose, rng = Prose(5), Random(5)
     make = partial(new_task, prose, rng)
     tasks = {path: batches_of(make, rounds, AGENTS) for path in (CHAT_PATH, *NAMES)}
     rows = _compared(ours, "first sight", _measured(ours, tasks, rounds))
-    for path, batches in tasks.items():
-        for task in (one for batch in batches for one in batch):
-            ours.store(ours.ids_of(path, task.by(path)))
+    known = tasks[CHAT_PATH]
+    for path, task in ((path, one) for path in tasks for batch in known for one in batch):
+        ours.store(ours.ids_of(path, task.by(path)))
 
     def longer(task: Task) -> Task:
         return task._replace(steps=[*task.steps, new_step(prose, rng)])
 
-    later = {path: [[*map(longer, batch)] for batch in each] for path, each in tasks.items()}
+    later = {path: [[*map(longer, batch)] for batch in known] for path in tasks}
     return rows + _compared(ours, "next turn", _measured(ours, later, rounds))
 
 
