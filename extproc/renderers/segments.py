@@ -97,9 +97,8 @@ def checked(text: str) -> str:
     Raises:
         RequestError: it has one (not_unicode).
     """
-    if not text.isascii():
-        try:
-            text.encode("utf-16-le")  # takes half as long as UTF-8
-        except UnicodeEncodeError:
-            raise RequestError("not_unicode") from None
+    try:
+        text.encode("utf-16-le")  # takes half as long as UTF-8
+    except UnicodeEncodeError:
+        raise RequestError("not_unicode") from None
     return text

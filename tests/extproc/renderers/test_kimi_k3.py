@@ -62,7 +62,8 @@ def test_each_piece_of_text_is_tokenized_by_itself() -> None:
 
 
 def test_results_stay_in_place_if_calls_have_no_ids() -> None:
-    calls = [{"type": "function", "function": {"name": name}} for name in ("", "b")]
+    functions = [{"name": name, "arguments": "{}"} for name in ("", "b")]
+    calls = [{"type": "function", "function": one} for one in functions]
     results = [{"role": "tool", "tool_call_id": "b:1", "content": "B"}]
     answer = {"role": "assistant", "tool_calls": calls}
     text = rendered(CHAT, {"messages": [USER, answer, *results, *results]})

@@ -116,6 +116,14 @@ def test_vocabulary_has_a_limit_of_tokens_and_bytes() -> None:
         byte_level_tokenizer(BYTES, KIMI, {"a": 256})
 
 
+def test_tokens_that_are_made_of_others_in_too_many_ways_are_refused() -> None:
+    runs = {b"a" * times: times for times in range(1, 501)}
+    few = {run: rank for run, rank in runs.items() if rank <= 300}
+    assert sum(1 for _ in merges(few)) == sum(range(300))
+    with pytest.raises(ValueError, match="too many ways"):
+        list(merges(runs))
+
+
 @pytest.mark.parametrize(
     "line", [b"YQ==", b"YQ== x", b"YQ== -1", b"Y 1", b"YQ== 1 2", b"YQ== 9999999999", b"!!!! 1"]
 )
