@@ -158,10 +158,10 @@ async def examine(
                 seconds,
             ),
             _bounded(Subject("sharing"), visit_sharing(config, seconds), seconds),
+            _bounded(Subject("steering"), steering_visit.visit(means, at), seconds),
             _bounded(
                 Subject("discovery kubernetes"), deletion_cost_visit.visit(config, seconds), seconds
             ),
-            _bounded(Subject("steering"), steering_visit.visit(means, at), seconds),
             *(_in_turn(means, one, turns, tellings) for one in fleet),
         )
     about = Subject("configuration")
