@@ -29,8 +29,9 @@ class PriorityPin(NamedTuple):
 
 
 # The last row that fits counts. Sources: the request models of vLLM 0.10.2 to 0.32, and the callers
-# of `_get_priority` in its servers (vllm#51023; messages are answered by its chat completions); the
-# request models of SGLang 0.5.9 to 0.5.23 whose servers pass `priority` on.
+# of `_get_priority` in its servers (vllm#51023; messages are answered by its chat completions);
+# serving_chat.py, serving_completions.py and io_struct.py of SGLang 0.5.9 and 0.5.23 (its responses
+# have the field and do not pass it to the scheduler).
 _ROWS = (
     PriorityPin(VLLM, Release(0, 10, 2), (*_COMPLETIONS, "/v1/responses"), True),
     PriorityPin(VLLM, Release(0, 32), ("/v1/embeddings", "/inference/v1/generate"), True),
