@@ -48,7 +48,7 @@ from extproc.admin.observed import Observed
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.http2.frames import PREFACE, Flag, FrameType, frame, settings, window_update
-from extproc.http2.grpc_messages import Parts
+from extproc.http2.grpc_messages import MessageParts
 from extproc.http2.header_blocks import encode
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
@@ -176,9 +176,9 @@ def stored(tokens: Tokens, first: int) -> Batch:
 class TaskCall(ExtProcCall):
     """A call that makes a task for every message."""
 
-    def take(self, message: bytes | Parts) -> None:
+    def take(self, message: bytes | MessageParts) -> None:
         """Has a task pass the message to the exchange."""
-        assert not isinstance(message, Parts), "the benchmark's messages are short"
+        assert not isinstance(message, MessageParts), "the benchmark's messages are short"
         answering = self._exchange.receive(self._decoder.decode(message))
         self._awaited = asyncio.get_running_loop().create_task(answering)
         self._awaited.add_done_callback(self._answered)

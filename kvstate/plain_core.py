@@ -26,7 +26,7 @@ from kvstate.core import (
 from kvstate.events import BlockHash
 from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
 from kvstate.plain_ends import EndClass, Ends, leading
-from kvstate.plain_rows import Learned, Rows, SavedRow, encoded, learned_in, rows_in
+from kvstate.plain_rows import Learned, SavedBlocks, SavedRow, encoded, learned_in, rows_in
 from kvstate.wire.extras import Admission, Groups
 
 # Block key -> the bits of all segments that hold it.
@@ -645,7 +645,7 @@ class PlainCore:
         its_ends = ends.rows(max(0, at - blocks), left - len(rows))
         at += len(rows) + len(its_ends)
         is_over = at == blocks + len(ends.entries)
-        return encoded(Rows(rows, its_ends)), None if is_over else at
+        return encoded(SavedBlocks(rows, its_ends)), None if is_over else at
 
     def put_rows(self, owner: int, rows: bytes, at: int, work: int) -> int:  # in one go here
         held, read = self._owners[owner], rows_in(rows)

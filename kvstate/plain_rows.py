@@ -102,7 +102,7 @@ class EndRow(NamedTuple):
     ends: list[tuple[int, int, bool, bool]]
 
 
-class Rows(msgspec.Struct, frozen=True, array_like=True):
+class SavedBlocks(msgspec.Struct, frozen=True, array_like=True):
     """A piece of what an owner holds."""
 
     blocks: list[SavedRow]
@@ -112,16 +112,16 @@ class Rows(msgspec.Struct, frozen=True, array_like=True):
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_rows = msgspec.msgpack.Decoder(Rows)
+_rows = msgspec.msgpack.Decoder(SavedBlocks)
 _learned = msgspec.msgpack.Decoder(Learned)
 
 
-def encoded(saved: Rows | Learned) -> bytes:
+def encoded(saved: SavedBlocks | Learned) -> bytes:
     """Returns what is saved, as bytes."""
     return _encoder.encode(saved)
 
 
-def rows_in(saved: bytes) -> Rows:
+def rows_in(saved: bytes) -> SavedBlocks:
     """Returns saved rows.
 
     Raises:

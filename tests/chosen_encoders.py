@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tokenizers import Tokenizer
 
 from extproc.tokenizing import encoder_choice, tokens
-from extproc.tokenizing.encoder_choice import EncoderChoice, Refused
+from extproc.tokenizing.encoder_choice import EncoderChoice, RefusedCut
 from extproc.tokenizing.text_encoder import TextEncoder
 
 # A busy machine may need more time for a proof than the product takes.
@@ -21,7 +21,7 @@ _MADE: dict[str, EncoderChoice] = {}
 
 
 def _chosen(
-    tokenizer: Tokenizer, model: str, max_known_bytes: int, refused: Refused | None = None
+    tokenizer: Tokenizer, model: str, max_known_bytes: int, refused: RefusedCut | None = None
 ) -> EncoderChoice:
     if refused is not None:
         return encoder_choice.choose(

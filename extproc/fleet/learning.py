@@ -13,7 +13,7 @@ import msgspec
 
 from extproc.config.schema import Model
 from extproc.fleet.polling import MAX_QUESTIONS, Client, Question, fetch_report
-from extproc.fleet.record import Worker, WorkerReport
+from extproc.fleet.record import SelfReport, Worker
 from kvstate.feeds.backoff import Backoff
 
 MODELS = "/v1/models"
@@ -45,18 +45,18 @@ class _ServerInfo(msgspec.Struct):
     kv_events: _Events | None = None
 
 
-def from_models(answer: bytes, models: Sequence[Model]) -> WorkerReport:
+def from_models(answer: bytes, models: Sequence[Model]) -> SelfReport:
     """Returns what an answer to /v1/models reports; nothing if it cannot be read.
 
     models: the configured ones; a worker that lists none of them serves no known model.
     """
     cards = cards_in(answer)
     if cards is None:
-        return WorkerReport()
+        return SelfReport()
     bases = [name for card in cards if not card.parent for name in (card.id, card.root)]
     names = {name: model.name for model in models for name in (model.name, *model.aliases)}
     model = next((names[name] for name in bases if name in names), None)
-    return WorkerReport(model, frozenset(card.id for card in cards if card.parent))
+    return SelfReport(model, frozenset(card.id for card in cards if card.parent))
 
 
 def cards_in(answer: bytes) -> list[Card] | None:
@@ -82,7 +82,7 @@ log = logging.getLogger("kvsteer.workers")
 
 # Adapters are loaded and unloaded while an engine runs.
 ASK_AGAIN_SECONDS = 30.0
-NOTHING = WorkerReport()
+NOTHING = SelfReport()
 
 
 class Learning:
@@ -140,7 +140,7 @@ class Learning:
             log.exception("worker %s: its answer cannot be used", name)
         return True
 
-    async def _ask(self, client: Client, name: str) -> WorkerReport:
+    async def _ask(self, client: Client, name: str) -> SelfReport:
         answer = await fetch_report(client, name, MODELS)
         learned = NOTHING if isinstance(answer, str) else from_models(answer, self._models)
         for path in SERVER_INFO:
@@ -150,7 +150,7 @@ class Learning:
         return learned
 
 
-def _summary(learned: WorkerReport) -> str:
+def _summary(learned: SelfReport) -> str:
     count = "unknown" if learned.adapters is None else len(learned.adapters)
     adapters = "adapter" if count == 1 else "adapters"
     size = learned.block_size or "unknown"

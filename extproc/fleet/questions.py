@@ -10,7 +10,7 @@ from extproc.fleet.identifying import Identifying
 from extproc.fleet.learning import Learning
 from extproc.fleet.polling import Client, Polling, Question
 from extproc.fleet.rank_pins import RankPins
-from extproc.fleet.record import Table, Worker, WorkerReport
+from extproc.fleet.record import SelfReport, Table, Worker
 from extproc.fleet.verifying import Verifying
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import FeedState
@@ -106,7 +106,7 @@ class Questions:
             self._poll(worker, learning.question, learning.ask)
         else:
             worker.stop_asking(learning.question.name)
-            worker.learned = WorkerReport()
+            worker.learned = SelfReport()
 
     def _poll(
         self,

@@ -30,7 +30,7 @@ from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import ZmqSource
 
 
-class WorkerReport(NamedTuple):
+class SelfReport(NamedTuple):
     """What a worker reported about itself; None for unknown.
 
     model: the configured model that it serves. adapters: those that it lists, by name.
@@ -151,7 +151,7 @@ class Worker:
         self.upstream: Upstream | None = None
         self.holdings = Holdings(name)
         self.is_drained = False
-        self.learned = WorkerReport()
+        self.learned = SelfReport()
         self.retries: Backoff | None = None
         self.did_answer = False
         self.following = Following()

@@ -43,7 +43,7 @@ LONG_BYTES: Final = 1024 * 1024
 _PART_BYTES: Final = 64 * 1024
 
 
-class Parts:
+class MessageParts:
     """A long message in parts: a thread can join them beside others."""
 
     __slots__ = ("_bytes", "parts")
@@ -56,7 +56,7 @@ class Parts:
         return self._bytes
 
 
-Message = bytes | Parts
+Message = bytes | MessageParts
 
 
 # A message, or a part of a long one that is not the last; is_whole: the message ends with it.

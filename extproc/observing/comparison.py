@@ -164,7 +164,7 @@ def needed_for(share: float) -> int:
     return max(LEAST_REQUESTS, ceil(LEAST_BEYOND / (1 - share) - 1e-6))
 
 
-class Spread(NamedTuple):
+class LoadSpread(NamedTuple):
     """How unevenly requests went to workers.
 
     busiest: requests of the busiest worker, as a multiple of the mean. variation: the standard
@@ -176,7 +176,7 @@ class Spread(NamedTuple):
     variation: float
 
 
-def load_spread(side: Side, workers: set[int]) -> Spread | None:
+def load_spread(side: Side, workers: set[int]) -> LoadSpread | None:
     """Returns the load spread; None if there are too few requests.
 
     workers: all workers that either side used.
@@ -186,4 +186,4 @@ def load_spread(side: Side, workers: set[int]) -> Spread | None:
         return None
     mean = sum(counts) / len(counts)
     variance = sum((count - mean) ** 2 for count in counts) / len(counts)
-    return Spread(len(counts), max(counts) / mean, sqrt(variance) / mean)
+    return LoadSpread(len(counts), max(counts) / mean, sqrt(variance) / mean)

@@ -26,7 +26,7 @@ from extproc.renderers.deepseek import (
     written_calls,
 )
 from extproc.renderers.render_input import render_input
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from extproc.requests.chat_request import Messages, flat
 from extproc.requests.prompt import Chat
 
@@ -70,7 +70,7 @@ Here are the functions available in JSONSchema format:
 class DeepSeekV32:
     """Renders conversations for DeepSeek V3.2 (`extproc.renderers.renderer.Renderer`)."""
 
-    marks: Marks | None = None
+    marks: ControlMarks | None = None
     is_shown_by_tokenize = True
     drops_media = False
 

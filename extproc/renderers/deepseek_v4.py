@@ -31,7 +31,7 @@ from extproc.renderers.deepseek import (
     written_calls,
 )
 from extproc.renderers.render_input import RenderInput, render_input
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from extproc.requests.chat_request import Messages, in_parts
 from extproc.requests.prompt import Chat
 
@@ -127,7 +127,7 @@ class _Thinking(NamedTuple):
 class DeepSeekV4:
     """Renders conversations for DeepSeek V4 (`extproc.renderers.renderer.Renderer`)."""
 
-    marks: Marks | None = None
+    marks: ControlMarks | None = None
     is_shown_by_tokenize = True
     drops_media = False
     _tags = Tags()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
 from extproc.renderers.render_input import dialect_of, render_input
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from extproc.renderers.typescript import namespace
 from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import (
@@ -41,7 +41,7 @@ CONTROLS = {
     "<|call|>": CALL,
 }
 
-_MARKS = Marks(CONTROLS.values())
+_MARKS = ControlMarks(CONTROLS.values())
 _CHANNEL, _START, _END, _MESSAGE, _CALL = map(_MARKS.mark, (CHANNEL, START, END, MESSAGE, CALL))
 
 _EFFORTS = ("low", "medium", "high")
@@ -131,7 +131,7 @@ class Harmony:
     def __init__(
         self, now: Callable[[], datetime], keeps_later_systems: Callable[[], bool] = lambda: False
     ) -> None:
-        self.marks: Marks | None = _MARKS
+        self.marks: ControlMarks | None = _MARKS
         self._now = now
         self._keeps_later_systems = keeps_later_systems
 

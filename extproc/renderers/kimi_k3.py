@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
 from extproc.renderers.render_input import render_input
-from extproc.renderers.segments import Marks, Segment
+from extproc.renderers.segments import ControlMarks, Segment
 from extproc.requests.chat_request import Messages, flat
 from extproc.requests.prompt import Chat
 from extproc.templates.conversions import with_sorted_keys
@@ -53,8 +53,8 @@ class KimiK3:
     is_shown_by_tokenize = True
     drops_media = False
 
-    def __init__(self, controls: Mapping[str, int], marks: Marks) -> None:
-        self.marks: Marks | None = marks
+    def __init__(self, controls: Mapping[str, int], marks: ControlMarks) -> None:
+        self.marks: ControlMarks | None = marks
         self._marks = marks
         self._open, self._close, self._end, self._end_of_message = (
             controls[name] for name in CONTROLS
@@ -66,7 +66,7 @@ class KimiK3:
         if not _UNKNOWN.isdisjoint(chat.variables):
             raise RequestError("unsupported_template_kwargs")
         shown = render_input(chat, chat.messages)
-        thinking = _Thinking.read(shown.variables)
+        thinking = _KimiThinking.read(shown.variables)
         messages = list(_by_ids([*_by_names([flat(message) for message in shown.messages])]))
         segments = [
             *self._beginning(shown.variables.get("tools"), thinking),
@@ -104,14 +104,14 @@ class KimiK3:
         yield from self._message([("role", "system"), ("type", kind)], [text])
 
     def _beginning(
-        self, tools: list[dict[str, Any]] | None, thinking: "_Thinking"
+        self, tools: list[dict[str, Any]] | None, thinking: "_KimiThinking"
     ) -> Iterator[Segment]:
         if tools:
             yield from self._order("tool-declare", _ABOUT_TOOLS.format(_in_json(tools)))
         if thinking.is_on and thinking.effort:
             yield from self._order("thinking-effort", _ABOUT_EFFORT.format(thinking.effort))
 
-    def _turns(self, messages: Messages, thinking: "_Thinking") -> Iterator[Segment]:
+    def _turns(self, messages: Messages, thinking: "_KimiThinking") -> Iterator[Segment]:
         calls: Sequence[Mapping[str, Any]] = ()
         results = 0
         for message in messages:
@@ -138,7 +138,7 @@ class KimiK3:
         self,
         message: Mapping[str, Any],
         calls: Sequence[Mapping[str, Any]],
-        thinking: "_Thinking",
+        thinking: "_KimiThinking",
     ) -> Iterator[Segment]:
         if thinking.is_on:
             thought = message.get("reasoning_content") or message.get("reasoning") or ""
@@ -180,14 +180,14 @@ class KimiK3:
                 raise RequestError("unsupported_response_format")
 
 
-class _Thinking(NamedTuple):
+class _KimiThinking(NamedTuple):
     """Whether the model thinks, and how much; "" if nothing is said of that."""
 
     is_on: bool
     effort: str
 
     @classmethod
-    def read(cls, variables: Mapping[str, Any]) -> "_Thinking":
+    def read(cls, variables: Mapping[str, Any]) -> "_KimiThinking":
         """Returns what a request's variables say.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
 from extproc.renderers.render_input import dialect_of, render_input
-from extproc.renderers.segments import Marks, Segment
+from extproc.renderers.segments import ControlMarks, Segment
 from extproc.requests.chat_request import Messages
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Effort
@@ -106,7 +106,7 @@ class Mistral:
         self,
         version: str,
         controls: Mapping[str, int],
-        marks: Marks,
+        marks: ControlMarks,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if version not in _VERSIONS:
@@ -118,7 +118,7 @@ class Mistral:
         self._ids = controls
         self._thinks = self._version.number >= 13 and controls.keys() >= set(_OF_THOUGHTS)
         self._efforts = _Efforts.read(settings) if self._version.number >= 15 else None
-        self.marks: Marks | None = marks
+        self.marks: ControlMarks | None = marks
         self._marks = marks
 
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:

@@ -1,14 +1,14 @@
 """A renderer that keys no conversation, for models whose prompts cannot be rendered here."""
 
 from extproc.base.errors import RequestError
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from extproc.requests.prompt import Chat
 
 
 class RefusingRenderer:
     """Refuses every conversation. reason: under which it is counted."""
 
-    marks: Marks | None = None
+    marks: ControlMarks | None = None
     is_shown_by_tokenize = True
     drops_media = False
 

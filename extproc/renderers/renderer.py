@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from extproc.requests.prompt import Chat
 
 
@@ -16,7 +16,7 @@ class Renderer(Protocol):
     drops_media: whether the engine leaves a conversation's media out, and answers without them.
     """
 
-    marks: Marks | None
+    marks: ControlMarks | None
     is_shown_by_tokenize: bool
     drops_media: bool
 

@@ -34,7 +34,7 @@ MAX_CONTROLS = _LAST - _FIRST + 1
 MARK = f"{_LEAD}[\ud801-\udfff]"
 
 
-class Marks:
+class ControlMarks:
     """The marks of a model's control tokens.
 
     controls: the ids of all of them.

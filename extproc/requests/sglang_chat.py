@@ -68,7 +68,7 @@ _RESERVED = frozenset(
 _NO_FIELDS = MediaFields()
 
 
-class _Body(MediaFields, frozen=True, kw_only=True):
+class _SglangChatBody(MediaFields, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -85,10 +85,10 @@ class _Body(MediaFields, frozen=True, kw_only=True):
     n: Any = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_SglangChatBody)
 
 
-class Settings(msgspec.Struct, frozen=True, gc=False):
+class TemplateSettings(msgspec.Struct, frozen=True, gc=False):
     """What a request says besides its messages.
 
     tools: as templates get them, None for none. effort: "" for none; sets_switches: whether it sets
@@ -127,7 +127,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     if is_filled(body.input_ids):
         ids = token_ids(body.input_ids)
         return InferenceRequest(body.model, [ids], body.cache_salt, answers=answers)
-    settings = Settings(
+    settings = TemplateSettings(
         tools=printed_tools(body.tools, body.tool_choice, rules),
         effort=effort_in(_effort(body)),
         keywords=body.chat_template_kwargs,
@@ -142,7 +142,7 @@ def _is_models(message: dict[str, Any]) -> bool:
     return isinstance(role, str) and role.lower() == "assistant"
 
 
-def _effort(body: _Body) -> object:
+def _effort(body: _SglangChatBody) -> object:
     if body.reasoning is not None:
         raise RequestError("unsupported_reasoning_effort")  # its meaning changes between releases
     return body.reasoning_effort
@@ -162,7 +162,7 @@ def effort_in(effort: object) -> str:
 
 
 def conversation(
-    messages: Messages, settings: Settings, rules: SglangRules, dialect: Dialect
+    messages: Messages, settings: TemplateSettings, rules: SglangRules, dialect: Dialect
 ) -> Chat:
     """Returns a conversation as the chat template gets it.
 
@@ -198,7 +198,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
     return message["role"] in ("system", "user", "assistant")
 
 
-def _variables(settings: Settings, rules: SglangRules) -> tuple[dict[str, Any], bool]:
+def _variables(settings: TemplateSettings, rules: SglangRules) -> tuple[dict[str, Any], bool]:
     """Returns what the template gets besides the messages, and whether a request sets any of it."""
     given = dict(settings.keywords or {})
     if not _RESERVED.isdisjoint(given):

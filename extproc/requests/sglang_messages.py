@@ -12,7 +12,7 @@ from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.sglang_chat import (
     Messages,
-    Settings,
+    TemplateSettings,
     conversation,
     effort_in,
     printed_tools,
@@ -26,13 +26,13 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _SERVER_TOOLS = ("web_search_", "computer_", "bash_", "text_editor_")
 
 
-class _Message(msgspec.Struct):
+class _SglangMessage(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]]
 
 
-class _Body(msgspec.Struct):
-    messages: list[_Message]
+class _SglangMessagesBody(msgspec.Struct):
+    messages: list[_SglangMessage]
     model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -42,7 +42,7 @@ class _Body(msgspec.Struct):
     cache_salt: str | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_SglangMessagesBody)
 
 
 def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequest:
@@ -66,7 +66,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
             *_as_turn([*system, *more]),
             *(turn for one in others for turn in _turns(one, rules)),
         ]
-    settings = Settings(
+    settings = TemplateSettings(
         tools=_tools(body, rules),
         effort=_effort(body),
         sets_switches=False,
@@ -77,7 +77,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 
-def _refuse_what_differs(body: _Body) -> None:
+def _refuse_what_differs(body: _SglangMessagesBody) -> None:
     """Refuses what releases before 0.5.16 read in other ways than the newer ones."""
     is_text = isinstance(body.system, str | None)
     is_text = is_text and all(isinstance(one.content, str) for one in body.messages)
@@ -110,7 +110,7 @@ def _trimmed(content: str | list[dict[str, Any]]) -> str:
     return "\n".join(filter(None, (text.strip() for text in texts)))
 
 
-def _turns(message: _Message, rules: SglangRules) -> Messages:
+def _turns(message: _SglangMessage, rules: SglangRules) -> Messages:
     """Returns the turns that a message becomes: results of tools are turns of their own."""
     if message.role not in ("user", "assistant", "system"):
         raise RequestError("bad_request")
@@ -140,7 +140,7 @@ def _of_user(blocks: list[dict[str, Any]]) -> Messages:
     return turns
 
 
-def _of_others(message: _Message, rules: SglangRules) -> dict[str, Any]:
+def _of_others(message: _SglangMessage, rules: SglangRules) -> dict[str, Any]:
     """Returns the turn of a model, or a system turn that is given in blocks."""
     blocks = message.content
     assert isinstance(blocks, list)
@@ -202,7 +202,7 @@ def _result(block: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": told}
 
 
-def _tools(body: _Body, rules: SglangRules) -> Messages | None:
+def _tools(body: _SglangMessagesBody, rules: SglangRules) -> Messages | None:
     offered = [tool for tool in body.tools or () if not _is_servers(tool)]
     choice = (body.tool_choice or {}).get("type", "auto")
     named: object = _CHOICES.get(choice) if isinstance(choice, str) else None
@@ -231,7 +231,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"defer_loading": tool.get("defer_loading"), "function": function}
 
 
-def _effort(body: _Body) -> str:
+def _effort(body: _SglangMessagesBody) -> str:
     """Returns the effort, which sets no switches here. The engine has no "xhigh" in this API."""
     effort = effort_in((body.output_config or {}).get("effort"))
     if effort == "none":
@@ -239,7 +239,7 @@ def _effort(body: _Body) -> str:
     return "max" if effort == "xhigh" else effort
 
 
-def _thinking(body: _Body, rules: SglangRules) -> bool | None:
+def _thinking(body: _SglangMessagesBody, rules: SglangRules) -> bool | None:
     """Returns whether thinking is switched on or off; None if nothing is.
 
     Raises:

@@ -17,7 +17,7 @@ from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.sglang_chat import (
     Messages,
-    Settings,
+    TemplateSettings,
     conversation,
     effort_in,
     printed_tools,
@@ -44,7 +44,7 @@ _CUSTOM_PARAMETERS = {
 _UNSENT = ("id", "status", "type")
 
 
-class _Body(msgspec.Struct):
+class _SglangResponsesBody(msgspec.Struct):
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
@@ -57,7 +57,7 @@ class _Body(msgspec.Struct):
     cache_salt: str | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = msgspec.json.Decoder(_SglangResponsesBody)
 
 
 def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequest:
@@ -78,7 +78,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     merged = _merged_systems(messages)
     if merged is not None and not rules.keeps_system_turns:
         messages, merged = merged, None
-    settings = Settings(
+    settings = TemplateSettings(
         tools=_tools(body, rules),
         effort=_effort(body.reasoning),
         keywords=body.chat_template_kwargs,
@@ -92,7 +92,7 @@ def _effort(reasoning: dict[str, Any] | None) -> str:
     return "" if reasoning is None else effort_in(reasoning.get("effort", "medium"))
 
 
-def _messages(body: _Body, rules: SglangRules) -> Messages:
+def _messages(body: _SglangResponsesBody, rules: SglangRules) -> Messages:
     turns = [{"role": "system", "content": body.instructions}] if body.instructions else []
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for item in items:
@@ -280,7 +280,7 @@ def _merged_systems(messages: Messages) -> Messages | None:
     return [{"role": "system", "content": "\n\n".join(chunks)}, *others] if chunks else others
 
 
-def _tools(body: _Body, rules: SglangRules) -> Messages | None:
+def _tools(body: _SglangResponsesBody, rules: SglangRules) -> Messages | None:
     functions = [one for tool in body.tools or () for one in _function(tool, rules)]
     if not functions and body.tool_choice == "required":
         raise RequestError("bad_request")

@@ -35,10 +35,10 @@ class DecisionLog:
             shown = explanation(decision, self._state)
             ids = {"trace_id": trace_id, "request_id": request_id}
             shown |= {name: one for name, one in ids.items() if one}
-            log.info("%s", _Line(shown), extra={"decision": shown, **ids})
+            log.info("%s", _DecisionLine(shown), extra={"decision": shown, **ids})
 
 
-class _Line:
+class _DecisionLine:
     """A decision as a line of JSON, for logs of text; encoded only if it is written."""
 
     def __init__(self, shown: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import tell_fault
 from extproc.http2.call_events import FAILED, MESSAGE, PART
-from extproc.http2.grpc_messages import Message, Parts, Status
+from extproc.http2.grpc_messages import Message, MessageParts, Status
 from extproc.http2.session import Session, SharedBudget
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.exchange import Service
@@ -105,7 +105,7 @@ class Call(ABC):
             self._parts = [*(self._parts or ()), content]
             return False
         if kind == MESSAGE and self._parts:
-            content, self._parts = Parts([*self._parts, content]), None
+            content, self._parts = MessageParts([*self._parts, content]), None
         has_room = self._queued <= _MAX_QUEUED_BYTES or not self.is_busy
         if has_room and self._awaited is None and not self._kept:
             self._take(kind, content)
@@ -205,7 +205,7 @@ class ExtProcCall(Call):
         cannot take over what was awaited before it was made, so the first wait must be
         `asyncio.sleep(0)`; anything else fails, like an `asyncio.timeout` before that.
         """
-        if isinstance(message, Parts):
+        if isinstance(message, MessageParts):
             self._wait_for(self._long(message))
             return
         try:
@@ -228,7 +228,7 @@ class ExtProcCall(Call):
         self._awaited = asyncio.get_running_loop().create_task(answering)
         self._awaited.add_done_callback(self._answered)
 
-    async def _long(self, message: Parts) -> Answers:
+    async def _long(self, message: MessageParts) -> Answers:
         """Returns the answers to a long message, which is joined in a thread."""
         read = await joined(message, self._decoder, self._joining)
         return await self._exchange.receive(read)
@@ -283,7 +283,7 @@ class HealthCall(Call):
         """Takes the question; a second one is an error."""
         if self._question is not None:
             raise CallError(Status.INTERNAL, "more than one message")
-        if isinstance(message, Parts):
+        if isinstance(message, MessageParts):
             raise CallError(Status.INTERNAL, "malformed message")
         try:
             self._question = HealthCheckRequest.FromString(message).service

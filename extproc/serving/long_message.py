@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from extproc.http2.grpc_messages import LONG_BYTES, Parts
+from extproc.http2.grpc_messages import LONG_BYTES, MessageParts
 from extproc.serving.proxy_message import REQUEST_BODY, ProxyDecoder, ProxyMessage
 
 # The tags of ProcessingRequest.request_body and of HttpBody.body: both have a length.
@@ -23,7 +23,7 @@ _CONTINUES = 0x80
 _LENGTH_BYTES = 5
 
 
-async def joined(message: Parts, decoder: ProxyDecoder, thread: Executor) -> ProxyMessage:
+async def joined(message: MessageParts, decoder: ProxyDecoder, thread: Executor) -> ProxyMessage:
     """Returns what a message in parts says, which a thread joins.
 
     Raises:

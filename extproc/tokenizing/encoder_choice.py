@@ -128,7 +128,7 @@ class PickyEncoder:
             raise RequestError("tokenizer_failed")
 
 
-class Refused(NamedTuple):
+class RefusedCut(NamedTuple):
     """Texts of which only the engine knows the ids, as in `PickyEncoder`."""
 
     pattern: re.Pattern[str]
@@ -355,7 +355,7 @@ def choose(
     model: str,
     max_known_bytes: int,
     *,
-    refused: Refused | None = None,
+    refused: RefusedCut | None = None,
     clock: Callable[[], float] = time.thread_time,
     proof_seconds: float = PROOF_SECONDS,
 ) -> EncoderChoice:

@@ -18,7 +18,7 @@ from extproc.renderers.harmony import CONTROLS, Harmony
 from extproc.renderers.mistral import Mistral
 from extproc.renderers.refusing import RefusingRenderer
 from extproc.renderers.renderer import Renderer
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from extproc.tokenizing.segment_encoder import OrdinaryEncoder, segment_texts
 from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import read
@@ -82,7 +82,7 @@ def _gpt_oss(model: ModelFiles) -> InCode:
             "model %s: its tokenizer.json has other control tokens than gpt-oss", model.name
         )
         return refused("no_chat_template")
-    marks = Marks(CONTROLS.values())
+    marks = ControlMarks(CONTROLS.values())
     ordinary = OrdinaryEncoder(model.encoder, list(added))
     texts = segment_texts(ordinary, marks, model.max_known_bytes)
     harmony = Harmony(lambda: datetime.now().astimezone(), model.keeps_later_systems)
@@ -97,7 +97,7 @@ def _kimi_k3(model: ModelFiles) -> InCode:
     if model.vocabulary.kimi is None or len(controls) < len(found):
         log.warning("model %s: its vocabulary has not Kimi K3's control tokens", model.name)
         return refused("no_chat_template")
-    marks = Marks(controls.values())
+    marks = ControlMarks(controls.values())
     added = [token.content for token in library.get_added_tokens_decoder().values()]
     ordinary = OrdinaryEncoder(model.encoder, added)
     texts = segment_texts(ordinary, marks, model.max_known_bytes)
@@ -120,7 +120,7 @@ _BY_ARCHITECTURE: Mapping[str, Loader] = {
 def _mistral(model: ModelFiles) -> InCode:
     """Loads a model whose conversations Mistral's library renders, by its vocabulary's version."""
     vocabulary = model.vocabulary
-    marks = Marks(vocabulary.controls.values())
+    marks = ControlMarks(vocabulary.controls.values())
     renderer = Mistral(vocabulary.version, vocabulary.controls, marks, vocabulary.settings)
     return InCode(renderer, segment_texts(model.encoder, marks, model.max_known_bytes))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from extproc.base.errors import RequestError
-from extproc.renderers.segments import MARK, Marks
+from extproc.renderers.segments import MARK, ControlMarks
 from extproc.tokenizing.text_encoder import Encoder, TextEncoder
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
@@ -18,7 +18,7 @@ class SegmentEncoder:
     texts: encodes single texts, in which it finds no special tokens.
     """
 
-    def __init__(self, texts: Encoder, marks: Marks) -> None:
+    def __init__(self, texts: Encoder, marks: ControlMarks) -> None:
         self._texts = texts
         self._marks = marks
         self.name = texts.name
@@ -88,7 +88,7 @@ class MarkCutter(Cutter):
         self._patterns = [re.compile(MARK)]
 
 
-def segment_texts(texts: Encoder, marks: Marks, max_known_bytes: int) -> TextEncoder:
+def segment_texts(texts: Encoder, marks: ControlMarks, max_known_bytes: int) -> TextEncoder:
     """Returns what tokenizes joined segments, and only their new part.
 
     texts, marks: as in `SegmentEncoder`. max_known_bytes: as in `TextEncoder`.

@@ -24,7 +24,7 @@ from tokenizers import processors
 from extproc.base.tokenizer_files import read_file
 from extproc.requests.prompt import REBUILT
 from extproc.tokenizing.byte_pairs import byte_level_tokenizer
-from extproc.tokenizing.encoder_choice import Refused
+from extproc.tokenizing.encoder_choice import RefusedCut
 from extproc.tokenizing.kimi_code import MOST_ALIKE, MOST_AT_ONCE, KimiCode, read_code
 from extproc.tokenizing.merges_file import merges_tokenizer
 from extproc.tokenizing.sentencepiece_file import read_pieces
@@ -45,7 +45,7 @@ _REMEDY = (
 )
 
 # The code of Kimi's tokenizer cuts such texts before it tokenizes them.
-_CUT_BY_KIMI = Refused(
+_CUT_BY_KIMI = RefusedCut(
     re.compile(
         rf"(?<!\S)\S{{{MOST_ALIKE + 1}}}|(?<!\s)\s{{{MOST_ALIKE + 1}}}|(?s:.{{{MOST_AT_ONCE + 1}}})"
     ),
@@ -64,7 +64,7 @@ class Vocabulary(NamedTuple):
 
     library: tokenizers.Tokenizer
     forms: int = REBUILT
-    refused: Refused | None = None
+    refused: RefusedCut | None = None
     kimi: KimiCode | None = None
     version: str = ""
     controls: Mapping[str, int] = {}
@@ -131,7 +131,7 @@ def _of_mistral_pieces(content: bytes, version: str) -> Vocabulary:
     symbols = own_symbols(pieces)
     return Vocabulary(
         library,
-        refused=None if symbols is None else Refused(symbols, 1),
+        refused=None if symbols is None else RefusedCut(symbols, 1),
         version=version.partition("m")[0],
         controls=controls,
     )

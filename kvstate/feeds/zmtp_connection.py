@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvstate.errors import WireError
 from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
-from kvstate.wire.zmtp import Session, message
+from kvstate.wire.zmtp import ZmtpSession, message
 
 # Twice the largest message that is decoded (kvstate.wire.zmq_wire), so that a batch that is too
 # large is reported by its number; beyond this the connection is closed.
@@ -69,7 +69,7 @@ class ZmtpConnection(asyncio.Protocol):
         self.fault = ""  # why it was closed, if it was
         self.settled = asyncio.Event()  # the handshake has succeeded or failed
         self.lost = asyncio.Event()
-        self.session = Session(kind, MAX_MESSAGE_BYTES, topic)
+        self.session = ZmtpSession(kind, MAX_MESSAGE_BYTES, topic)
         self._changed = changed
         self._limits = limits
         self._transport: asyncio.Transport | None = None

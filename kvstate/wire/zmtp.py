@@ -39,7 +39,7 @@ def message(frames: Sequence[bytes]) -> bytes:
     return b"".join(_frame(_MORE * (at < last), body) for at, body in enumerate(frames))
 
 
-class Session:
+class ZmtpSession:
     """The state of a connection: received bytes not taken yet, and answers to send.
 
     kind: SUB or DEALER. topic: what a SUB subscribes to. max_message_bytes: of all its frames.

@@ -5,7 +5,7 @@ from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
-from kvstate.plain_rows import EndRow, Rows, SavedGroups, SavedRow, encoded, learned_in
+from kvstate.plain_rows import EndRow, SavedBlocks, SavedGroups, SavedRow, encoded, learned_in
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
@@ -309,8 +309,8 @@ def test_row_that_no_owner_has_is_refused(row: SavedRow) -> None:
     core = PlainCore(1, 100, Overlap)
     owner = add(core)
     with pytest.raises(ValueError, match=r"row|size|group"):
-        core.put_rows(owner, encoded(Rows([row], [])), 0, 1 << 30)
-    rows = encoded(Rows([ROW], []))
+        core.put_rows(owner, encoded(SavedBlocks([row], [])), 0, 1 << 30)
+    rows = encoded(SavedBlocks([ROW], []))
     assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)
 
 
@@ -323,8 +323,8 @@ def test_ends_that_no_owner_has_are_refused(ends: list[tuple[int, int, bool, boo
     owner = add(core)
     core.note_group(owner, 1, 2, 2)
     with pytest.raises(ValueError, match="no ends"):
-        core.put_rows(owner, encoded(Rows([], [EndRow(7, ends)])), 0, 1 << 30)
-    rows = encoded(Rows([], [EndRow(7, [(1, 1, False, False)])]))
+        core.put_rows(owner, encoded(SavedBlocks([], [EndRow(7, ends)])), 0, 1 << 30)
+    rows = encoded(SavedBlocks([], [EndRow(7, [(1, 1, False, False)])]))
     assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)
     with pytest.raises(ValueError, match="no ends"):
         core.put_rows(owner, rows, 0, 1 << 30)
@@ -336,7 +336,7 @@ def test_ends_keep_to_the_limit_of_rows() -> None:
     core.note_group(owner, 1, 2, 2)
     ends = [EndRow(block, [(1, 1, False, False)]) for block in (7, 8)]
     with pytest.raises(ValueError, match="more ends"):
-        core.put_rows(owner, encoded(Rows([], ends)), 0, 1 << 30)
+        core.put_rows(owner, encoded(SavedBlocks([], ends)), 0, 1 << 30)
 
 
 @pytest.mark.parametrize("groups", [[(1, 0, 1)], [(1, 2, 0)], [(-1, 2, 1)], [(1, 2, 1)] * 2])

@@ -30,7 +30,7 @@ from extproc.fleet.feed_sources import configured
 from kvstate.errors import WireError
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.overlap import Tokens
-from kvstate.wire.zmtp import Session
+from kvstate.wire.zmtp import ZmtpSession
 
 NULL = "NULL"
 PUBLISHERS = ("PUB", "XPUB")
@@ -488,7 +488,7 @@ async def greet(place: Address, seconds: float) -> Greeting:
         return Greeting(reason=f"no connection within {seconds:g} s")
     except (OSError, UnicodeError) as error:  # UnicodeError: it cannot be a host name
         return Greeting(reason=_words(error))
-    session = Session(b"SUB", 0)
+    session = ZmtpSession(b"SUB", 0)
     try:
         writer.write(session.answers())  # only the greeting, which names no kind of socket
         is_silent = await _is_silent(session, reader, seconds)
@@ -499,7 +499,7 @@ async def greet(place: Address, seconds: float) -> Greeting:
     return Greeting("", session.peer_mechanism, session.peer_kind, is_silent)
 
 
-async def _is_silent(session: Session, reader: asyncio.StreamReader, seconds: float) -> bool:
+async def _is_silent(session: ZmtpSession, reader: asyncio.StreamReader, seconds: float) -> bool:
     """Reads the peer's mechanism and kind of socket; returns whether no greeting came in time."""
     with contextlib.suppress(TimeoutError, OSError, WireError):
         try:
@@ -514,7 +514,7 @@ async def _is_silent(session: Session, reader: asyncio.StreamReader, seconds: fl
     return False
 
 
-async def _read(session: Session, reader: asyncio.StreamReader) -> None:
+async def _read(session: ZmtpSession, reader: asyncio.StreamReader) -> None:
     data = await reader.read(_READ_BYTES)
     if not data:
         raise ConnectionResetError

@@ -30,7 +30,7 @@ NOT_STEERED = "requests are not steered now"
 UNKNOWN = "it is not known whether requests are steered now"
 
 
-class Counters(NamedTuple):
+class SteeringCounters(NamedTuple):
     """What Envoy has counted of all its ext_proc filters.
 
     asked: requests about which it asked a router. answered: messages that routers sent. bypassed:
@@ -41,12 +41,12 @@ class Counters(NamedTuple):
     answered: int = 0
     bypassed: int = 0
 
-    def since(self, before: "Counters") -> "Counters":
+    def since(self, before: "SteeringCounters") -> "SteeringCounters":
         """Returns what was counted since; all of it if Envoy was restarted meanwhile."""
         if any(now < earlier for now, earlier in zip(self, before, strict=True)):
             return self
         pairs = zip(self, before, strict=True)
-        return Counters._make(now - earlier for now, earlier in pairs)
+        return SteeringCounters._make(now - earlier for now, earlier in pairs)
 
 
 _COUNTER_NAMES = {
@@ -56,7 +56,7 @@ _COUNTER_NAMES = {
 }
 
 
-def counters_in(answer: bytes) -> Counters | None:
+def counters_in(answer: bytes) -> SteeringCounters | None:
     """Returns the counters in an answer of Envoy to /stats?format=json, None if it is none."""
     try:
         raw = msgspec.json.decode(answer)
@@ -69,7 +69,7 @@ def counters_in(answer: bytes) -> Counters | None:
         scope, _, name = str(one.get("name")).rpartition(".")
         if scope.rpartition(".")[2] == "ext_proc" and name in _COUNTER_NAMES:
             totals[_COUNTER_NAMES[name]] += number(one.get("value"), 0)
-    return Counters(**totals)
+    return SteeringCounters(**totals)
 
 
 class Door(NamedTuple):
@@ -118,7 +118,7 @@ class Sight(NamedTuple):
     routers: Mapping[str, str]
     envoy: str = ""
     doors: Sequence[Door] = ()
-    counted: Counters = Counters()
+    counted: SteeringCounters = SteeringCounters()
     request: str = ""
     percent: float | None = None
     fault: str = ""

@@ -14,9 +14,9 @@ import msgspec
 from extproc.base import address
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.steering import (
-    Counters,
     Door,
     Sight,
+    SteeringCounters,
     counters_in,
     doors_in,
     judge_steering,
@@ -107,30 +107,30 @@ async def _settings(means: Means) -> _Settings:
     return _Settings(float(status["percent"]), str(status.get("fault") or ""))
 
 
-class _Envoy(NamedTuple):
+class _EnvoyAnswer(NamedTuple):
     """What was seen of Envoy: as in `Sight`."""
 
     fault: str = ""
     doors: tuple[Door, ...] = ()
-    counted: Counters = Counters()
+    counted: SteeringCounters = SteeringCounters()
     request: str = ""
 
 
-async def _envoy(means: Means, at: str) -> _Envoy:
+async def _envoy(means: Means, at: str) -> _EnvoyAnswer:
     dump = await means.web.get(f"http://{at}{DUMP}")
     doors = doors_in(dump.body) if dump.is_ok else None
     before = await _counters(means, at)
     if doors is None or before is None:
         why = dump.reason or f"{DUMP} or {STATS} cannot be read"
-        return _Envoy(f"Envoy's admin server at {at} did not tell: {why}")
+        return _EnvoyAnswer(f"Envoy's admin server at {at} did not tell: {why}")
     if not doors:
-        return _Envoy()
+        return _EnvoyAnswer()
     request, _ = await asyncio.gather(_send(means, at, doors), asyncio.sleep(WATCH_SECONDS))
     after = await _counters(means, at) or before
-    return _Envoy("", tuple(doors), after.since(before), request)
+    return _EnvoyAnswer("", tuple(doors), after.since(before), request)
 
 
-async def _counters(means: Means, at: str) -> Counters | None:
+async def _counters(means: Means, at: str) -> SteeringCounters | None:
     answer = await means.web.get(f"http://{at}{STATS}")
     return counters_in(answer.body) if answer.is_ok else None
 

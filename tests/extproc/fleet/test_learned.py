@@ -5,20 +5,20 @@ import pytest
 
 from extproc.config.schema import Model
 from extproc.fleet.learning import block_size_in, from_models
-from extproc.fleet.record import WorkerReport
+from extproc.fleet.record import SelfReport
 
 MODELS = (Model("a", aliases=("org/a",)), Model("b"))
 NONSENSE = [b"", b"[]", b"1", b"[" * 5000, b"\xff"]
 NONSENSE += [b'{"data": 1}', b'{"data": [{}]}', b'{"data": [{"id": "\xff"}]}']
 
 
-def told(*cards: dict[str, Any]) -> WorkerReport:
+def told(*cards: dict[str, Any]) -> SelfReport:
     return from_models(json.dumps({"object": "list", "data": cards}).encode(), MODELS)
 
 
 def test_from_models_reads_the_model_and_its_adapters() -> None:
     cards = ({"id": "b", "parent": None}, {"id": "x", "parent": "b"}, {"id": "y", "parent": "b"})
-    assert told(*cards) == WorkerReport("b", frozenset({"x", "y"}))
+    assert told(*cards) == SelfReport("b", frozenset({"x", "y"}))
 
 
 def test_from_models_matches_a_model_by_alias_or_path() -> None:
@@ -27,12 +27,12 @@ def test_from_models_matches_a_model_by_alias_or_path() -> None:
 
 
 def test_from_models_ignores_an_unconfigured_model() -> None:
-    assert told({"id": "c"}) == WorkerReport(None, frozenset())
+    assert told({"id": "c"}) == SelfReport(None, frozenset())
 
 
 @pytest.mark.parametrize("answer", NONSENSE)
 def test_from_models_ignores_malformed_answers(answer: bytes) -> None:
-    assert from_models(answer, MODELS) == WorkerReport()
+    assert from_models(answer, MODELS) == SelfReport()
     assert block_size_in(answer) is None
 
 

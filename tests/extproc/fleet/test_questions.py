@@ -1,6 +1,6 @@
 from extproc.config import schema
 from extproc.fleet.discovery.view import Sighting
-from extproc.fleet.record import WorkerReport
+from extproc.fleet.record import SelfReport
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.fleets import members, workers
 from tests.waiting import until
@@ -15,7 +15,7 @@ async def test_worker_that_no_longer_learns_is_no_longer_asked() -> None:
         await until(lambda: record.learned.model == "b")
         await one.replace(members(Sighting(schema.WorkerSettings(endpoint, "a"))))
         assert one.records[endpoint] is record
-        assert (record.learned, "models" in record.polls) == (WorkerReport(), False)
+        assert (record.learned, "models" in record.polls) == (SelfReport(), False)
         await one.close()
 
 

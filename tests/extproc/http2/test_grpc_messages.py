@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
     LONG_BYTES,
+    MessageParts,
     MessageReader,
-    Parts,
     Received,
     Status,
     framed,
@@ -90,7 +90,7 @@ def test_long_messages_come_in_parts_that_are_short(mores: list[int], size: int)
     for message, parts in zip(messages, found, strict=True):
         longest = 65_536 + size if len(message) >= LONG_BYTES else LONG_BYTES
         assert len(parts) == 1 or len(message) >= LONG_BYTES
-        assert len(Parts(parts)) == len(message)
+        assert len(MessageParts(parts)) == len(message)
         assert all(len(part) <= longest for part in parts)
     assert reader.buffered_bytes == 0
 

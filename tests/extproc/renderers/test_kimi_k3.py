@@ -12,14 +12,14 @@ import pytest
 
 from extproc.base.errors import RequestError
 from extproc.renderers.kimi_k3 import CONTROLS, KimiK3
-from extproc.renderers.segments import Marks
+from extproc.renderers.segments import ControlMarks
 from tests.extproc.renderers.test_recorded_prompts import chat_of
 
 RECORDING = Path(__file__).with_name("vllm_0.32.0_kimi_k3.jsonl")
 LINES = [json.loads(line) for line in RECORDING.read_text().splitlines()]
 
 IDS = {name: number for number, name in enumerate(CONTROLS)}
-MARKS = Marks(IDS.values())
+MARKS = ControlMarks(IDS.values())
 RENDERER = KimiK3(IDS, MARKS)
 
 CHAT = "/v1/chat/completions"

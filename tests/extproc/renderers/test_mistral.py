@@ -12,7 +12,7 @@ import pytest
 from extproc.base.engine import Engine, Release
 from extproc.base.errors import RequestError
 from extproc.renderers.mistral import Mistral
-from extproc.renderers.segments import Marks, Segment
+from extproc.renderers.segments import ControlMarks, Segment
 from extproc.requests.dialect import NEWEST, Effort, dialect_of
 from extproc.requests.prompt import DISABLED, Chat
 from extproc.requests.request import parse
@@ -30,7 +30,7 @@ def renderer(version: str, **settings: Any) -> Mistral:
     named = tekken("v15")["special_tokens"]
     controls = {one["token_str"]: one["rank"] for one in named}
     given = {"reasoning_effort": EFFORTS, **settings}
-    return Mistral(version, controls, Marks(controls.values()), given)
+    return Mistral(version, controls, ControlMarks(controls.values()), given)
 
 
 def chat_of(number: int) -> Chat:
@@ -166,13 +166,15 @@ def test_model_of_another_kind_is_refused(
     named = {one["token_str"]: one["rank"] for one in tekken("v15")["special_tokens"]}
     named.pop(missing, None)
     with pytest.raises(ValueError, match=reason):
-        Mistral(version, named, Marks(named.values()), {"reasoning_effort": EFFORTS, **settings})
+        Mistral(
+            version, named, ControlMarks(named.values()), {"reasoning_effort": EFFORTS, **settings}
+        )
 
 
 def test_thoughts_need_their_control_tokens() -> None:
     named = {one["token_str"]: one["rank"] for one in tekken("v13")["special_tokens"]}
     del named["[THINK]"]
-    found = Mistral("v13", named, Marks(named.values()))
+    found = Mistral("v13", named, ControlMarks(named.values()))
     answer = {"role": "assistant", "content": "a", "reasoning": "b"}
     with pytest.raises(RequestError, match="template_failed"):
         found.render(chat(USER, answer, USER), budget_seconds=1.0)

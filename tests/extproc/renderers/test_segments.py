@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
-from extproc.renderers.segments import EDGE, MAX_CONTROLS, Marks, Segment
+from extproc.renderers.segments import EDGE, MAX_CONTROLS, ControlMarks, Segment
 
-MARKS = Marks([200_006, 7, 200_012, 7])
+MARKS = ControlMarks([200_006, 7, 200_012, 7])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 SEGMENTS: st.SearchStrategy[list[Segment]] = st.lists(
     TEXTS | st.sampled_from([7, 200_006, 200_012])
@@ -35,10 +35,10 @@ def test_text_of_a_client_never_holds_a_mark(text: str) -> None:
 
 
 def test_marks_are_bounded() -> None:
-    marks = Marks(range(MAX_CONTROLS))
+    marks = ControlMarks(range(MAX_CONTROLS))
     assert marks.split(marks.mark(MAX_CONTROLS - 1)) == [MAX_CONTROLS - 1]
     with pytest.raises(ValueError, match="more than"):
-        Marks(range(MAX_CONTROLS + 1))
+        ControlMarks(range(MAX_CONTROLS + 1))
 
 
 def test_unknown_control_token_is_a_fault() -> None:

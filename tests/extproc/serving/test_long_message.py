@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.grpc_messages import LONG_BYTES, Parts
+from extproc.http2.grpc_messages import LONG_BYTES, MessageParts
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.serving.long_message import decoded, joined, without_body
 from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
@@ -49,7 +49,7 @@ async def test_joined_returns_what_the_decoder_reads(
     message = body(content, end_of_stream=is_last).SerializeToString()
     message += b"" if merged is None else merged.SerializeToString()
     with ThreadPoolExecutor(1) as thread:
-        assert await joined(Parts(in_parts(message, cuts)), DECODER, thread) == told(message)
+        assert await joined(MessageParts(in_parts(message, cuts)), DECODER, thread) == told(message)
 
 
 @given(st.binary(min_size=1, max_size=60), CUTS)
@@ -59,9 +59,9 @@ async def test_joined_refuses_what_the_decoder_refuses(message: bytes, cuts: lis
             expected = told(message)
         except DecodeError:
             with pytest.raises(DecodeError):
-                await joined(Parts(in_parts(message, cuts)), DECODER, thread)
+                await joined(MessageParts(in_parts(message, cuts)), DECODER, thread)
             return
-        assert await joined(Parts(in_parts(message, cuts)), DECODER, thread) == expected
+        assert await joined(MessageParts(in_parts(message, cuts)), DECODER, thread) == expected
 
 
 @pytest.mark.parametrize("length", [LONG_BYTES - 100, LONG_BYTES])

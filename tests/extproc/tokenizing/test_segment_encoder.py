@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
-from extproc.renderers.segments import Marks, Segment
+from extproc.renderers.segments import ControlMarks, Segment
 from extproc.tokenizing.segment_encoder import (
     MarkCutter,
     OrdinaryEncoder,
@@ -17,7 +17,7 @@ from extproc.tokenizing.text_encoder import TextEncoder
 from kvstate.overlap import Tokens
 
 START, END = 1 << 20, (1 << 20) + 1
-MARKS = Marks([START, END])
+MARKS = ControlMarks([START, END])
 
 
 class Pairs:

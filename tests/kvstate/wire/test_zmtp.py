@@ -11,7 +11,7 @@ from kvstate.wire.zmtp import (
     MAX_COMMAND_BYTES,
     MAX_COMMANDS,
     MAX_FRAMES,
-    Session,
+    ZmtpSession,
     message,
 )
 
@@ -30,14 +30,14 @@ def ready(kind: bytes) -> bytes:
     return command(b"READY", metadata)
 
 
-def shaken(kind: bytes = b"SUB", peer: bytes = b"PUB", greeting: bytes = GREETING) -> Session:
-    session = Session(kind, 1000, b"kv")
+def shaken(kind: bytes = b"SUB", peer: bytes = b"PUB", greeting: bytes = GREETING) -> ZmtpSession:
+    session = ZmtpSession(kind, 1000, b"kv")
     session.receive(greeting + ready(peer))
     assert session.shake()
     return session
 
 
-def taken(session: Session) -> list[list[bytes]]:
+def taken(session: ZmtpSession) -> list[list[bytes]]:
     messages = []
     while (frames := session.take()) is not None:
         messages.append(frames)
@@ -45,7 +45,7 @@ def taken(session: Session) -> list[list[bytes]]:
 
 
 def test_greeting_comes_first_and_ready_follows_that_of_the_peer() -> None:
-    session = Session(b"SUB", 1000, b"kv")
+    session = ZmtpSession(b"SUB", 1000, b"kv")
     assert session.answers() == GREETING
     assert not session.shake()
     session.receive(GREETING)
@@ -102,7 +102,7 @@ def test_messages_are_read_however_they_are_cut(messages: list[list[bytes]], pie
 
 @given(st.binary(max_size=400))
 def test_session_reads_or_refuses_any_bytes(wire: bytes) -> None:
-    for session in (Session(b"SUB", 1000), shaken()):
+    for session in (ZmtpSession(b"SUB", 1000), shaken()):
         session.receive(wire)
         try:
             if session.shake():
@@ -131,7 +131,7 @@ def test_session_reads_or_refuses_any_bytes(wire: bytes) -> None:
     ],
 )
 def test_invalid_handshake_fails(wire: bytes, fault: str) -> None:
-    session = Session(b"SUB", 1000)
+    session = ZmtpSession(b"SUB", 1000)
     session.receive(wire)
     with pytest.raises(WireError, match=fault):
         session.shake()
@@ -153,7 +153,7 @@ def test_invalid_handshake_fails(wire: bytes, fault: str) -> None:
 def test_peer_kind_is_known_though_the_handshake_fails(
     wire: bytes, mechanism: str, kind: str
 ) -> None:
-    session = Session(b"SUB", 1000)
+    session = ZmtpSession(b"SUB", 1000)
     session.receive(wire)
     with contextlib.suppress(WireError):
         session.shake()
@@ -179,7 +179,7 @@ def test_invalid_message_fails(wire: bytes, fault: str) -> None:
 
 
 def test_oversized_command_fails() -> None:
-    session = Session(b"SUB", 10 * MAX_COMMAND_BYTES)
+    session = ZmtpSession(b"SUB", 10 * MAX_COMMAND_BYTES)
     session.receive(GREETING + ready(b"PUB") + command(b"X", bytes(MAX_COMMAND_BYTES)))
     assert session.shake()
     with pytest.raises(WireError, match="command of too many bytes"):

@@ -7,9 +7,9 @@ import pytest
 
 from extproc.commands.doctor.findings import Subject
 from extproc.commands.doctor.steering import (
-    Counters,
     Door,
     Sight,
+    SteeringCounters,
     counters_in,
     doors_in,
     judge_steering,
@@ -18,8 +18,8 @@ from extproc.commands.doctor.steering import (
 UP, DOWN = {"127.0.0.1:9002": ""}, {"127.0.0.1:9002": "Connection refused"}
 TWO = {"10.0.0.1:9002": "", "10.0.0.2:9002": "Connection refused"}
 DOOR = (Door("127.0.0.1:10000", speaks_tls=False),)
-GONE, PASSED, SOME = Counters(0, 0, 0), Counters(2, 0, 2), Counters(3, 4, 1)
-FINE = Counters(2, 4, 0)
+GONE, PASSED, SOME = SteeringCounters(0, 0, 0), SteeringCounters(2, 0, 2), SteeringCounters(3, 4, 1)
+FINE = SteeringCounters(2, 4, 0)
 ASKED = "a router answered Envoy about 2 requests"
 
 
@@ -101,15 +101,15 @@ def stats(**values: Any) -> bytes:
 
 def test_counters_of_all_filters_are_added() -> None:
     answer = stats(streams_started=2, stream_msgs_received=5, failure_mode_allowed=1, other=9)
-    assert counters_in(answer) == Counters(2, 5, 1)
-    assert counters_in(answer.replace(b"ext_proc", b"ext_authz")) == Counters()
+    assert counters_in(answer) == SteeringCounters(2, 5, 1)
+    assert counters_in(answer.replace(b"ext_proc", b"ext_authz")) == SteeringCounters()
     for unreadable in (b"", b"[]", b"{}", b"\xff", b'{"stats": 1}'):
         assert counters_in(unreadable) is None
 
 
 def test_counters_of_a_restarted_envoy_begin_anew() -> None:
-    assert Counters(5, 9, 2).since(Counters(3, 5, 2)) == Counters(2, 4, 0)
-    assert Counters(1, 2, 0).since(Counters(3, 5, 2)) == Counters(1, 2, 0)
+    assert SteeringCounters(5, 9, 2).since(SteeringCounters(3, 5, 2)) == SteeringCounters(2, 4, 0)
+    assert SteeringCounters(1, 2, 0).since(SteeringCounters(3, 5, 2)) == SteeringCounters(1, 2, 0)
 
 
 FILTER = {
