@@ -118,7 +118,7 @@ class FollowedWorkers:
         self.secret = secret
         self.names_ranks = False
         self.take_saved: TakeSaved = _nothing_saved
-        self._index = Index(secret)
+        self.index = Index(secret)
         self._emptied = emptied
         self._cut = cut
         self._clock = clock
@@ -139,11 +139,11 @@ class FollowedWorkers:
     @property
     def fold(self) -> MediaFold:
         """Returns what brings media into the ids of tokens, for prompts that are looked up."""
-        return self._index.fold
+        return self.index.fold
 
     def listen(self, listener: StoreListener) -> None:
         """Has the stores of all workers told to a listener."""
-        self._index.listen(listener)
+        self.index.listen(listener)
 
     def add(
         self,
@@ -173,7 +173,7 @@ class FollowedWorkers:
         saved = self.take_saved(worker, model, len(transports))
         self._followed[worker] = [
             self._follow(
-                self._index.add(worker, rank, model, len(transports)),
+                self.index.add(worker, rank, model, len(transports)),
                 transport,
                 shared,
                 saved.get(rank),
@@ -260,7 +260,7 @@ class FollowedWorkers:
                     await self._shared.turns.next()
                 if self._followed.get(worker) is not followed:
                     return  # it was removed meanwhile
-                is_done = self._index.expire(each.owner, EXPIRED_AT_ONCE)
+                is_done = self.index.expire(each.owner, EXPIRED_AT_ONCE)
 
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
@@ -294,7 +294,7 @@ class FollowedWorkers:
                 log.exception("feed of %s rank %d: cannot be closed", *each.subscriber.place)
             for _ in each.owner.forgetting():
                 await asyncio.sleep(0)  # in steps so small that nothing waits for them
-            self._index.remove(each.owner)
+            self.index.remove(each.owner)
 
     async def close(self) -> None:
         """Stops following all workers."""
@@ -319,13 +319,13 @@ class FollowedWorkers:
         return found
 
     def _found(self, prompt: Prompt) -> dict[str, Overlap]:
-        found = self._index.overlaps(prompt, names_ranks=self.names_ranks)
+        found = self.index.overlaps(prompt, names_ranks=self.names_ranks)
         if isinstance(prompt.lora, str):
             for number, workers in self._adapters.get(prompt.lora, {}).items():
                 numbered = replace(prompt, lora=number)
-                by_number = self._index.overlaps(numbered, names_ranks=self.names_ranks)
+                by_number = self.index.overlaps(numbered, names_ranks=self.names_ranks)
                 found |= {name: by_number[name] for name in workers & by_number.keys()}
-            unsure = self._index.overlaps_by_number(prompt)
+            unsure = self.index.overlaps_by_number(prompt)
             if unsure:
                 told = self._with_known_adapters()
                 found = {name: unsure[name] for name in unsure.keys() - told} | found
@@ -334,7 +334,7 @@ class FollowedWorkers:
 
     def overlap_of_rank(self, worker: str, rank: int, prompt: Prompt) -> Overlap | None:
         """Returns the overlap of one rank of a worker, None if it lacks the first block."""
-        return self._index.overlap_of_rank(worker, rank, prompt)
+        return self.index.overlap_of_rank(worker, rank, prompt)
 
     def _with_known_adapters(self) -> set[str]:
         """Returns the workers for which an adapter's number is known."""
@@ -382,11 +382,11 @@ class FollowedWorkers:
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Returns how many blocks a worker holds on device, host, disk and remote."""
-        return self._index.blocks_by_tier(worker)
+        return self.index.blocks_by_tier(worker)
 
     def index_bytes(self) -> int:
         """Returns the memory of the block index, in bytes."""
-        return self._index.memory()
+        return self.index.memory()
 
     def feeds(self, worker: str) -> list[FeedStatus]:
         """Returns the status of a worker's feeds, in order of rank."""

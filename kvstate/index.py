@@ -84,7 +84,7 @@ class Index:
         self, secret: int, limits: IndexLimits | None = None, *, compiled: bool | None = None
     ) -> None:
         self._limits = limits = limits or IndexLimits()
-        self._core = make_core(secret, limits.blocks, compiled=compiled)
+        self.core = make_core(secret, limits.blocks, compiled=compiled)
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._holders: dict[int, str] = {}  # by owner
@@ -112,10 +112,10 @@ class Index:
         owners = self._owners.setdefault(worker, [])
         # a worker may be added again before its old ranks are removed
         holder = f"{worker}{_FURTHER}{next(self._serials)}" if owners else worker
-        number = self._core.add_owner(self._worker(holder), self._model(model), rank)
+        number = self.core.add_owner(self._worker(holder), self._model(model), rank)
         limits = self._limits.share(ranks)
-        self._core.limit(number, limits.blocks)
-        owner = Owner(self._core, number, worker, rank, model, limits, self._stored)
+        self.core.limit(number, limits.blocks)
+        owner = Owner(self.core, number, worker, rank, model, limits, self._stored)
         self._holders[number] = holder
         self._further += holder != worker
         owners.append(owner)
@@ -123,7 +123,7 @@ class Index:
 
     def remove(self, owner: Owner) -> None:
         """Forgets a rank and frees all it had."""
-        self._core.remove_owner(owner.number)
+        self.core.remove_owner(owner.number)
         self._stored.numbered.pop(owner, None)
         others = self._owners[owner.worker]
         others.remove(owner)
@@ -204,7 +204,7 @@ class Index:
         if model is None:
             return {}
         first = encoded(prompt.namespace)
-        found = self._core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
+        found = self.core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
         if prompt.model in self._stored.bigrams:
             for worker, overlap in self._bigram_overlaps(model, prompt).items():
                 known = found.get(worker)
@@ -217,24 +217,24 @@ class Index:
 
         slots: the most table slots to check. Returns whether all were checked.
         """
-        return self._core.expire(owner.number, slots)
+        return self.core.expire(owner.number, slots)
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Returns how many block hashes a worker's ranks hold on each tier, certain or not."""
         counts = [0, 0, 0, 0]
         for owner in self._owners.get(worker, ()):
             for uncertain in (False, True):
-                for tier, count in enumerate(self._core.tiers(owner.number, uncertain)):
+                for tier, count in enumerate(self.core.tiers(owner.number, uncertain)):
                     counts[tier] += count
         return counts[0], counts[1], counts[2], counts[3]
 
     def memory(self) -> int:
         """Returns the memory of all blocks, in bytes."""
-        return self._core.memory()
+        return self.core.memory()
 
     def check(self) -> None:
         """Raises AssertionError if an invariant of the core is violated; slow."""
-        self._core.check()
+        self.core.check()
 
     def _worker(self, name: str) -> int:
         if not self._free:
@@ -246,7 +246,7 @@ class Index:
 
     def _model(self, name: str) -> int:
         if name not in self._models:
-            self._models[name] = self._core.add_model(name.encode())
+            self._models[name] = self.core.add_model(name.encode())
         return self._models[name]
 
     def _bigram_overlaps(self, model: int, prompt: Prompt) -> dict[str, Overlap]:
@@ -255,4 +255,4 @@ class Index:
             return {}
         first = encoded((prompt.tokens[0], *prompt.namespace))
         seconds = memoryview(prompt.tokens)[1:]
-        return self._core.overlaps(model, seconds, prompt.lora, first, self._workers)
+        return self.core.overlaps(model, seconds, prompt.lora, first, self._workers)

@@ -14,6 +14,7 @@ from tests.imports import MEASURED, MODULES, ROOT, imports_in, pure_modules
 BESIDES = (
     "tests/extproc/admin/test_report.py",
     "tests/extproc/fleet/test_computed.py",
+    "tests/extproc/fleet/test_proof_memory.py",
     "tests/extproc/requests/test_paths.py",
     "tests/extproc/serving/test_router.py",
     "tests/extproc/serving/test_exchange.py",
@@ -40,6 +41,7 @@ BESIDES = (
     "tests/kvstate/test_saved_fleet.py",
     "tests/kvstate/test_saved_owner.py",
     "tests/extproc/sharing/test_rows.py",
+    "tests/extproc/tokenizing/test_kimi_chat.py",
 )
 
 # Impure modules that tests may import as well, to set something up.

@@ -72,7 +72,7 @@ class ReportFile:
     async def start(self) -> None:
         """Adds the file's content to the report, and starts writing it."""
         try:
-            periods = await asyncio.to_thread(_read, self._path)
+            periods = await asyncio.to_thread(read_periods, self._path)
         except ReportError as error:
             log.error(
                 "report.file: %s %s: kept as %s.broken; a new report begins",
@@ -124,7 +124,12 @@ class ReportFile:
         self.fault = fault
 
 
-def _read(path: str) -> list[Period]:
+def read_periods(path: str) -> list[Period]:
+    """Returns what the file has, nothing if there is none.
+
+    Raises:
+        ReportError: it is no report.
+    """
     if not Path(path).exists():
         return []
     if not Path(path).is_file():  # reading a pipe would wait for its writer

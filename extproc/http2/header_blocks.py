@@ -206,13 +206,13 @@ class HeaderBlocks:
         self._cache = cache
         self._heads = cache.heads
         self._max_list_bytes = max_list_bytes
-        self._decoder = Decoder(max_list_bytes)
-        self._decoder.max_allowed_table_size = _DEFAULT_TABLE_BYTES
+        self.decoder = Decoder(max_list_bytes)
+        self.decoder.max_allowed_table_size = _DEFAULT_TABLE_BYTES
         self._is_stateless = False
 
     def forbid_table(self) -> None:
         """Forbids the dynamic table, once the peer acknowledged a size of 0 (RFC 7541, 4.2)."""
-        self._decoder.max_allowed_table_size = 0
+        self.decoder.max_allowed_table_size = 0
 
     def decode(self, block: bytes) -> RequestHead | None:
         """Returns the head that a block encodes, None if malformed (RFC 9113, section 8.1.1).
@@ -234,7 +234,7 @@ class HeaderBlocks:
         head = head_of(self._decoded(block))
         was_stateless = self._is_stateless
         # a block that reduced the size to 0 also emptied the table
-        self._is_stateless = self._decoder.header_table_size == 0
+        self._is_stateless = self.decoder.header_table_size == 0
         if was_stateless and self._is_stateless:
             self._cache.keep(block, head)
         return head
@@ -257,7 +257,7 @@ class HeaderBlocks:
 
     def _decoded(self, block: bytes) -> list[Field]:
         try:
-            decoded = self._decoder.decode(block, raw=True)
+            decoded = self.decoder.decode(block, raw=True)
         except OversizedHeaderListError:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE) from None
         except (HPACKError, IndexError):  # hpack raises the latter at the end of a cut block

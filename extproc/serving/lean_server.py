@@ -60,7 +60,8 @@ class Host:
 class LeanConnection(asyncio.Protocol):
     """One connection of a proxy; writes once for everything in one read.
 
-    has_served: whether it ever had a call."""
+    has_served: whether it ever had a call. transport: from when the connection is made.
+    """
 
     def __init__(self, host: Host) -> None:
         self.has_served = False
@@ -72,11 +73,11 @@ class LeanConnection(asyncio.Protocol):
         self._paused_ticks: int | None = None
         self._is_closing = False
         self._ending: asyncio.TimerHandle | None = None  # writes the ends that were kept back
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio when the connection is made."""
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
         self._host.add(self)
         self.flush()
@@ -108,13 +109,13 @@ class LeanConnection(asyncio.Protocol):
         """Called by asyncio when the peer does not read: stops reading, to bound the answers."""
         self._paused_ticks = 0
         self.session.pause_sending()
-        self._transport.pause_reading()
+        self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Called by asyncio when the peer reads again."""
         self._paused_ticks = None
         self.session.resume_sending()
-        self._transport.resume_reading()
+        self.transport.resume_reading()
         self.flush()
 
     def tick(self) -> None:
@@ -122,7 +123,7 @@ class LeanConnection(asyncio.Protocol):
         if self._paused_ticks is not None:
             self._paused_ticks += 1
             if self._paused_ticks > self._host.limits.stall_ticks:
-                self._transport.abort()
+                self.transport.abort()
                 return
         self._take(self.session.tick())
         self.flush()
@@ -145,7 +146,7 @@ class LeanConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Closes at once, even with open calls."""
-        self._transport.abort()
+        self.transport.abort()
 
     def forget(self, stream_id: int) -> None:
         """Forgets a call that has ended."""
@@ -172,11 +173,11 @@ class LeanConnection(asyncio.Protocol):
         elif session.is_over and not self._calls:
             self._write()
             self._is_closing = True
-            self._transport.close()
+            self.transport.close()
 
     def _write(self) -> None:
         while data := self.session.data_to_send():
-            self._transport.write(data)
+            self.transport.write(data)
 
     def _write_ends(self) -> None:
         self._ending = None
@@ -198,10 +199,10 @@ class LeanConnection(asyncio.Protocol):
         self._is_closing = True
         for stream_id in list(self._calls):
             self._abort(stream_id)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         asyncio.get_running_loop().call_later(
-            self._host.bounds.linger_seconds, self._transport.abort
+            self._host.bounds.linger_seconds, self.transport.abort
         )
 
     def _take(self, events: Sequence[CallEvent]) -> None:
@@ -277,7 +278,7 @@ class LeanServer:
             self._note_rest,
             self._remove,
         )
-        self._connections: dict[LeanConnection, None] = {}  # the longest idle one first
+        self.connections: dict[LeanConnection, None] = {}  # the longest idle one first
         self._coming = 0
         self._has_warned_full = False
         self._faults: Counter[str] = Counter()
@@ -311,12 +312,12 @@ class LeanServer:
             self._remove_socket()  # while it listens: later the file may be another router's
         for server in self._servers:
             server.close()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
             drain_seconds = self._service.config.extproc.drain_ms / 1000
             await asyncio.wait_for(self._empty(), drain_seconds)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drop()
         await self._empty()
 
@@ -325,7 +326,7 @@ class LeanServer:
         faults = dict(self._faults)
         if self._certificates is not None and self._certificates.failed_handshakes:
             faults["TLS_HANDSHAKE"] = self._certificates.failed_handshakes
-        return ServerFigures(len(self._connections), faults, self._host.sessions.budget.used_bytes)
+        return ServerFigures(len(self.connections), faults, self._host.sessions.budget.used_bytes)
 
     async def _listen(self) -> None:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()
@@ -357,7 +358,7 @@ class LeanServer:
         return [one.fileno() for server in self._servers for one in server.sockets]
 
     async def _empty(self) -> None:
-        while self._connections:
+        while self.connections:
             self._all_gone.clear()
             await self._all_gone.wait()
 
@@ -374,7 +375,7 @@ class LeanServer:
         """Returns whether to accept one more connection, if necessary by closing an idle one."""
         handshakes = self._tls.handshakes if self._tls is not None else 0
         most = min(self._bounds.max_connections, proxy_connections())
-        if len(self._connections) + self._coming + handshakes < most:
+        if len(self.connections) + self._coming + handshakes < most:
             return True
         self._tell_full()
         idle = self._dispensable()
@@ -383,7 +384,7 @@ class LeanServer:
         # a proxy's connection must not be closed to make room for one of many new ones
         if idle is None or (self._coming and idle.has_served):
             return False
-        del self._connections[idle]
+        del self.connections[idle]
         idle.drain()
         # it does not close by itself if its peer reads nothing, and it is no longer counted
         asyncio.get_running_loop().call_later(self._bounds.linger_seconds, idle.drop)
@@ -396,13 +397,13 @@ class LeanServer:
         log.warning(
             "%d connections are open, which is the limit: each new one closes an idle one"
             " from now on; this is logged once",
-            len(self._connections),
+            len(self.connections),
         )
 
     def _dispensable(self) -> LeanConnection | None:
         """Returns the longest idle connection, preferably one that was never used."""
         used: LeanConnection | None = None
-        for one in self._connections:
+        for one in self.connections:
             if one.is_idle:
                 if not one.has_served:
                     return one
@@ -411,17 +412,17 @@ class LeanServer:
 
     def _add(self, connection: LeanConnection) -> None:
         self._coming = max(0, self._coming - 1)
-        self._connections[connection] = None
+        self.connections[connection] = None
         if self._health.is_stopping:  # its handshake was not done when the others were drained
             connection.drain()
 
     def _note_rest(self, connection: LeanConnection) -> None:
-        if connection in self._connections:  # not closing yet
-            del self._connections[connection]
-            self._connections[connection] = None
+        if connection in self.connections:  # not closing yet
+            del self.connections[connection]
+            self.connections[connection] = None
 
     def _remove(self, connection: LeanConnection) -> None:
-        self._connections.pop(connection, None)
+        self.connections.pop(connection, None)
         if connection.fault is not None:
             self._faults[connection.fault.name] += 1
         self._all_gone.set()
@@ -447,7 +448,7 @@ class LeanServer:
         """Closes or aborts what made no progress for too long; repeats itself."""
         # first: whatever happens here, stalls must be found again
         self._timer = asyncio.get_running_loop().call_later(self._bounds.tick_seconds, self.tick)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             try:
                 connection.tick()
             except Exception:  # the other connections must be looked at

@@ -213,9 +213,9 @@ def agrees(before: list[bytes], payload: bytes) -> bool:
     try:
         batch = decode_batch(payload)
     except WireError:
-        assert fast._core.apply(owners[0].number, payload) is None
+        assert fast.core.apply(owners[0].number, payload) is None
         return False
-    taken = fast._core.apply(owners[0].number, payload)
+    taken = fast.core.apply(owners[0].number, payload)
     fast.check()
     if taken is None or taken[0] != taken[1]:
         return False

@@ -126,7 +126,7 @@ async def test_worker_added_while_it_is_removed_stays(fleet: FollowedWorkers) ->
     await removal
     await until(lambda: fleet.state("w") is FeedState.LIVE)
     assert fleet.blocks_by_tier("w") == (2, 0, 0, 0)
-    fleet._index.check()
+    fleet.index.check()
 
 
 async def test_removal_is_finished_although_its_waiter_is_cancelled(fleet: FollowedWorkers) -> None:

@@ -347,3 +347,7 @@ def test_groups_that_no_store_names_are_not_learned(groups: list[tuple[int, int,
     assert learned is not None
     damaged = replace(learned, ends=SavedGroups(groups, is_inexact=False))
     assert not core.put_learned(owner, encoded(damaged))
+
+
+def test_owner_without_other_groups_has_none(core: Core) -> None:
+    assert core.other_groups(add(core)) == (0, True, ())

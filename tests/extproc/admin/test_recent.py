@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from extproc.admin.recent import Recent, RecentDecision, summary
+from extproc.admin.recent import Recent, RecentDecision, summary, with_id
 from extproc.routing.decision import Split
 from kvstate.overlap import Overlap
 from tests.extproc.admin.decisions import decided
@@ -91,3 +91,9 @@ def test_summary_names_the_prefill_worker() -> None:
 def test_summary_covers_a_decision_without_a_pick() -> None:
     told = summary(RecentDecision(1, 0.0, decided(names=())))
     assert (told["pick"], told["worker"], told["verdict"]) == ([], "", "no_override")
+
+
+def test_decisions_of_one_request_are_found_by_its_id() -> None:
+    kept = [RecentDecision(number, 0.0, decided(), request_id=f"r-{number}") for number in (1, 2)]
+    assert with_id(kept, "r-2") == kept[1:]
+    assert with_id(kept, "") == kept

@@ -317,7 +317,7 @@ async def test_report_file_that_is_unreadable_is_named(
     def refused(_: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("extproc.admin.report._read", refused)
+    monkeypatch.setattr("extproc.admin.report.read_periods", refused)
     await stored(tmp_path / "report", a_report(0))
     assert f"{tmp_path}/report cannot be read: Permission denied" in caplog.text
 

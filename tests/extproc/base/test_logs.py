@@ -113,3 +113,12 @@ def test_library_warnings_have_the_same_form(style: str) -> None:
         assert told["message"] == "not exported, reason"
     else:
         assert line.endswith(b"WARNING opentelemetry.sdk: not exported, reason")
+
+
+def test_json_line_of_a_decision_has_it_as_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("debug", "json")
+    extra = {"decision": {"pick": ["w"]}, "request_id": "r-1"}
+    logging.getLogger("kvsteer.decision").debug("as one text", extra=extra)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["message"], line["decision"]) == ("decision", {"pick": ["w"]})
+    assert line["request_id"] == "r-1"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from extproc.base.errors import StartError
-from extproc.commands.admin_client import ask, fetch
+from extproc.commands.admin_client import ask, fetch, find_decision
 from tests.ports import free_port
 
 
@@ -163,3 +163,10 @@ def test_ask_names_an_absent_router_in_few_words() -> None:
 def test_answer_that_is_no_http_is_a_fault(nonsense: str) -> None:
     with pytest.raises(StartError, match=r"^top: "):
         ask("top", nonsense, "/workers")
+
+
+@pytest.mark.parametrize("kept", [b'{"decisions": []}', b"[]", b"7"])
+def test_request_that_is_not_kept_has_no_decision(hostile: str, kept: bytes) -> None:
+    _Hostile.answer = b"HTTP/1.0 200 OK\r\n\r\n" + kept
+    with pytest.raises(StartError, match="none of the last decisions is on a request with the id"):
+        find_decision(hostile, "r-1")

@@ -534,3 +534,20 @@ def test_bodies_are_edited_for_mirrors_and_for_pulls_without_a_sidecar() -> None
     assert pulls.changes_bodies
     assert not replace(pulls, mode="header").changes_bodies
     assert not Disaggregation().changes_bodies
+
+
+@pytest.mark.parametrize(
+    ("models", "listener", "keys"),
+    [
+        ((Model("m"),), ExtProc(), ["models[0].tokenizer"]),
+        ((Model("m", tokenizer="/t"),), ExtProc(), []),
+        ((), ExtProc(listen="0.0.0.0:50051"), ["extproc.listen"]),
+        ((), ExtProc(listen="unix:/run/k.sock"), []),
+        ((), ExtProc(listen="0.0.0.0:50051", tls=Tls(certificate="c.pem", key="k.pem")), []),
+    ],
+)
+def test_what_is_left_out_is_named(
+    models: tuple[Model, ...], listener: ExtProc, keys: list[str]
+) -> None:
+    found = rules.omissions(Config(models=models, extproc=listener))
+    assert [one.partition(": ")[0] for one in found] == keys

@@ -563,3 +563,9 @@ def test_patch_never_raises_another_error_for_a_broken_file(
     gone = [line.rstrip() for line in lines if line.startswith("-")]
     # to add to a list or mapping in brackets, its line is replaced
     assert all(re.search(r"lb_policy|:$|null$|[]}]", line) for line in gone)
+
+
+def test_patch_asks_which_of_several_clusters_has_the_workers() -> None:
+    of_shop = CONFIG.replace("8002", "7000")
+    with pytest.raises(ConfigError, match="which cluster has the workers: engines, shop"):
+        patched(USER, "f", parse(of_shop, "c"), PatchOptions())

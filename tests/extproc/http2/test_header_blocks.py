@@ -57,13 +57,13 @@ def test_block_that_differs_in_one_field_has_only_that_decoded(
     one.decode(NO_TABLE)
     one.decode(traced(1))
     sizes: list[int] = []
-    decode = one._decoder.decode
+    decode = one.decoder.decode
 
     def counting(block: bytes, raw: bool) -> object:
         sizes.append(len(block))
         return decode(block, raw)
 
-    monkeypatch.setattr(one._decoder, "decode", counting)
+    monkeypatch.setattr(one.decoder, "decode", counting)
     head = one.decode(traced(2))
     assert head is not None
     assert head.fields[:3] == REQUEST

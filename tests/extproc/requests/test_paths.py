@@ -16,6 +16,7 @@ from extproc.requests.request import (
     NOT_INFERENCE,
     UNKEYED,
     LearnedPaths,
+    may_compute,
     path_of,
     why_unkeyed,
 )
@@ -84,3 +85,16 @@ def test_learned_paths_evict_the_oldest() -> None:
         learned.learn(f"/{number}")
     assert learned.why_unkeyed("POST", "/0") == NOT_INFERENCE
     assert learned.why_unkeyed("POST", f"/{MAX_LEARNED}") == UNKEYED
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "may"),
+    [
+        ("", "", True),
+        ("POST", "/v1/unheard-of", True),
+        ("GET", "/v1/unheard-of", False),
+        ("POST", "/tokenize", False),
+    ],
+)
+def test_prompt_may_be_computed_for_what_is_posted(method: str, path: str, *, may: bool) -> None:
+    assert may_compute(method, path) is may

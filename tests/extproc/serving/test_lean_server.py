@@ -438,12 +438,12 @@ async def test_closed_connection_ends_although_its_peer_reads_nothing(
     running: Running, connect: Connect
 ) -> None:
     deaf = await connect()
-    await until(lambda: bool(server_of(running)._connections))
-    (connection,) = server_of(running)._connections
-    connection._transport.write(bytes(10**7))
+    await until(lambda: bool(server_of(running).connections))
+    (connection,) = server_of(running).connections
+    connection.transport.write(bytes(10**7))
     await connect()
-    await until(lambda: connection not in server_of(running)._connections)
-    await until(lambda: connection._transport.get_extra_info("socket").fileno() == -1)
+    await until(lambda: connection not in server_of(running).connections)
+    await until(lambda: connection.transport.get_extra_info("socket").fileno() == -1)
     deaf.writer.close()
 
 
@@ -505,9 +505,9 @@ async def test_vanished_peer_is_detected() -> None:
     await one.server.start()
     host, port = one.listen.split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    await until(lambda: bool(server_of(one)._connections))
-    (connection,) = server_of(one)._connections
-    connected = connection._transport.get_extra_info("socket")
+    await until(lambda: bool(server_of(one).connections))
+    (connection,) = server_of(one).connections
+    connected = connection.transport.get_extra_info("socket")
     assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
     writer.close()

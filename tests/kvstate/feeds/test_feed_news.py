@@ -99,3 +99,9 @@ def test_undecodable_batches_are_logged_at_powers_of_two(
     assert caplog.messages == [
         f"w rank 2: payload is not msgpack ({count} so far)" for count in (1, 2, 4)
     ]
+
+
+def test_skipped_events_of_a_batch_are_counted(feed: Feed) -> None:
+    news = FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
+    news.tell_taken(BatchResult(faults=("bad_tokens", "bad_tokens")))
+    assert news.counts["bad_tokens"] == 2

@@ -4,6 +4,7 @@ import pytest
 
 from extproc.commands.whatif.engines import ModelledSpeed, Request, Result, result_of
 from extproc.commands.whatif.outlook import (
+    Isolating,
     Measured,
     Saving,
     as_json,
@@ -78,3 +79,14 @@ def test_result_of_summarizes_requests() -> None:
     done = Request(0.0, (1, 2), 32, 4, cached=16, first_token_at=0.5, done_at=2.0)
     assert result_of([done], [16, 16]) == Result(0.5, 0.5, 0.5, 0.5, 0.5, 0.0)
     assert ModelledSpeed().slower(2.0).prefill_rate == ModelledSpeed().prefill_rate / 2
+
+
+@pytest.mark.parametrize(
+    ("tenants", "told"),
+    [
+        (0, "No line names a `tenant` or `user`: what isolation costs is not known."),
+        (4, "With 4 tenants apart, cost has a hit share of 50.0% instead of 50.0%"),
+    ],
+)
+def test_cost_of_isolation_is_a_sentence(tenants: int, told: str) -> None:
+    assert str(Isolating("cost", tenants, ONE, OTHER)).startswith(told)

@@ -11,8 +11,10 @@ NO_NAMESPACE = 99
 
 # Nothing can be written where temporary files are looked for.
 READ_ONLY = f"""
-mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && cd /proc ||
-  exit {NO_NAMESPACE}
+for folder in /tmp /var/tmp; do
+  mount --bind $folder $folder && mount -o remount,bind,ro $folder || exit {NO_NAMESPACE}
+done
+cd /proc
 "$@" -c "import tempfile; tempfile.gettempdir()" 2>/dev/null && exit {NO_NAMESPACE}
 exec "$@" -m extproc whatif - --workers 2 --seeds 1
 """
