@@ -10,6 +10,8 @@ from selenium.webdriver import ActionChains, Keys
 
 from tests.page.background import Background, in_background
 from tests.page.browser import Browser
+from tests.system.routing.test_screenshots import MODEL as SEEING_MODEL
+from tests.system.routing.test_screenshots import SEEING, Conversation
 from tests.system.system import System, chat, long_text, running
 
 pytestmark = pytest.mark.slow
@@ -127,15 +129,13 @@ def test_page_shows_by_api_how_many_requests_have_known_tokens(
     )
 
 
-def test_page_shows_with_how_many_media_items_prompts_are_keyed(
-    browser: Browser, system: Background[System]
-) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
-    body = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
-    system.do(_ended(system.it.session.post(f"{system.it.envoy}/v1/chat/completions", json=body)))
-    opened(browser, system)
-    browser.until(lambda: bool(browser.texts("#media li")), "a kind of media")
-    assert browser.texts("#media li") == ["image: prompts are keyed with 0 % of 1 item."]
+def test_page_shows_with_how_many_media_items_prompts_are_keyed(browser: Browser) -> None:
+    seeing = running(workers=1, changes=SEEING, model_dir=SEEING_MODEL)
+    with in_background(seeing) as system, browser.visiting():
+        system.do(Conversation(0).go_on(system.it))
+        opened(browser, system)
+        browser.until(lambda: bool(browser.texts("#media li")), "a kind of media")
+        assert browser.texts("#media li") == ["image: prompts are keyed with 0 % of 1 item."]
 
 
 async def _ended(asked: Any) -> None:

@@ -59,6 +59,9 @@ async def _post(means: Means, worker: WorkerSettings, asked: bytes) -> tuple[int
     return answer.status, answer.body
 
 
+_CONVERSATION = next(one.prompt for one in GOLDEN if isinstance(one.prompt, Chat))
+
+
 async def engine_tokens(
     means: Means, worker: WorkerSettings, visited: WorkerReport, prompt: Chat | Text
 ) -> Tokens | str:
@@ -85,7 +88,7 @@ async def _remote(
 ) -> list[Finding]:
     """Asks as the router does; returns findings on whether each answer would be in time."""
     findings: list[Finding] = []
-    for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", GOLDEN[len(TEXTS)].prompt)):
+    for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", _CONVERSATION)):
         begun = time.monotonic()
         tokens = await engine_tokens(means, worker, visited, prompt)
         took_ms = (time.monotonic() - begun) * 1000
