@@ -170,3 +170,14 @@ def test_request_that_is_not_kept_has_no_decision(hostile: str, kept: bytes) -> 
     _Hostile.answer = b"HTTP/1.0 200 OK\r\n\r\n" + kept
     with pytest.raises(StartError, match="none of the last decisions is on a request with the id"):
         find_decision(hostile, "r-1")
+
+
+def test_decision_on_a_request_is_found_by_its_id(hostile: str) -> None:
+    kept = {"decisions": [{"id": 3}, {"id": 7}]}
+    _Hostile.answer = b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(kept).encode()
+    assert find_decision(hostile, "r-1") == kept
+
+
+def test_address_that_is_none_is_a_fault() -> None:
+    with pytest.raises(StartError, match="^top: nothing://127.0.0.1:1/workers: unknown url type"):
+        ask("top", "nothing://127.0.0.1:1", "/workers")
