@@ -67,10 +67,10 @@ stubs-check: $(TESTED)
 
 # Pins the versions and hashes of everything installed (requirements.lock: in the image), without download addresses; needs uv.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra grpc --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --group docs -c requirements-dev.lock -o requirements-docs.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --extra envoy --extra fast --extra grpc --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --all-extras --group dev pyproject.toml -o requirements-dev.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --group docs -c requirements-dev.lock -o requirements-docs.lock
 
 $(VENV)/.installed: requirements-demo.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'

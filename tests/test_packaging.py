@@ -242,8 +242,23 @@ def test_serving_imports_few_modules_of_others() -> None:
 
 
 def pins(lock: str) -> dict[str, str]:
-    found = re.findall(r"(?m)^([\w.-]+)==([\w.]+)", (ROOT / lock).read_text())
+    found = re.findall(r"(?m)^([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", (ROOT / lock).read_text())
     return dict(found)
+
+
+def test_locks_pin_packages_with_the_extras_that_others_ask_for() -> None:
+    # pip before 23.3 does not apply the pin of "name" to "name[extra]": it takes the newest
+    # release, has no hash for it, and refuses to install
+    locked = pins("requirements-dev.lock")
+    text = (ROOT / "requirements-dev.lock").read_text()
+    asked: set[str] = set()
+    for package in metadata.distributions():
+        if canonicalize_name(package.metadata["Name"]) in locked:
+            wanted = [Requirement(one) for one in package.requires or []]
+            applied = [one for one in wanted if one.marker is None or one.marker.evaluate()]
+            asked |= {canonicalize_name(one.name) for one in applied if one.extras}
+    assert "coverage" in asked
+    assert [name for name in sorted(asked) if f"\n{name}[" not in f"\n{text}"] == []
 
 
 def test_demo_lock_is_a_part_of_the_test_lock_in_the_same_versions() -> None:
