@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FOLDER = Path("extproc", "compiled")
 
-# Modules that gain by it and that mypyc can compile. Others, and why: docs/performance-appendix.md.
+# Modules that gain by it and that mypyc can compile. Others, and why: benchmarks/results.md.
 MODULES = (
     "observing.decisions",
     "routing.claims",

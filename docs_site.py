@@ -4,6 +4,7 @@ mkdocs runs this during the build (mkdocs.yml), so that the same links work in t
 they may lead out of docs/, and on the site, where they cannot.
 """
 
+import posixpath
 import re
 from pathlib import Path
 
@@ -13,45 +14,58 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent
 
-# Pages in the repository's root, and their names on the site.
+# Pages outside of docs/, and their names on the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "reporting.md",
     "README.md": "index.md",
+    "benchmarks/results.md": "internals/results.md",
 }
 
-# Links from a page in docs/ to the repository, and from a page in the root into docs/.
-_OUTWARD = re.compile(r"\]\(\.\./([^)#\s]+)")
-_INWARD = re.compile(r"\]\((docs/)?([^)#:\s]+)(?=[)#])")
+# The target of a link within the repository, without its anchor.
+_LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(?=[)#])")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the root's pages, and each file that a page of docs/ links to; returns all files."""
+    """Adds the pages outside of docs/, and each file that a page links to; returns all files."""
+    docs = Path(config.docs_dir)
+    sources = [page.relative_to(ROOT).as_posix() for page in docs.rglob("*.md")]
+    sources += [name for name, to in PAGES.items() if to != "index.md"]
     linked = {
-        target
-        for page in Path(config.docs_dir).glob("*.md")
-        for target in _OUTWARD.findall(page.read_text())
-        if target not in PAGES
+        _in_repository(target, source)
+        for source in sources
+        for target in _LINK.findall((ROOT / source).read_text())
     }
-    names = {name: to for name, to in PAGES.items() if to != "index.md"}
-    names |= {target: _copied(target) for target in linked}
-    for source, name in names.items():
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
+    linked |= set(PAGES)
+    outside = {one for one in linked if not one.startswith("docs/")} - {"README.md"}
+    outside = {one for one in outside if (ROOT / one).is_file()}
+    for path in sorted(outside):
+        files.append(File.generated(config, _on_site(path), abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls it by these names
     """Returns the page with its links pointing to the files' names on the site."""
-    if page.file.src_uri in PAGES.values() and page.file.src_uri != "index.md":
-        return _INWARD.sub(lambda found: f"]({_on_site(found)}", markdown)
-    return _OUTWARD.sub(lambda found: f"]({PAGES.get(found[1]) or _copied(found[1])}", markdown)
+    here = page.file.src_uri
+    outside = {to: name for name, to in PAGES.items() if to != "index.md"}
+    source = outside.get(here, f"docs/{here}")
+    return _LINK.sub(
+        lambda found: f"]({_relative(_on_site(_in_repository(found[1], source)), here)}", markdown
+    )
 
 
-def _on_site(found: re.Match[str]) -> str:
-    return found[2] if found[1] else PAGES.get(found[2], _copied(found[2]))
+def _in_repository(target: str, source: str) -> str:
+    """Returns the path in the repository of what a file there links to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
 
 
-def _copied(target: str) -> str:
-    """Returns the name on the site of a file's copy, which is not a page."""
-    return f"repository/{target.replace('.github', 'github')}"
+def _on_site(path: str) -> str:
+    """Returns the name on the site of a file of the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return PAGES.get(path) or f"repository/{path.replace('.github', 'github')}"
+
+
+def _relative(name: str, here: str) -> str:
+    return posixpath.relpath(name, posixpath.dirname(here) or ".")

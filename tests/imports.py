@@ -1,6 +1,6 @@
 """The architecture by its imports: modules, dependencies, pure modules, and circles of packages.
 
-`python -m tests.imports` prints the modules by package, as docs/architecture.md lists them.
+`python -m tests.imports` prints the modules by package.
 """
 
 import ast

@@ -32,6 +32,7 @@ from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks/results.md"]
 
 
 def rows_of(kind: type, path: str) -> Iterator[str]:
@@ -158,18 +159,37 @@ def test_alerts_and_causes_are_all_documented() -> None:
 
 
 def test_links_of_the_documentation_exist() -> None:
-    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {title.strip().replace(" ", "-") for title in plain}
+
+
+def test_anchors_of_links_exist() -> None:
+    missing = [
+        f"{page.name}: {target}#{anchor}"
+        for page in PAGES
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
+        if (target or page.name).endswith(".md")
+        and anchor not in anchors_of(page.parent / target if target else page)
+    ]
+    assert not missing, "\n".join(missing)
+
+
 def test_pages_name_no_private_directory() -> None:
-    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+    for page in PAGES:
         assert not re.search(r"/(home|root|work|Users)/", page.read_text()), page.name
 
 
 def test_pages_begin_with_their_readers() -> None:
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         title, blank, first = page.read_text().split("\n")[:3]
         assert title.startswith("# "), page.name
         assert (blank, first[:4]) == ("", "For "), page.name
@@ -186,7 +206,8 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    pages = {page.stem for page in DOCS.glob("*.md")} | {"changelog", "contributing", "reporting"}
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
+    pages |= {"changelog", "contributing", "reporting", "internals/results"}
     assert all((tmp_path / page / "index.html").exists() for page in pages - {"index"})
     assert (tmp_path / "repository" / "envoy" / "add-to-your-envoy.yaml").exists()
     # a step's commands belong to the step: what is not indented far enough ends the list

@@ -13,7 +13,7 @@ import pytest
 from extproc.__main__ import _parser
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 # The program's name, in a container's command after that of the image, and a command's.
 _COMMAND = re.compile(r"(?:^|[\s/])kvsteer (?=(?!kvsteer )[a-z]+(?:\s|$))")

@@ -130,7 +130,7 @@ def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_source_distribution_links_exist_within_it(
     source_distribution: Path,
 ) -> None:
-    pages = [*source_distribution.glob("*.md"), *source_distribution.glob("docs/*.md")]
+    pages = [*source_distribution.glob("*.md"), *source_distribution.glob("docs/**/*.md")]
     assert len(pages) > 30
     for page in pages:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):

@@ -1,4 +1,7 @@
-"""Limits of what one peer may cost, each with its reason. docs/lean-server.md lists them."""
+"""Limits of what one peer may cost, each with its reason.
+
+docs/internals/lean-server.md lists them.
+"""
 
 from dataclasses import dataclass
 

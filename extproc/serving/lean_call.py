@@ -200,7 +200,7 @@ class ExtProcCall(Call):
         """Passes a message to the exchange and sends its answers.
 
         The exchange usually answers without waiting, and then needs no task, which would add a
-        sixth to a request's work (docs/performance-appendix.md, "No task for a message"). Only
+        sixth to a request's work (benchmarks/results.md, "No task for a message"). Only
         where it waits, as for a long message to be joined, a task runs the rest of it. A task
         cannot take over what was awaited before it was made, so the first wait must be
         `asyncio.sleep(0)`; anything else fails, like an `asyncio.timeout` before that.
