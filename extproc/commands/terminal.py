@@ -140,12 +140,15 @@ def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
         notes.append("not compared: not in the random sample")
     notes += [] if terms is None else _factors(terms)
     crowding = 0.0 if terms is None else terms["conversations"]
+    patience = 0.0 if terms is None else terms["patience"]
     notes += [f"{crowding:.0f} more for the conversations there"] if crowding else []
+    notes += [f"{patience:.0f} more queued, which it does not mind"] if patience else []
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
     notes += [f"{tokens} {kind}" for kind, tokens in kinds.items() if tokens]
     numbers = ["-"] * 4
     if terms is not None and not one["excluded"]:
-        costs = (terms["uncached"] - terms["session"], terms["queued"], terms["running"])
+        queued = terms["queued"] - patience
+        costs = (terms["uncached"] - terms["session"], queued, terms["running"])
         numbers = [f"{number:.0f}" for number in (*costs, one["cost"])]
     held = str(one["overlap_tokens"])
     return [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]

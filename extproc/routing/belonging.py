@@ -23,14 +23,16 @@ class Belonging(Frozen, frozen=True):
 
     credit: by how many tokens in all, by name, the best first; empty if it prefers none. by: why,
     "" for no reason. keys: under which the request is remembered on the worker that gets it.
-    follows: the key of the conversation's request before it, 0 if none is known. is_new: whether
-    the request may begin a conversation that will be followed.
+    follows: the key of the conversation's request before it, 0 if none is known. home: the worker
+    that got that request, "" if it may not answer. is_new: whether the request may begin a
+    conversation that will be followed.
     """
 
     credit: Mapping[str, float] = {}
     by: str = ""
     keys: tuple[int, ...] = ()
     follows: int = 0
+    home: str = ""
     is_new: bool = False
 
     @property
@@ -83,14 +85,15 @@ def belonging_of(
             credit = _at_home(home, query, snapshot, saved, weighed)
             if by == SESSION:  # its texts are new there, so a shared system elsewhere is no reason
                 credit = {home: max(credit[home], max(saved.values(), default=0.0) + HOME_TOKENS)}
-            return Belonging(credit, by, keys, follows)
+            return Belonging(credit, by, keys, follows, home)
     is_new = homes is not None and bool(keys)
     if not session:
-        return Belonging({}, "", keys, follows, is_new)
+        return Belonging(by="", keys=keys, follows=follows, is_new=is_new)
     percent = snapshot.rules.cost.uncertain_percent
     credit = session_credit(session, sound, weighed)
     found = {names[endpoint]: tokens * percent / 100 for endpoint, tokens in credit.items()}
-    return Belonging(found, SESSION if found else "", keys, follows, is_new)
+    by = SESSION if found else ""
+    return Belonging(found, by, keys, follows, is_new=is_new)
 
 
 def _at_home(

@@ -13,6 +13,7 @@ from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
 from extproc.routing.load import Load
 from extproc.routing.marks import Marks
+from extproc.routing.patience import wait_at_home
 from extproc.routing.pins import PinnedRank
 from extproc.routing.policies import (
     LOOK_AT_OVERLAP,
@@ -109,6 +110,7 @@ class Basis(Frozen, frozen=True):
     crowding: Sequence[float | None]
     affinity: float
     running: float
+    patience: float = 0.0
     media: Media | None = None
 
     def worker_at(self, endpoint: str) -> str:
@@ -189,6 +191,8 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         survey = survey_of(eligible, None, snapshot, saved, weighed, now, is_new=is_new)
     if siblings:
         prefer_siblings(survey, siblings, snapshot.rules.cost)
+    home = belonging.home
+    patience = wait_at_home(survey, home, snapshot.rules.cost) if home else 0.0
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
     if belonging.by == RESPONSE:
         candidates = _sole(candidates, survey, belonging.sole)
@@ -215,6 +219,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         crowding=survey.spread(survey.crowding, count) if survey.crowding else (),
         affinity=survey.affinity,
         running=snapshot.rules.cost.running_tokens,
+        patience=patience,
         media=query.media,
     )
     return Decision(

@@ -269,7 +269,8 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     beyond = max(0.0, basis.belonging.credit.get(worker.name, 0.0) - claimed.saved)
     crowding = basis.crowding[at] if basis.crowding else None
     terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond, crowding or 0.0)
-    cost = sum([terms[name] for name in _ADDED]) - terms["session"]
+    terms["patience"] = round(basis.patience if worker.name == basis.belonging.home else 0.0, 3)
+    cost = sum([terms[name] for name in _ADDED]) - sum([terms[name] for name in _TAKEN])
     return {
         "endpoint": worker.endpoint,
         "name": worker.name,
@@ -290,8 +291,9 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     }
 
 
-# The terms that make up a cost, less the discount for the session.
+# The terms that make up a cost, and those by which it is lower.
 _ADDED = ("uncached", "queued", "running", "conversations")
+_TAKEN = ("session", "patience")
 
 
 def _terms(

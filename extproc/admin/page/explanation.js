@@ -177,13 +177,14 @@ function row(told, one, most) {
   const terms = one.cost_terms ?? {};
   const own = Math.max(0, (terms.uncached ?? 0) - (terms.session ?? 0));
   const crowd = terms.conversations ? make("small", {}, `${count(terms.conversations)} more for the conversations there`) : null;
-  const parts = [["data-term", "compute", own], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
+  const queued = Math.max(0, (terms.queued ?? 0) - (terms.patience ?? 0));
+  const parts = [["data-term", "compute", own], ["data-term", "queued", queued], ["data-term", "running", terms.running]];
   return make(
     "tr", { role: "row" }, name,
     cell("Feed now", { title: TITLES.feed }, pill(one.state)),
     cell("Holds, tokens", { title: TITLES.held }, ...held(one)),
     cell("To compute", { number: true, title: TITLES.compute }, able ? count(own) : "–", able ? computed(terms) : null),
-    cell("Queued there", { number: true, title: TITLES.queued }, able ? count(terms.queued) : "–"),
+    cell("Queued there", { number: true, title: TITLES.queued }, able ? count(queued) : "–", able && terms.patience ? make("small", {}, `${count(terms.patience)} more that its conversation does not mind`) : null),
     cell("Running there", { number: true, title: TITLES.running }, able ? count(terms.running) : "–"),
     cell("Cost", { wide: true, title: TITLES.cost }, able ? count(one.cost) : "–", able ? bar(parts, most) : null, able ? crowd : null),
   );

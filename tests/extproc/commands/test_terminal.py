@@ -17,7 +17,7 @@ def test_table_is_as_wide_as_its_contents() -> None:
 
 def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, Any]:
     terms = {"uncached": cost, "session": 0.0, "queued": 0.0, "running": 0.0}
-    terms |= {"conversations": 0.0, "uncached_tokens": cost, "slowness": 1.0}
+    terms |= {"conversations": 0.0, "patience": 0.0, "uncached_tokens": cost, "slowness": 1.0}
     one = {
         "name": f"{name}:8000",
         "endpoint": f"{name}:8000",
@@ -104,13 +104,17 @@ def test_explained_gives_each_reason_in_words() -> None:
 def test_explained_says_what_decided_without_known_tokens(by: str, words: str) -> None:
     terms = candidate("a")["cost_terms"]
     crowded = candidate(
-        "a", approximate_tokens=150, cost_terms=terms | {"conversations": 7.0}, cost=31.0
+        "a",
+        approximate_tokens=150,
+        cost_terms=terms | {"conversations": 7.0, "queued": 9.0, "patience": 5.0},
+        cost=35.0,
     )
     unknown = {"prompt_tokens": 0, "weighed_tokens": 200, "reason": "no_tokenizer"}
     lines = explained(answer(crowded, **unknown, decided_by=by))
     assert lines[0].startswith(f"It would go to a:8000: {words}")
     assert "the tokens are not known (no_tokenizer)" in lines[0]
-    assert "7 more for the conversations there" in lines[3]
+    assert lines[3].split()[4:6] == ["4", "0"]
+    assert "7 more for the conversations there; 5 more queued" in lines[3]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
                     "queued": 7.0,
                     "running": 3 * 64.0,
                     "conversations": 0.0,
+                    "patience": 0.0,
                 },
                 "reported": {
                     "running": 2,
