@@ -46,10 +46,9 @@ _MEDIUM_OF_LEVEL = {0: "GPU", 1: "CPU", 2: "DISK", 3: "EXTERNAL"}
 _OWN_LOCALITIES = (0, 1)
 
 
-# The most work in one step: blocks or hashes, and bytes of a message.
+# The most work in one step.
 _BLOCKS_AT_ONCE = 64
 _HASHES_AT_ONCE = 4_096
-_BYTES_AT_ONCE = 32 * 1024
 
 _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -276,8 +275,19 @@ MAX_EVENTS = 65_536
 MAX_BLOCKS = 262_144
 MAX_SNAPSHOT_CHUNKS = 1_048_576
 
-# The most fields of a message that are parsed at once.
-_FIELDS_AT_ONCE = 4_096
+
+class Piece(NamedTuple):
+    """The most of a message that is parsed at once.
+
+    An empty event has two bytes and takes thirty times as long as a token, so fields are limited
+    beside bytes.
+    """
+
+    max_bytes: int = 32 * 1024
+    max_fields: int = 4_096
+
+
+_USUAL_PIECE = Piece()
 
 # How protobuf encodes fields: their kinds, and numbers in groups of seven bits, the lowest first.
 _VARINT, _LENGTH = 0, 2
@@ -294,12 +304,12 @@ class SnapshotSpan(NamedTuple):
     unknown_before: int
 
 
-def parse_message(raw: bytes) -> KvEventBatch:
+def parse_message(raw: bytes, piece: Piece = _USUAL_PIECE) -> KvEventBatch:
     """Runs `parsing` without pauses."""
-    return finished(parsing(raw))
+    return finished(parsing(raw, piece))
 
 
-def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
+def parsing(raw: bytes, piece: Piece = _USUAL_PIECE) -> Generator[None, None, KvEventBatch]:
     """Parses one message of the stream, a piece at a time.
 
     Raises:
@@ -308,7 +318,7 @@ def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
     """
     message = KvEventBatch()
     try:
-        yield from _merging(message, raw, 0, len(raw))
+        yield from _merging(message, raw, 0, len(raw), piece)
     except DecodeError:
         raise WireError("message is no KvEventBatch") from None
     if not math.isfinite(message.timestamp):
@@ -318,25 +328,24 @@ def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
     return message
 
 
-def _merging(message: Message, raw: bytes, start: int, end: int) -> Generator[None, None, None]:
-    """Parses these bytes into a message: long fields one by one, the others together.
-
-    An empty event has two bytes and takes thirty times as long as a token, so pieces are also
-    limited by their number of fields.
-    """
+def _merging(
+    message: Message, raw: bytes, start: int, end: int, piece: Piece
+) -> Generator[None, None, None]:
+    """Parses these bytes into a message: long fields one by one, the others together."""
+    max_bytes, max_fields = piece
     begun = at = start
     fields = 0
-    while end - begun > _BYTES_AT_ONCE and at < end:
+    while end - begun > max_bytes and at < end:
         number, content, behind = _field(raw, at, end)
         fields += 1
         if fields > MAX_BLOCKS:
             raise WireError(f"message of more than {MAX_BLOCKS} fields")
-        if behind - at > _BYTES_AT_ONCE:
+        if behind - at > max_bytes:
             message.MergeFromString(raw[begun:at])
             yield
-            yield from _merging_one(message, number, raw, (at, content, behind))
+            yield from _merging_one(message, number, raw, (at, content, behind), piece)
             begun = behind
-        elif behind - begun >= _BYTES_AT_ONCE or not fields % _FIELDS_AT_ONCE:
+        elif behind - begun >= max_bytes or not fields % max_fields:
             message.MergeFromString(raw[begun:behind])
             begun = behind
             yield
@@ -345,7 +354,7 @@ def _merging(message: Message, raw: bytes, start: int, end: int) -> Generator[No
 
 
 def _merging_one(
-    message: Message, number: int, raw: bytes, place: tuple[int, int, int]
+    message: Message, number: int, raw: bytes, place: tuple[int, int, int], piece: Piece
 ) -> Generator[None, None, None]:
     """Parses one long field: a message by fields, packed numbers in pieces, a text at once."""
     at, content, behind = place
@@ -354,17 +363,17 @@ def _merging_one(
         own = getattr(message, field.name)
         part = own.add() if field.is_repeated else own
         part.SetInParent()
-        yield from _merging(part, raw, content, behind)
+        yield from _merging(part, raw, content, behind, piece)
     elif field is None or not field.is_packed:
         message.MergeFromString(raw[at:behind])
     else:
         tag = raw[at : at + 1]
         while content < behind:
-            piece_end = min(content + _BYTES_AT_ONCE, behind)
+            piece_end = min(content + piece.max_bytes, behind)
             while piece_end < behind and raw[piece_end - 1] & 0x80:  # not within a number
                 piece_end += 1
-            piece = raw[content:piece_end]
-            message.MergeFromString(tag + _varint(len(piece)) + piece)
+            numbers = raw[content:piece_end]
+            message.MergeFromString(tag + _varint(len(numbers)) + numbers)
             content = piece_end
             yield
 
@@ -452,25 +461,38 @@ def load_of(message: KvEventBatch) -> EngineLoad | None:
     )
 
 
-def batch_of(message: KvEventBatch, full_block_size: int = 0) -> EventBatch:
+def batch_of(
+    message: KvEventBatch,
+    full_block_size: int = 0,
+    *,
+    max_events: int = MAX_EVENTS,
+    max_blocks: int = MAX_BLOCKS,
+) -> EventBatch:
     """Runs `decoding` without pauses."""
-    return finished(decoding(message, full_block_size))
+    steps = decoding(message, full_block_size, max_events=max_events, max_blocks=max_blocks)
+    return finished(steps)
 
 
-def decoding(message: KvEventBatch, full_block_size: int = 0) -> Generator[None, None, EventBatch]:
+def decoding(
+    message: KvEventBatch,
+    full_block_size: int = 0,
+    *,
+    max_events: int = MAX_EVENTS,
+    max_blocks: int = MAX_BLOCKS,
+) -> Generator[None, None, EventBatch]:
     """Decodes a message in short steps; a bad event is skipped and named, the others are kept.
 
     The cleared event that begins a snapshot is left out: the snapshot itself replaces everything.
     full_block_size: blocks with fewer tokens are partial; TensorRT-LLM publishes those too.
     """
     rank = rank_of(message)
-    lost = _lost_as_a_whole(message)
+    lost = _lost_as_a_whole(message, max_events)
     events: list[Event] = []
     faults: list[str] = []
     hashes = 0
     for raw in () if lost else _events(message):
         hashes += len(raw.stored.blocks) + len(raw.removed.block_hashes)
-        if hashes > MAX_BLOCKS:
+        if hashes > max_blocks:
             lost = "oversized_batch"
             break
         try:
@@ -483,12 +505,12 @@ def decoding(message: KvEventBatch, full_block_size: int = 0) -> Generator[None,
     return EventBatch(message.timestamp, events, rank, tuple(faults))
 
 
-def _lost_as_a_whole(message: KvEventBatch) -> str:
+def _lost_as_a_whole(message: KvEventBatch, max_events: int) -> str:
     """Returns why the contents of the message are lost, "" if they are not.
 
     SMG's relays forward a payload that they cannot decode as an empty batch without a time stamp.
     """
-    if len(message.events) > MAX_EVENTS:
+    if len(message.events) > max_events:
         return "oversized_batch"
     says_nothing = not message.events and not message.HasField("snapshot")
     return "undecodable_batch" if says_nothing and not message.timestamp else ""

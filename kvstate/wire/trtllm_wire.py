@@ -284,10 +284,11 @@ class RankDecoder:
 
     Only the pool of the largest window is indexed: only it holds whole prefixes. Which pool that
     is, and how many tokens a full block has, is learned from the events. A removal does not name
-    the block's medium, so blocks that left the device are remembered.
+    the block's medium, so blocks that left the device are remembered, up to max_elsewhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_elsewhere: int = MAX_ELSEWHERE) -> None:
+        self._max_elsewhere = max_elsewhere
         self._last_sequence = -1
         self._forget()
 
@@ -381,7 +382,7 @@ class RankDecoder:
         self._other_media.pop((window, block), None)
         if medium == DEFAULT_MEDIUM:
             return True
-        if len(self._other_media) >= MAX_ELSEWHERE:
+        if len(self._other_media) >= self._max_elsewhere:
             return False
         self._other_media[window, block] = medium
         return True

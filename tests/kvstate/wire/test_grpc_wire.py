@@ -24,8 +24,9 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvEventBatch,
     KvSnapshotChunk,
 )
-from kvstate.wire import grpc_wire
 from kvstate.wire.grpc_wire import (
+    MAX_BLOCKS,
+    Piece,
     SnapshotSpan,
     batch_of,
     decoding,
@@ -106,12 +107,10 @@ def test_empty_batch_of_a_relay_counts_as_a_lost_removal() -> None:
     assert batch_of(message()) == EventBatch(1.5, [], 0)
 
 
-def test_oversized_batch_is_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_batch_is_left_out_as_a_whole() -> None:
     lost = EventBatch(1.5, [], 0, ("oversized_batch",), removal_lost=True)
-    monkeypatch.setattr(grpc_wire, "MAX_BLOCKS", 1)
-    assert batch_of(message(STORED, STORED)) == lost
-    monkeypatch.setattr(grpc_wire, "MAX_EVENTS", 1)
-    assert batch_of(message(CLEARED, CLEARED)) == lost
+    assert batch_of(message(STORED, STORED), max_blocks=1) == lost
+    assert batch_of(message(CLEARED, CLEARED), max_events=1) == lost
 
 
 def test_load_carries_every_reported_figure() -> None:
@@ -214,15 +213,15 @@ def test_message_is_parsed_and_decoded_in_short_steps(
 
 
 def test_message_of_very_many_fields_is_refused() -> None:
-    raw = message().SerializeToString() + b"\x1a\0" * (2 * grpc_wire.MAX_BLOCKS)
+    raw = message().SerializeToString() + b"\x1a\0" * (2 * MAX_BLOCKS)
     with pytest.raises(WireError, match="of more than 262144 fields"):
         parse_message(raw)
 
 
-def test_removals_count_for_the_limit_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_wire, "MAX_BLOCKS", 2)
-    assert batch_of(message(REMOVED, REMOVED)).faults == ()
-    assert batch_of(message(REMOVED, REMOVED, REMOVED)).faults == ("oversized_batch",)
+def test_removals_count_for_the_limit_of_a_batch() -> None:
+    assert batch_of(message(REMOVED, REMOVED), max_blocks=2).faults == ()
+    three = message(REMOVED, REMOVED, REMOVED)
+    assert batch_of(three, max_blocks=2).faults == ("oversized_batch",)
 
 
 NUMBERS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
@@ -257,14 +256,11 @@ def test_message_parsed_in_pieces_equals_the_whole(
     whole = message(*events, dp_rank=3, snapshot=KvSnapshotChunk(count=5)).SerializeToString()
     place = at % (len(whole) + 1)
     for raw in (whole, whole[:place] + noise + whole[place + len(noise) :], whole[:place]):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grpc_wire, "_BYTES_AT_ONCE", piece)
-            patch.setattr(grpc_wire, "_FIELDS_AT_ONCE", 3)
-            try:
-                parsed = parse_message(raw)
-            except WireError:
-                assert raw != whole
-                continue
+        try:
+            parsed = parse_message(raw, Piece(max_bytes=piece, max_fields=3))
+        except WireError:
+            assert raw != whole
+            continue
         assert parsed == KvEventBatch.FromString(raw)
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from kvstate.errors import WireError
 from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
-from kvstate.wire import trtllm_wire
-from kvstate.wire.trtllm_wire import RankDecoder, parse_drain, parse_event
+from kvstate.wire.trtllm_wire import MAX_ELSEWHERE, RankDecoder, parse_drain, parse_event
 
 
 def raw(number: int, data: Any, **fields: Any) -> msgspec.Raw:
@@ -37,8 +36,8 @@ def moved(number: int, old: int, new: int) -> dict[str, Any]:
 class Decoding:
     """One rank's events, numbered as they come."""
 
-    def __init__(self) -> None:
-        self.decoder = RankDecoder()
+    def __init__(self, max_elsewhere: int = MAX_ELSEWHERE) -> None:
+        self.decoder = RankDecoder(max_elsewhere)
         self.number = 0
 
     def batch(self, data: Any, window: int | None = None) -> EventBatch:
@@ -134,10 +133,8 @@ def test_change_of_priority_moves_nothing(decoding: Decoding) -> None:
     assert decoding.events({"type": "updated", "block_hash": 1, "cache_level": None}) == []
 
 
-def test_blocks_off_the_device_beyond_the_limit_are_not_credited(
-    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trtllm_wire, "MAX_ELSEWHERE", 1)
+def test_blocks_off_the_device_beyond_the_limit_are_not_credited() -> None:
+    decoding = Decoding(max_elsewhere=1)
     assert held(decoding.events(stored(block(1, 5, cache_level=1)))) == [1]
     assert decoding.events(stored(block(2, 5, cache_level=1))) == []
     assert decoding.events(moved(3, 0, 1)) == [BlocksRemoved([3])]
