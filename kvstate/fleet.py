@@ -12,7 +12,7 @@ from kvstate.events import EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Feed, FeedState, Restoration
 from kvstate.feeds.feed_times import USUAL, FeedTimes
-from kvstate.feeds.replays import ReplaySlots
+from kvstate.feeds.replays import MAX_REPLAYS, ReplaySlots
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
 from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.feeds.turns import Turns
@@ -103,7 +103,9 @@ class FollowedWorkers:
     all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
     feed loses its connection. times: of all feeds. names_ranks: whether requests can name the rank
     of a worker that computes them; if not, only blocks that all its ranks hold are certain.
-    take_saved: workers added from then on begin with what it returns.
+    take_saved: workers added from then on begin with what it returns. doubted_seconds: how long
+    a block on a doubted medium counts. replays_at_once: of all feeds. compiled: which core the
+    index has, for tests; None for the compiled one if it was built.
     """
 
     def __init__(
@@ -114,15 +116,21 @@ class FollowedWorkers:
         emptied: Callable[[str], None] = lambda _: None,
         cut: Callable[[str], None] = lambda _: None,
         times: FeedTimes = USUAL,
+        *,
+        doubted_seconds: float = DOUBTED_SECONDS,
+        replays_at_once: int = MAX_REPLAYS,
+        compiled: bool | None = None,
     ) -> None:
         self.secret = secret
         self.names_ranks = False
         self.take_saved: TakeSaved = _nothing_saved
-        self.index = Index(secret)
+        self.index = Index(secret, compiled=compiled)
         self._emptied = emptied
         self._cut = cut
         self._clock = clock
-        self._shared = SharedByFeeds(Turns(), ReplaySlots(), clock, chance, times=times)
+        self._doubted_seconds = doubted_seconds
+        slots = ReplaySlots(replays_at_once)
+        self._shared = SharedByFeeds(Turns(), slots, clock, chance, times=times)
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._rules: dict[str, ReuseRules] = {}
@@ -246,7 +254,7 @@ class FollowedWorkers:
     async def _keep_expiring(self) -> None:
         """Forgets blocks whose removal may never be announced."""
         while True:
-            await asyncio.sleep(DOUBTED_SECONDS)
+            await asyncio.sleep(self._doubted_seconds)
             for worker in list(self._followed):
                 async with self._unchanged:
                     await self._expire(worker)

@@ -35,10 +35,6 @@ from kvstate.wire.grpc_encoding import encode_cleared, encode_head
 
 log = logging.getLogger("kvsteer.bridge")
 
-# More than any fleet of gateways needs. The limit bounds memory: each new subscriber's snapshot is
-# kept while it is sent.
-MAX_STREAMS = 1_024
-
 DRAIN_SECONDS = 5.0
 _HEALTH_SECONDS = 0.5
 
@@ -164,6 +160,7 @@ class Bridge:
         limits: BridgeLimits | None = None,
     ) -> None:
         limits = limits or BridgeLimits()
+        self.max_streams = limits.streams
         now = clock()
         self.ranks = [
             BridgedRank(
@@ -252,7 +249,7 @@ class BridgeServer:
         self._bridge = bridge
         self._listen = listen
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=MAX_STREAMS,
+            maximum_concurrent_rpcs=bridge.max_streams,
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", 20_000),

@@ -51,11 +51,17 @@ from kvstate.wire.zmq_wire import decoding
 
 @dataclass(frozen=True, slots=True)
 class BridgeLimits:
-    """Limits on what is kept for one rank: batches for later subscribers, and the live blocks."""
+    """Limits on what is kept and sent.
+
+    history_batches, history_bytes: of one rank's batches, for later subscribers. mirror_bytes: of
+    one rank's live blocks. streams: at once, more than any fleet of gateways needs; each new
+    subscriber's snapshot is kept while it is sent.
+    """
 
     history_batches: int = 10_000
     history_bytes: int = 256 * 1024 * 1024
     mirror_bytes: int = 1024 * 1024 * 1024
+    streams: int = 1_024
 
 
 class BatchHistory:
@@ -201,11 +207,16 @@ class BridgedRank:
     """One rank of the engine; a `kvstate.feeds.effects.Sink`.
 
     feed: the feed that writes into this sink. changed: called when there is something to flush or
-    send.
+    send. max_batch_events: the most events in one message.
     """
 
     def __init__(
-        self, history: BatchHistory, mirror: Mirror, feed: Feed, changed: Callable[[], None]
+        self,
+        history: BatchHistory,
+        mirror: Mirror,
+        feed: Feed,
+        changed: Callable[[], None],
+        max_batch_events: int = MAX_BATCH_EVENTS,
     ) -> None:
         self.history = history
         self.mirror = mirror
@@ -213,6 +224,7 @@ class BridgedRank:
         self.feed = feed
         self.unknown_before = 0
         self._changed = changed
+        self._max_batch_events = max_batch_events
         self._groups = Groups()
         self._doubtful: set[int | None] = set()
         self._pending: list[bytes] = []
@@ -284,7 +296,7 @@ class BridgedRank:
 
     def flush(self) -> None:
         """Numbers the events since the last flush, in as few batches as the limits allow."""
-        for entries in _packed(self._pending, len, MAX_BATCH_EVENTS):
+        for entries in _packed(self._pending, len, self._max_batch_events):
             self.history.append(entries, self.timestamp)
         self._pending = []
 
@@ -294,7 +306,7 @@ class BridgedRank:
         history = self.history
         head = BatchHead(history.last, history.timestamp, history.rank)
         copies = self.mirror.in_order()
-        room = MAX_BATCH_EVENTS - 1  # the first message begins with a clear
+        room = self._max_batch_events - 1  # the first message begins with a clear
         pieces = list(_packed(copies, attrgetter("size_bytes"), room)) or [[]]
         if len(pieces) > 1:
             history.close_past()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvstate.wire.zmtp import MAX_COMMANDS
+
 
 @dataclass(frozen=True, slots=True)
 class ZmqLimits:
@@ -10,7 +12,8 @@ class ZmqLimits:
     handshake_seconds: the most time for a handshake. heartbeat_seconds: between heartbeats.
     queue_bytes: the most bytes queued while the loop is busy, besides an incomplete message;
     further messages wait in the publisher, which drops those beyond its own limit (hwm).
-    max_commands: a peer that sends more in two seconds is flooding.
+    max_commands: a peer that sends more in two seconds is flooding. commands_at_once: the most that
+    are read before the loop has a turn.
 
     reconnect_seconds, bind_retry_seconds: the first and the longest wait before another try.
     unreached_seconds: how long a publisher may be unreachable before it is reported.
@@ -27,6 +30,7 @@ class ZmqLimits:
     heartbeat_seconds: float = 2.0
     queue_bytes: int = 1024 * 1024
     max_commands: int = 256
+    commands_at_once: int = MAX_COMMANDS
     reconnect_seconds: tuple[float, float] = (0.05, 2.0)
     bind_retry_seconds: tuple[float, float] = (0.5, 10.0)
     unreached_seconds: float = 3.0

@@ -69,7 +69,9 @@ class ZmtpConnection(asyncio.Protocol):
         self.fault = ""  # why it was closed, if it was
         self.settled = asyncio.Event()  # the handshake has succeeded or failed
         self.lost = asyncio.Event()
-        self.session = ZmtpSession(kind, MAX_MESSAGE_BYTES, topic)
+        self.session = ZmtpSession(
+            kind, MAX_MESSAGE_BYTES, topic, max_commands=limits.commands_at_once
+        )
         self._changed = changed
         self._limits = limits
         self._transport: asyncio.Transport | None = None

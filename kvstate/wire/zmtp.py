@@ -47,7 +47,14 @@ class ZmtpSession:
     then.
     """
 
-    def __init__(self, kind: bytes, max_message_bytes: int, topic: bytes = b"") -> None:
+    def __init__(
+        self,
+        kind: bytes,
+        max_message_bytes: int,
+        topic: bytes = b"",
+        *,
+        max_commands: int = MAX_COMMANDS,
+    ) -> None:
         self.is_ready = False
         self.has_heartbeats = False  # whether the peer answers heartbeats
         # what the peer has sent about itself so far; kept if the handshake then fails
@@ -57,6 +64,7 @@ class ZmtpSession:
         self._kind = kind
         self._topic = topic
         self._max_message_bytes = max_message_bytes
+        self._max_commands = max_commands
         self._answers = bytearray(GREETING)
         self._is_greeted = False
         self._buffer = b""  # frames are slices of it, copied once
@@ -98,7 +106,7 @@ class ZmtpSession:
 
     def take(self) -> list[bytes] | None:
         """Returns the next message; None if it is incomplete, or follows too many commands."""
-        until = self.commands + MAX_COMMANDS
+        until = self.commands + self._max_commands
         while self.commands < until:
             read = self._read(self._max_message_bytes - self._message_bytes)
             if read is None:

@@ -1,12 +1,15 @@
 """Runs the tests of both cores on both."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from kvstate import index
-from tests.kvstate.cores import needs_compiled_core
+from tests.kvstate.cores import CHOSEN_CORE, needs_compiled_core
 
 
 @pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled_core)])
-def each_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every index that a test makes has the plain core, then the compiled one."""
-    monkeypatch.setattr(index, "IS_COMPILED", request.param == "compiled")
+def each_core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every `new_index` of a test has the plain core, then the compiled one."""
+    token = CHOSEN_CORE.set(request.param == "compiled")
+    yield
+    CHOSEN_CORE.reset(token)

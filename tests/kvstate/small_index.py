@@ -4,10 +4,11 @@ from kvstate.events import BlockHash, BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import IndexLimits, Owner
+from tests.kvstate.cores import new_index
 
 
 def an_index(limits: IndexLimits | None = None) -> tuple[Index, Owner]:
-    index = Index(12345678, limits)
+    index = new_index(limits=limits)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     return index, owner

@@ -1,7 +1,7 @@
 """Whatever the engine does and whenever somebody subscribes, every subscriber knows the truth."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvstate.bridge import rank as bridge_rank
 from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BatchHistory, BridgedRank, Ended, StreamStatus
@@ -127,9 +126,10 @@ class Gateway:
 class Scene:
     """An engine's rank, its subscribers, and the truth; a method for each thing that happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_events: int) -> None:
         history = BatchHistory(0, 1_000, 0.0, max_batches=8, max_bytes=2**20)
-        self.rank = BridgedRank(history, Mirror(2**20), Feed(Recovery.NONE), lambda: None)
+        feed = Feed(Recovery.NONE)
+        self.rank = BridgedRank(history, Mirror(2**20), feed, lambda: None, batch_events)
         self.rank.feed.state = FeedState.LIVE
         self.rank.trust(trusted=True)
         self.truth = Truth()
@@ -169,20 +169,16 @@ class Scene:
             gateway.stream = None
 
 
-@pytest.fixture(scope="module", params=[2, 1024])
-def batch_events(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Snapshots of one piece, and of several."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bridge_rank, "MAX_BATCH_EVENTS", request.param)
-        yield
-
-
-@pytest.mark.usefixtures("batch_events")
-@given(STEPS)
-@example(["store", "read", "lose_connection"])  # within the snapshot
-@example(["store", "come", "read", "read", "hole", "store", "read", "lose_connection", "store"])
-def test_subscribers_always_know_the_cache_of_the_engine(steps: list[Any]) -> None:
-    scene = Scene()
+@pytest.mark.parametrize("batch_events", [2, 1024])  # snapshots of several pieces, and of one
+@given(steps=STEPS)
+@example(steps=["store", "read", "lose_connection"])  # within the snapshot
+@example(
+    steps=["store", "come", "read", "read", "hole", "store", "read", "lose_connection", "store"]
+)
+def test_subscribers_always_know_the_cache_of_the_engine(
+    batch_events: int, steps: list[Any]
+) -> None:
+    scene = Scene(batch_events)
     for step in steps:
         if isinstance(step, str):
             getattr(scene, step)()

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState
-from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.transport import Connected, Disconnected, Malformed
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
@@ -58,13 +57,12 @@ async def test_doubted_blocks_are_not_certain(fleet: FollowedWorkers) -> None:
     assert (feed.state, feed.blocks, feed.uncertain_blocks) == (FeedState.LIVE, 2, 2)
 
 
-async def test_doubted_blocks_expire(
-    fleet: FollowedWorkers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvstate.fleet.DOUBTED_SECONDS", 0.01)
+async def test_doubted_blocks_expire() -> None:
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, doubted_seconds=0.01)
     fleet.add("w", "m", [offloading()])
     await until(lambda: fleet.state("w") is FeedState.LIVE and fleet.feeds("w")[0].blocks == 0)
     assert fleet.overlaps(chain(3)) == {}
+    await fleet.close()
 
 
 async def test_unknown_worker_has_no_feeds(fleet: FollowedWorkers) -> None:
@@ -140,11 +138,8 @@ async def test_removal_is_finished_although_its_waiter_is_cancelled(fleet: Follo
     assert (removal.cancelled(), fleet.overlaps(chain(1))) == (True, {})
 
 
-async def test_replays_are_capped_over_the_fleet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("kvstate.fleet.ReplaySlots", lambda: ReplaySlots(1))
-    fleet = FollowedWorkers(12345678, clock=lambda: 0.0)
+async def test_replays_are_capped_over_the_fleet() -> None:
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, replays_at_once=1)
     for number in range(3):
         fleet.add(f"w{number}", "m", [transport(1)])
     await until(lambda: all(fleet.state(f"w{number}") is FeedState.LIVE for number in range(3)))

@@ -20,6 +20,7 @@ from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
 from kvstate.saved import SavedRows
+from tests.kvstate.cores import CHOSEN_CORE
 from tests.kvstate.recordings import WIRE
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -58,7 +59,7 @@ async def begun(
     publisher: Publisher, rules: ReuseRules, saved: list[SavedRows]
 ) -> tuple[FollowedWorkers, Publisher]:
     """Workers that begin with what was saved of one, once all of it is certain."""
-    fleet = FollowedWorkers(12345678, clock=lambda: 0.0)
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, compiled=CHOSEN_CORE.get())
     fleet.take_saved = lambda *_: dict(enumerate(saved))
     publisher.put(Connected())
     fleet.add("w", "m", [publisher])

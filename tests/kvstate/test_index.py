@@ -12,9 +12,9 @@ from kvstate.events import (
     Event,
     EventBatch,
 )
-from kvstate.index import Index
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, IndexLimits
+from tests.kvstate.cores import new_index
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 LOST = "an event that may have been a removal could not be read"
@@ -381,7 +381,7 @@ def test_restarted_engine_is_doubted_anew() -> None:
 
 
 def test_ranks_share_the_limits_of_their_worker() -> None:
-    index = Index(12345678, IndexLimits())
+    index = new_index()
     assert [index.add("w", rank, "m", ranks=4).limits for rank in range(4)] == [
         IndexLimits().share(4)
     ] * 4

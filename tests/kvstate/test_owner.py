@@ -5,6 +5,7 @@ from kvstate.events import BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Tokens
 from kvstate.owner import IndexLimits, Owner
+from tests.kvstate.cores import new_index
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
@@ -12,7 +13,7 @@ STORED = ["BlockStored", [1], None, [5], 1, None]
 
 
 def an_owner() -> tuple[Index, Owner]:
-    index = Index(12345678)
+    index = new_index()
     return index, index.add("w", 0, "m")
 
 

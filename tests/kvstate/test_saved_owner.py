@@ -14,7 +14,7 @@ from kvstate.events import BlocksCopied, BlocksRemoved, Event, OtherGroupStored,
 from kvstate.index import Index
 from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
 from kvstate.saved import SavedOwner
-from tests.kvstate.cores import needs_compiled_core
+from tests.kvstate.cores import needs_compiled_core, new_index
 from tests.kvstate.small_index import prompt, stored
 
 SECRET = 12345678
@@ -48,9 +48,9 @@ def saved(owner: Owner) -> tuple[SavedOwner, list[bytes]]:
 
 @each_core
 def test_restored_owner_knows_layout_and_adapters_again() -> None:
-    owner = filled(Index(SECRET))
+    owner = filled(new_index(SECRET))
     known, rows = saved(owner)
-    index = Index(SECRET)
+    index = new_index(SECRET)
     again = index.add("w", 0, "m")
     assert finished(again.restoring(known, rows))
     assert saved(again) == (known, rows)
@@ -62,10 +62,10 @@ def test_restored_owner_knows_layout_and_adapters_again() -> None:
 @each_core
 @pytest.mark.parametrize("is_inexact", [False, True])
 def test_restored_owner_knows_the_ends_of_other_groups_again(is_inexact: bool) -> None:
-    index = Index(SECRET)
+    index = new_index(SECRET)
     owner = with_ends(index, is_inexact=is_inexact)
     known, rows = saved(owner)
-    other = Index(SECRET)
+    other = new_index(SECRET)
     again = other.add("w", 0, "m")
     assert finished(again.restoring(known, rows))
     other.check()
@@ -96,19 +96,19 @@ def with_ends(index: Index, *, is_inexact: bool = False) -> Owner:
 
 @each_core
 def test_restored_owner_knows_the_groups_of_its_blocks_again() -> None:
-    index = Index(SECRET)
+    index = new_index(SECRET)
     owner = filled(index)
     index.apply(owner, [replace(stored([5], [7, 7]), group=1)])
     known, rows = saved(owner)
-    again = Index(SECRET).add("w", 0, "m")
+    again = new_index(SECRET).add("w", 0, "m")
     assert finished(again.restoring(known, rows))
     assert saved(again) == (known, rows)
 
 
 @each_core
 def test_restored_owner_knows_bigrams_again() -> None:
-    known, rows = saved(filled(Index(SECRET)))
-    again = Index(SECRET).add("w", 0, "m")
+    known, rows = saved(filled(new_index(SECRET)))
+    again = new_index(SECRET).add("w", 0, "m")
     assert finished(again.restoring(replaced(known, has_bigrams=True), rows))
     assert saved(again)[0].has_bigrams
 
@@ -119,12 +119,12 @@ def replaced(known: SavedOwner, **fields: object) -> SavedOwner:
 
 @each_core
 def test_many_blocks_are_saved_in_pieces() -> None:
-    index = Index(SECRET, LIMITS)
+    index = new_index(SECRET, LIMITS)
     owner = index.add("w", 0, "m")
     index.apply(owner, [stored(list(range(1, LONG + 1)), list(range(LONG)))])
     known, rows = saved(owner)
     assert len(rows) > 1
-    other = Index(SECRET, LIMITS)
+    other = new_index(SECRET, LIMITS)
     again = other.add("w", 0, "m")
     assert finished(again.restoring(known, rows))
     other.check()
@@ -135,8 +135,8 @@ def test_many_blocks_are_saved_in_pieces() -> None:
 
 @each_core
 def test_restore_keeps_to_the_limit_of_rows() -> None:
-    known, rows = saved(filled(Index(SECRET)))
-    index = Index(SECRET, IndexLimits(bytes=64 * 2))
+    known, rows = saved(filled(new_index(SECRET)))
+    index = new_index(SECRET, IndexLimits(bytes=64 * 2))
     again = index.add("w", 0, "m")
     assert not finished(again.restoring(known, rows))
     index.check()
@@ -146,16 +146,16 @@ def test_restore_keeps_to_the_limit_of_rows() -> None:
 @each_core
 @pytest.mark.parametrize("blocks", [-1, 0, 1_000])
 def test_rows_of_another_number_are_not_restored(blocks: int) -> None:
-    known, rows = saved(filled(Index(SECRET)))
-    again = Index(SECRET).add("w", 0, "m")
+    known, rows = saved(filled(new_index(SECRET)))
+    again = new_index(SECRET).add("w", 0, "m")
     assert not finished(again.restoring(replaced(known, blocks=blocks), rows))
     assert again.blocks == 0
 
 
 @each_core
 def test_excess_adapters_are_cut() -> None:
-    known, rows = saved(filled(Index(SECRET)))
-    again = Index(SECRET).add("w", 0, "m")
+    known, rows = saved(filled(new_index(SECRET)))
+    again = new_index(SECRET).add("w", 0, "m")
     many = tuple(range(2 * MAX_NUMBERED_ADAPTERS))
     assert finished(again.restoring(replaced(known, numbered=many), rows))
     assert len(saved(again)[0].numbered) == MAX_NUMBERED_ADAPTERS

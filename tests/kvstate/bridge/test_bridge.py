@@ -5,7 +5,6 @@ import asyncio
 import grpc
 import pytest
 
-from kvstate.bridge import bridge
 from kvstate.bridge.rank import BridgeLimits
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState
@@ -259,9 +258,8 @@ async def test_stop_ends_streams_with_unavailable() -> None:
         assert await gateway.end() == ("UNAVAILABLE", "the bridge is stopping")
 
 
-async def test_streams_over_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "MAX_STREAMS", 1)
-    async with engine() as running:
+async def test_streams_over_the_limit_are_refused() -> None:
+    async with engine(limits=BridgeLimits(streams=1)) as running:
         await running.subscribe().read()
         assert (await running.subscribe().end())[0] == "RESOURCE_EXHAUSTED"
 

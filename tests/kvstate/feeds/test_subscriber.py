@@ -4,13 +4,12 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, Body, EngineLoad
-from kvstate.feeds.feed import OTHER_PUBLISHER, SNAPSHOT_LATE, Feed, FeedState
+from kvstate.feeds.feed import OTHER_PUBLISHER, SNAPSHOT_LATE, Effect, Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import ReplaySlots
@@ -30,6 +29,7 @@ from kvstate.overlap import Overlap
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
+from tests.skipping_loop import SkippingLoop, run_skipping
 from tests.waiting import until
 
 CLEAR = ["AllBlocksCleared"]
@@ -45,18 +45,19 @@ class Following:
         limits: IndexLimits | None,
         times: FeedTimes,
         turns: Turns,
+        feed: Feed,
     ) -> None:
         self.index = Index(12345678, limits)
         self.transport = transport
         self.owner = self.index.add("w", 0, "m")
         self.subscriber = Subscriber(
             RankName("w", 0),
-            Feed(transport.recovery),
+            feed,
             self.owner,
             transport,
             SharedByFeeds(turns, ReplaySlots(), clock, chance=lambda: 0.5, times=times),
         )
-        self.feed = self.subscriber.feed
+        self.feed = feed
         self.task = asyncio.create_task(self.subscriber.run())
 
     def publish(self, number: int, *events: object, life: int = 0) -> None:
@@ -79,9 +80,11 @@ async def following(
     limits: IndexLimits | None = None,
     times: FeedTimes = USUAL,
     turns: Turns | None = None,
+    feed: Feed | None = None,
 ) -> AsyncIterator[Following]:
     transport = transport or MemoryTransport()
-    followed = Following(transport, clock, limits, times, turns or Turns())
+    feed = feed or Feed(transport.recovery)
+    followed = Following(transport, clock, limits, times, turns or Turns(), feed)
     yield followed
     followed.task.cancel()
     await asyncio.gather(followed.task, return_exceptions=True)
@@ -256,8 +259,19 @@ async def test_changes_of_state_and_block_size_are_logged(caplog: pytest.LogCapt
     assert "w: block size learned: 1" in caplog.messages
 
 
-async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with following(times=FeedTimes(quiet_seconds=0.02)) as followed:
+class CountingFeed(Feed):
+    """Counts how often silence is noted."""
+
+    silences = 0
+
+    def quiet(self, *, for_long: bool = False) -> list[Effect]:
+        self.silences += 1
+        return super().quiet(for_long=for_long)
+
+
+async def test_silence_is_probed_once() -> None:
+    feed = CountingFeed(Recovery.REPLAY)
+    async with following(times=FeedTimes(quiet_seconds=0.02), feed=feed) as followed:
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.feed.last_sequence == 0)
@@ -266,9 +280,8 @@ async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: followed.overlap() == Overlap(1, (2, 0, 0, 0)))
         probed = list(followed.transport.replays)  # on a busy machine before the first batch, too
         assert probed[:2] == [0, 0]
-        silences = Mock(wraps=followed.feed.quiet)
-        monkeypatch.setattr(followed.feed, "quiet", silences)
-        await until(lambda: silences.call_count > 3)
+        before = feed.silences
+        await until(lambda: feed.silences > before + 3)
         assert followed.transport.replays == probed
 
 
@@ -467,15 +480,12 @@ async def test_replays_of_another_worker_degrade_the_feed_and_end() -> None:
         assert followed.owner.blocks >= 1
 
 
-async def test_error_while_applying_makes_all_blocks_uncertain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_error_while_applying_makes_all_blocks_uncertain() -> None:
     async with following() as followed:
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.owner.blocks == 1)
-        monkeypatch.setattr(followed.owner, "applying", None)
-        followed.publish(1, block(2, 1))
+        followed.transport.put(Batch(1, None))  # type: ignore[arg-type]
         await followed.state(FeedState.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)
 
@@ -491,22 +501,21 @@ async def test_replay_yields_the_loop_between_slices() -> None:
     assert len(seen) > 25
 
 
-async def test_errors_far_apart_are_followed_by_equal_waits(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = asyncio.get_running_loop().time
-    skipped_seconds = 0.0
+def test_errors_far_apart_are_followed_by_equal_waits(caplog: pytest.LogCaptureFixture) -> None:
     # so long that no wait ends by itself
     times = FeedTimes(quiet_seconds=0.01, retry_seconds=(1_000.0, 60_000.0))
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now() + skipped_seconds)
     transport = Faulty({0: payload(0, block(1))})
     transport.is_mended = True
-    async with following(transport, times=times) as followed:
-        await connected(followed)
-        for errors in range(1, 4):
-            transport.put(Malformed())
-            await until(lambda errors=errors: caplog.text.count("nobody foresaw") >= errors)  # type: ignore[misc]
-            skipped_seconds += 1_000  # the first wait
-            await followed.state(FeedState.LIVE)
-            skipped_seconds += 60_000
-            await until(lambda: followed.feed.certain)
+
+    async def scenario(loop: SkippingLoop) -> None:
+        async with following(transport, times=times) as followed:
+            await connected(followed)
+            for errors in range(1, 4):
+                transport.put(Malformed())
+                await until(lambda errors=errors: caplog.text.count("nobody foresaw") >= errors)  # type: ignore[misc]
+                loop.skipped_seconds += 1_000  # the first wait
+                await followed.state(FeedState.LIVE)
+                loop.skipped_seconds += 60_000
+                await until(lambda: followed.feed.certain)
+
+    run_skipping(scenario)

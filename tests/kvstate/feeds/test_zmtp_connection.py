@@ -12,7 +12,6 @@ import pytest
 from kvstate.feeds import zmtp_connection
 from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
 from kvstate.feeds.zmtp_connection import ZmtpAddress, ZmtpConnection, place_of
-from kvstate.wire import zmtp
 from kvstate.wire.zmtp import GREETING, message
 
 READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
@@ -101,11 +100,9 @@ async def test_peer_without_a_handshake_is_disconnected() -> None:
         assert (connection.is_lost, connection.fault) == (True, "no handshake")
 
 
-async def test_publisher_that_pings_without_reading_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(zmtp, "MAX_COMMANDS", sys.maxsize)
-    async with opened(GREETING + READY, ZmqLimits(max_commands=sys.maxsize)) as (connection, peer):
+async def test_publisher_that_pings_without_reading_is_disconnected() -> None:
+    limits = ZmqLimits(max_commands=sys.maxsize, commands_at_once=sys.maxsize)
+    async with opened(GREETING + READY, limits) as (connection, peer):
         peer.settimeout(0)
         async with asyncio.timeout(60):
             while not connection.is_lost:

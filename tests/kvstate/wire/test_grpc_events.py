@@ -10,7 +10,6 @@ from kvstate.events import (
     Event,
     OtherGroupStored,
 )
-from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KV_CACHE_LOCALITY_REMOTE,
@@ -25,6 +24,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
 from kvstate.wire.extras import Skipped
 from kvstate.wire.grpc_wire import decode_event
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
+from tests.kvstate.cores import new_index
 
 
 def block(number: int, *tokens: int, **fields: Any) -> KvBlock:
@@ -203,7 +203,7 @@ def test_salt_belongs_to_the_root_block_once() -> None:
 def test_request_of_the_same_namespace_meets_the_chain(
     fields: dict[str, Any], prompt: dict[str, Any]
 ) -> None:
-    index = Index(1)
+    index = new_index()
     owner = index.add("w", 0, "m")
     owner.trusted = True
     index.apply(owner, [stored(block(1, 5, 6), **fields)])
