@@ -20,6 +20,8 @@ releases write these differently.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -33,6 +35,7 @@ from extproc.requests.prompt import (
     BILLING,
     MAX_MESSAGES,
     NO_TOOLS,
+    USUAL_VARIABLES,
     Chat,
     InferenceRequest,
     MediaPart,
@@ -59,6 +62,32 @@ Messages = Sequence[dict[str, Any]]
 _PLAIN_KEYS = ("role", "content")
 _RESULT_KEYS = ("role", "content", "tool_call_id")
 _PLAIN_ROLES = ("user", "assistant")  # not a set: a role may be unhashable
+
+_SHAPES = frozenset((_PLAIN_KEYS,))
+_TEXTS = frozenset((str,))
+_ROLES = frozenset((*_PLAIN_ROLES, "system"))
+_role, _text = itemgetter("role"), itemgetter("content")
+
+
+def roles_of(messages: list[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Returns the roles of messages that are all plain: passed on unchanged, as in most requests.
+
+    Returns None if one of them is not, or if there are none or too many.
+    """
+    if not 0 < len(messages) <= MAX_MESSAGES or not _SHAPES.issuperset(map(tuple, messages)):
+        return None
+    roles, contents = tuple(map(_role, messages)), list(map(_text, messages))
+    if not (_TEXTS.issuperset(map(type, roles)) and _TEXTS.issuperset(map(type, contents))):
+        return None
+    if not _ROLES.issuperset(roles):
+        return None
+    if "system" in roles and any(map(_is_billed, compress(contents, map("system".__eq__, roles)))):
+        return None
+    return roles
+
+
+def _is_billed(content: str) -> bool:
+    return content.startswith(BILLING_LINE)
 
 
 def messages_of(
@@ -463,6 +492,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         msgspec.DecodeError: it is no chat completion.
     """
     body = _body.decode(content)
+    usual = _usual(body, speaks)
+    if usual is not None:
+        return usual
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they replace the prompt
     dialect = speaks(body.model)
@@ -499,6 +531,27 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)
 
 
+def _usual(body: _ChatBody, speaks: Speaks) -> InferenceRequest | None:
+    """Returns the request of a body with plain messages and nothing else that counts, else None.
+
+    It is the same that the general way makes of it, at a fraction of the steps.
+    """
+    messages, model = body.messages, body.model
+    if body != _ChatBody(messages, model):
+        return None
+    dialect = speaks(model)
+    if dialect is not None and not dialect.is_vllms:
+        return None
+    roles = roles_of(messages)
+    if roles is None:
+        return None
+    rule = None if dialect is None else dialect.effort
+    chat = Chat(
+        messages, USUAL_VARIABLES, effort_rule=rule, dialect=dialect, sent=messages, roles=roles
+    )
+    return InferenceRequest(model, [chat])
+
+
 def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
     """Returns a conversation as the chat template gets it.
 
@@ -515,9 +568,11 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
     if dialect is not None and dialect.is_foreign:
         _refuse_foreign(messages, options)
         dialect = None
-    parsed, has_media, forms = messages_of(
-        messages, orders_calls=options.orders_calls, calls_by_text=options.calls_by_text
-    )
+    roles, parsed, has_media, forms = roles_of(messages), messages, False, 0
+    if roles is None:
+        parsed, has_media, forms = messages_of(
+            messages, orders_calls=options.orders_calls, calls_by_text=options.calls_by_text
+        )
     variables, more = _variables(options)
     forms |= more | options.forms
     if forms and dialect is None:
@@ -536,6 +591,7 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
         sent=messages,
         tool_choice=choice_in(options.tool_choice) if options.tools else "",
         response_format=options.response_format,
+        roles=roles,
     )
 
 

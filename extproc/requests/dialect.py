@@ -102,6 +102,11 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     has_own_template: bool = False
     sglang: SglangRules | None = None
 
+    @property
+    def is_vllms(self) -> bool:
+        """Whether it is one of vLLM's, which pass plain messages to templates as they are."""
+        return self.sglang is None and not (self.is_foreign or self.has_own_template)
+
 
 class _Range(NamedTuple):
     """A dialect, and the engine and first release that speak it."""

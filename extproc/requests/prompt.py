@@ -17,6 +17,9 @@ MAX_MESSAGES = 8192
 MAX_PROMPTS = 64
 
 
+# What templates get besides the messages, unless a request says otherwise. Not to be changed.
+USUAL_VARIABLES: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False}
+
 # A media part of a request: its kind, and the part as the client wrote it.
 MediaPart = tuple[str, dict[str, Any]]
 
@@ -66,6 +69,8 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     tool_choice: "required" or "none", if the request has tools and says so, else "".
     response_format: the form of the answer, as the client wrote it; None for any. Templates get
         neither.
+    roles: those of the messages, if each has only a role (user, assistant or system) and a text;
+        None otherwise, or if that is not known.
     """
 
     messages: list[dict[str, Any]]
@@ -85,6 +90,16 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     conversion: Conversion | None = None
     tool_choice: str = ""
     response_format: Any = None
+    roles: tuple[str, ...] | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a template gets the messages as they are, and nothing unusual besides."""
+        return (
+            self.variables == USUAL_VARIABLES
+            and not (self.forms or self.effort)
+            and (self.dialect is None or self.dialect.is_vllms)
+        )
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

@@ -65,8 +65,10 @@ from extproc.templates.bounds import (
     guard,
     joined,
 )
+from extproc.templates.content_flow import only_writes_contents
 from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
 from extproc.templates.sglang_template import Render, SglangTemplate
+from extproc.templates.skeletons import Skeletons
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -408,6 +410,8 @@ class ChatTemplate:
             self._format_by_rule = content_formats(tree)
             self._formats = frozenset(self._format_by_rule.values())
             self._reads_reasoning = "reasoning" in source or _names(tree, "thinking")
+            is_simple = self._formats == {False} and only_writes_contents(tree)
+            self._skeletons = Skeletons() if is_simple else None
             self._template = environment.compiled(tree)
         except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise ValueError(f"not a Jinja template: {error}") from None
@@ -432,6 +436,8 @@ class ChatTemplate:
                 long; it reads values that releases pass differently, and the chat has no dialect;
                 or the conversation has media.
         """
+        if self._skeletons is not None and chat.roles is not None and chat.is_usual:
+            return self._by_skeleton(chat, chat.roles, self._skeletons, budget_seconds), 0
         tick = self._tick(budget_seconds)
         if chat.dialect is not None and chat.dialect.sglang is not None:
             return self._as_sglang().render(chat, chat.dialect.sglang, tick)
@@ -446,6 +452,22 @@ class ChatTemplate:
         else:
             return self._of_parts(told, chat.dialect, tick)
         return self._chosen(texts, chat.dialect, told.forms)
+
+    def _by_skeleton(
+        self, chat: Chat, roles: tuple[str, ...], skeletons: Skeletons, budget_seconds: float
+    ) -> str:
+        """Returns the text of a conversation whose roles alone decide what is around contents."""
+        text = skeletons.text(roles, chat.messages)
+        if text is not None:
+            return text
+        tick = self._tick(budget_seconds)
+
+        def render(messages: Messages) -> str:
+            return self._rendered(messages, chat.variables, tick)
+
+        text = render(chat.messages)
+        skeletons.learn(roles, chat.messages, text, render)
+        return text
 
     def _as_sglang(self) -> SglangTemplate:
         if self._sglang is None:

@@ -2,9 +2,12 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from extproc.base.engine import SGLANG, TRTLLM, Engine, Release
 from extproc.base.errors import RequestError
-from extproc.requests.chat_request import parse
+from extproc.requests.chat_request import parse, roles_of
+from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import Chat, InferenceRequest
 
 USER = {"role": "user", "content": "hello"}
@@ -49,7 +52,9 @@ def test_chat_keeps_every_field_that_changes_the_prompt() -> None:
         "tools": [TOOL],
         "documents": [{"text": "d"}],
     }
-    conversation = Chat([USER], variables, add_special_tokens=True, effort="low", sent=[USER])
+    conversation = Chat(
+        [USER], variables, add_special_tokens=True, effort="low", sent=[USER], roles=("user",)
+    )
     assert parsed == InferenceRequest("m", [conversation], "s")
 
 
@@ -117,3 +122,47 @@ def test_next_turn_that_is_malformed_is_refused() -> None:
     request(messages=[long])
     with pytest.raises(RequestError, match="bad_request"):
         request(messages=[long, {"content": "no role"}])
+
+
+SYSTEM = {"role": "system", "content": "s"}
+CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
+BILLED = {"role": "system", "content": "x-anthropic-billing-header: 1"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "roles"),
+    [
+        ([USER], ("user",)),
+        ([SYSTEM, USER, {"role": "assistant", "content": ""}], ("system", "user", "assistant")),
+        ([BILLED, USER], None),
+        ([{"content": "a", "role": "user"}], None),
+        ([{"role": "user", "content": None}], None),
+        ([{"role": ["user"], "content": "a"}], None),
+        ([{"role": "tool", "content": "a"}], None),
+        ([], None),
+    ],
+)
+def test_roles_are_those_of_plain_messages(messages: list[Any], roles: Any) -> None:
+    assert roles_of(messages) == roles
+
+
+DIALECTS = {
+    "agreed": None,
+    "newest": NEWEST,
+    "sglang": dialect_of(Engine(SGLANG, Release(0, 5, 23))),
+    "foreign": dialect_of(Engine(TRTLLM, Release(1, 0))),
+    "own template": structs.replace(NEWEST, has_own_template=True),
+}
+
+
+@pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER], [BILLED, USER], [CALLED], []])
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_plain_request_is_read_as_any_other(messages: list[Any], dialect: Dialect | None) -> None:
+    def read(**fields: Any) -> InferenceRequest | str:
+        body = {"messages": messages, "model": "m", "temperature": 1.0, **fields}
+        try:
+            return parse(json.dumps(body).encode(), lambda _: dialect)
+        except RequestError as error:
+            return error.reason
+
+    assert read() == read(n=1)

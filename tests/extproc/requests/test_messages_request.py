@@ -36,7 +36,7 @@ def turn(role: str, *blocks: dict[str, Any]) -> list[dict[str, Any]]:
 def test_messages_request_adds_a_generation_prompt() -> None:
     variables = {"add_generation_prompt": True, "continue_final_message": False}
     assert request(model="m", cache_salt="s") == InferenceRequest(
-        "m", [Chat([USER], variables, sent=[USER])], "s"
+        "m", [Chat([USER], variables, sent=[USER], roles=("user",))], "s"
     )
 
 

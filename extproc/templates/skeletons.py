@@ -1,0 +1,121 @@
+"""The texts around the contents of conversations, so that a template need not run for each one.
+
+Where a template only writes contents (`content_flow`), what it writes around them depends on the
+roles of the messages alone. That is found once for each sequence of roles, by rendering marks
+instead of contents, and kept: a next turn then takes one join. The first conversation with a
+sequence is rendered as well, and must be the same.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+from extproc.base.errors import RequestError
+from extproc.templates.bounds import MAX_CHARACTERS
+
+# Longer conversations are rendered, and as many sequences of roles are kept: at most some megabytes
+# for a template.
+MOST_MESSAGES = 128
+MOST_SEQUENCES = 1_024
+
+# White space around a mark, which `trim` removes, and no template or client writes; the number of
+# the message is between two characters for private use.
+_SPACE, _OPEN, _CLOSE = "\x1d", "\ue004", "\ue005"
+_MARK = re.compile(f"({_SPACE}?){_OPEN}([0-9]+){_CLOSE}({_SPACE}?)")
+_LEFT = re.compile(f"[{_SPACE}{_OPEN}{_CLOSE}]")
+
+_content = itemgetter("content")
+
+Messages = Sequence[dict[str, Any]]
+Render = Callable[[Messages], str]
+
+
+class Skeleton:
+    """What a template writes around the contents of messages with certain roles.
+
+    text: what it writes around marks. count: of the messages.
+
+    Raises:
+        ValueError: a mark is not whole, or of no message.
+    """
+
+    def __init__(self, text: str, count: int) -> None:
+        found = list(_MARK.finditer(text))
+        edges = [0, *[edge for one in found for edge in one.span()], len(text)]
+        self._around = [text[start:end] for start, end in list(pairwise(edges))[::2]]
+        is_bare = [not one[1] for one in found]
+        if is_bare != [not one[3] for one in found] or any(map(_LEFT.search, self._around)):
+            raise ValueError("a mark is not whole")
+        self._has_bare = any(is_bare)
+        first = len(self._around)
+        places = [
+            first + int(one[2]) + count * bare for one, bare in zip(found, is_bare, strict=True)
+        ]
+        self._pick = itemgetter(*_alternate(first, places))
+
+    def fill(self, contents: list[str]) -> str:
+        """Returns the text of a conversation with these contents."""
+        parts = self._around + contents
+        if self._has_bare:
+            parts.extend(map(str.strip, contents))
+        return "".join(self._pick(parts))
+
+
+def _alternate(count: int, places: Sequence[int]) -> list[int]:
+    """Returns the numbers of all parts: those around contents, with the contents between them."""
+    return [0, *[one for at in range(1, count) for one in (places[at - 1], at)]]
+
+
+class Skeletons:
+    """The skeletons of a template that only writes contents, by the roles of messages.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._by_roles: dict[tuple[str, ...], Skeleton] = {}
+        self._is_refuted = False
+
+    def text(self, roles: tuple[str, ...], messages: Messages) -> str | None:
+        """Returns the text of a conversation, None if its skeleton is not known.
+
+        Raises:
+            RequestError: it is too long (too_many_characters).
+        """
+        known = self._by_roles.get(roles)
+        if known is None:
+            return None
+        text = known.fill(list(map(_content, messages)))
+        if len(text) > MAX_CHARACTERS:
+            raise RequestError("too_many_characters")
+        return text
+
+    def learn(self, roles: tuple[str, ...], messages: Messages, text: str, render: Render) -> None:
+        """Finds the skeleton of a conversation that was rendered to a text.
+
+        render: renders messages. If the skeleton makes another text of the conversation, no
+        skeleton is used any more.
+
+        Raises:
+            RequestError: rendering fails.
+        """
+        if self._is_refuted or len(roles) > MOST_MESSAGES:
+            return
+        marks = [
+            {"role": role, "content": f"{_SPACE}{_OPEN}{at}{_CLOSE}{_SPACE}"}
+            for at, role in enumerate(roles)
+        ]
+        contents = list(map(_content, messages))
+        try:
+            skeleton = Skeleton(render(marks), len(roles))
+            self._is_refuted = skeleton.fill(contents) != text
+        except (ValueError, IndexError):
+            self._is_refuted = True
+        if self._is_refuted:
+            self._by_roles = {}
+            return
+        if len(self._by_roles) >= MOST_SEQUENCES:
+            self._by_roles = {}
+        self._by_roles[roles] = skeleton
