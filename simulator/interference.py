@@ -44,6 +44,8 @@ class Interference:
     """The fault of the replay socket, until changed."""
     is_silent: bool = False
     """Whether the events socket is closed, until changed."""
+    clock_ahead_seconds: float = 0.0
+    """How far the clock that stamps batches is ahead, until changed."""
     _delayed: list[Message] = field(default_factory=list)
 
     def fate(self) -> Fate:

@@ -76,7 +76,8 @@ class Publisher:
         written: Sequence[WireEvent] = self._options.dialect.layout.encode(events)
         if written:
             written = self._interference.spoiled(written)
-            payload = batch(time.time(), written, self._options.rank)
+            now = time.time() + self._interference.clock_ahead_seconds
+            payload = batch(now, written, self._options.rank)
             self._deliver(self._interference.garbled(payload))
 
     def publish_garbage(self, messages: int) -> None:

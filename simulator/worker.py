@@ -52,6 +52,11 @@ class Faults:
         for one in self._ranks_of(rank):
             one.interference.corrupt = what
 
+    def shift_clock(self, seconds: float, *, rank: int | None = None) -> None:
+        """Stamps batches this many seconds ahead of time; below 0, behind it."""
+        for one in self._ranks_of(rank):
+            one.interference.clock_ahead_seconds = seconds
+
     def garbage(self, messages: int, *, rank: int | None = None) -> None:
         """Sends random bytes at once, numbered and kept as batches are."""
         for one in self._ranks_of(rank):

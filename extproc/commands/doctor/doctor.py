@@ -6,7 +6,6 @@ hides no other part's findings.
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -16,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
@@ -33,7 +32,7 @@ from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
-from extproc.commands.doctor.worker_visit import Means, WebClient
+from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
 from extproc.config.rules import doubts
@@ -55,7 +54,8 @@ from extproc.sharing.messages import MessageError, decoded
 from extproc.sharing.sharing import ALIVE_TICKS, telling_of
 from extproc.tokenizing.tokens import Tokenizer
 
-T = TypeVar("T")
+Findings = Sequence[Finding]
+
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0
 
@@ -134,36 +134,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def examine(
-    config: Config, seconds: float, *, probes: bool, envoy: str | None = None
+    config: Config,
+    seconds: float,
+    *,
+    probes: bool,
+    envoy: str | None = None,
+    bounds: Bounds = USUAL,
 ) -> list[Finding]:
     """Examines everything that a configuration names; returns all findings.
 
     seconds: limit of each question and each wait; no part takes more than `MAX_WAITS` times as
     long. probes: whether to send test requests that provoke events, and to drain queues. envoy: the
-    address of Envoy's admin server, if it is not `envoy.admin`.
+    address of Envoy's admin server, if it is not `envoy.admin`. bounds: of waits and answers.
     """
     at = envoy or config.envoy.admin
     tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
     findings += await asyncio.to_thread(visit_tls, config)
-    async with contextlib.AsyncExitStack() as stack:
-        web = await stack.enter_async_context(WebClient(seconds))
-        means = Means(config, web, tokenizers, seconds, probes)
+    async with WebClient(seconds, bounds.answer_bytes) as web:
+        means = Means(config, web, tokenizers, seconds, probes, bounds)
         fleet, discovered = await visit_sources(config, seconds)
-        turns = asyncio.Semaphore(MAX_WORKERS)
-        tellings: list[FeedReport] = []
-        envoys, sharing, steering, *found = await asyncio.gather(
-            _bounded(
-                Subject(f"envoy {at}"),
-                visit_envoy(means, fleet, at),
-                seconds,
-            ),
-            _bounded(Subject("sharing"), visit_sharing(config, seconds), seconds),
-            _bounded(Subject("steering"), steering_visit.visit(means, at), seconds),
-            _bounded(
-                Subject("discovery kubernetes"), deletion_cost_visit.visit(config, seconds), seconds
-            ),
-            *(_in_turn(means, one, turns, tellings) for one in fleet),
-        )
+        found = await _visits(means, fleet, at)
     about = Subject("configuration")
     doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
     doubted += judge_secret(config)
@@ -172,9 +162,30 @@ async def examine(
         for one in missing_extras(config, find_spec)
         if one.key == "extproc.server"  # the others are found where they are used
     ]
-    workers = (finding for part in found for finding in part)
-    others = (*envoys, *sharing, *workers, *judge_swapped(tellings))
-    return [*doubted, *findings, *discovered, *others, *steering]
+    return [*doubted, *findings, *discovered, *found]
+
+
+async def _visits(means: Means, fleet: Sequence[Sighting], at: str) -> list[Finding]:
+    """Examines everything that runs, all at once; returns the findings.
+
+    at: the address of Envoy's admin server.
+    """
+    turns, tellings = asyncio.Semaphore(MAX_WORKERS), list[FeedReport]()
+
+    async with asyncio.TaskGroup() as group:
+
+        def start(name: str, visit: Awaitable[Findings]) -> asyncio.Task[Findings]:
+            return group.create_task(_bounded(Subject(name), visit, means.seconds))
+
+        envoy = start(f"envoy {at}", visit_envoy(means, fleet, at))
+        sharing = start("sharing", visit_sharing(means.config, means.seconds))
+        steering = start("steering", steering_visit.visit(means, at))
+        kubernetes = deletion_cost_visit.visit(means.config, means.seconds)
+        deletion_cost = start("discovery kubernetes", kubernetes)
+        workers = [group.create_task(_in_turn(means, one, turns, tellings)) for one in fleet]
+    swapped = judge_swapped(tellings)
+    before = [envoy, sharing, deletion_cost, *workers]
+    return [*(one for part in before for one in part.result()), *swapped, *steering.result()]
 
 
 async def _in_turn(

@@ -36,9 +36,6 @@ NULL = "NULL"
 PUBLISHERS = ("PUB", "XPUB")
 REPLAYERS = ("ROUTER",)
 
-# How long the doctor listens to a feed if it sends no test request.
-LISTEN_SECONDS = 2.0
-
 # Longest wait for READY after a greeting; a socket that sends only a greeting is still ZMQ.
 READY_SECONDS = 1.0
 
@@ -140,7 +137,7 @@ async def _connection(
     about: Subject,
 ) -> list[Finding]:
     """Examines a feed that has one connection for all ranks."""
-    listeners = probe.connected(source)
+    listeners = probe.connected(source, means.bounds.messages)
     try:
         await listeners[0].wait_until(
             lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
@@ -175,7 +172,7 @@ async def _listen(
     if means.probes and visited.is_there:
         findings += await judge_probe(means, worker, visited, listeners, about)
     else:
-        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
+        await asyncio.sleep(min(means.bounds.listen_seconds, means.seconds))
     heard = [one.summary for one in listeners]
     if heard[0].lost:
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
@@ -247,9 +244,10 @@ async def _listened(
     heard: a summary for each rank is appended here.
     """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
-    ours = probe.subscribed(sources)
+    limit = means.bounds.messages
+    ours = probe.subscribed(sources, limit)
     heard += (one.summary for one in ours)
-    others = [] if sources == all_topics else probe.subscribed(all_topics)
+    others = [] if sources == all_topics else probe.subscribed(all_topics, limit)
     try:
         return await _zmq_heard(means, worker, visited, (ours, others), about)
     finally:
@@ -277,7 +275,7 @@ async def _zmq_heard(
     if means.probes and visited.is_there:
         findings += await judge_probe(means, worker, visited, ours, about)
     else:
-        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
+        await asyncio.sleep(min(means.bounds.listen_seconds, means.seconds))
         if not any(one.summary.batches for one in every):
             says = "connected; no event was published during the check: --probe triggers one"
             findings.append(about.note("feed", says))

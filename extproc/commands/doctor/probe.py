@@ -12,6 +12,7 @@ from typing import NamedTuple
 from extproc.base.errors import RequestError, importing_extra
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.token_visit import engine_tokens
+from extproc.commands.doctor.worker_visit import USUAL as DEFAULT
 from extproc.commands.doctor.worker_visit import Means, WorkerReport, judge_block_size, judge_clock
 from extproc.config.schema import WorkerSettings
 from extproc.requests.prompt import Text
@@ -42,8 +43,7 @@ WORDS = 96
 # A subscription may start too late for the first event, so the wait is split among several tries.
 TRIES = 3
 
-# Limits for one feed; no engine publishes this much in the seconds that the doctor listens.
-MAX_MESSAGES = 20_000
+# Limits for one feed, beside the number of messages.
 MAX_BYTES = 128 * 1024 * 1024
 MAX_CHAINS = 4_096
 
@@ -59,10 +59,11 @@ class MessageSummary:
 
     is_live: messages carry the publisher's own time, and arrive as they are published. provoked:
     the tokens of a test request whose blocks were announced here, and the number of the first batch
-    that may have them.
+    that may have them. max_messages: with more, it is over its limit.
     """
 
-    def __init__(self, rank: int, *, is_live: bool) -> None:
+    def __init__(self, rank: int, *, is_live: bool, max_messages: int = DEFAULT.messages) -> None:
+        self._max_messages = max_messages
         self.rank = rank
         self.is_live = is_live
         self.is_connected = False
@@ -85,7 +86,7 @@ class MessageSummary:
     @property
     def is_over_limit(self) -> bool:
         """Whether more messages or bytes arrived than the doctor accepts."""
-        return self._messages > MAX_MESSAGES or self._bytes > MAX_BYTES
+        return self._messages > self._max_messages or self._bytes > MAX_BYTES
 
     def count_message(self) -> None:
         """Counts one message of any kind."""
@@ -140,8 +141,10 @@ def _is_part(chain: bytes, whole: bytes) -> bool:
 class Listener:
     """Listens to one rank's feed until it is closed."""
 
-    def __init__(self, rank: int, transport: FeedTransport, *, is_live: bool) -> None:
-        self.summary = MessageSummary(rank, is_live=is_live)
+    def __init__(
+        self, rank: int, transport: FeedTransport, max_messages: int, *, is_live: bool
+    ) -> None:
+        self.summary = MessageSummary(rank, is_live=is_live, max_messages=max_messages)
         self._transport = transport
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._listen())
@@ -188,18 +191,23 @@ class Listener:
                 heard.take(sequence, body, time.time())
 
 
-def subscribed(sources: Mapping[int, ZmqSource]) -> list[Listener]:
+def subscribed(sources: Mapping[int, ZmqSource], max_messages: int) -> list[Listener]:
     """Returns a listener for each of some ranks of a ZMQ feed."""
-    return [Listener(rank, ZmqTransport(one), is_live=True) for rank, one in sources.items()]
+    return [
+        Listener(rank, ZmqTransport(one), max_messages, is_live=True)
+        for rank, one in sources.items()
+    ]
 
 
-def connected(source: GrpcSource | DrainSource) -> list[Listener]:
+def connected(source: GrpcSource | DrainSource, max_messages: int) -> list[Listener]:
     """Returns a listener for each rank of a feed with one connection for all.
 
     Raises:
         ExtraError: it is a gRPC feed, and grpcio is not installed.
     """
-    return [Listener(rank, one, is_live=False) for rank, one in enumerate(_opened(source))]
+    return [
+        Listener(rank, one, max_messages, is_live=False) for rank, one in enumerate(_opened(source))
+    ]
 
 
 def _opened(source: GrpcSource | DrainSource) -> Sequence[FeedTransport]:

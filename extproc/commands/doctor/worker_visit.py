@@ -71,8 +71,21 @@ class Answer(NamedTuple):
         return self.status == OK and not self.reason
 
 
-# Enough for a list of ten thousand adapters, or for Envoy's whole configuration.
-MAX_ANSWER_BYTES = 32 * 1024 * 1024
+class Bounds(NamedTuple):
+    """The most that doctor waits and accepts.
+
+    listen_seconds: for an event that nothing provoked. answer_bytes: of an HTTP server, enough for
+    a list of ten thousand adapters, or for Envoy's whole configuration. messages: of one feed; no
+    engine publishes as many while doctor listens.
+    """
+
+    listen_seconds: float = 2.0
+    answer_bytes: int = 32 * 1024 * 1024
+    messages: int = 20_000
+
+
+USUAL = Bounds()
+
 MAX_CONNECTIONS = 64
 _READ_BYTES = 64 * 1024
 
@@ -81,11 +94,12 @@ class WebClient:
     """An HTTP client that turns every failure into an `Answer`; an asynchronous context.
 
     Unlike the router's own HTTP client, it needs the text of a failure, the Date header, and
-    answers other than 200. seconds: limit for each question.
+    answers other than 200. seconds: limit for each question. max_bytes: of each answer.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, max_bytes: int = USUAL.answer_bytes) -> None:
         self._seconds = seconds
+        self._max_bytes = max_bytes
         self._client = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -126,8 +140,8 @@ class WebClient:
                 content = bytearray()
                 async for piece in response.content.iter_chunked(_READ_BYTES):
                     content += piece
-                    if len(content) > MAX_ANSWER_BYTES:
-                        reason = f"an answer of more than {MAX_ANSWER_BYTES} bytes"
+                    if len(content) > self._max_bytes:
+                        reason = f"an answer of more than {self._max_bytes} bytes"
                         return Answer(response.status, reason=reason)
         except TimeoutError:
             return Answer(reason=f"no answer within {self._seconds:g} s")
@@ -162,6 +176,7 @@ class Means(NamedTuple):
     tokenizers: Mapping[str, Tokenizer]
     seconds: float
     probes: bool
+    bounds: Bounds
 
 
 class WorkerReport(NamedTuple):

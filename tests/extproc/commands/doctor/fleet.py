@@ -8,6 +8,7 @@ from typing import Any
 
 from extproc.commands.doctor.doctor import examine
 from extproc.commands.doctor.findings import STEERING, Finding, Severity
+from extproc.commands.doctor.worker_visit import Bounds
 from extproc.config.schema import Config, Envoy, Model, WorkerEvents, WorkerSettings
 from simulator import worker as simulated
 from simulator.server import running
@@ -20,6 +21,9 @@ MODEL = Model("tiny", tokenizer=str(TINY_MODEL))
 # of it.
 SECONDS = 10.0
 SILENT_SECONDS = 4.0
+
+# Where nothing is published, the wait for events is in vain.
+BRIEF = Bounds(listen_seconds=0.2)
 
 
 def two_free_ports() -> int:
@@ -62,10 +66,15 @@ async def one_worker(
 
 
 async def findings_of(
-    *workers: WorkerSettings, probes: bool = False, seconds: float = SECONDS, **changes: Any
+    *workers: WorkerSettings,
+    probes: bool = False,
+    seconds: float = SECONDS,
+    bounds: Bounds = BRIEF,
+    **changes: Any,
 ) -> list[Finding]:
     """What the doctor finds, but for the router, which does not run."""
-    found = await examine(config_of(*workers, **changes), seconds, probes=probes)
+    config = config_of(*workers, **changes)
+    found = await examine(config, seconds, probes=probes, bounds=bounds)
     return [one for one in found if one.check != STEERING]
 
 

@@ -9,7 +9,7 @@ import pytest
 from extproc.commands.doctor.doctor import examine
 from extproc.commands.doctor.findings import STEERING, Finding, Severity
 from extproc.config.reader import load
-from tests.extproc.commands.doctor.fleet import SECONDS
+from tests.extproc.commands.doctor.fleet import BRIEF, SECONDS
 from tests.system.system import System, chat, running
 
 
@@ -27,7 +27,7 @@ async def test_doctor_finds_a_working_system_right_and_leaves_it_so() -> None:
     async with running(workers=2) as system:
         config = load(str(system.config_file))
         for probes in (False, True):
-            found = await examine(config, SECONDS, probes=probes)
+            found = await examine(config, SECONDS, probes=probes, bounds=BRIEF)
             assert not [one for one in found if one.verdict is Severity.WRONG]
         assert {one.verdict for one in found if one.check == "envoy"} == {Severity.RIGHT}
         feeds = await feeds_of(system)
@@ -43,7 +43,7 @@ async def set_steering(system: System, percent: int) -> None:
 
 async def steering_of(system: System) -> Finding:
     """What a doctor finds about steering."""
-    found = await examine(load(str(system.config_file)), SECONDS, probes=False)
+    found = await examine(load(str(system.config_file)), SECONDS, probes=False, bounds=BRIEF)
     return next(one for one in found if one.check == STEERING)
 
 

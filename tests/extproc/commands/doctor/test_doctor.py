@@ -5,10 +5,8 @@ import contextlib
 import json
 import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -27,7 +25,6 @@ from extproc.config.schema import (
     WorkerEvents,
     WorkerSettings,
 )
-from simulator import publisher
 from simulator import worker as simulated
 from simulator.settings import TINY_MODEL
 from tests.extproc.commands.doctor.fleet import (
@@ -306,10 +303,9 @@ async def test_messages_that_are_no_events_are_found() -> None:
 
 
 @pytest.mark.slow
-async def test_clock_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_ago = SimpleNamespace(time=lambda: time.time() - 3600)
-    monkeypatch.setattr(publisher, "time", an_hour_ago)
-    async with one_worker() as (_, worker):
+async def test_clock_difference_is_found() -> None:
+    async with one_worker() as (simulated, worker):
+        simulated.faults.shift_clock(-3600.0)
         assert await codes_of(worker, probes=True) == {"clock-skew"}
 
 

@@ -16,7 +16,7 @@ from extproc.config.schema import Accounting, Config, Envoy, ExtProc, WorkerSett
 from extproc.config.sections import RouterTls
 from extproc.envoy.endpoint_files import Lane, assignment, path_of
 from extproc.envoy.envoy_config import render
-from tests.extproc.commands.doctor.fleet import MODEL, SECONDS
+from tests.extproc.commands.doctor.fleet import BRIEF, MODEL, SECONDS
 from tests.extproc.serving.identities import Identities
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy
@@ -33,7 +33,7 @@ def configuration() -> Config:
 
 async def found_in(config: Config, text: str) -> list[tuple[Severity, str]]:
     async with running_envoy(text, int(config.envoy.admin.rpartition(":")[2])):
-        found = await examine(config, SECONDS, probes=False)
+        found = await examine(config, SECONDS, probes=False, bounds=BRIEF)
     return [(one.verdict, one.code) for one in found if one.check == "envoy"]
 
 
@@ -60,7 +60,8 @@ async def test_envoy_option_names_the_admin_server() -> None:
     at = config.envoy.admin
     elsewhere = replace(config, envoy=replace(config.envoy, admin=f"127.0.0.1:{free_port()}"))
     async with running_envoy(render(config), int(at.rpartition(":")[2])):
-        found = await examine(elsewhere, SECONDS, probes=False, envoy=f"localhost:{at[10:]}")
+        port = f"localhost:{at[10:]}"
+        found = await examine(elsewhere, SECONDS, probes=False, bounds=BRIEF, envoy=port)
     (one,) = (one for one in found if one.check == "envoy")
     assert (one.subject, one.verdict) == (f"envoy localhost:{at[10:]}", Severity.RIGHT)
 
@@ -70,7 +71,7 @@ async def test_router_that_envoy_never_reached_is_found() -> None:
     async with running_envoy(render(config), int(config.envoy.admin.rpartition(":")[2])):
         async with ClientSession() as session:
             await session.post(f"http://{config.envoy.listen}/v1/completions", json={"prompt": "a"})
-        found = await examine(config, SECONDS, probes=False)
+        found = await examine(config, SECONDS, probes=False, bounds=BRIEF)
     (one,) = (one for one in found if one.check == "envoy")
     assert one.code == "envoy-router-unreachable"
     says = rf"cluster kvsteer: all \d+ connections to {config.extproc.listen} failed"

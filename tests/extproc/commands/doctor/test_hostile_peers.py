@@ -12,9 +12,9 @@ import zmq
 import zmq.asyncio
 
 from extproc.base.address import Address
-from extproc.commands.doctor import probe, worker_visit
 from extproc.commands.doctor.feed_visit import greet
 from extproc.commands.doctor.findings import MAX_SAID, as_text
+from extproc.commands.doctor.worker_visit import Bounds
 from extproc.config.schema import Envoy, WorkerEvents, WorkerSettings
 from kvstate.wire.zmtp import GREETING
 from tests.extproc.commands.doctor.fleet import (
@@ -86,6 +86,8 @@ async def peer(speak: Speak) -> AsyncIterator[str]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+SMALL = Bounds(answer_bytes=1024 * 1024)
+
 HTTP = [garbage, silence, endless_body, a_byte_now_and_then]
 PORTS = [garbage, silence, endless_body, a_byte_now_and_then, nonsense_in_json]
 
@@ -93,11 +95,12 @@ PORTS = [garbage, silence, endless_body, a_byte_now_and_then, nonsense_in_json]
 @pytest.mark.parametrize("speak", HTTP)
 @pytest.mark.slow
 async def test_worker_that_is_no_http_server_is_found_in_time(
-    speak: Speak, monkeypatch: pytest.MonkeyPatch
+    speak: Speak,
 ) -> None:
-    monkeypatch.setattr(worker_visit, "MAX_ANSWER_BYTES", 1024 * 1024)
     async with asyncio.timeout(PATIENCE_SECONDS), peer(speak) as endpoint:
-        found = await findings_of(WorkerSettings(endpoint), probes=True, seconds=SECONDS)
+        found = await findings_of(
+            WorkerSettings(endpoint), probes=True, seconds=SECONDS, bounds=SMALL
+        )
     codes = {one.code for one in found} - {""}
     assert codes
     assert codes <= {"worker-unreachable", "worker-unhealthy", "answer-unreadable"}
@@ -144,10 +147,7 @@ async def test_silent_grpc_feed_is_found_in_time() -> None:
 
 
 @pytest.mark.slow
-async def test_endless_feed_is_found_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(probe, "MAX_MESSAGES", 500)
+async def test_endless_feed_is_found_in_time() -> None:
     context = zmq.asyncio.Context()
     publisher = context.socket(zmq.PUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -161,7 +161,7 @@ async def test_endless_feed_is_found_in_time(
     flooding = asyncio.create_task(flood())
     async with asyncio.timeout(PATIENCE_SECONDS), one_worker(dialect="vllm-0.24") as (_, worker):
         wrong = with_events(worker, zmq=f"tcp://127.0.0.1:{port}", replay=None)
-        found = await codes_of(wrong, probes=True, seconds=6.0)
+        found = await codes_of(wrong, probes=True, seconds=6.0, bounds=Bounds(messages=500))
     flooding.cancel()
     await asyncio.gather(flooding, return_exceptions=True)
     context.destroy(0)
@@ -171,11 +171,11 @@ async def test_endless_feed_is_found_in_time(
 @pytest.mark.parametrize("speak", [garbage, endless_body, nonsense_in_json])
 @pytest.mark.slow
 async def test_admin_server_that_is_not_envoy_ends_in_time(
-    speak: Speak, monkeypatch: pytest.MonkeyPatch
+    speak: Speak,
 ) -> None:
-    monkeypatch.setattr(worker_visit, "MAX_ANSWER_BYTES", 1024 * 1024)
     async with asyncio.timeout(PATIENCE_SECONDS), peer(speak) as port, one_worker() as (_, worker):
-        found = await findings_of(worker, seconds=SILENT_SECONDS, envoy=Envoy(admin=port))
+        envoy = Envoy(admin=port)
+        found = await findings_of(worker, seconds=SILENT_SECONDS, bounds=SMALL, envoy=envoy)
     about_envoy = [one for one in found if one.check == "envoy"]
     assert [one.code for one in about_envoy] in (["envoy-unreadable"], [""])
 

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.commands.doctor import feed_visit
 from extproc.commands.doctor.findings import Severity
+from extproc.commands.doctor.worker_visit import Bounds
 from extproc.config.schema import Model, RemoteTokenizerSettings, WorkerEvents, WorkerSettings
 from kvstate.bridge.bridge import Bridge, BridgeServer
 from kvstate.bridge.rank import BridgeLimits
@@ -65,13 +65,11 @@ async def bridge(worker: simulated.SimulatedWorker) -> AsyncIterator[str]:
 
 
 @pytest.mark.slow
-async def test_traffic_reveals_wrong_block_size_and_topic_without_a_probe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(feed_visit, "LISTEN_SECONDS", 3.0)
+async def test_traffic_reveals_wrong_block_size_and_topic_without_a_probe() -> None:
+    long = Bounds(listen_seconds=3.0)
     async with one_worker(dialect="vllm-0.24", topic="kv") as (running, worker), traffic(running):
-        assert await codes_of(replace(worker, block_size=32)) == {"block-size"}
-        assert await codes_of(with_events(worker, topic="other")) == {"topic-wrong"}
+        assert await codes_of(replace(worker, block_size=32), bounds=long) == {"block-size"}
+        assert await codes_of(with_events(worker, topic="other"), bounds=long) == {"topic-wrong"}
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 import msgspec
 import pytest
 
-from extproc.commands.doctor import probe
 from extproc.commands.doctor.findings import Subject
 from extproc.commands.doctor.probe import MessageSummary, judge_groups, judge_heard
 from kvstate.events import AllCleared, BlocksStored, EventBatch, OtherGroupStored
@@ -79,9 +78,11 @@ def test_heard_clock_is_judged_by_live_batches_only() -> None:
     assert codes_in(hearing(late, is_live=False)) == [""]
 
 
-def test_heard_messages_beyond_the_limit_are_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "MAX_MESSAGES", 1)
-    assert "feed-flooded" in codes_in(hearing((0, stored(1)), (1, stored(1))))
+def test_heard_messages_beyond_the_limit_are_a_flood() -> None:
+    heard = MessageSummary(0, is_live=True, max_messages=1)
+    for _ in range(2):
+        heard.count_message()
+    assert codes_in(heard) == ["feed-flooded"]
 
 
 @pytest.mark.parametrize(
