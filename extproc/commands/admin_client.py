@@ -47,14 +47,16 @@ def find_decision(admin: str, request_id: str) -> Any:
     return ask("explain", admin, f"/decisions/{number}")
 
 
-def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
-    """Returns an answer without decoding it; otherwise like `ask`."""
+def fetch(
+    command: str, admin: str, path: str, body: object = None, *, max_bytes: int = MAX_BYTES
+) -> bytes:
+    """Returns an answer of at most max_bytes without decoding it; otherwise like `ask`."""
     url = _url(admin, path)
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            answer: bytes = response.read(MAX_BYTES + 1)
+            answer: bytes = response.read(max_bytes + 1)
             left = response.length
     except urllib.error.HTTPError as error:
         raise _fault(command, url, _reason_in(error)) from None
@@ -68,8 +70,8 @@ def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
     except (OSError, ValueError, HTTPException) as error:
         raise _fault(command, url, error) from None
 
-    if len(answer) > MAX_BYTES:
-        raise _fault(command, url, f"the answer has more than {MAX_BYTES} bytes")
+    if len(answer) > max_bytes:
+        raise _fault(command, url, f"the answer has more than {max_bytes} bytes")
     if left:
         raise _fault(command, url, "the answer ends too early")
     return answer

@@ -319,20 +319,25 @@ async def _watch(part: DemoProcess, again_seconds: float) -> NoReturn:
         print(f"{part.name} has restarted as process {part.pid}", flush=True)
 
 
-async def ready(urls: Sequence[str], parts: Sequence[DemoProcess]) -> None:
+async def ready(
+    urls: Sequence[str],
+    parts: Sequence[DemoProcess],
+    timeout_seconds: float = READY_TIMEOUT_SECONDS,
+) -> None:
     """Waits until all URLs answer 200.
 
     Raises:
         StartError: a URL is not ready in time, or a part has ended, even if another process
             answers in its place.
     """
-    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
+    deadline = time.monotonic() + timeout_seconds
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         for url in urls:
             while fault := await _fault(session, url):
                 _raise_if_dead(parts)
                 if time.monotonic() > deadline:
-                    raise StartError(_not_ready(url, fault, parts))
+                    late = f"demo: {url} is not ready after {timeout_seconds:g} s: {fault}"
+                    raise StartError(late + _last_outputs(parts))
                 await asyncio.sleep(0.05)
     _raise_if_dead(parts)
 
@@ -342,11 +347,10 @@ def _raise_if_dead(parts: Sequence[DemoProcess]) -> None:
         part.raise_if_dead()
 
 
-def _not_ready(url: str, fault: str, parts: Sequence[DemoProcess]) -> str:
-    said = "".join(
+def _last_outputs(parts: Sequence[DemoProcess]) -> str:
+    return "".join(
         f"\nlast output of {part.name}:{part.last_output()}" for part in parts if part.last_output()
     )
-    return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
 
 
 async def _fault(session: aiohttp.ClientSession, url: str) -> str:

@@ -13,7 +13,6 @@ from time import monotonic
 
 from extproc.base.errors import StartError
 
-# For the whole call.
 TIMEOUT_SECONDS = 3.0
 
 _MAX_DETAILS = 300
@@ -67,8 +66,12 @@ class _NoAnswer(Exception):
     """The server did not answer the call; the text says why."""
 
 
-def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
+def fault_of(
+    target: str, tls: ClientTls | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> str | None:
     """Returns what is wrong with the gRPC server at a host:port or unix:PATH, None if it serves.
+
+    timeout_seconds: for the whole call.
 
     Raises:
         StartError: one of the files cannot be read.
@@ -76,10 +79,10 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
     for path in () if tls is None else filter(None, (tls.ca, tls.certificate, tls.key)):
         _check(path)
     try:
-        with _connected(target, tls) as connection:
-            status = _answer(connection)
+        with _connected(target, tls, timeout_seconds) as connection:
+            status = _answer(connection, timeout_seconds)
     except TimeoutError:
-        return f"{target}: UNAVAILABLE: no answer within {TIMEOUT_SECONDS:g} s"
+        return f"{target}: UNAVAILABLE: no answer within {timeout_seconds:g} s"
     except OSError as error:
         # a name that is not found has a number of its own; a TLS error has none
         number = error.errno or 0
@@ -93,7 +96,9 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
 
 
 @contextlib.contextmanager
-def _connected(target: str, tls: ClientTls | None) -> Iterator[socket.socket]:
+def _connected(
+    target: str, tls: ClientTls | None, timeout_seconds: float
+) -> Iterator[socket.socket]:
     """Connects to a server, over TLS if that is asked for."""
     host, _, port = target.rpartition(":")
     if target.startswith(_UNIX):
@@ -108,7 +113,7 @@ def _connected(target: str, tls: ClientTls | None) -> Iterator[socket.socket]:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         family, place = found[0][0], found[0][4]
     with socket.socket(family) as plain:
-        plain.settimeout(TIMEOUT_SECONDS)
+        plain.settimeout(timeout_seconds)
         plain.connect(place)  # type: ignore[arg-type]  # of its family
         if tls is None:
             yield plain
@@ -164,10 +169,10 @@ def _call() -> bytes:
     )
 
 
-def _answer(connection: socket.socket) -> bytes:
+def _answer(connection: socket.socket, timeout_seconds: float) -> bytes:
     """Returns the encoded answer to the call."""
     connection.sendall(_call())
-    until = monotonic() + TIMEOUT_SECONDS
+    until = monotonic() + timeout_seconds
     data = last_block = b""
     for _ in range(_MAX_FRAMES):
         kind, flags, stream, payload = _read_frame(connection, until)

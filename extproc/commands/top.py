@@ -59,7 +59,13 @@ q        quits, as Ctrl-C does
 any key  refreshes at once""".splitlines()
 
 
-def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
+def run(
+    admin: str,
+    *,
+    once: bool,
+    out: TextIO | None = None,
+    refresh_seconds: float = REFRESH_SECONDS,
+) -> int:
     """Shows the router again and again until it is interrupted, or once; returns the exit status.
 
     admin: the URL of a router's admin server. Output that is no terminal is written once.
@@ -77,7 +83,7 @@ def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
     with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
         out.write(_OTHER_SCREEN)
         try:
-            while (key := _drawn(admin, out, keyboard, helps=helps)) != "q":
+            while (key := _drawn(admin, out, keyboard, refresh_seconds, helps=helps)) != "q":
                 helps = (key == "?") ^ helps if key else helps
         finally:
             out.write(_SCREEN_AGAIN)
@@ -104,13 +110,15 @@ def _keyboard() -> Iterator[int | None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-def _drawn(admin: str, out: TextIO, keyboard: int | None, *, helps: bool) -> str:
+def _drawn(
+    admin: str, out: TextIO, keyboard: int | None, refresh_seconds: float, *, helps: bool
+) -> str:
     """Draws the screen and waits; returns the key that was pressed meanwhile, "" if none."""
     _draw(admin, out, helps=helps)
     if keyboard is None:
-        time.sleep(REFRESH_SECONDS)
+        time.sleep(refresh_seconds)
         return ""
-    if not select.select([keyboard], [], [], REFRESH_SECONDS)[0]:
+    if not select.select([keyboard], [], [], refresh_seconds)[0]:
         return ""
     # end of input, such as after the terminal was closed: quit
     return os.read(keyboard, 64).decode(errors="replace")[:1] or "q"

@@ -36,7 +36,7 @@ from kvstate.overlap import Tokens
 # The block size of Mooncake's own trace (arxiv 2407.00079, its trace release).
 MOONCAKE_BLOCK_TOKENS = 512
 
-# Longest line: a body with pictures may be this long.
+# A body with pictures may be this long.
 MAX_LINE_BYTES = 32 * 1024 * 1024
 
 MAX_TOKENS = 16 * 1024 * 1024
@@ -44,8 +44,6 @@ MAX_BLOCK_TOKENS = 65_536
 
 # Most blocks of all requests together, which take some gigabytes of memory.
 MAX_BLOCKS = 40_000_000
-
-TOO_LONG = f"more than {MAX_BLOCKS} blocks: play a part of it, as with --first"
 
 _MAX_NUMBER = 1e13
 
@@ -128,10 +126,15 @@ class Trace:
         tokenize: Tokenize | None = None,
         model: str | None = None,
         gap_seconds: float | None = None,
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_blocks: int = MAX_BLOCKS,
     ) -> None:
         self._tokenize = tokenize
         self._model = model
         self._gap_seconds = gap_seconds
+        self._max_line_bytes = max_line_bytes
+        self._max_blocks = max_blocks
         self._blocks = 0
         self._models: set[str] = set()
         self._requests: list[Recorded] = []
@@ -160,8 +163,8 @@ class Trace:
                 raise ValueError(f"{name}, line {number}: {error}") from None
 
     def _take(self, line: bytes) -> None:
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes")
+        if len(line) > self._max_line_bytes:
+            raise ValueError(f"is longer than {self._max_line_bytes} bytes")
         found = _line.decode(line)
         if self._model is not None and found.model not in (None, self._model):
             self.skipped += 1
@@ -180,8 +183,7 @@ class Trace:
             self.skipped += 1
             return
         self._blocks += len(recorded.hashes or ())
-        if self._blocks > MAX_BLOCKS:
-            raise ValueError(TOO_LONG)
+        _limit(self._blocks, self._max_blocks)
         self._requests.append(recorded)
 
     def _recorded(self, line: _TraceLine, text: bytes) -> Recorded:
@@ -232,6 +234,11 @@ def _count(what: str, *given: int | None) -> int | None:
     return found
 
 
+def _limit(blocks: int, most: int) -> None:
+    if blocks > most:
+        raise ValueError(f"more than {most} blocks: play a part of it, as with --first")
+
+
 def _number(what: str, given: float) -> float:
     if not abs(given) <= _MAX_NUMBER:
         raise ValueError(f"`{what}` is no such number")
@@ -267,7 +274,9 @@ class Replay(NamedTuple):
     isolates: bool = False
 
 
-def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
+def requests_of(
+    recorded: Sequence[Recorded], replay: Replay, max_blocks: int = MAX_BLOCKS
+) -> list[Request]:
     """Returns the requests for simulated engines; recorded: in order of time.
 
     Raises:
@@ -276,8 +285,7 @@ def requests_of(recorded: Sequence[Recorded], replay: Replay) -> list[Request]:
     """
     size = replay.block_tokens
     tokens = sum(one.tokens + (one.answer_tokens or replay.answer_tokens) for one in recorded)
-    if tokens // size > MAX_BLOCKS:
-        raise ValueError(TOO_LONG)
+    _limit(tokens // size, max_blocks)
     prompts = _Prompts(size)
     made = []
     for one in recorded:

@@ -108,15 +108,12 @@ def test_start_error_has_no_control_codes_for_any_answer(hostile: str, answer: b
     assert str(caught.value).isprintable()
 
 
-def test_endless_or_truncated_answer_is_a_fault(
-    answers: str, cut: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_or_truncated_answer_is_a_fault(answers: str, cut: str) -> None:
     with pytest.raises(StartError, match=r"^report: .*: the answer ends too early$"):
         fetch("report", cut, "/report")
-    monkeypatch.setattr("extproc.commands.admin_client.MAX_BYTES", 5)
-    assert fetch("report", answers, "/200/12345") == b"12345"
+    assert fetch("report", answers, "/200/12345", max_bytes=5) == b"12345"
     with pytest.raises(StartError, match=r"^report: .*: the answer has more than 5 bytes$"):
-        fetch("report", answers, "/200/123456")
+        fetch("report", answers, "/200/123456", max_bytes=5)
 
 
 def test_malformed_json_answer_is_a_fault(answers: str) -> None:

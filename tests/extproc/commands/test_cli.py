@@ -1,5 +1,4 @@
 import gc
-import io
 import json
 import os
 import pty
@@ -16,10 +15,10 @@ import yaml
 
 from extproc.__main__ import main
 from extproc.running.request_path import CHOICE
-from kvstate import index
 from kvstate.index import default_core_name
 from simulator.settings import TINY_MODEL
 from tests.extproc.router_process import AS_FIRST_PROCESS, first_process, needs_namespaces
+from tests.kvstate.cores import needs_compiled_core
 from tests.ports import free_port
 
 KVSTEER = [sys.executable, "-m", "extproc"]
@@ -38,24 +37,22 @@ def config(directory: Path, **sections: object) -> str:
     return str(file)
 
 
-@pytest.fixture(autouse=True)
-def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "IS_COMPILED", True)
+# A command where no core was compiled.
+WITHOUT = "import sys; sys.modules['kvstate._core'] = None; from extproc.__main__ import main; "
 
 
-def test_check_notes_a_missing_compiled_core_and_its_cure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "IS_COMPILED", False)
+def lines_without_core(*arguments: str) -> list[str]:
+    command = [sys.executable, "-c", f"{WITHOUT}sys.exit(main())", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_check_notes_a_missing_compiled_core_and_its_cure(tmp_path: Path) -> None:
     file = config(tmp_path)
-    assert main(["check", "--config", file]) == 0
-    note, ok = capsys.readouterr().out.splitlines()
+    note, ok = lines_without_core("check", "--config", file)
     assert note.startswith(f"{file}: note: the plain-Python index core runs")
     assert "--no-cache-dir" in note
     assert ok == f"{file}: ok"
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    version, warning = capsys.readouterr().out.splitlines()
+    version, warning = lines_without_core("--version")
     assert "(plain index core, " in version
     assert warning.startswith("warning: the plain-Python index core runs")
 
@@ -75,9 +72,7 @@ def lines_until_it_serves(*arguments: str) -> list[str]:
 
 
 def test_serve_warns_of_a_missing_compiled_core(tmp_path: Path) -> None:
-    without = "import sys; sys.modules['kvstate._core'] = None"
-    start = f"{without}; from extproc.__main__ import main; main()"
-    said = lines_until_it_serves("-c", start, "serve", "--config", config(tmp_path))
+    said = lines_until_it_serves("-c", f"{WITHOUT}main()", "serve", "--config", config(tmp_path))
     (warning,) = [line for line in said if "C compiler" in line]
     assert "WARNING" in warning.upper()
     assert any("index core: plain" in line for line in said)
@@ -104,6 +99,7 @@ finally:
     assert 0 < gc.get_freeze_count() <= before
 
 
+@needs_compiled_core
 def test_check_accepts_a_valid_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +108,7 @@ def test_check_accepts_a_valid_configuration(
     assert capsys.readouterr().out == f"{file}: ok\n"
 
 
+@needs_compiled_core
 def test_check_notes_a_probable_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workers = [{"endpoint": "127.0.0.1:9", "lora": ["x"]}]
     file = config(tmp_path, workers=workers)
@@ -314,44 +311,39 @@ def test_explain_without_a_router_names_the_fault() -> None:
     assert (absent.returncode, admin in absent.stderr) == (1, True)
 
 
-def test_explain_prompts_for_input_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prompts_for_input_at_a_terminal() -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "wb") as keyboard, os.fdopen(theirs) as terminal:
         keyboard.write(b"nothing\n\x04")
         keyboard.flush()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdin", terminal)
-            assert main(["explain"]) == 2
-    assert capsys.readouterr().err.startswith("reads a request's body, as JSON, from standard inp")
+        explained = subprocess.run(
+            [*KVSTEER, "explain"], stdin=terminal, capture_output=True, text=True, check=False
+        )
+    assert explained.returncode == 2
+    assert explained.stderr.startswith("reads a request's body, as JSON, from standard inp")
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\udcff"])
-def test_explain_refuses_malformed_json(text: str) -> None:
-    nonsense = subprocess.run(
-        [*KVSTEER, "explain"],
+@pytest.mark.parametrize(
+    ("options", "text", "status", "words"),
+    [
+        ([], "{", 2, "not JSON"),
+        ([], "[" * 100_000, 2, "not JSON"),
+        ([], "\udcff", 2, "not JSON"),
+        ([], "", 2, "it is empty; `docker exec` and `docker run` need -i"),
+        (["--admin", "no url"], "{}", 1, "kvsteer: explain: http://no url/explain: "),
+        (["--admin", "http://a:b"], "{}", 1, "kvsteer: explain: http://a:b/explain: "),
+    ],
+)
+def test_explain_refuses_malformed_input_and_names_the_fault(
+    options: list[str], text: str, status: int, words: str
+) -> None:
+    explained = subprocess.run(
+        [*KVSTEER, "explain", *options],
         input=text.encode(errors="surrogateescape"),
         capture_output=True,
         check=False,
     )
-    assert (nonsense.returncode, b"not JSON" in nonsense.stderr) == (2, True)
-
-
-def test_explain_of_empty_input_names_the_option_for_containers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert main(["explain"]) == 2
-    assert "it is empty; `docker exec` and `docker run` need -i" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("admin", ["no url", "http://127.0.0.1:abc"])
-def test_explain_names_a_malformed_url_in_one_line(
-    admin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
-    assert main(["explain", "--admin", admin]) == 1
-    url = admin if "://" in admin else f"http://{admin}"
-    assert capsys.readouterr().err.startswith(f"kvsteer: explain: {url}/explain: ")
+    assert (explained.returncode, words in explained.stderr.decode()) == (status, True)
 
 
 @pytest.mark.parametrize("command", ["envoy", "check"])

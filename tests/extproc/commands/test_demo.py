@@ -139,16 +139,13 @@ async def test_ready_names_a_part_that_ended_with_its_last_words() -> None:
         assert await part.ended() == "envoy ended with 1\n  no room"
 
 
-async def test_ready_names_parts_that_are_late_with_their_output(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("extproc.commands.demo.READY_TIMEOUT_SECONDS", 1.0)
+async def test_ready_names_parts_that_are_late_with_their_output() -> None:
     waits = "import time; print('no feed is live', flush=True); time.sleep(1000)"
     router = DemoProcess("router", [sys.executable, "-c", waits], decisions=False)
     async with started(router):
         await until(router.last_output, "the router says something")
         with pytest.raises(StartError, match="last output of router:\n  no feed is live"):
-            await ready([f"http://127.0.0.1:{free_port()}/readyz"], [router])
+            await ready([f"http://127.0.0.1:{free_port()}/readyz"], [router], 1.0)
 
 
 async def test_ready_notices_an_ended_part_behind_another_server() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from extproc.base.errors import RequestError
-from extproc.commands.whatif import traces
 from extproc.commands.whatif.engines import Request
 from extproc.commands.whatif.outlook import measured_of
 from extproc.commands.whatif.traces import Recorded, Replay, Trace, block_tokens_of, requests_of
@@ -175,16 +174,13 @@ def test_line_that_is_no_request_is_named(line: bytes, fault: str) -> None:
         Trace().read("log", [b"\n", line])
 
 
-def test_lines_and_traces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "MAX_LINE_BYTES", 100)
+def test_lines_and_traces_are_bounded() -> None:
     with pytest.raises(ValueError, match="line 1: is longer than 100 bytes"):
-        Trace().read("log", [b" " * 50 + b"{}" + b" " * 50])
-    monkeypatch.setattr(traces, "MAX_LINE_BYTES", 10_000)
-    monkeypatch.setattr(traces, "MAX_BLOCKS", 5)
+        Trace(max_line_bytes=100).read("log", [b" " * 50 + b"{}" + b" " * 50])
     with pytest.raises(ValueError, match="line 2: more than"):
-        read(mooncake(0, 5, [1, 2, 3]), mooncake(0, 5, [1, 2, 3]))
+        read(mooncake(0, 5, [1, 2, 3]), mooncake(0, 5, [1, 2, 3]), max_blocks=5)
     with pytest.raises(ValueError, match="more than"):
-        played({"time": 0, "prompt_tokens": 100})
+        requests_of(read({"time": 0, "prompt_tokens": 100}), Replay(16), max_blocks=5)
 
 
 def test_measured_of_needs_figures_in_most_lines() -> None:
