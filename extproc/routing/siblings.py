@@ -13,12 +13,11 @@ from extproc.config.schema import Cost
 from extproc.routing.claims import Claims
 from extproc.routing.survey import Survey
 
-# Shorter claims are not worth a longer wait.
-LEAST_TOKENS = 1_024
-
-# Later requests are no siblings: how many more may come is not known, and a large herd is served
-# sooner if every worker has the prefix.
-WITHIN_SECONDS = 0.1
+# How many more requests may come is not known, and a large herd is served sooner if every worker
+# has the prefix. What comes later than this is no sibling, so that the others of a herd are delayed
+# by no more. Shorter prefixes do not take long enough to be worth the delay.
+WITHIN_SECONDS = 0.06
+LEAST_TOKENS = 12_000
 
 
 def siblings_of(

@@ -82,7 +82,7 @@ def test_siblings_leave_a_worker_whose_queue_is_much_longer_than_their_prefix() 
 
 
 @given(
-    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 4_000)),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3 * LEAST_TOKENS)),
     st.dictionaries(st.sampled_from(NAMES), st.floats(-1, 1)),
 )
 def test_siblings_are_the_workers_with_tokens_that_were_just_sent(
@@ -99,10 +99,10 @@ def test_siblings_are_the_workers_with_tokens_that_were_just_sent(
 def test_request_that_comes_later_is_no_sibling() -> None:
     fleet = Fleet(ON)
     first = fleet.send(sibling(0), 0.0).worker
-    assert fleet.send(sibling(1), 0.09).worker == first
-    elsewhere = fleet.send(sibling(2), 0.11).worker
+    assert fleet.send(sibling(1), 0.9 * WITHIN_SECONDS).worker == first
+    elsewhere = fleet.send(sibling(2), 1.1 * WITHIN_SECONDS).worker
     assert elsewhere != first
-    assert fleet.send(sibling(3), 0.12).worker not in (first, elsewhere)
+    assert fleet.send(sibling(3), 1.2 * WITHIN_SECONDS).worker not in (first, elsewhere)
 
 
 def test_begun_at_is_the_first_request_under_way_with_the_longest_part() -> None:
