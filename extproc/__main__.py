@@ -227,6 +227,14 @@ def _add_own(
     parser.set_defaults(run=run)
 
 
+def _header(text: str) -> tuple[str, str]:
+    """Returns a header that is written as name:value."""
+    name, colon, value = text.partition(":")
+    if not (name.strip() and colon):
+        raise argparse.ArgumentTypeError(f"want NAME:VALUE, not {text!r}")
+    return name.strip(), value.strip()
+
+
 def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     """Adds the options of the commands that ask the admin server of a running router."""
     explain, top, report = made["explain"], made["top"], made["report"]
@@ -240,6 +248,14 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
         )
     explain.add_argument(
         "--path", default="/v1/chat/completions", metavar="URL-PATH", help="the request's path"
+    )
+    explain.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        type=_header,
+        metavar="NAME:VALUE",
+        help="a header of the request, such as the one that names its tenant; once for each",
     )
     explain.add_argument(
         "--request-id",
@@ -495,7 +511,8 @@ def _explain(arguments: argparse.Namespace) -> int:
         print(f"kvsteer: explain: standard input is not JSON: {error}", file=sys.stderr)
         return 2
     # a complete envelope is accepted, so that recorded ones can be piped in
-    envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
+    asked = {"path": arguments.path, "headers": dict(arguments.header), "body": body}
+    envelope = body if _is_envelope(body) else asked
     return _show_explanation(arguments, ask("explain", arguments.admin, "/explain", envelope))
 
 

@@ -166,7 +166,8 @@ def fleet_routes(
             session=session,
             conversation=conversation,
         )
-        return answered(await router.explain(head, bytes(envelope.body)))
+        named = {name: _values_of(envelope, name) for name in router.preparation.headers}
+        return answered(await router.explain(head, bytes(envelope.body), named))
 
     async def get_events(_: web.Request) -> web.Response:
         return web.json_response({"enabled": workers.events_enabled})
@@ -215,6 +216,11 @@ def _header_of(envelope: _Envelope, name: str | None) -> str | None:
         if key.lower() == name:
             return value
     return None
+
+
+def _values_of(envelope: _Envelope, name: str) -> list[bytes]:
+    """Returns the values of a header that are not empty. name: in lower case."""
+    return [one.encode() for key, one in envelope.headers.items() if key.lower() == name and one]
 
 
 def _first_of(envelope: _Envelope, names: Sequence[str]) -> str:

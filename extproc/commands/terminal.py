@@ -54,6 +54,9 @@ def explained(told: Mapping[str, Any]) -> list[str]:
     )
     rows = [_candidate(one, order.get(one["endpoint"])) for one in ranked[:MAX_CANDIDATES]]
     lines = [_sentence(told, ranked)]
+    treatment = told.get("treatment")  # only of a request that was asked about
+    if treatment and treatment["why"]:
+        lines.append(f"Before: {plain(treatment['why'])}.")
     if rows:
         lines += ["", *table(_HEADS, rows, "<<>>>>><")]
     if len(ranked) > MAX_CANDIDATES:

@@ -57,6 +57,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "pick": list(decision.pick),
         "rank": None if decision.rank is None else decision.rank.rank,
         "verdict": decision.verdict.value,
+        "class": None if decision.of_class is None else decision.of_class.name,
         "steered": decision.is_steered,
         "reason": decision.reason,
         "decided_by": decided_by(decision),

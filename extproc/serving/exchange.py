@@ -26,7 +26,6 @@ from enum import StrEnum
 import msgspec
 
 from extproc.base.headers import TRACEPARENT
-from extproc.base.secret_file import secret_in
 from extproc.base.structs import Record
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
@@ -44,8 +43,7 @@ from extproc.routing.policies import endpoints_named
 from extproc.routing.priorities import PRIORITY_HEADER
 from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
-from extproc.serving.classes import ClassStep, named_priority
-from extproc.serving.cleaning import Cleaning
+from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
 from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
@@ -58,7 +56,6 @@ from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
 from extproc.serving.stream import NamingHeaders, Stream, StreamSettings
 from extproc.serving.stream_answers import Answers, Placement
-from extproc.serving.tenants import Tenants
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -94,11 +91,8 @@ class Service:
         rules = config.disaggregation
         has_legs = rules.mode is not None or rules.changes_bodies
         self.legs = Announcer(config) if has_legs else None
-        self.tenants = _tenants(config)
-        rules_of_classes = config.policy.classes
-        self.classes = None if rules_of_classes is None else ClassStep(rules_of_classes)
-        self.prepares = any((self.legs, self.tenants, self.classes))
-        self.cleaning = Cleaning()
+        self.preparation = router.preparation
+        self.prepares = router.preparation.is_needed
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         header = config.policy.header
         self.stream_settings = StreamSettings(
@@ -114,13 +108,13 @@ class Service:
             owned=self._owned(config),
             cleans=self.prepares,
         )
-        named = [one.header for one in (self.tenants, self.classes) if one is not None]
-        self.decoder = ProxyDecoder(self.stream_settings.header_names(), named)
+        names = self.stream_settings.header_names()
+        self.decoder = ProxyDecoder(names, self.preparation.headers)
 
     def _owned(self, config: Config) -> tuple[str, ...]:
         """Returns the headers that only the router may set, besides those of every pick."""
         of_legs = self.legs.headers if self.legs is not None else ()
-        if self.classes is not None:
+        if config.policy.classes is not None:
             of_legs = (*of_legs, PRIORITY_HEADER)
         rank = rank_name(config.policy.rank_header)
         return of_legs if rank is None else (*of_legs, rank)
@@ -132,19 +126,6 @@ class Service:
         used.
         """
         return Exchange(self, traceparent)
-
-
-def _tenants(config: Config) -> Tenants | None:
-    """Returns what keeps tenants apart, None if that is not configured.
-
-    Raises:
-        StartError: the file with the secret cannot be read.
-    """
-    rules = config.isolation
-    if rules is None:
-        return None
-    secret = secret_in("isolation.secret_file", rules.secret_file)
-    return Tenants(rules, config.models, secret)
 
 
 class Phase(StrEnum):
@@ -232,35 +213,13 @@ class Exchange:
 
     async def _prepared(self, ask: Ask) -> Ask | Refusal:
         """Returns a request as its worker is to get it, or the answer that refuses it."""
-        service = self._service
-        if service.legs is not None:
-            cleaned = await self._cleaned(ask)
-            if cleaned is None:
-                service.metrics.bodies_refused.inc()
-                return refused_body(ask.head.path)
-            ask = cleaned
-        if service.classes is not None:
-            ask = await service.classes.classify(ask, self._named.get(service.classes.header, ()))
-        if service.tenants is None:
-            return ask
-        named = self._named.get(service.tenants.header, ())
-        outcome, step = await service.tenants.separate(ask, named)
-        if outcome is not None:
-            service.metrics.isolated.labels(outcome.value).inc()
+        metrics = self._service.metrics
+        step, isolated, is_unclean = await self._service.preparation.prepare(ask, self._named)
+        if is_unclean:
+            metrics.bodies_refused.inc()
+        if isolated is not None:
+            metrics.isolated.labels(isolated.value).inc()
         return step
-
-    async def _cleaned(self, ask: Ask) -> Ask | None:
-        """Returns a request without the fields that only the router may write; None to refuse it.
-
-        Nothing is removed in dialect B, where no body is changed.
-        """
-        body = ask.body
-        if body is None or ask.wants_endpoint:
-            return ask
-        cleaned = await self._service.cleaning.clean(ask.head.path, body)
-        if cleaned is None or cleaned is body:
-            return ask if cleaned is body else None
-        return msgspec.structs.replace(ask, body=cleaned)
 
     def _enter(self, phase: Phase) -> None:
         """Changes the phase, as the table says; a closed exchange stays closed."""

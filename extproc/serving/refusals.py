@@ -18,11 +18,15 @@ RETRY_AFTER_SECONDS = 1
 
 
 class Refusal(NamedTuple):
-    """An answer instead of a worker's; body is JSON, or empty to a client of gRPC."""
+    """An answer instead of a worker's; body is JSON, or empty to a client of gRPC.
+
+    message: why, in words.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
+    message: str = ""
 
 
 class _Reason(NamedTuple):
@@ -113,7 +117,9 @@ def unsalted_api(path: str) -> Refusal:
 def _refusal(why: _Reason, path: str) -> Refusal:
     if path in grpc_request.PATHS:
         outcome = (("grpc-status", str(int(why.grpc_status))), ("grpc-message", why.message))
-        return Refusal(200, (("content-type", "application/grpc"), *outcome, *why.headers), b"")
+        headers = (("content-type", "application/grpc"), *outcome, *why.headers)
+        return Refusal(200, headers, b"", why.message)
     error = {"message": why.message, "type": why.kind, "param": None, "code": why.status}
     body = msgspec.json.encode({"error": error})
-    return Refusal(why.status, (("content-type", "application/json"), *why.headers), body)
+    headers = (("content-type", "application/json"), *why.headers)
+    return Refusal(why.status, headers, body, why.message)

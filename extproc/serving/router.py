@@ -27,6 +27,7 @@ from extproc.observing.outcomes import Outcome
 from extproc.requests.costly_json import is_light
 from extproc.requests.request import (
     NOT_INFERENCE,
+    UNKEYED,
     Ask,
     Head,
     Models,
@@ -42,10 +43,13 @@ from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.delivery import Delivery
 from extproc.serving.observers import Observer
+from extproc.serving.preparation import NOTHING_NAMED, Named, Preparation
 from extproc.serving.queries import (
     Queries,
 )
+from extproc.serving.refusals import Refusal
 from extproc.serving.token_watch import TokenWatch
+from extproc.serving.treatment import explain_refusal, with_treatment
 from extproc.serving.variants import by_variant
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from kvstate.feeds.feed import FeedState
@@ -73,7 +77,11 @@ class Router:
     decisions, and which endpoint answered.
     steering: the percentage of steered requests. unsteered: requests that were not, by model.
     deliveries: whether steered requests reached their workers. delivery: notes it. watched: the
-    requests under way that may show whether tokens match.
+    requests under way that may show whether tokens match. preparation: what requests go through
+    before they are routed.
+
+    Raises:
+        StartError: a file that the configuration names cannot be read.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class Router:
         self._changes_bodies = config.disaggregation.changes_bodies
         self._models = Models(config.models)
         self._workers = workers
+        self.preparation = Preparation(config)
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         secret = workers.fold.secret if workers.telling is None else workers.telling.secret
@@ -198,19 +207,28 @@ class Router:
         self.media.learning.begin(decision.worker, media.prompt, is_known=media.is_known)
         self._media_of[booking] = media.prompt
 
-    async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
-        """Returns the answer of POST /explain: the decision for a request, without side effects."""
-        ask = Ask(head, body)
+    async def explain(
+        self, head: Head, body: bytes, named: Named = NOTHING_NAMED
+    ) -> dict[str, Any]:
+        """Returns the answer of POST /explain: the decision for a request, without side effects.
+
+        named: the values of the trusted headers, by their names.
+        """
         unkeyed = why_unkeyed(head.method, head.path)
-        if unkeyed:
-            ask = Ask(head, None, unkeyed)
+        is_read = not unkeyed or (unkeyed == UNKEYED and self.preparation.is_needed)
+        ask = Ask(head, body if is_read else None, unkeyed)
+        step, isolated, _ = await self.preparation.prepare(ask, named)
+        if isinstance(step, Refusal):
+            return explain_refusal(step, isolated)
         course = Course(self._monotonic)
-        query = await self._queries.make_query(ask, course)
+        query = await self._queries.make_query(step, course)
         if self.steering.is_partial:
-            decision, _ = await self._decide_side(ask, query, course)
+            decision, _ = await self._decide_side(step, query, course)
         else:
-            decision, _ = self._decide(ask, query, course)
-        return explanation(decision, self._trusted_state(query), self._workers.states.load)
+            decision, _ = self._decide(step, query, course)
+        shown = explanation(decision, self._trusted_state(query), self._workers.states.load)
+        engine = self.engine(decision.worker)
+        return with_treatment(shown, isolated, decision.of_class, engine, head.path)
 
     def _trusted_state(self, query: Query) -> Callable[[str], str]:
         """Returns the state of a worker for a request: of its feeds, and of its tokens."""

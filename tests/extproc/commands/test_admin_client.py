@@ -1,6 +1,8 @@
 import http.server
+import io
 import json
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from extproc.__main__ import main
 from extproc.base.errors import StartError
 from extproc.commands.admin_client import ask, fetch, find_decision
 from tests.ports import free_port
@@ -178,3 +181,20 @@ def test_decision_on_a_request_is_found_by_its_id(hostile: str) -> None:
 def test_address_that_is_none_is_a_fault() -> None:
     with pytest.raises(StartError, match=r"^top: nothing://.*/workers: unknown url type"):
         ask("top", "nothing://127.0.0.1:1", "/workers")
+
+
+def test_explain_sends_the_headers_of_the_request(
+    answers: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"model": "m"}'))
+    named = ["--header", "x-tenant: a:b", "--header", "x-class:batch"]
+    assert main(["explain", "--admin", answers, "--json", *named]) == 0
+    sent = json.loads(capsys.readouterr().out)
+    assert sent["headers"] == {"x-tenant": "a:b", "x-class": "batch"}
+
+
+@pytest.mark.parametrize("header", ["x-tenant", ":a"])
+def test_explain_refuses_what_is_no_header(header: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--header", header])
+    assert "want NAME:VALUE" in capsys.readouterr().err

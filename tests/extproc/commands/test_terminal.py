@@ -75,6 +75,12 @@ def test_explained_is_a_sentence_and_a_table() -> None:
     ]
 
 
+def test_explained_says_what_was_done_before_the_pick() -> None:
+    told = answer(candidate("a"), treatment={"why": "it gets a salt"})
+    assert explained(told)[1] == "Before: it gets a salt."
+    assert explained(answer(candidate("a"), treatment={"why": ""}))[1] == ""
+
+
 def test_explained_gives_each_reason_in_words() -> None:
     counted = candidate("a", uncertain_tokens=1, speculative_tokens=2, approximate_tokens=3)
     for reason, words in (

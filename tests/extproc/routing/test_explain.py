@@ -89,6 +89,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
         "pick": ["a:1"],
         "rank": None,
         "verdict": "steer",
+        "class": None,
         "reason": "overlap",
         "decided_by": "cache",
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
