@@ -1,6 +1,6 @@
 """Starts the telemetry that OpenTelemetry's environment variables request, and loads nothing else.
 
-docs/tracing.md lists the variables. Nothing is sent unless they name an exporter or an endpoint; an
+docs/metrics.md lists the variables. Nothing is sent unless they name an exporter or an endpoint; an
 OpenTelemetry SDK alone would send to a collector on this host.
 """
 
