@@ -184,10 +184,13 @@ class Poll:
 class Polling:
     """All questions to workers.
 
-    make_client: makes the client for them, at the first question.
+    make_client: makes the client for them, at the first question. look_seconds: between looks.
     """
 
-    def __init__(self, make_client: Callable[[], Client] = Client) -> None:
+    def __init__(
+        self, make_client: Callable[[], Client] = Client, look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        self._look_seconds = look_seconds
         self._make_client = make_client
         self._client: Client | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -245,7 +248,7 @@ class Polling:
                     look.run()
                 except Exception:  # a failed look must not end the others
                     log.exception(look.fault)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._look_seconds)
 
 
 async def fetch_report(client: Client, endpoint: str, path: str) -> bytes | str:

@@ -54,7 +54,9 @@ class RememberedWorkers:
         records: Mapping[str, Worker],
         identifying: Identifying,
         monotonic: Callable[[], float],
+        at_once: int = AT_ONCE,
     ) -> None:
+        self._at_once = at_once
         self._records = records
         self._identifying = identifying
         self._monotonic = monotonic
@@ -63,8 +65,8 @@ class RememberedWorkers:
     def saved(self) -> Iterator[bytes]:
         """Yields what is known now, some workers at a time, as bytes."""
         workers = list(self._records.values())
-        for begin in range(0, len(workers), AT_ONCE):
-            some = workers[begin : begin + AT_ONCE]
+        for begin in range(0, len(workers), self._at_once):
+            some = workers[begin : begin + self._at_once]
             yield msgspec.msgpack.encode({worker.name: self._remember(worker) for worker in some})
 
     def restore(self, contents: bytes) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from extproc.base.address import Address
 from extproc.fleet.asking_times import USUAL, AskingTimes
@@ -12,16 +12,32 @@ from extproc.fleet.record import Table, Worker
 
 log = logging.getLogger("kvsteer.workers")
 
+# Returns the IP addresses of a host name. Raises OSError if it has none now, ValueError if it is
+# no host name.
+LookUp = Callable[[str], Awaitable[Iterable[str]]]
+
+
+async def addresses_of(host: str) -> Iterable[str]:
+    """Looks a host name up as the operating system does."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
 
 class Resolving:
     """Keeps the host names of workers resolved, once started.
 
-    moved: called with a worker's new ip:port whenever that changes.
+    moved: called with a worker's new ip:port whenever that changes. look_up: see `LookUp`.
     """
 
     def __init__(
-        self, table: Table, moved: Callable[[Worker, str], None], times: AskingTimes = USUAL
+        self,
+        table: Table,
+        moved: Callable[[Worker, str], None],
+        times: AskingTimes = USUAL,
+        look_up: LookUp = addresses_of,
     ) -> None:
+        self._look_up = look_up
         self._times = times
         self._table = table
         self._moved = moved
@@ -68,14 +84,14 @@ class Resolving:
 
     async def _resolve(self, worker: Worker) -> None:
         """Looks up a host name; the last address found remains if none is found now."""
-        loop, place = asyncio.get_running_loop(), worker.place
+        place = worker.place
         try:
-            found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError) as error:  # ValueError: it is no host name
+            found = await self._look_up(place.host)
+        except (OSError, ValueError) as error:
             if worker.upstream is None:
                 log.warning("worker %s: cannot be resolved yet: %s", worker.name, error)
             return
-        endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
+        endpoints = sorted({str(Address(one, place.port)) for one in found})
         is_there = self._table.has(worker)  # it may have gone meanwhile
         if endpoints and is_there and worker.endpoint not in endpoints:
             log.info("worker %s resolves to %s", worker.name, endpoints[0])

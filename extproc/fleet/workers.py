@@ -20,7 +20,7 @@ from extproc.fleet.polling import Client
 from extproc.fleet.questions import Questions
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Table, Worker
-from extproc.fleet.resolving import Resolving
+from extproc.fleet.resolving import LookUp, Resolving, addresses_of
 from extproc.fleet.reuse import Reuse
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
@@ -69,6 +69,7 @@ class Workers:
         tokenizers: Mapping[str, FormEncoder] | None = None,
         make_client: Callable[[], Client] = Client,
         times: AskingTimes = USUAL,
+        look_up: LookUp = addresses_of,
     ) -> None:
         self.telling = telling
         self._fleet = fleet
@@ -119,7 +120,7 @@ class Workers:
             monotonic,
             make_client,
         )
-        self._resolving = Resolving(table, self.note_moved, times)
+        self._resolving = Resolving(table, self.note_moved, times, look_up)
         self._feeds = Feeds(
             config,
             fleet,

@@ -22,9 +22,6 @@ from extproc.fleet.workers import Workers
 
 log = logging.getLogger("kvsteer.discovery")
 
-# Pause before a failed write is tried again.
-TRY_AGAIN_SECONDS = 1.0
-
 Lanes = Mapping[str, Sequence[Lane]]  # by cluster
 Unplaced = Collection[str] | None
 
@@ -36,6 +33,7 @@ class EndpointFiles:
     whose cluster is not known yet; None while not all workers are known. Lanes that an earlier
     router wrote are kept for these workers: Envoy must not lose a worker because the router
     restarted. next_change: returns an event that is set at the next change after the call.
+    again_seconds: before a failed write is tried again.
     """
 
     def __init__(
@@ -44,7 +42,9 @@ class EndpointFiles:
         lanes: Callable[[], Lanes],
         unplaced: Callable[[], Unplaced],
         next_change: Callable[[], asyncio.Event],
+        again_seconds: float = 1.0,
     ) -> None:
+        self._again_seconds = again_seconds
         self._directory = directory
         self._lanes = lanes
         self._unplaced = unplaced
@@ -75,7 +75,7 @@ class EndpointFiles:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
-                    self._changed.wait(), TRY_AGAIN_SECONDS if self.fault else None
+                    self._changed.wait(), self._again_seconds if self.fault else None
                 )
             self._changed = self._next_change()
             await self._write()

@@ -24,9 +24,6 @@ from extproc.fleet.discovery.view import (
 
 log = logging.getLogger("kvsteer.discovery")
 
-# A source that ended, because it could not start or failed, is restarted after this time.
-BEGIN_AGAIN_SECONDS = 5.0
-
 Apply = Callable[[Fleet], Awaitable[None]]
 
 
@@ -45,7 +42,8 @@ class _LastReport:
 class Discovery:
     """The discovery sources of one router.
 
-    static: the workers of the configuration. monotonic: returns seconds.
+    static: the workers of the configuration. monotonic: returns seconds. max_found: the most
+    workers of one source. begin_again_seconds: before a source that ended is restarted.
     """
 
     def __init__(
@@ -53,7 +51,12 @@ class Discovery:
         static: View,
         sources: Sequence[Source],
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        max_found: int = MAX_FOUND,
+        begin_again_seconds: float = 5.0,
     ) -> None:
+        self._max_found = max_found
+        self._begin_again_seconds = begin_again_seconds
         self._static = static
         self._sources = {source.name: source for source in sources}
         self._last_reports = {name: _LastReport() for name in self._sources}
@@ -110,11 +113,11 @@ class Discovery:
                 await source.run(report)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
                 self._note(source.name, seen, f"ended with {type(error).__name__}", error)
-            await asyncio.sleep(BEGIN_AGAIN_SECONDS)
+            await asyncio.sleep(self._begin_again_seconds)
 
     def _take(self, name: str, seen: _LastReport, view: View, note: str, fault: str = "") -> None:
-        if len(view) > MAX_FOUND:
-            self._note(name, seen, f"lists {len(view)} workers; the limit is {MAX_FOUND}")
+        if len(view) > self._max_found:
+            self._note(name, seen, f"lists {len(view)} workers; the limit is {self._max_found}")
             return
         if fault:
             seen.confirmed_at = self._monotonic()

@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import dns.asyncresolver
@@ -48,6 +48,16 @@ class _TooManyError(Exception):
     """A name has more addresses than are accepted; says so."""
 
 
+def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
+    if nameserver is None:
+        return dns.asyncresolver.Resolver()
+    place = address.parse(nameserver)
+    resolver = dns.asyncresolver.Resolver(configure=False)
+    resolver.nameservers = [place.host]
+    resolver.port = place.port
+    return resolver
+
+
 class DnsNames:
     """Looks one name up: its A records, its AAAA records if it has no A, or its SRV records.
 
@@ -55,7 +65,13 @@ class DnsNames:
     is one worker. A name that vanishes is a fault, and its last addresses stay.
     """
 
-    def __init__(self, options: DnsName, limits: LookupLimits = USUAL) -> None:
+    def __init__(
+        self,
+        options: DnsName,
+        limits: LookupLimits = USUAL,
+        make_resolver: Callable[[str | None], dns.asyncresolver.Resolver] = _resolver,
+    ) -> None:
+        self._make_resolver = make_resolver
         self.name = f"dns:{options.name}"
         self._limits = limits
         self._options = options
@@ -63,7 +79,7 @@ class DnsNames:
     async def run(self, report: SourceReport) -> None:
         """Looks the name up again and again until it is cancelled."""
         try:
-            resolver = await asyncio.to_thread(_resolver, self._options.nameserver)
+            resolver = await asyncio.to_thread(self._make_resolver, self._options.nameserver)
         except (dns.exception.DNSException, OSError) as error:
             report.fault(f"{self._options.name}: no name server is known: {_words(error)}")
             return  # `Discovery` restarts it
@@ -144,16 +160,6 @@ class DnsNames:
         except dns.resolver.NXDOMAIN:
             return None
         return answer if answer.rrset else None
-
-
-def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
-    if nameserver is None:
-        return dns.asyncresolver.Resolver()
-    place = address.parse(nameserver)
-    resolver = dns.asyncresolver.Resolver(configure=False)
-    resolver.nameservers = [place.host]
-    resolver.port = place.port
-    return resolver
 
 
 def _may_be_a_worker(host: str) -> bool:

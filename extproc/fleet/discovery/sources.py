@@ -54,8 +54,9 @@ class WorkerFile:
 
     name = "file"
 
-    def __init__(self, path: str, config: Config) -> None:
+    def __init__(self, path: str, config: Config, look_seconds: float = LOOK_SECONDS) -> None:
         self._path = path
+        self._look_seconds = look_seconds
         self._config = config
 
     async def run(self, report: SourceReport) -> None:
@@ -78,7 +79,7 @@ class WorkerFile:
                 report.fault(f"{self._path}: cannot be read: {error.strerror}")
             except ConfigError as error:
                 report.fault(_fault_text(error))
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._look_seconds)
 
     def _read(self) -> tuple[Sighting, ...]:
         with Path(self._path).open("rb") as file:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from extproc.envoy.endpoint_files import Lane, assignment, lanes_in, path_of
-from extproc.running import eds
 from extproc.running.eds import EndpointFiles
 from tests.waiting import until
 
@@ -33,9 +32,8 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def written(directory: Path, fleet: Fleet) -> AsyncIterator[EndpointFiles]:
-    files = EndpointFiles(
-        str(directory), lambda: fleet.lanes, lambda: fleet.unplaced, fleet.next_change
-    )
+    lanes, unplaced = lambda: fleet.lanes, lambda: fleet.unplaced
+    files = EndpointFiles(str(directory), lanes, unplaced, fleet.next_change, again_seconds=0.01)
     await files.start()
     yield files
     await files.close()
@@ -101,9 +99,8 @@ async def test_endpoint_of_an_earlier_run_stays_until_its_model_is_known(
 
 
 async def test_unwritable_lanes_are_a_fault_until_they_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(eds, "TRY_AGAIN_SECONDS", 0.01)
     fleet = Fleet(ONE)
     async with written(tmp_path, fleet) as files:
         fleet.lanes["workers"] = [Lane("nowhere", is_open=True)]
@@ -114,9 +111,8 @@ async def test_unwritable_lanes_are_a_fault_until_they_change(
 
 
 async def test_missing_directory_is_a_fault_until_it_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(eds, "TRY_AGAIN_SECONDS", 0.01)
     directory = tmp_path / "later"
     async with written(directory, Fleet(ONE)) as files:
         assert files.fault.endswith("workers.json: No such file or directory")

@@ -7,6 +7,7 @@ from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.discovery.view import FleetMember, Sighting
+from extproc.fleet.resolving import LookUp, addresses_of
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected
@@ -22,6 +23,7 @@ def workers(
     more: str = "",
     times: AskingTimes = USUAL,
     models: str = "[{name: a}, {name: b}]",
+    look_up: LookUp = addresses_of,
 ) -> Workers:
     """A fleet with these workers in YAML; `more`: other sections of its configuration."""
 
@@ -33,7 +35,8 @@ def workers(
         return [made]
 
     read = parse(f"models: {models}\nworkers: [{text}]\n{more}", "c")
-    return Workers(read, FollowedWorkers(12345678, lambda: 0.0), make, times=times)
+    fleet = FollowedWorkers(12345678, lambda: 0.0)
+    return Workers(read, fleet, make, times=times, look_up=look_up)
 
 
 async def until_live(one: Workers) -> dict[str, Any]:

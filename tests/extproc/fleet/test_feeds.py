@@ -8,8 +8,9 @@ import pytest
 
 from extproc.base.errors import ExtraError
 from extproc.config.reader import parse
-from extproc.fleet import feed_sources, polling
+from extproc.fleet import feed_sources
 from extproc.fleet.asking_times import USUAL, AskingTimes
+from extproc.fleet.polling import MAX_ANSWER_BYTES
 from extproc.fleet.workers import Workers
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
@@ -41,11 +42,11 @@ async def test_sglang_worker_is_asked_for_its_server_info(path: str) -> None:
         assert await sources(endpoint) == (ZmqSource("tcp://127.0.0.1:6000", None, ""),)
 
 
-async def test_reason_names_the_cause_of_a_missing_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "MAX_ANSWER_BYTES", 50)
-    async with worker(kv_event_sources={}, server_info={"long": "x" * 100}) as endpoint:
+async def test_reason_names_the_cause_of_a_missing_feed() -> None:
+    long = {"long": "x" * MAX_ANSWER_BYTES}
+    async with worker(kv_event_sources={}, server_info=long) as endpoint:
         assert await sources(endpoint) == (
-            "/kv_event_sources: names no feed; /server_info: more than 50 bytes;"
+            "/kv_event_sources: names no feed; /server_info: more than 1048576 bytes;"
             " /get_server_info: status 404"
         )
     refused = await sources(endpoint)

@@ -11,7 +11,6 @@ import pytest
 from extproc.base.engine import Engine, Release
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerEngine, WorkerSettings
-from extproc.fleet import identifying
 from extproc.fleet.asking_times import AskingTimes
 from extproc.fleet.discovery.view import Sighting, merged
 from extproc.fleet.record import Worker as Record
@@ -85,11 +84,12 @@ async def test_engine_that_counts_drafts_is_uncertain_from_the_start() -> None:
         assert status["reuse"]["uncertain_because"] == "draft_drop"
 
 
-async def test_worker_that_hides_its_models_is_known_by_its_metrics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(identifying, "MODELS", "/missing")
-    async with running(Settings()) as engine, followed(engine.endpoint) as (_, one):
+async def test_worker_that_hides_its_models_is_known_by_its_metrics() -> None:
+    metrics = Raw("vllm:num_requests_running{engine='0'} 0.0\n")
+    async with (
+        worker(version={"version": "0.32.0"}, metrics=metrics) as endpoint,
+        followed(endpoint) as (_, one),
+    ):
         await until_runs(one, "vllm", 0, 32)
 
 

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import chain, repeat
 from typing import Any
 
-import pytest
-
 from extproc.config.reader import parse
 from extproc.config.schema import WorkerSettings
 from extproc.fleet.asking_times import USUAL, AskingTimes
@@ -18,6 +16,7 @@ from extproc.fleet.polling import Client
 from extproc.fleet.record import Worker as Record
 from extproc.fleet.workers import Workers
 from kvstate.fleet import FollowedWorkers
+from tests.event_loops import NamingLoop, run_in
 from tests.waiting import until
 
 NEVER = 3600.0
@@ -71,12 +70,21 @@ def member(name: str, **more: Any) -> Fleet:
 
 @contextlib.asynccontextmanager
 async def asked(
-    name: str, chances: Iterable[float] = (), times: AskingTimes = USUAL, **more: Any
+    name: str,
+    chances: Iterable[float] = (),
+    times: AskingTimes = USUAL,
+    **more: Any,
 ) -> AsyncIterator[tuple[Workers, Record]]:
     """Follows one worker. chances: the jitter of the first waits; the others have none."""
     chance = chain(chances, repeat(0.5))
     fleet = FollowedWorkers(1, lambda: 0.0)
-    one = Workers(parse(CONFIG, "c"), fleet, lambda _: [], chance=lambda: next(chance), times=times)
+    one = Workers(
+        parse(CONFIG, "c"),
+        fleet,
+        lambda _: [],
+        chance=lambda: next(chance),
+        times=times,
+    )
     one.identifying.ask = _unasked  # type: ignore[assignment, method-assign]
     await one.replace(member(name, **more))
     await one.start()
@@ -139,19 +147,17 @@ async def test_worker_that_becomes_ready_is_asked_at_once() -> None:
             await until_told(worker)
 
 
-async def test_worker_that_changes_its_address_is_asked_there_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worker_that_changes_its_address_is_asked_there_at_once() -> None:
     times = AskingTimes(model_retry_seconds=(NEVER, NEVER), resolve_seconds=0.01)
-    hosts = ["127.0.0.1"]
+    loop = NamingLoop()
+    loop.addresses = ("127.0.0.1",)
 
-    async def lookup(_: object, port: int, **__: object) -> list[Any]:
-        return [(2, 1, 6, "", (host, port)) for host in hosts]
+    async def scenario() -> None:
+        async with engine() as (dead, port), engine("127.0.0.2", port) as (other, _):
+            other.come_up()
+            async with asked(f"engine.test:{port}", times=times) as (_, worker):
+                await dead.until_asked(1)
+                loop.addresses = ("127.0.0.2",)
+                await until_told(worker)
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    async with engine() as (dead, port), engine("127.0.0.2", port) as (other, _):
-        other.come_up()
-        async with asked(f"engine.test:{port}", times=times) as (_, worker):
-            await dead.until_asked(1)
-            hosts[:] = ["127.0.0.2"]
-            await until_told(worker)
+    run_in(loop, scenario())

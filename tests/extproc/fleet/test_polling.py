@@ -13,7 +13,7 @@ NEVER = 3600.0
 
 @pytest.fixture
 async def polling() -> AsyncIterator[Polling]:
-    one = Polling()
+    one = Polling(look_seconds=0.001)
     yield one
     await one.close()
 
@@ -107,9 +107,8 @@ async def test_question_limits_its_parallel_polls_independently_of_others(
 
 
 async def test_look_that_fails_ends_no_other_look(
-    polling: Polling, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    polling: Polling, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("extproc.fleet.polling.LOOK_SECONDS", 0.001)
     looks = 0
 
     def fail() -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from extproc.base.engine import Engine, PromptArguments, Release
 from extproc.config.reader import parse
-from extproc.fleet import remembered
 from extproc.fleet.identity import MAX_ARGUMENT, EngineAnswer
 from extproc.fleet.record import Worker
 from extproc.fleet.remembered import RememberedWorkers
@@ -26,7 +25,7 @@ class Fleet:
         config = parse(f"models: [{{name: tiny}}]\nworkers: [{listed}]", "c")
         workers = Workers(config, FollowedWorkers(1, lambda: 0.0), lambda _: [])
         self.records = workers.records
-        self.kept = RememberedWorkers(self.records, workers.identifying, lambda: 1000.0)
+        self.kept = RememberedWorkers(self.records, workers.identifying, lambda: 1000.0, at_once=2)
 
     def speed(self, name: str) -> Speed[object]:
         upstream = self.records[name].upstream
@@ -43,9 +42,8 @@ def learn(fleet: Fleet, worker: Worker) -> None:
 
 
 @pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def pieces() -> list[bytes]:
     """What a fleet saved, of two workers and then one."""
-    monkeypatch.setattr(remembered, "AT_ONCE", 2)
     fleet = Fleet()
     learn(fleet, fleet.records[NAMES[0]])
     return list(fleet.kept.saved())

@@ -1,13 +1,13 @@
 import asyncio
 import socket
-from typing import Any
 
 import pytest
 
 from extproc.fleet.asking_times import AskingTimes
-from extproc.fleet.record import Table
 from tests.extproc.fleet.fleets import workers
 from tests.waiting import until
+
+W7 = '{endpoint: "w:7", model: a}'
 
 
 async def test_host_name_of_a_worker_is_resolved() -> None:
@@ -20,18 +20,15 @@ async def test_host_name_of_a_worker_is_resolved() -> None:
     await one.close()
 
 
-async def test_address_stays_while_its_name_cannot_be_resolved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_address_stays_while_its_name_cannot_be_resolved() -> None:
     answers: list[str] = ["10.0.0.2", "10.0.0.1"]
 
-    async def lookup(*_: object, **__: object) -> list[Any]:
+    async def look_up(_: str) -> list[str]:
         if not answers:
             raise socket.gaierror(socket.EAI_AGAIN, "try again")
-        return [(0, 0, 0, "", (address, 7)) for address in answers]
+        return list(answers)
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    one = workers('{endpoint: "w:7", model: a}', times=AskingTimes(resolve_seconds=0.0))
+    one = workers(W7, times=AskingTimes(resolve_seconds=0.0), look_up=look_up)
     await one.start()
     assert one.candidates.list_for("a")[0].endpoint == "10.0.0.1:7"
     answers.clear()
@@ -45,15 +42,12 @@ async def test_address_stays_while_its_name_cannot_be_resolved(
     await one.close()
 
 
-async def test_start_does_not_wait_for_an_absent_resolver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def lookup(*_: object, **__: object) -> list[Any]:
+async def test_start_does_not_wait_for_an_absent_resolver() -> None:
+    async def look_up(_: str) -> list[str]:
         await asyncio.Event().wait()
         return []
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    one = workers('{endpoint: "w:7", model: a}', times=AskingTimes(first_resolve_seconds=0.01))
+    one = workers(W7, times=AskingTimes(first_resolve_seconds=0.01), look_up=look_up)
     await one.start()
     assert one.candidates.list_for("a")[0].excluded == "its host name could not be resolved"
     await one.close()
@@ -67,16 +61,13 @@ async def test_impossible_host_name_blocks_no_other_resolution() -> None:
     await one.close()
 
 
-async def test_changed_address_removes_the_old_endpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_changed_address_removes_the_old_endpoint() -> None:
     answers = ["10.0.0.1"]
 
-    async def lookup(*_: object, **__: object) -> list[Any]:
-        return [(0, 0, 0, "", (address, 7)) for address in answers]
+    async def look_up(_: str) -> list[str]:
+        return list(answers)
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    one = workers('{endpoint: "w:7", model: a}', times=AskingTimes(resolve_seconds=0.0))
+    one = workers(W7, times=AskingTimes(resolve_seconds=0.0), look_up=look_up)
     await one.start()
     one.loads.begin("10.0.0.1:7", 10, 0.0)
     before = one.candidates.holdings("w:7")
@@ -88,23 +79,19 @@ async def test_changed_address_removes_the_old_endpoint(
 
 
 async def test_resolution_of_names_repeats_after_any_failure(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    answers = ["10.0.0.1"]
+    answers: list[str] | None = ["10.0.0.1"]
 
-    async def lookup(*_: object, **__: object) -> list[Any]:
-        return [(0, 0, 0, "", (address, 7)) for address in answers]
+    async def look_up(_: str) -> list[str]:
+        if answers is None:
+            raise RuntimeError("nobody foresaw this")
+        return answers
 
-    def fail(*_: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    one = workers('{endpoint: "w:7", model: a}', times=AskingTimes(resolve_seconds=0.0))
+    one = workers(W7, times=AskingTimes(resolve_seconds=0.0), look_up=look_up)
     await one.start()
-    with monkeypatch.context() as broken:
-        broken.setattr(Table, "move", fail)
-        answers[:] = ["10.0.0.2"]
-        await until(lambda: "workers: a name cannot be looked up" in caplog.messages)
-    answers[:] = ["10.0.0.3"]
+    answers = None
+    await until(lambda: "workers: a name cannot be looked up" in caplog.messages)
+    answers = ["10.0.0.3"]
     await until(lambda: one.candidates.list_for("a")[0].endpoint == "10.0.0.3:7")
     await one.close()

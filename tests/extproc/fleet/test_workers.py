@@ -1,7 +1,4 @@
 import asyncio
-from typing import Any
-
-import pytest
 
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
 from tests.memory_transport import MemoryTransport
@@ -76,14 +73,12 @@ async def test_replace_follows_a_worker_that_moves_its_feed() -> None:
     await one.close()
 
 
-async def test_names_of_one_endpoint_share_its_record_until_both_are_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def lookup(*_: object, **__: object) -> list[Any]:
-        return [(0, 0, 0, "", ("127.0.0.1", 7))]
+async def test_names_of_one_endpoint_share_its_record_until_both_are_gone() -> None:
+    async def look_up(_: str) -> list[str]:
+        return ["127.0.0.1"]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    one = workers('{endpoint: "w:7", model: a}, {endpoint: "127.0.0.1:7", model: a}')
+    both = '{endpoint: "w:7", model: a}, {endpoint: "127.0.0.1:7", model: a}'
+    one = workers(both, look_up=look_up)
     await one.start()
     one.loads.begin("127.0.0.1:7", 10, 0.0)
     assert [status["in_flight"] for status in one.states.statuses()] == [1, 1]

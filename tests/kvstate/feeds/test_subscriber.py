@@ -27,9 +27,9 @@ from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.overlap import Overlap
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits
+from tests.event_loops import SkippingLoop, run_in
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
-from tests.skipping_loop import SkippingLoop, run_skipping
 from tests.waiting import until
 
 CLEAR = ["AllBlocksCleared"]
@@ -507,7 +507,9 @@ def test_errors_far_apart_are_followed_by_equal_waits(caplog: pytest.LogCaptureF
     transport = Faulty({0: payload(0, block(1))})
     transport.is_mended = True
 
-    async def scenario(loop: SkippingLoop) -> None:
+    loop = SkippingLoop()
+
+    async def scenario() -> None:
         async with following(transport, times=times) as followed:
             await connected(followed)
             for errors in range(1, 4):
@@ -518,4 +520,4 @@ def test_errors_far_apart_are_followed_by_equal_waits(caplog: pytest.LogCaptureF
                 loop.skipped_seconds += 60_000
                 await until(lambda: followed.feed.certain)
 
-    run_skipping(scenario)
+    run_in(loop, scenario())

@@ -7,6 +7,7 @@ an event of type ERROR and code 410; a watch that reaches its time limit ends wi
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ TOKEN = "a-token"
 class ApiServer:
     """What the server serves, and how it misbehaves.
 
-    asked: the query of every request. refuses: a status that it answers instead; refuses_kind: only
-    requests for pods, or for pools, are refused. lets_in: the only accepted token. unauthorized:
-    how many requests came with another. annotated: the annotations that were written, by pod.
-    allows_patches: what it says of the permission to write them. gone_below: versions below this
-    one are gone; gone_as_status: it says so with the status, as a proxy in front of it may. page:
-    most objects of a page, whatever is asked for. lists_without_end: each page names a next one.
+    asked: the query of every request. listed_at: when each list was sent. refuses: a status that it
+    answers instead; refuses_kind: only requests for pods, or for pools, are refused. lets_in: the
+    only accepted token. unauthorized: how many requests came with another. annotated: the
+    annotations that were written, by pod. allows_patches: what it says of the permission to write
+    them. gone_below: versions below this one are gone; gone_as_status: it says so with the status,
+    as a proxy in front of it may. page: most objects of a page, whatever is asked for.
+    lists_without_end: each page names a next one.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class ApiServer:
         self.pools: dict[str, Body] = {}
         self.version = 100
         self.asked: list[dict[str, str]] = []
+        self.listed_at: list[float] = []
         self.refuses: int | None = None
         self.refuses_kind = ""
         self.lets_in = TOKEN
@@ -173,6 +176,7 @@ class ApiServer:
         return self._list(kind, query)
 
     def _list(self, kind: str, query: dict[str, str]) -> web.Response:
+        self.listed_at.append(time.monotonic())
         wanted = dict(one.split("=") for one in query.get("labelSelector", "").split(",") if one)
         things = [
             thing

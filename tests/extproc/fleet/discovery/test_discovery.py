@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from extproc.config.schema import WorkerSettings
-from extproc.fleet.discovery import discovery
 from extproc.fleet.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.fleet.discovery.view import Fleet, Source, SourceReport, listed
 from tests.waiting import until
@@ -66,10 +65,16 @@ class Applied:
 
 @contextlib.asynccontextmanager
 async def followed(
-    sources: Sequence[Source], static: Sequence[WorkerSettings] = ()
+    sources: Sequence[Source], static: Sequence[WorkerSettings] = (), max_found: int = 100
 ) -> AsyncIterator[tuple[Discovery, Applied]]:
     applied = Applied()
-    one = Discovery(listed(static), sources, lambda: applied.now)
+    one = Discovery(
+        listed(static),
+        sources,
+        lambda: applied.now,
+        max_found=max_found,
+        begin_again_seconds=0.001,
+    )
     await one.start(applied.apply)
     await asyncio.sleep(0)
     yield one, applied
@@ -175,19 +180,17 @@ async def test_discovery_shows_doubles_and_notes() -> None:
         await until(lambda: source_of(one, "file")["note"] == "")
 
 
-async def test_view_of_too_many_workers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "MAX_FOUND", 1)
+async def test_view_of_too_many_workers_is_a_fault() -> None:
     file = Told()
-    async with followed([file]) as (one, applied):
+    async with followed([file], max_found=1) as (one, applied):
         file.see(A, B)
         assert one.fault("file") == "lists 2 workers; the limit is 1"
         assert applied.fleets == []
 
 
 async def test_discovery_restarts_a_source_that_ends(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(discovery, "BEGIN_AGAIN_SECONDS", 0.001)
     failing, file = Failing(), Told("dns:x")
     async with followed([failing, file]) as (one, applied):
         await until(lambda: failing.begun > 2)

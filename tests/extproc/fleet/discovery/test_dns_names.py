@@ -1,12 +1,14 @@
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dns.asyncresolver
 import dns.rcode
 import dns.resolver
 import pytest
+from dns.asyncresolver import Resolver
 
 from extproc.config.schema import DnsName, FoundWorker
 from extproc.fleet.discovery.dns_names import LEFT_OUT, DnsNames, LookupLimits
@@ -166,13 +168,10 @@ async def test_dns_names_take_a_silent_server_for_a_fault(server: DnsServer) -> 
         await until(lambda: "lookup failed" in seen.fault)
 
 
-async def test_dns_names_take_a_host_without_a_name_server_for_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unknown(*_: object, **_options: object) -> None:
-        raise dns.resolver.NoResolverConfiguration
-
-    monkeypatch.setattr(dns.asyncresolver, "Resolver", unknown)
-    async with following(DnsNames(DnsName(NAME))) as seen:
+async def test_dns_names_take_a_host_without_a_name_server_for_a_fault(tmp_path: Path) -> None:
+    empty = tmp_path / "resolv.conf"
+    empty.touch()
+    unknown = DnsNames(DnsName(NAME), make_resolver=lambda _: Resolver(str(empty)))
+    async with following(unknown) as seen:
         await until(lambda: bool(seen.faults))
         assert seen.fault.startswith("vllm.example: no name server is known: ")

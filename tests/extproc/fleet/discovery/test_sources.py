@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config.reader import parse
-from extproc.fleet.discovery import sources
+from extproc.config.reader import MAX_FILE_BYTES, parse
 from extproc.fleet.discovery.sources import WorkerFile
 from tests.extproc.fleet.discovery.following import Seen, following
 from tests.waiting import until
@@ -15,8 +14,7 @@ TWO = '- {endpoint: "10.0.0.2:8000", draining: true}\n'
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sources, "LOOK_SECONDS", 0.01)
+def file(tmp_path: Path) -> Path:
     path = tmp_path / "workers.yaml"
     write(path, ONE)
     return path
@@ -32,7 +30,7 @@ def write(path: Path, text: str) -> None:
 async def seen(file: Path) -> AsyncIterator[Seen]:
     config = parse(f"models: [{{name: a}}, {{name: b}}]\ndiscovery: {{file: {file}}}", "c")
     write(file, ONE.replace("\n", "\n  model: a\n"))
-    async with following(WorkerFile(str(file), config)) as one:
+    async with following(WorkerFile(str(file), config, look_seconds=0.01)) as one:
         await until(lambda: one.endpoints == ["10.0.0.1:8000"])
         yield one
 
@@ -88,12 +86,9 @@ async def test_worker_file_that_vanishes_keeps_the_last_view(file: Path, seen: S
     await until(lambda: seen.endpoints == ["10.0.0.3:8000"])
 
 
-async def test_worker_file_beyond_its_size_limit_is_a_fault(
-    file: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 100)
-    write(file, "#" * 101)
-    await until(lambda: seen.fault == f"{file}: larger than 100 bytes")
+async def test_worker_file_beyond_its_size_limit_is_a_fault(file: Path, seen: Seen) -> None:
+    write(file, "#" * (MAX_FILE_BYTES + 1))
+    await until(lambda: seen.fault == f"{file}: larger than 4194304 bytes")
 
 
 async def test_worker_file_link_is_followed(tmp_path: Path, file: Path, seen: Seen) -> None:
