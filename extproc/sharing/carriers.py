@@ -75,8 +75,8 @@ class StoreConnection:
 
     hear: receives each message of the channel, including this router's own, and returns how many
     seconds to pause before the next. opened: called when messages begin to arrive. answer_seconds:
-    after this time without a reply, the engine counts as down. fault: why nothing can be sent now,
-    "" if messages can be sent.
+    after this time without a reply, the engine counts as down. connect_seconds: for the sign-on.
+    fault: why nothing can be sent now, "" if messages can be sent.
 
     Raises:
         ExtraError: the client library is not installed.
@@ -88,6 +88,7 @@ class StoreConnection:
         hear: Callable[[bytes], float],
         opened: Callable[[], None],
         answer_seconds: float,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         with importing_extra("sharing.url", "sharing"):
             import libvalkey
@@ -95,6 +96,7 @@ class StoreConnection:
         self._timeouts = (TimeoutError, valkey.TimeoutError)
         self._packed = libvalkey.pack_command
         self._access = access
+        self._connect_seconds = connect_seconds
         self._hear = hear
         self._opened = opened
         self._answer_seconds = answer_seconds
@@ -135,9 +137,9 @@ class StoreConnection:
         return True
 
     async def _listen(self) -> None:
-        connection = _connection(self._access)
+        connection = _connection(self._access, self._connect_seconds)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(self._connect_seconds):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 line = _Line(_transport(connection), self._hear, self._answered)
                 line.write(self._packed(("SUBSCRIBE", self._access.channel)))
@@ -278,7 +280,7 @@ def _transport(connection: "AbstractConnection") -> asyncio.Transport:
     return cast("asyncio.Transport", writer.transport)
 
 
-def _connection(access: Access) -> "AbstractConnection":
+def _connection(access: Access, connect_seconds: float) -> "AbstractConnection":
     """Returns a connection of the client library that is not open yet."""
     from valkey.asyncio import connection
 
@@ -288,7 +290,7 @@ def _connection(access: Access) -> "AbstractConnection":
         "password": access.password or None,
         "protocol": 3,
         "socket_timeout": None,
-        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_connect_timeout": connect_seconds,
         "lib_name": None,
         "lib_version": None,
         "parser_class": _greeting_parser(connection.DefaultParser),

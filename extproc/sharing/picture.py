@@ -134,6 +134,7 @@ class Picture:
     records into which messages are merged. places: returns the workers. forget_seconds: for how
     long a router may be silent, and its messages may be held back. draw: returns a random number of
     63 bits. identities: the media items that are known here, None if none is learned from others.
+    max_claims: open ones of one router.
     counts: messages, by "accepted" or the reason why they were rejected. unknown_workers:
     figures, claims and homes for workers that are not known here. excess_claims: claims and homes
     of routers that sent too many.
@@ -149,7 +150,9 @@ class Picture:
         forget_seconds: float,
         draw: Callable[[], int],
         identities: Identities | None = None,
+        max_claims: int = MAX_CLAIMS,
     ) -> None:
+        self._max_claims = max_claims
         self._telling = telling
         self._identities = identities
         self._loads = loads
@@ -345,7 +348,7 @@ class Picture:
 
     def _record(self, other: Peer, claim: AnyClaim, place: Place, now: float) -> None:
         claims = other.claims
-        if len(claims) >= MAX_CLAIMS:
+        if len(claims) >= self._max_claims:
             del claims[next(iter(claims))]
         claims[claim.number] = self._claims.record(place.holdings, claim.marks, now)
 

@@ -62,12 +62,21 @@ class Reporter:
 
     origin: its name. incarnation: higher than that of any earlier router with this name.
     silent_seconds: after this time without news, it sends a sign of life.
+    max_open, max_waiting: claims that are open, and that wait for a message.
     touched: endpoints whose requests changed. items: the media items to be told of.
     """
 
     def __init__(
-        self, keys: Keys, origin: str, incarnation: int, silent_seconds: float = 0.05
+        self,
+        keys: Keys,
+        origin: str,
+        incarnation: int,
+        silent_seconds: float = 0.05,
+        *,
+        max_open: int = MAX_OPEN,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
+        self._max_open = max_open
         self.keys = keys
         self.origin = origin
         self.incarnation = incarnation
@@ -78,9 +87,9 @@ class Reporter:
         self._sequence = 0
         self._number = 0
         self._open: dict[Claim, AnyClaim] = {}
-        self._waiting: deque[AnyClaim] = deque(maxlen=MAX_WAITING)
-        self._ended: deque[int] = deque(maxlen=MAX_WAITING)
-        self._withdrawn: deque[int] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[AnyClaim] = deque(maxlen=max_waiting)
+        self._ended: deque[int] = deque(maxlen=max_waiting)
+        self._withdrawn: deque[int] = deque(maxlen=max_waiting)
         self._homes = HomeReports()
         self.items = ItemReports()
         self._ids: dict[str, int] = {}
@@ -107,9 +116,9 @@ class Reporter:
         for claim in claims:
             if not claim.marks.keys:
                 continue
-            if len(self._open) >= MAX_OPEN:
+            if len(self._open) >= self._max_open:
                 del self._open[next(iter(self._open))]
-            if len(self._waiting) == MAX_WAITING:
+            if len(self._waiting) == self._waiting.maxlen:
                 self._dropped += 1
             self._number += 1
             news = claim_news(self._number, self._id(endpoint), claim.marks)
@@ -254,7 +263,7 @@ class Reporter:
     def _id(self, endpoint: str) -> int:
         known = self._ids.get(endpoint)
         if known is None:
-            if len(self._ids) >= MAX_OPEN:
+            if len(self._ids) >= self._max_open:
                 self._ids.clear()  # some are of workers that no longer exist
             known = self._ids[endpoint] = worker_id(self.keys, endpoint)
         return known

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from extproc.sharing.messages import Keys
 from extproc.sharing.row_messages import (
@@ -27,23 +28,34 @@ from extproc.sharing.row_messages import (
 
 log = logging.getLogger("kvsteer.sharing")
 
-# How long a new router waits for an offer: if it has heard nobody, or one that has nothing to give;
-# and if it has heard somebody.
-OFFER_SECONDS = 0.5
-LATE_OFFER_SECONDS = 5.0
 
-# How long it waits for the first piece, and for each further one; how often it says again what was
-# not answered; and how long it takes rows at all.
-FIRST_SECONDS = 5.0
-PIECE_SECONDS = 1.0
-AGAIN_SECONDS = 0.1
-ALL_SECONDS = 20.0
+@dataclass(frozen=True, slots=True)
+class RowsLimits:
+    """How long an exchange waits, and how much it keeps.
 
-# Offers that are remembered, and how long rows are kept for the router that takes them: after each
-# piece, and after the last, which may have been lost.
-MAX_OFFERS = 16
-KEEP_SECONDS = 30.0
-LAST_SECONDS = 2.0
+    offer_seconds, late_offer_seconds: how long a new router waits for an offer: if it has heard
+    nobody, or one that has nothing to give; and if it has heard somebody. first_seconds,
+    piece_seconds: for the first piece, and for each further one. again_seconds: when it says again
+    what was not answered. all_seconds: for how long it takes rows at all.
+
+    offers: that are remembered. keep_seconds, last_seconds: how long rows are kept for the router
+    that takes them: after each piece, and after the last, which may have been lost. max_bytes: of
+    the rows that a router gives.
+    """
+
+    offer_seconds: float = 0.5
+    late_offer_seconds: float = 5.0
+    first_seconds: float = 5.0
+    piece_seconds: float = 1.0
+    again_seconds: float = 0.1
+    all_seconds: float = 20.0
+    offers: int = 16
+    keep_seconds: float = 30.0
+    last_seconds: float = 2.0
+    max_bytes: int = MAX_BYTES
+
+
+USUAL = RowsLimits()
 
 # Returns the rows that this router has now: sections of a state file, one after the other.
 Sections = Callable[[], AsyncIterator[bytes]]
@@ -66,7 +78,9 @@ class RowsExchange:
         sections: Sections,
         is_giving: Callable[[], bool],
         is_alone: Callable[[], bool],
+        limits: RowsLimits = USUAL,
     ) -> None:
+        self._limits = limits
         self._keys = keys
         self._tag = tag
         self._layout = layout
@@ -107,7 +121,7 @@ class RowsExchange:
         """Returns the rows of another router, as a state file; None if there are none to be had."""
         self._asked = secrets.randbits(63)
         try:
-            async with asyncio.timeout(ALL_SECONDS):
+            async with asyncio.timeout(self._limits.all_seconds):
                 return await self._take(RowsAsk(self._asked, self._layout))
         except TimeoutError:
             return None
@@ -128,7 +142,7 @@ class RowsExchange:
         assert isinstance(offer, RowsOffer)
         assert offer.offer is not None
         self._asked, self._taken = None, offer.offer
-        rows, seconds = bytearray(), FIRST_SECONDS
+        rows, seconds = bytearray(), self._limits.first_seconds
         while True:
             take = RowsTake(offer.offer, len(rows))
             piece = await self._answer(take, functools.partial(float, seconds))
@@ -138,10 +152,12 @@ class RowsExchange:
             if len(rows) >= piece.total:
                 log.info("sharing: got %d bytes of rows from another router", len(rows))
                 return bytes(rows)
-            seconds = PIECE_SECONDS
+            seconds = self._limits.piece_seconds
 
     def _offer_seconds(self) -> float:
-        return OFFER_SECONDS if self._is_denied or self._is_alone() else LATE_OFFER_SECONDS
+        if self._is_denied or self._is_alone():
+            return self._limits.offer_seconds
+        return self._limits.late_offer_seconds
 
     async def _answer(self, message: RowsMessage, most: Callable[[], float]) -> RowsMessage:
         """Says something until it is answered.
@@ -159,7 +175,7 @@ class RowsExchange:
             if asyncio.get_running_loop().time() - began_at > most():
                 raise TimeoutError
             self._send(wire)
-            await asyncio.wait([came], timeout=AGAIN_SECONDS)
+            await asyncio.wait([came], timeout=self._limits.again_seconds)
         return came.result()
 
     def _note(self, message: RowsMessage) -> None:
@@ -170,18 +186,18 @@ class RowsExchange:
         offer = None
         if ask.layout == self._layout and self._is_giving():
             offer = self._offers.setdefault(ask.number, secrets.randbits(63))
-        if len(self._offers) > MAX_OFFERS:
+        if len(self._offers) > self._limits.offers:
             self._offers.popitem(last=False)
         self._send(encoded(RowsOffer(ask.number, offer), self._keys, self._tag))
 
     def _give(self, take: RowsTake) -> None:
         """Sends a piece of the rows, which are put together for the first one."""
         if self._giving is None and take.offer in self._offers.values():
-            self._giving = _Given(take.offer, self._sections())
+            self._giving = _Given(take.offer, self._sections(), self._limits.max_bytes)
         given = self._giving
         if given is None or given.offer != take.offer:
             return
-        self._keep(KEEP_SECONDS)
+        self._keep(self._limits.keep_seconds)
         rows = given.rows
         if rows is None or take.at >= len(rows):
             return
@@ -189,7 +205,7 @@ class RowsExchange:
         piece = RowsPiece(take.offer, take.at, len(rows), data)
         self._send(encoded(piece, self._keys, self._tag))
         if take.at + len(data) == len(rows):
-            self._keep(LAST_SECONDS)
+            self._keep(self._limits.last_seconds)
 
     def _keep(self, seconds: float) -> None:
         """Keeps rows for so long, for the router that takes them, and then gives them up."""
@@ -201,7 +217,8 @@ class RowsExchange:
 class _Given:
     """Rows that are given to one router. rows: None until they are put together."""
 
-    def __init__(self, offer: int, sections: AsyncIterator[bytes]) -> None:
+    def __init__(self, offer: int, sections: AsyncIterator[bytes], max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.offer = offer
         self.rows: bytes | None = None
         self._task = asyncio.create_task(self._make(sections))
@@ -215,7 +232,7 @@ class _Given:
         length = 0
         async for section in sections:
             length += len(section)
-            if length > MAX_BYTES:
+            if length > self._max_bytes:
                 log.warning("sharing: this router has more rows than it gives another one")
                 return
             made.append(section)

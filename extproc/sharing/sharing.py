@@ -118,8 +118,10 @@ class PromptTelling(Reporter):
         self.news.set()
 
 
-def telling_of(options: Options) -> PromptTelling:
+def telling_of(options: Options, host_name: str | None = None) -> PromptTelling:
     """Returns what makes the messages about this router's requests.
+
+    host_name: None for that of this machine.
 
     Raises:
         StartError: a file with a secret cannot be read.
@@ -128,7 +130,7 @@ def telling_of(options: Options) -> PromptTelling:
         secret = b"file " + secret_in("sharing.secret_file", options.secret_file)
     else:
         secret = b"channel " + options.channel.encode() + b" " + password_of(options).encode()
-    host = _NO_NAME.sub("-", socket.gethostname())[:48]
+    host = _NO_NAME.sub("-", host_name or socket.gethostname())[:48]
     name = options.name or f"{host}-{os.getpid()}"
     silent_seconds = ALIVE_TICKS * options.tick_ms / 1000
     return PromptTelling(keys_of(secret), name, time.time_ns(), silent_seconds)

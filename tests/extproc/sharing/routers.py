@@ -21,7 +21,7 @@ from extproc.sharing.messages import (
     sender_tag,
     worker_id,
 )
-from extproc.sharing.picture import Peer, Picture, Place
+from extproc.sharing.picture import MAX_CLAIMS, Peer, Picture, Place
 from extproc.sharing.reporter import Reporter
 
 KEYS = keys_of(b"a secret")
@@ -42,8 +42,11 @@ class Router:
         incarnation: int = 1,
         keys: Keys = KEYS,
         workers: Sequence[str] = WORKERS,
+        *,
+        max_claims: int = MAX_CLAIMS,
+        **bounds: int,
     ) -> None:
-        self.telling = Reporter(keys, name, incarnation)
+        self.telling = Reporter(keys, name, incarnation, **bounds)
         self.endpoints = {worker: EndpointLoad() for worker in workers}
         self.loads = Loads(self.endpoints, 1_000, self.telling.touched)
         self.sent = ClaimTable(keys.marks)
@@ -63,6 +66,7 @@ class Router:
             FORGET_SECONDS,
             lambda: chance.getrandbits(63),
             self.identities,
+            max_claims,
         )
         self.telling.items.known = self.identities.items
 
@@ -123,9 +127,9 @@ def tell_all(routers: Sequence[Router], now: float) -> None:
                 other.hear(messages, now)
 
 
-def met(*names: str) -> list[Router]:
+def met(*names: str, max_claims: int = MAX_CLAIMS) -> list[Router]:
     """Routers whose messages count for each other at 0.0."""
-    routers = [Router(name) for name in names]
+    routers = [Router(name, max_claims=max_claims) for name in names]
     for now in (-2.02, -2.01, -2.0, -1.0, -0.01):
         tell_all(routers, now)
     return routers

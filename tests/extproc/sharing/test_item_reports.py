@@ -102,14 +102,26 @@ def _short_key(_: ItemNews) -> ItemNews:
     return ItemNews(b"k", "CAT", ((90, 1),))
 
 
+class Forged(ItemReports):
+    """Says one thing, once."""
+
+    def __init__(self, news: ItemNews) -> None:
+        super().__init__()
+        self._forged = [(news,)]
+
+    def __bool__(self) -> bool:
+        return bool(self._forged)
+
+    def take(self) -> tuple[ItemNews, ...]:
+        return self._forged.pop() if self._forged else ()
+
+
 @pytest.mark.parametrize("make", [_too_long, _lead_beyond, _too_many_runs, _short_key])
 def test_malformed_items_are_rejected(
-    make: Callable[[ItemNews], ItemNews], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[ItemNews], ItemNews],
 ) -> None:
     one, other = met()
-    bad = make(ItemNews(KEY, "CAT", ((90, 1),)))
-    monkeypatch.setattr(one.telling.items, "take", iter([(bad,), ()]).__next__)
-    one.telling.items.note(KEY, CAT)
+    one.telling.items = Forged(make(ItemNews(KEY, "CAT", ((90, 1),))))
     tell_all([one, other], 1.0)
     assert other.picture.counts["malformed"] == 1
     assert other.identities.find(KEY) is None

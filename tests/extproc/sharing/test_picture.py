@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from extproc.routing.load import Booking, EndpointLoad, Load, Loads, LoadSample
 from extproc.routing.marks import Marks
 from extproc.routing.pins import Pin, PinnedRank
-from extproc.sharing import picture as picture_module
 from extproc.sharing.messages import RouterNews, WorkerNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt
@@ -253,11 +252,8 @@ def test_routers_beyond_the_bound_are_refused() -> None:
     assert (len(other.picture.peers), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
 
 
-def test_claims_beyond_the_bound_expire_by_lifetime(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(picture_module, "MAX_CLAIMS", 2)
-    one, other = met("one", "other")
+def test_claims_beyond_the_bound_expire_by_lifetime() -> None:
+    one, other = met("one", "other", max_claims=2)
     for key in range(5):
         one.send(A, Marks((64,), (key,)), 0.0)
     other.hear(one.due(0.0), 0.0)

@@ -1,10 +1,8 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from extproc.routing.marks import Marks
-from extproc.sharing import reporter as reporter_module
 from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, MAX_WORKERS, RouterNews, decoded
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router
@@ -124,11 +122,9 @@ def test_withdrawn_leaves_other_routers_as_without_the_request(
         assert other.sent.expected(marks, now) == sound.sent.expected(marks, now)
 
 
-def test_pending_news_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "MAX_OPEN", 3)
-    monkeypatch.setattr(reporter_module, "MAX_WAITING", 2)
+def test_pending_news_are_bounded() -> None:
     workers = [f"10.0.0.{key}:1" for key in range(6)]
-    router = Router("one", workers=workers)
+    router = Router("one", workers=workers, max_open=3, max_waiting=2)
     claims = [router.send(worker, Marks((64,), (1,)), 0.0) for worker in workers]
     for claim in claims:
         router.telling.end(claim)

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.sharing import row_messages, rows
+from extproc.sharing import row_messages
 from extproc.sharing.messages import Keys, MessageError, keys_of, sealed, sender_tag
 from extproc.sharing.row_messages import (
     MAGIC,
@@ -21,10 +23,11 @@ from extproc.sharing.row_messages import (
     encoded,
     is_about_rows,
 )
-from extproc.sharing.rows import RowsExchange
+from extproc.sharing.rows import RowsExchange, RowsLimits
 from tests.waiting import until
 
 KEYS, LAYOUT = keys_of(b"a secret of this fleet"), "compiled 2"
+HASTY = RowsLimits(again_seconds=0.01)
 ROWS = [bytes([number]) * 40_000 for number in range(8)]
 
 
@@ -53,7 +56,12 @@ class Router:
     """A router that has rows, or none."""
 
     def __init__(
-        self, net: Net, own: Sequence[bytes], layout: str = LAYOUT, keys: Keys = KEYS
+        self,
+        net: Net,
+        own: Sequence[bytes],
+        layout: str = LAYOUT,
+        keys: Keys = KEYS,
+        **limits: Any,
     ) -> None:
         self.own, self.made, self.rejected = own, 0, 0
         self.is_ready = bool(own)
@@ -61,7 +69,14 @@ class Router:
         tag = sender_tag("router", len(net.routers))
         send = lambda wire: net.carry(self, wire)  # noqa: E731
         self.exchange = RowsExchange(
-            keys, tag, layout, send, self.sections, lambda: self.is_ready, lambda: self.is_alone
+            keys,
+            tag,
+            layout,
+            send,
+            self.sections,
+            lambda: self.is_ready,
+            lambda: self.is_alone,
+            replace(HASTY, **limits),
         )
         net.routers.append(self)
 
@@ -79,8 +94,7 @@ class Router:
 
 
 @pytest.fixture
-def net(monkeypatch: pytest.MonkeyPatch) -> Net:
-    monkeypatch.setattr(rows, "AGAIN_SECONDS", 0.01)
+def net() -> Net:
     return Net()
 
 
@@ -97,56 +111,43 @@ def test_lost_messages_are_sent_again(lost: set[int]) -> None:
         net = Net()
         net.lost = lost
         Router(net, ROWS)
-        assert await Router(net, []).exchange.take() == b"".join(ROWS)
+        new = Router(net, [], again_seconds=0.001)
+        assert await new.exchange.take() == b"".join(ROWS)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "AGAIN_SECONDS", 0.001)
-        asyncio.run(run())
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("why", ["not ready", "another layout", "another secret", "nobody"])
-async def test_new_router_begins_without_rows_if_none_are_offered(
-    net: Net, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "OFFER_SECONDS", 0.05)
-    new = Router(net, [])
+async def test_new_router_begins_without_rows_if_none_are_offered(net: Net, why: str) -> None:
+    late = 0.1 if why == "another secret" else HASTY.late_offer_seconds
+    new = Router(net, [], offer_seconds=0.05, late_offer_seconds=late)
     if why != "nobody":
         keys = keys_of(b"the secret of another fleet") if why == "another secret" else KEYS
         other = Router(net, ROWS, "plain 2" if why == "another layout" else LAYOUT, keys)
         other.is_ready = why != "not ready"
     new.is_alone = why == "nobody"  # whoever answers makes the wait as short
-    if why == "another secret":
-        monkeypatch.setattr(rows, "LATE_OFFER_SECONDS", 0.1)
     assert await new.exchange.take() is None
     assert not [one for one in net.sent if isinstance(one, RowsOffer) and one.offer is not None]
 
 
-async def test_new_router_gives_up_on_one_that_falls_silent(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "PIECE_SECONDS", 0.05)
-    other, new = Router(net, ROWS), Router(net, [])
+async def test_new_router_gives_up_on_one_that_falls_silent(net: Net) -> None:
+    other, new = Router(net, ROWS), Router(net, [], piece_seconds=0.05)
     net.lost = set(range(7, 1_000))
     assert await new.exchange.take() is None
     assert 0 < net.count(RowsPiece) < len(b"".join(ROWS)) // PIECE_BYTES
     other.exchange.close()
 
 
-async def test_rows_beyond_the_bound_are_not_given(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "MAX_BYTES", 100_000)
-    monkeypatch.setattr(rows, "FIRST_SECONDS", 0.1)
-    Router(net, ROWS)
-    assert await Router(net, []).exchange.take() is None
+async def test_rows_beyond_the_bound_are_not_given(net: Net) -> None:
+    Router(net, ROWS, max_bytes=100_000)
+    assert await Router(net, [], first_seconds=0.1).exchange.take() is None
     assert net.count(RowsPiece) == 0
 
 
 async def test_rows_are_given_to_one_router_at_a_time_and_then_given_up(
-    net: Net, monkeypatch: pytest.MonkeyPatch
+    net: Net,
 ) -> None:
-    monkeypatch.setattr(rows, "LAST_SECONDS", 0.02)
-    other = Router(net, ROWS)
+    other = Router(net, ROWS, last_seconds=0.02)
     first, second = Router(net, []), Router(net, [])
     found = await asyncio.gather(first.exchange.take(), second.exchange.take())
     assert list(found) == [b"".join(ROWS)] * 2
@@ -158,14 +159,14 @@ def test_offers_that_are_remembered_are_bounded() -> None:
     other = Router(net, ROWS)
 
     async def ask() -> None:
-        for number in range(rows.MAX_OFFERS + 1):
+        for number in range(HASTY.offers + 1):
             other.hear(encoded(RowsAsk(number, LAYOUT), KEYS, b"somebody"))
         first = next(one for one in net.sent if isinstance(one, RowsOffer))
         assert first.offer is not None
         other.hear(encoded(RowsTake(first.offer, 0), KEYS, b"somebody"))  # it is forgotten
 
     asyncio.run(ask())
-    assert net.count(RowsOffer) == rows.MAX_OFFERS + 1
+    assert net.count(RowsOffer) == HASTY.offers + 1
     assert other.made == 0
 
 
@@ -200,11 +201,10 @@ def test_piece_that_is_too_long_is_malformed() -> None:
 
 @pytest.mark.parametrize("is_alone", [True, False])
 async def test_new_router_waits_longer_if_it_has_heard_another_one(
-    net: Net, is_alone: bool, monkeypatch: pytest.MonkeyPatch
+    net: Net, is_alone: bool
 ) -> None:
-    monkeypatch.setattr(rows, "OFFER_SECONDS", 0.02)
     net.lost = set(range(1, 11))  # what it asks for 0.1 s
     Router(net, ROWS)
-    new = Router(net, [])
+    new = Router(net, [], offer_seconds=0.02)
     new.is_alone = is_alone
     assert await new.exchange.take() == (None if is_alone else b"".join(ROWS))
