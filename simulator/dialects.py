@@ -161,8 +161,7 @@ class EventDialect:
     random_root: bool = False
     """Whether hashes differ from process to process."""
     lists_sources: bool = False
-    """Whether GET /kv_event_sources exists; POST /v1/messages, which leaves cached tokens out of
-    `input_tokens`, is as old here."""
+    """Whether GET /kv_event_sources exists; POST /v1/messages and /v1/responses are as old here."""
     publishes_load: bool = False
     """Whether it can publish its load (--load-publish-endpoint)."""
     names_no_hits: bool = True

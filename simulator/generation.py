@@ -11,15 +11,23 @@ import msgspec
 from aiohttp import web
 
 from simulator import requests
+from simulator.answers import AnswerForm, Choice, UsageCounts
+from simulator.anthropic_messages import MessageForm, MessagesRequest
+from simulator.completions import CompletionForm
 from simulator.engine import Job, SimulatedEngine, Step
 from simulator.handover import Half
 from simulator.hashing import CacheNamespace, PlacedItem
-from simulator.requests import ChatRequest, Completion, Generation, Message
-from simulator.responses import AnswerWriter, ApiError, Body, Form, UsageCounts, bad_request
+from simulator.openai_responses import ResponseForm, ResponsesRequest
+from simulator.requests import ChatRequest, Completion, Generation
+from simulator.responses import AnswerWriter, ApiError, bad_request
 from simulator.tokens import ModelTokens
+from simulator.tool_calls import call_for
 from simulator.worker import SimulatedWorker
 
 _DEFAULT_COMPLETION_TOKENS = 16  # the OpenAI API's own default for completions
+
+# From here on a limit is one that agents set for any answer: the answer ends by itself.
+_GENEROUS_LIMIT_TOKENS = 4096
 _RANK_HEADER = "X-data-parallel-rank"
 
 Sink = Callable[[int, Step], Awaitable[None]]
@@ -33,6 +41,10 @@ class _Run:
     jobs: Sequence[Job]
     usage: UsageCounts
     reports_last_answer: bool
+
+    def choices(self) -> list[Choice]:
+        """Returns an answer for each job, with nothing generated yet."""
+        return [Choice(index, self.usage) for index in range(len(self.jobs))]
 
     async def to_end(self, sink: Sink) -> None:
         """Runs all jobs at once, and passes each token to `sink` with its job's number."""
@@ -78,7 +90,7 @@ class Generator:
         jobs: list[Job] = []
         for prompt in await requests.of_completion(self._tokens, body):
             jobs += self._jobs(request, body, prompt, limit)
-        return await self._answer(request, body, jobs, chat=False)
+        return await self._answer(request, body, jobs, self._completion_form(body))
 
     async def chat(self, request: web.Request, body: ChatRequest) -> web.StreamResponse:
         """Answers POST /v1/chat/completions."""
@@ -87,17 +99,44 @@ class Generator:
         whole, items = self._tokens.with_images(body.messages, prompt)
         limit = body.max_completion_tokens or body.max_tokens
         jobs = self._jobs(request, body, whole, limit, items)
-        return await self._answer(request, body, jobs, chat=True)
+        return await self._answer(request, body, jobs, self._completion_form(body))
 
-    async def message(self, request: web.Request, body: Message) -> web.StreamResponse:
+    def _completion_form(self, body: Completion | ChatRequest) -> CompletionForm:
+        is_chat = isinstance(body, ChatRequest)
+        return CompletionForm(
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=body.model or self._settings.model,
+            chat=is_chat,
+            ends_with_usage=body.wants_usage_chunk,
+            call=call_for(body) if isinstance(body, ChatRequest) else None,
+        )
+
+    async def message(self, request: web.Request, body: MessagesRequest) -> web.StreamResponse:
         """Answers POST /v1/messages."""
-        if body.stream:
-            raise bad_request("messages are not streamed by this simulator")
         chat = body.as_chat()
+        model = chat.model or self._settings.model
+        form = MessageForm(id=f"msg_{uuid.uuid4().hex}", model=model, call=call_for(chat))
+        return await self._converted(request, chat, form)
+
+    async def response(self, request: web.Request, body: ResponsesRequest) -> web.StreamResponse:
+        """Answers POST /v1/responses."""
+        chat = body.as_chat()
+        form = ResponseForm(
+            id=f"resp_{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=chat.model or self._settings.model,
+            call=call_for(chat),
+        )
+        return await self._converted(request, chat, form)
+
+    async def _converted(
+        self, request: web.Request, chat: ChatRequest, form: AnswerForm
+    ) -> web.StreamResponse:
         self.check_model(chat.model)
         prompt = await requests.of_chat(self._tokens, chat)
         jobs = self._jobs(request, chat, prompt, chat.max_tokens)
-        return await self._answer(request, chat, jobs, chat=True, message=True)
+        return await self._answer(request, chat, jobs, form)
 
     def _jobs(
         self,
@@ -107,7 +146,7 @@ class Generator:
         limit: int | None,
         items: tuple[PlacedItem, ...] = (),
     ) -> list[Job]:
-        """Returns one job per choice. Without a limit, an answer ends by itself."""
+        """Returns one job per choice. Without a limit, or a generous one, it ends by itself."""
         adapter = self._adapters.get(body.model or "")
         context = self._settings.context_tokens
         room = context - len(prompt)
@@ -119,11 +158,13 @@ class Generator:
             )
         jobs: list[Job] = []
         for choice in range(body.choices):
-            length = limit or self._writer.length(self._writer.seed(prompt, choice))
+            ends = limit is None or limit >= _GENEROUS_LIMIT_TOKENS
+            own = self._writer.length(self._writer.seed(prompt, choice))
+            length = own if ends or limit is None else limit
             job = Job(
                 prompt=prompt,
                 output_tokens=min(length, room),
-                ends_turn=limit is None and length <= room,
+                ends_turn=ends and length <= room,
                 namespace=CacheNamespace(adapter, body.cache_salt, items),
                 session_id=request.headers.get("X-Session-ID") or body.session_id,
                 choice=choice,
@@ -137,18 +178,9 @@ class Generator:
         request: web.Request,
         body: Generation,
         jobs: Sequence[Job],
-        *,
-        chat: bool,
-        message: bool = False,
+        form: AnswerForm,
     ) -> web.StreamResponse:
         engine = self._engine_for(request)
-        form = Form(
-            id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=body.model or self._settings.model,
-            chat=chat,
-            message=message,
-        )
         dialect = self._settings.speaks
         # Several answers to one prompt share its tokens.
         usage = UsageCounts(
@@ -176,10 +208,10 @@ class Generator:
         return replace(job, received_tokens=tokens)
 
     async def _send(
-        self, request: web.Request, body: Generation, run: _Run, form: Form
+        self, request: web.Request, body: Generation, run: _Run, form: AnswerForm
     ) -> web.StreamResponse:
         if body.stream:
-            return await self._stream(request, body, run, form)
+            return await self._stream(request, run, form)
         return await self._answer_whole(run, form)
 
     def _engine_for(self, request: web.Request) -> SimulatedEngine:
@@ -189,41 +221,35 @@ class Generator:
         except ValueError as error:
             raise bad_request(str(error)) from error
 
-    async def _answer_whole(self, run: _Run, form: Form) -> web.Response:
-        answers: list[list[int]] = [[] for _ in run.jobs]
-        reasons: list[str | None] = [None for _ in run.jobs]
+    async def _answer_whole(self, run: _Run, form: AnswerForm) -> web.Response:
+        choices = run.choices()
 
         async def collect(index: int, step: Step) -> None:
-            answers[index].append(step.token)
-            reasons[index] = step.finish_reason
+            choices[index].add(self._tokens.text_of([step.token]), step.finish_reason)
 
         await run.to_end(collect)
-        texts = map(self._tokens.text_of, answers)
-        body = form.answer(list(zip(texts, reasons, strict=True)), run.usage)
+        body = form.whole(choices)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _stream(
-        self, request: web.Request, body: Generation, run: _Run, form: Form
+        self, request: web.Request, run: _Run, form: AnswerForm
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
         response.content_type = "text/event-stream"
         await response.prepare(request)
+        choices = run.choices()
 
-        is_open: set[int] = set()
-
+        # engines send nothing, not even a role, before the first token
         async def send(index: int, step: Step) -> None:
-            # engines send nothing, not even a role, before the first token
-            if index not in is_open and (opening := form.opening(index)):
-                await response.write(_server_sent(opening))
-            is_open.add(index)
             text = self._tokens.text_of([step.token])
-            await response.write(_server_sent(form.piece(index, text, step.finish_reason)))
+            choices[index].add(text, step.finish_reason)
+            for event in form.piece(choices[index], text):
+                await response.write(event.encode())
 
         try:
             await run.to_end(send)
-            if body.wants_usage_chunk:
-                await response.write(_server_sent(form.closing(run.usage)))
-            await response.write(b"data: [DONE]\n\n")
+            for event in form.closing(choices):
+                await response.write(event.encode())
         except* ConnectionResetError:
             pass  # The client left; leaving `to_end` freed the blocks.
         return response
@@ -234,7 +260,3 @@ def _halved(job: Job, half: Half) -> Job:
     if half.place:
         return replace(job, received_tokens=len(job.prompt))
     return replace(job, output_tokens=1)
-
-
-def _server_sent(body: Body) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -64,33 +64,13 @@ class Completion(Generation, frozen=True, kw_only=True):
 
 
 class ChatRequest(Generation, frozen=True, kw_only=True):
-    """POST /v1/chat/completions. `tools` reach the template only: no answer calls one."""
+    """POST /v1/chat/completions. `tools` reach the template; see also `tool_calls`."""
 
     messages: Messages
     max_completion_tokens: Positive | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/messages, not streamed, with texts only."""
-
-    messages: Messages
-    max_tokens: Positive
-    model: str | None = None
-    system: NonEmpty | list[dict[str, str | dict[str, str]]] | None = None
-    stream: bool | None = None
-
-    def as_chat(self) -> ChatRequest:
-        """Returns the conversation to which the engine converts it."""
-        said = self.system
-        if isinstance(said, list):  # the engine joins the texts
-            said = "".join(str(part.get("text", "")) for part in said)
-        system = [{"role": "system", "content": said}] if said else []
-        return ChatRequest(
-            messages=[*system, *self.messages], model=self.model, max_tokens=self.max_tokens
-        )
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):

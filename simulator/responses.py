@@ -1,4 +1,4 @@
-"""Response bodies, in the form of the OpenAI API as vLLM fills it.
+"""Response bodies that are no answers, as vLLM fills them, and the words of answers.
 
 Answers are whole words, always the same for the same prompt. Clients send an answer back as text
 with the next turn, when its tokens are already cached, so the text must have the same tokens again:
@@ -8,16 +8,14 @@ answers use only words of one token each.
 import hashlib
 import re
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from simulator.answers import Body
 from simulator.tokens import ModelTokens
-
-Body = dict[str, Any]
 
 
 class ApiError(Exception):
@@ -42,101 +40,6 @@ def error(status: int, kind: str, message: str, param: str | None = None) -> Bod
 def bad_request(message: str, param: str | None = None) -> ApiError:
     """Returns the error for a client's mistake."""
     return ApiError(400, "BadRequestError", message, param)
-
-
-@dataclass(slots=True)
-class UsageCounts:
-    """Token counts of one request; several prompts add up, several answers share theirs."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    names_no_hits: bool = True
-
-    def body(self) -> Body:
-        """Returns the counts as the OpenAI API names them."""
-        is_named = self.names_no_hits or self.cached_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "completion_tokens": self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if is_named else None,
-        }
-
-    def of_message(self) -> Body:
-        """Returns the counts as Anthropic's API names them: cached tokens do not count as input."""
-        return {
-            "input_tokens": self.prompt_tokens - self.cached_tokens,
-            "output_tokens": self.completion_tokens,
-            "cache_read_input_tokens": self.cached_tokens,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One response, whole or in chunks, with the fields that all its parts repeat."""
-
-    id: str
-    created: int
-    """Seconds since the epoch."""
-    model: str
-    chat: bool
-    message: bool = False
-    """Whether it answers POST /v1/messages."""
-
-    def answer(self, choices: Sequence[tuple[str, str | None]], usage: UsageCounts) -> Body:
-        """Returns the answer to a request without `stream`: text and reason of each choice."""
-        if self.message:
-            return self._message_of(*choices[0], usage)
-        listed = [
-            self._choice(index, self._message(text), reason)
-            for index, (text, reason) in enumerate(choices)
-        ]
-        return self._envelope(listed, usage=usage.body())
-
-    def _message_of(self, text: str, reason: str | None, usage: UsageCounts) -> Body:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": [{"type": "text", "text": text}],
-            "stop_reason": "max_tokens" if reason == "length" else "end_turn",
-            "usage": usage.of_message(),
-        }
-
-    def opening(self, index: int) -> Body | None:
-        """Returns the first chunk of a choice, None for completions: chats begin with a role."""
-        if not self.chat:
-            return None
-        delta = {"delta": {"role": "assistant", "content": ""}}
-        return self._envelope([self._choice(index, delta, None)], chunk=True)
-
-    def piece(self, index: int, text: str, reason: str | None) -> Body:
-        """Returns the chunk with one more token of a choice."""
-        delta = {"delta": {"content": text}} if self.chat else {"text": text}
-        return self._envelope([self._choice(index, delta, reason)], chunk=True)
-
-    def closing(self, usage: UsageCounts) -> Body:
-        """Returns the last chunk, for requests that ask for usage."""
-        return self._envelope([], chunk=True, usage=usage.body())
-
-    def _message(self, text: str) -> Body:
-        return {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-
-    def _choice(self, index: int, content: Mapping[str, Any], reason: str | None) -> Body:
-        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
-
-    def _envelope(self, choices: list[Body], *, chunk: bool = False, **rest: Body) -> Body:
-        chat_object = "chat.completion.chunk" if chunk else "chat.completion"
-        return {
-            "id": self.id,
-            "object": chat_object if self.chat else "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            **rest,
-        }
 
 
 def models(

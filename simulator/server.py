@@ -22,12 +22,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from simulator import requests, responses
+from simulator.anthropic_messages import MessagesRequest
 from simulator.dialects import EngineName
 from simulator.generation import Generator
 from simulator.handover import BlockHandover
+from simulator.openai_responses import ResponsesRequest
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
 from simulator.rank import Rank
-from simulator.requests import CachedPrefix, ChatRequest, Completion, Message, Misbehave, Tokenize
+from simulator.requests import CachedPrefix, ChatRequest, Completion, Misbehave, Tokenize
 from simulator.responses import AnswerWriter, ApiError, bad_request, decoded, json_response
 from simulator.settings import Settings, split_address
 from simulator.tokens import ModelTokens
@@ -170,6 +172,7 @@ class Api:
             return [
                 web.get("/kv_event_sources", self._kv_event_sources),
                 web.post("/v1/messages", self._message),
+                web.post("/v1/responses", self._response),
                 web.post("/tokenize", self._tokenize),
             ]
         if dialect.engine == "sglang":
@@ -190,7 +193,10 @@ class Api:
         return await self._generator.completion(request, await decoded(request, Completion))
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
-        return await self._generator.message(request, await decoded(request, Message))
+        return await self._generator.message(request, await decoded(request, MessagesRequest))
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        return await self._generator.response(request, await decoded(request, ResponsesRequest))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await decoded(request, Tokenize)

@@ -47,6 +47,7 @@ class ModelTokens:
         self._image_token: int | None = settings.get("image_token_id")
         source = (template or directory / "chat_template.jinja").read_text()
         self._template = environment.from_string(source)
+        self._knows_developers = "developer" in source
 
     @property
     def size(self) -> int:
@@ -87,10 +88,13 @@ class ModelTokens:
         Raises:
             PromptError: the template refuses the messages.
         """
+        turns = [self._content(message) for message in messages]
+        if not self._knows_developers and any(map(_is_developer, turns)):
+            turns = _with_one_system_turn(turns)
         arguments = {
             **self._special_texts,
             **(template_arguments or {}),
-            "messages": [self._content(message) for message in messages],
+            "messages": turns,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -155,9 +159,24 @@ def _with_plain_content(message: Message) -> Message:
     return {**message, "content": "\n".join(map(_text_part, content))}
 
 
+def _with_one_system_turn(turns: Sequence[Message]) -> list[Message]:
+    """Returns the turns with those of system and developers as one, first of all.
+
+    So does vLLM for templates that know no developers (renderers/hf.py).
+    """
+    roles = ("system", "developer")
+    texts = [str(turn["content"]) for turn in turns if turn.get("role") in roles]
+    first = {"role": "system", "content": "\n\n".join(filter(None, texts))}
+    return [first, *(turn for turn in turns if turn.get("role") not in roles)]
+
+
+def _is_developer(turn: Message) -> bool:
+    return bool(turn.get("role") == "developer")
+
+
 def _text_part(part: object) -> str:
     match part:
-        case {"type": "text", "text": str(text)}:
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
             return text
         case _:
             raise PromptError("this model takes text parts only")

@@ -34,6 +34,10 @@ MODEL = "tiny"
 # Probes show that a killed worker is down; without them only its feed would be reported as lost.
 PROBE_INTERVAL_MS = 2000
 
+# Of each worker: enough for some conversations of coding agents, which ask for long answers too.
+BLOCKS = 16_384
+CONTEXT_TOKENS = 131_072
+
 # Each is a process of about 70 MB.
 MAX_WORKERS = 64
 
@@ -230,7 +234,8 @@ def worker_command(worker: WorkerSettings) -> list[str]:
     if isinstance(worker.events, WorkerEvents):
         command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
     speed = ["--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
-    return [*command, *speed, "--misbehave"]
+    size = ["--blocks", str(BLOCKS), "--max-model-len", str(CONTEXT_TOKENS)]
+    return [*command, *speed, *size, "--misbehave"]
 
 
 def _place(config: Config, parts: Sequence[DemoProcess]) -> DemoPlaces:
@@ -269,6 +274,13 @@ Try it, twice:
     {{"role": "system", "content": "You are a patient assistant."}},
     {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
 
+Or point a coding agent at it, ask it to list the files, and go on for some turns:
+
+{agents(place.envoy)}
+
+`{_command()} top` shows that its turns stay with one worker, and why.
+(The model answers in random words; docs/coding-agents.md has other agents.)
+
 Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
 kill -9 {router.pid} the router, without which Envoy continues; both restart after
 {AGAIN_SECONDS:g} s. Or close a socket:
@@ -278,6 +290,28 @@ kill -9 {router.pid} the router, without which Envoy continues; both restart aft
 
 false and null bring them back. Decisions appear below; Ctrl-C stops everything.
 """
+
+
+def agents(envoy: str) -> str:
+    """Returns the commands that start Claude Code and Codex with the demo's model, indented.
+
+    envoy: its URL.
+    """
+    names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+    models = " ".join(f"{name}={MODEL}" for name in names)
+    provider = f'{{name="demo", base_url="{envoy}/v1", wire_api="responses"}}'
+    return f"""\
+  ANTHROPIC_BASE_URL={envoy} ANTHROPIC_AUTH_TOKEN=any \\
+    {models} \\
+    CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 claude
+
+  codex -c model={MODEL} -c model_provider=demo \\
+    -c 'model_providers.demo={provider}'"""
+
+
+def _command() -> str:
+    """Returns how this command is called, for another terminal in the same directory."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "kvsteer" else "kvsteer"
 
 
 @contextlib.asynccontextmanager

@@ -46,8 +46,8 @@ tok/s    how fast it computes prompts, as learned, and how sure that is; until
 HIT      of the prompt tokens sent there in 15 minutes, the share that the
          worker certainly held
 
-HELD     prompt tokens that the picked worker certainly held; with ~ by the
-         record of texts that were sent there, estimated
+HELD     prompt tokens that the picked worker certainly held; with ~ those
+         that it probably held, by events not proved yet or by what was sent
 REASON   overlap: it holds the prefix of the prompt; nothing_cached: nobody
          does, so the least busy one was picked; texts: its tokens are not
          known, so texts were compared; docs/metrics.md has the others
@@ -324,12 +324,19 @@ def _decision(told: Mapping[str, Any], columns: int) -> Row:
     if told["served"]:  # otherwise it is not known who answered
         answered = told["served"] == first
         worker += ", answered" if answered else f", {plain(told['served'])} answered"
-    held, whole = told["predicted_tokens"], told["weighed_tokens"]
-    is_known = bool(told["prompt_tokens"])
-    if not is_known:
-        held = told["approximate_tokens"]
-    about = "" if is_known else "~"
+    held, about = _held(told)
+    whole = told["weighed_tokens"]
     rate = f"{about}{min(1.0, held / whole):.0%}" if whole else "-"
     # the earlier columns already show this part
     why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")
     return [at, worker, f"{about}{held}/{whole}", rate, _reason(told), plain(why)]
+
+
+def _held(told: Mapping[str, Any]) -> tuple[int, str]:
+    """Returns the prompt tokens that the worker held, and "~" if that is not certain."""
+    certain, approximate = told["predicted_tokens"], told["approximate_tokens"]
+    if not told["prompt_tokens"]:
+        return approximate, "~"
+    if told["uncertain_tokens"] or approximate > certain == 0:
+        return max(certain + told["uncertain_tokens"], approximate), "~"
+    return certain, ""

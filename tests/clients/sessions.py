@@ -28,9 +28,13 @@ _OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
 
 
 class Start(NamedTuple):
-    """How a client is started: words behind its program, variables, and files in its home."""
+    """How a client is started: words behind its program, variables, and files in its home.
+
+    again: the words with which it goes on with its last conversation; the text comes last in both.
+    """
 
     arguments: Sequence[str]
+    again: Sequence[str]
     variables: Mapping[str, str]
     files: Mapping[str, str]
 
@@ -48,7 +52,7 @@ class Session(NamedTuple):
         return self.code == 0 and LAST_WORDS in self.printed
 
 
-def _claude_code(url: str, task: str) -> Start:
+def _claude_code(url: str) -> Start:
     names = ("OPUS", "SONNET", "HAIKU")
     models = {f"ANTHROPIC_DEFAULT_{name}_MODEL": MODEL for name in names}
     variables = {
@@ -60,10 +64,11 @@ def _claude_code(url: str, task: str) -> Start:
         "IS_SANDBOX": "1",
         **_OFFLINE,
     }
-    return Start(["-p", "--dangerously-skip-permissions", task], variables, {})
+    flags = ["-p", "--dangerously-skip-permissions"]
+    return Start(flags, ["-c", *flags], variables, {})
 
 
-def _codex(url: str, task: str) -> Start:
+def _codex(url: str) -> Start:
     config = f"""model = "{MODEL}"
 model_provider = "mine"
 
@@ -74,11 +79,12 @@ wire_api = "responses"
 env_key = "MY_TOKEN"
 """
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    arguments = ["exec", *flags, task]
-    return Start(arguments, {"MY_TOKEN": "my-token", **_OFFLINE}, {".codex/config.toml": config})
+    variables = {"MY_TOKEN": "my-token", **_OFFLINE}
+    again = ["exec", *flags, "resume", "--last"]
+    return Start(["exec", *flags], again, variables, {".codex/config.toml": config})
 
 
-def _opencode(url: str, task: str) -> Start:
+def _opencode(url: str) -> Start:
     options = {"baseURL": f"{url}/v1", "apiKey": "my-token"}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -88,21 +94,22 @@ def _opencode(url: str, task: str) -> Start:
     }
     config = {"model": f"mine/{MODEL}", "autoupdate": False, "provider": {"mine": provider}}
     files = {".config/opencode/opencode.json": json.dumps(config)}
-    return Start(["run", task], _OFFLINE, files)
+    return Start(["run"], ["run", "-c"], _OFFLINE, files)
 
 
-def _qwen_code(url: str, task: str) -> Start:
+def _qwen_code(url: str) -> Start:
     variables = {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "my-token",
         "OPENAI_MODEL": MODEL,
     }
     silent = json.dumps({"privacy": {"usageStatisticsEnabled": False}})
-    arguments = ["--auth-type", "openai", "-y", "-p", task]
-    return Start(arguments, variables, {".qwen/settings.json": silent})
+    flags = ["--auth-type", "openai", "-y"]
+    files = {".qwen/settings.json": silent}
+    return Start([*flags, "-p"], [*flags, "-c", "-p"], variables, files)
 
 
-STARTS: Mapping[str, Callable[[str, str], Start]] = {
+STARTS: Mapping[str, Callable[[str], Start]] = {
     "claude-code": _claude_code,
     "codex": _codex,
     "opencode": _opencode,
@@ -111,22 +118,39 @@ STARTS: Mapping[str, Callable[[str, str], Start]] = {
 
 
 async def converse(client: str, number: int, url: str, folder: Path) -> Session:
-    """Runs one conversation of a client with the model at an address.
+    """Runs one conversation of a client with the model at an address, of one task.
 
     Raises:
         MissingError: the client is not installed.
     """
     name = f"{client}-{number}"
-    start = STARTS[client](url, _TASK.format(name=name))
+    (session,) = await say(client, name, STARTS[client](url), folder, [_TASK.format(name=name)])
+    return session
+
+
+async def say(
+    client: str, name: str, start: Start, folder: Path, texts: Sequence[str]
+) -> list[Session]:
+    """Runs a client once for each text, each time going on with one conversation.
+
+    name: of the conversation, and of its home below the folder.
+
+    Raises:
+        MissingError: the client is not installed.
+    """
     home = folder / name
-    for path, text in {**start.files, **_project(name)}.items():
+    for path, content in {**start.files, **_project(name)}.items():
         file = home / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(content)
     await _run(["git", "init", "-q", "."], home, {}, home / "git.log")
-    log = home / "printed"
-    code = await _run([str(program(client)), *start.arguments], home, start.variables, log)
-    return Session(name, code, log.read_text(errors="replace"))
+    sessions: list[Session] = []
+    for text in texts:
+        log = home / f"printed-{len(sessions)}"
+        words = start.again if sessions else start.arguments
+        code = await _run([str(program(client)), *words, text], home, start.variables, log)
+        sessions.append(Session(name, code, log.read_text(errors="replace")))
+    return sessions
 
 
 def _project(name: str) -> dict[str, str]:

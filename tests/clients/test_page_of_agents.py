@@ -26,7 +26,7 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.mark.parametrize("client", ["claude-code", "qwen-code"])
 def test_page_exports_the_variables_that_clients_are_started_with(client: str) -> None:
-    start = STARTS[client](URL, "task")
+    start = STARTS[client](URL)
     for name, value in start.variables.items():
         if name not in OURS:
             assert f" {name}={value.replace(MODEL, 'my-model')}" in PAGE, name
@@ -34,7 +34,7 @@ def test_page_exports_the_variables_that_clients_are_started_with(client: str) -
 
 @pytest.mark.parametrize(("client", "kind"), [("codex", "toml"), ("opencode", "json")])
 def test_page_has_the_files_that_clients_are_started_with(client: str, kind: str) -> None:
-    ((path, text),) = STARTS[client](URL, "task").files.items()
+    ((path, text),) = STARTS[client](URL).files.items()
     read = {"toml": tomllib.loads, "json": json.loads}[kind]
     (shown,) = blocks(kind)
     assert read(shown) == read(text.replace(MODEL, "my-model"))

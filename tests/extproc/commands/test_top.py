@@ -123,6 +123,8 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
         "served": "",
         "prefill": None,
         "predicted_tokens": 16,
+        "uncertain_tokens": 0,
+        "approximate_tokens": 0,
         "prompt_tokens": 40,
         "weighed_tokens": 40,
         "reason": "overlap",
@@ -186,6 +188,18 @@ def test_screen_shows_the_share_of_the_record_of_texts() -> None:
         "texts:",
         "no_tokenizer",
     ]
+
+
+@pytest.mark.parametrize(
+    ("certain", "uncertain", "approximate", "held"),
+    [(16, 0, 0, "16/40"), (0, 0, 0, "0/40"), (16, 16, 0, "~32/40"), (0, 0, 8, "~8/40")],
+)
+def test_screen_marks_what_a_worker_held_probably(
+    certain: int, uncertain: int, approximate: int, held: str
+) -> None:
+    by = decision(5, "a:1") | {"predicted_tokens": certain, "uncertain_tokens": uncertain}
+    by |= {"approximate_tokens": approximate}
+    assert shown_of([worker("a:1")], [by], (80, 24))[-1].split()[2] == held
 
 
 def test_screen_of_80_columns_shows_worker_share_and_reason() -> None:
