@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from extproc.http2.session import Session, SharedBudget
+from extproc.routing.claim_table import Claim, Expected, Lifetimes
 from extproc.routing.load_columns import LoadColumns
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
@@ -16,6 +17,31 @@ def CompiledDecoder(record: type, names: tuple[str, ...], /) -> _Decoder: ...  #
 def CompiledColumns(  # noqa: N802
     load: type, endpoints: dict[str, Any], workers: Sequence[Any], rules: tuple[float, ...], /
 ) -> LoadColumns: ...
+def chained(
+    key: Callable[[memoryview, int], int],
+    view: memoryview,
+    parts: tuple[slice, ...],
+    root: int,
+    /,
+) -> tuple[int, ...]: ...
+def expected(
+    old: dict[int, tuple[Claim, ...]],
+    young: dict[int, tuple[Claim, ...]],
+    lengths: Sequence[int],
+    keys: Sequence[int],
+    now: float,
+    lifetimes: Lifetimes,
+    /,
+) -> dict[str, Expected]: ...
+def recorded(
+    young: dict[int, tuple[Claim, ...]],
+    claim: Claim,
+    keys: Sequence[int],
+    most: int,
+    fewer: Callable[[tuple[Claim, ...], float], tuple[Claim, ...]],
+    since: float,
+    /,
+) -> tuple[int, int]: ...
 def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
 def lowest(
     ranks: Sequence[float] | Sequence[tuple[float, float]],

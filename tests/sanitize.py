@@ -40,6 +40,7 @@ TESTED = (
     "kvstate/test_plain_core.py",
     "kvstate/test_scan.py",
     "extproc/http2/test_sessions.py",
+    "extproc/routing/test_claim_walks.py",
     "extproc/routing/test_load_columns.py",
     "extproc/serving/test_proxy_message.py",
 )

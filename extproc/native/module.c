@@ -1,11 +1,12 @@
 /* The Python module extproc._core: checks and converts, then calls the session and the decoder.
  *
  * extproc/http2/session.py and extproc/serving/proxy_message.py describe the interfaces; their plain
- * implementations are in Python. What it has for the routing is in columns.c. */
+ * implementations are in Python. What it has for the routing is in columns.c and claims.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "claims.h"
 #include "columns.h"
 #include "message.h"
 #include "session.h"
@@ -485,6 +486,9 @@ static PyType_Spec decoder_spec = {"extproc._core.CompiledDecoder", sizeof(CoreD
                                    Py_TPFLAGS_DEFAULT, decoder_slots};
 
 static PyMethodDef module_functions[] = {
+    {"chained", module_chained, METH_VARARGS, NULL},
+    {"expected", module_expected, METH_VARARGS, NULL},
+    {"recorded", module_recorded, METH_VARARGS, NULL},
     {"drawn", module_drawn, METH_VARARGS, NULL},
     {"lowest", module_lowest, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -510,7 +514,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
     if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
         !add_type(made, "CompiledDecoder", &decoder_spec) ||
-        !add_type(made, "CompiledColumns", &columns_spec) || !columns_prepare()) {
+        !add_type(made, "CompiledColumns", &columns_spec) || !columns_prepare() ||
+        !claims_prepare()) {
         Py_DECREF(made);
         return NULL;
     }

@@ -158,27 +158,9 @@ class ClaimTable:
         self._make_room(now)
         mark_bytes = _BYTES_PER_PLACE + _BYTES_PER_CLAIM // max(1, len(marks.keys))
         claim = Claim(holdings, marks, now, mark_bytes)
-        alone: _Claims = (claim,)
-        after = alone
-        count, more, added = 0, 0, 0
-        before: _Claims | None = None
-        young = self._young
-        keys = marks.keys
-        for key, claims in zip(keys, map(young.setdefault, keys, repeat(alone)), strict=False):
-            if claims is alone:
-                count += 1
-                continue
-            if claims is not before:  # neighbouring marks usually have the same claims
-                before = claims
-                after = _with_claim(claim, claims)
-                if len(after) > MOST_CLAIMS:
-                    after = _fewer(after, now - self._lifetimes.speculative)
-                more = mark_bytes
-                if len(after) <= len(claims):
-                    more = _bytes_of(after) - _bytes_of(claims)
-            young[key] = after
-            added += more
-        self._young_bytes += added + count * (_BYTES_PER_SLOT + mark_bytes)
+        since = now - self._lifetimes.speculative
+        alone, added = recorded(self._young, claim, marks.keys, MOST_CLAIMS, _fewer, since)
+        self._young_bytes += added + alone * (_BYTES_PER_SLOT + mark_bytes)
         return claim
 
     def end(self, claim: Claim, now: float) -> None:
@@ -221,7 +203,7 @@ class ClaimTable:
         """
         found: dict[str, tuple[int, float]] = {}
         for generation in (self._old, self._young):
-            for length, claims in _stretches(generation, marks):
+            for length, claims in _stretches(generation, marks.lengths, marks.keys):
                 for claim in claims:
                     worker = claim.holdings.worker
                     longest, at = found.get(worker, (0, inf))
@@ -233,27 +215,7 @@ class ClaimTable:
 
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
         """Returns what each worker probably holds of a prompt, if it holds its first mark."""
-        lifetimes = self._lifetimes
-        found: dict[str, Expected] = {}
-        for generation in (self._old, self._young):
-            if not generation:
-                continue
-            for length, claims in _stretches(generation, marks):
-                newest: Holdings | None = None
-                for claim in claims:
-                    holdings = claim.holdings
-                    if holdings is newest:
-                        continue  # this worker's newest claim is the one that counts
-                    newest, age = holdings, now - claim.sent_at
-                    if age >= lifetimes.approximate or claim.sent_at <= holdings.lost_at:
-                        continue
-                    worker = holdings.worker
-                    speculative, approximate = found.get(worker, _NOTHING)
-                    is_under_way = now < claim.ended_at + lifetimes.grace
-                    if is_under_way and age < lifetimes.speculative and length > speculative:
-                        speculative = length
-                    found[worker] = (speculative, max(length, approximate))
-        return found
+        return expected(self._old, self._young, marks.lengths, marks.keys, now, self._lifetimes)
 
     def _make_room(self, now: float) -> None:
         is_full = self._young_bytes >= self._limit_bytes
@@ -307,13 +269,15 @@ def _bytes_of(claims: _Claims) -> int:
     return sum([one.mark_bytes for one in claims])
 
 
-def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[int, _Claims]]:
+def _stretches(
+    generation: dict[int, _Claims], lengths: Sequence[int], keys: Sequence[int]
+) -> Sequence[tuple[int, _Claims]]:
     """Returns the longest mark of each run of marks with the same claims, and these claims."""
     stretches: list[tuple[int, _Claims]] = []
     before: _Claims | None = None
     longest = 0
-    found = map(generation.get, marks.keys)  # looked up one by one, as far as they are known
-    for length, claims in zip(marks.lengths, found, strict=True):
+    found = map(generation.get, keys)  # looked up one by one, as far as they are known
+    for length, claims in zip(lengths, found, strict=True):
         if claims is not before:
             if before is not None:
                 stretches.append((longest, before))
@@ -322,3 +286,75 @@ def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[i
             return stretches
         longest = length
     return stretches if before is None else [*stretches, (longest, before)]
+
+
+# The walks that every request takes are compiled if a C compiler was available
+# (extproc/native/claims.c); the `plain_` functions do the same, and tests compare the two.
+
+
+def plain_recorded(
+    young: dict[int, _Claims],
+    claim: Claim,
+    keys: Sequence[int],
+    most: int,
+    fewer: Callable[[_Claims, float], _Claims],
+    since: float,
+) -> tuple[int, int]:
+    """Puts a new claim to the marks with these keys.
+
+    Returns how many of them had no claim, and by how many bytes the others grow.
+
+    most: claims that a mark may have. fewer: chooses some of more; since: its second argument.
+    """
+    alone: _Claims = (claim,)
+    after = alone
+    count, more, added = 0, 0, 0
+    before: _Claims | None = None
+    for key, claims in zip(keys, map(young.setdefault, keys, repeat(alone)), strict=False):
+        if claims is alone:
+            count += 1
+            continue
+        if claims is not before:  # neighbouring marks usually have the same claims
+            before = claims
+            after = _with_claim(claim, claims)
+            if len(after) > most:
+                after = fewer(after, since)
+            more = _bytes_of(after) - _bytes_of(claims)
+        young[key] = after
+        added += more
+    return count, added
+
+
+def plain_expected(
+    old: dict[int, _Claims],
+    young: dict[int, _Claims],
+    lengths: Sequence[int],
+    keys: Sequence[int],
+    now: float,
+    lifetimes: Lifetimes,
+) -> dict[str, Expected]:
+    """Returns what each worker probably holds of a prompt with these marks, by two generations."""
+    found: dict[str, Expected] = {}
+    for generation in (old, young):
+        for length, claims in _stretches(generation, lengths, keys):
+            newest: Holdings | None = None
+            for claim in claims:
+                holdings = claim.holdings
+                if holdings is newest:
+                    continue  # this worker's newest claim is the one that counts
+                newest, age = holdings, now - claim.sent_at
+                if age >= lifetimes.approximate or claim.sent_at <= holdings.lost_at:
+                    continue
+                worker = holdings.worker
+                speculative, approximate = found.get(worker, _NOTHING)
+                is_under_way = now < claim.ended_at + lifetimes.grace
+                if is_under_way and age < lifetimes.speculative and length > speculative:
+                    speculative = length
+                found[worker] = (speculative, max(length, approximate))
+    return found
+
+
+try:
+    from extproc._core import expected, recorded
+except ImportError:  # there was no C compiler at installation
+    expected, recorded = plain_expected, plain_recorded

@@ -6,7 +6,7 @@ of a shorter one less than 64 tokens.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import msgspec
@@ -80,9 +80,24 @@ def marks_of(root: int, prompt: Tokens) -> Marks:
     """
     view = memoryview(prompt).cast("B")
     count = bisect_right(_ENDS, len(view) - BYTES_PER_TOKEN)
+    return Marks(LENGTHS[:count], chained(_key, view, _PARTS[:count], root))
+
+
+def plain_chained(
+    key: Callable[[memoryview, int], int], view: memoryview, parts: tuple[slice, ...], root: int
+) -> tuple[int, ...]:
+    """Returns the key of each part of a buffer, in which the key before it is mixed.
+
+    It is compiled if a C compiler was available (extproc/native/claims.c).
+    """
     keys: list[int] = []
-    key = root
-    for part in _PARTS[:count]:
-        key = _key(view[part], key)
-        keys.append(key)
-    return Marks(LENGTHS[:count], tuple(keys))
+    for part in parts:
+        root = key(view[part], root)
+        keys.append(root)
+    return tuple(keys)
+
+
+try:
+    from extproc._core import chained
+except ImportError:  # there was no C compiler at installation
+    chained = plain_chained

@@ -1,0 +1,17 @@
+/* The functions that extproc.routing.claim_table and marks take from extproc._core. */
+#ifndef KVSTEER_CLAIMS_H
+#define KVSTEER_CLAIMS_H
+
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdbool.h>
+
+PyObject *module_chained(PyObject *module, PyObject *given);
+PyObject *module_expected(PyObject *module, PyObject *given);
+PyObject *module_recorded(PyObject *module, PyObject *given);
+
+/* Prepares the names of attributes; false after an error. */
+bool claims_prepare(void);
+
+#endif
