@@ -7,6 +7,7 @@ both.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -214,6 +215,9 @@ ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
 _any_body = msgspec.json.Decoder(_AnyBody)
 _any_api = msgspec.json.Decoder(_AnyApi)
 
+# Targets whose paths are kept: clients use few, and each has at most a kilobyte.
+_KNOWN_TARGETS = 128
+
 # What is before the path in an absolute target, as clients send it to a proxy.
 _AUTHORITY = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
@@ -229,6 +233,7 @@ _ID_PATHS = frozenset(
 )
 
 
+@lru_cache(_KNOWN_TARGETS)
 def path_of(target: str) -> str:
     """Returns the path of a request target, as the engines' server (uvicorn) understands it.
 
@@ -301,6 +306,8 @@ class LearnedPaths:
 
     def why_unkeyed(self, method: str, path: str) -> str:
         """Returns what `why_unkeyed` does, but counts learned paths as a model's."""
+        if method == "POST" and path in _KEYED:  # the usual case
+            return ""
         why = why_unkeyed(method, path)
         is_learned = why == NOT_INFERENCE and method == "POST" and path in self._paths
         return UNKEYED if is_learned else why

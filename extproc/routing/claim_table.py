@@ -355,6 +355,7 @@ def plain_expected(
 
 
 try:
-    from extproc._core import expected, recorded
+    from extproc._core import expected as expected
+    from extproc._core import recorded as recorded
 except ImportError:  # there was no C compiler at installation
     expected, recorded = plain_expected, plain_recorded

@@ -98,6 +98,6 @@ def plain_chained(
 
 
 try:
-    from extproc._core import chained
+    from extproc._core import chained as chained
 except ImportError:  # there was no C compiler at installation
     chained = plain_chained

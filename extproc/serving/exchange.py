@@ -54,7 +54,7 @@ from extproc.serving.proxy_message import (
 )
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
-from extproc.serving.stream import NamingHeaders, Stream, StreamSettings
+from extproc.serving.stream import NamingHeaders, Step, Stream, StreamSettings
 from extproc.serving.stream_answers import Answers, Placement
 
 log = logging.getLogger("kvsteer.extproc")
@@ -70,6 +70,7 @@ class Service:
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
     traced. accounts: whether responses are accounted for. reads_usage: whether their reported
     tokens are, too. recorder: notified when a request has ended. decoder: of the proxy's messages.
+    endpoints_named: the most endpoints of a pick that a proxy is told in dialect A.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Service:
         self.preparation = router.preparation
         self.prepares = router.preparation.is_needed
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
+        self.endpoints_named = endpoints_named(config.policy, is_duplex=False)
         header = config.policy.header
         self.stream_settings = StreamSettings(
             max_body_bytes=config.extproc.max_body_bytes,
@@ -192,24 +194,36 @@ class Exchange:
         Raises:
             ProtocolError: the stream must end with INVALID_ARGUMENT and the error's text.
         """
+        step = self.step(message)
+        return await self.decide(step) if isinstance(step, Ask) else step
+
+    def step(self, message: ProxyMessage) -> Step:
+        """Takes one message; returns the answers to it, or what `decide` must answer next.
+
+        Raises:
+            ProtocolError: as `receive`.
+        """
         step = self._stream.receive(message)
-        service = self._service
         if message.kind == REQUEST_HEADERS:
             self._named = message.values
-            if service.is_traced and not self._traceparent:
+            if self._service.is_traced and not self._traceparent:
                 self._traceparent = message.headers.get(TRACEPARENT, "")
-        if not isinstance(step, Ask):
-            if self._passage is not None:
-                self._look_at(message, self._passage)
-            return step
-        self._enter(Phase.ROUTING)
+        if isinstance(step, Ask):
+            self._enter(Phase.ROUTING)
+        elif self._passage is not None:
+            self._look_at(message, self._passage)
+        return step
+
+    async def decide(self, ask: Ask) -> Answers:
+        """Returns the answers that carry the decision for a request; waits as `Router.route`."""
+        service = self._service
         if not service.prepares:
-            return self._place(await service.router.route(step, self._traceparent), step)
-        prepared = await self._prepared(step)
+            return self._place(await service.router.route(ask, self._traceparent), ask)
+        prepared = await self._prepared(ask)
         if isinstance(prepared, Refusal):
             return self._refuse(prepared)
         routed = await service.router.route(prepared, self._traceparent)
-        return self._place(routed, prepared, is_changed=prepared.body is not step.body)
+        return self._place(routed, prepared, is_changed=prepared.body is not ask.body)
 
     async def _prepared(self, ask: Ask) -> Ask | Refusal:
         """Returns a request as its worker is to get it, or the answer that refuses it."""
@@ -292,12 +306,28 @@ class Exchange:
             if refusal is not None:
                 return self._refuse(refusal)
         self._await_response(passage)
-        placement = self._placement(passage, ask, is_changed=is_changed)
+        placement = self._usual_placement(decision, is_changed=is_changed)
+        if placement is None:
+            placement = self._placement(passage, ask, is_changed=is_changed)
         if placement is None:
             return self._refuse(refused_body(ask.head.path))
         answers = self._stream.place(placement)
         self._enter(Phase.PLACED)
         return answers
+
+    def _usual_placement(self, decision: Decision, *, is_changed: bool) -> Placement | None:
+        """Returns what `_placement` does where that depends on the pick and the model alone.
+
+        Returns None where it may depend on more. Few picks are made, so each is kept.
+        """
+        service = self._service
+        if service.prepares or is_changed or self._stream.is_duplex or decision.rank is not None:
+            return None
+        if not decision.is_steered:
+            return None
+        return service.stream_settings.phrases.placement(
+            decision.pick, decision.model or "", service.endpoints_named
+        )
 
     def _verdict_of(self, decision: Decision) -> Verdict:
         """Returns what to do with the request on this stream."""

@@ -15,6 +15,7 @@ from extproc.http2.call_events import FAILED, MESSAGE, PART
 from extproc.http2.grpc_messages import Message, MessageParts, Status
 from extproc.http2.session import Session, SharedBudget
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.requests.request import Ask
 from extproc.serving.exchange import Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
@@ -107,11 +108,11 @@ class Call(ABC):
         if kind == MESSAGE and self._parts:
             content, self._parts = MessageParts([*self._parts, content]), None
         has_room = self._queued <= _MAX_QUEUED_BYTES or not self.is_busy
-        if has_room and self._awaited is None and not self._kept:
-            self._take(kind, content)
-            return False
-        self._keep(kind, content)
-        return bool(self._kept)
+        if not has_room or self._awaited is not None or self._kept:
+            self._keep(kind, content)
+            return bool(self._kept)
+        self._take(kind, content)
+        return False
 
     def go_on(self) -> None:
         """Takes what was kept while the call was busy, until it is busy again."""
@@ -209,11 +210,14 @@ class ExtProcCall(Call):
             self._wait_for(self._long(message))
             return
         try:
-            answering = self._exchange.receive(self._decode(message))
+            step = self._exchange.step(self._decode(message))
+            if not isinstance(step, Ask):
+                self._answer_all(step)
+                return
+            answering = self._exchange.decide(step)
             waited_for = answering.send(None)
         except StopIteration as done:
-            for answer in done.value:
-                self.answer(self._encoded(answer))
+            self._answer_all(done.value)
         except DecodeError:
             raise self._malformed() from None
         except ProtocolError as error:
@@ -223,6 +227,10 @@ class ExtProcCall(Call):
                 answering.close()
                 raise TypeError("it awaits something before asyncio.sleep(0)")
             self._wait_for(answering)
+
+    def _answer_all(self, answers: Answers) -> None:
+        for answer in answers:
+            self.answer(self._encoded(answer))
 
     def _wait_for(self, answering: Coroutine[Any, Any, Answers]) -> None:
         self._awaited = asyncio.get_running_loop().create_task(answering)
@@ -259,8 +267,7 @@ class ExtProcCall(Call):
             raise self._malformed() from None
         except ProtocolError as error:
             raise self._refusal(Status.INVALID_ARGUMENT, str(error)) from None
-        for answer in answers:
-            self.answer(self._encoded(answer))
+        self._answer_all(answers)
 
     def _malformed(self) -> CallError:
         return self._refusal(Status.INTERNAL, "malformed message")

@@ -58,6 +58,19 @@ class Phrases:
         self._most = most
         self._answers: dict[Placement | int | None, ProcessingResponse] = {}
         self._encoded: dict[int, bytes] = {}  # by the identity of a cached message
+        self._placements: dict[tuple[tuple[str, ...], str], Placement] = {}
+
+    def placement(self, pick: tuple[str, ...], model: str, most: int) -> Placement:
+        """Returns the placement of a pick that has nothing but endpoints and a model.
+
+        most: the number of endpoints that are named, the same in every call.
+        """
+        known = self._placements.get((pick, model))
+        if known is None:
+            if len(self._placements) >= self._most:
+                self._placements.clear()
+            known = self._placements[pick, model] = Placement(",".join(pick[:most]), model)
+        return known
 
     def go_on(self, body_mode: int | None) -> ProcessingResponse:
         """Returns the answer of `request_headers_go_on`."""

@@ -24,6 +24,7 @@ from extproc.serving.lean_server import Host, LeanConnection
 from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
 from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
+from tests.extproc.serving.asking import Asking
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +39,7 @@ WHOLE_WINDOW = 2**20
 PATIENCE_SECONDS = 10.0
 
 
-class Answering:
+class Answering(Asking):
     """An exchange that answers a message as its text says, if need be once it may go on."""
 
     def __init__(self) -> None:
@@ -292,7 +293,7 @@ def test_call_ends_once_when_its_connection_is_lost(events: Sequence[tuple[str, 
     assert play.budget.used_bytes == 0
 
 
-class Early:
+class Early(Asking):
     """An exchange that awaits something before it runs in a task."""
 
     def __init__(self, how: str) -> None:

@@ -29,6 +29,7 @@ from tests.extproc.http2.peer import (
     rst,
 )
 from tests.extproc.messages import body, head
+from tests.extproc.serving.asking import Asking
 from tests.extproc.serving.running import PROCESS, PROMPT, Running
 from tests.ports import free_port
 from tests.waiting import until
@@ -326,7 +327,7 @@ async def flood(deaf: socket.socket) -> None:
         number += 2
 
 
-class Later:
+class Later(Asking):
     """An exchange that answers once its gate is open."""
 
     def __init__(self) -> None:
