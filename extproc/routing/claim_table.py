@@ -12,6 +12,7 @@ The table is separate from the index, and bounded: it has two generations, and d
 when the younger one is full or old.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from math import inf
@@ -299,6 +300,7 @@ def plain_recorded(
     most: int,
     fewer: Callable[[_Claims, float], _Claims],
     since: float,
+    /,
 ) -> tuple[int, int]:
     """Puts a new claim to the marks with these keys.
 
@@ -332,6 +334,7 @@ def plain_expected(
     keys: Sequence[int],
     now: float,
     lifetimes: Lifetimes,
+    /,
 ) -> dict[str, Expected]:
     """Returns what each worker probably holds of a prompt with these marks, by two generations."""
     found: dict[str, Expected] = {}
@@ -354,8 +357,6 @@ def plain_expected(
     return found
 
 
-try:
-    from extproc._core import expected as expected
-    from extproc._core import recorded as recorded
-except ImportError:  # there was no C compiler at installation
-    expected, recorded = plain_expected, plain_recorded
+expected, recorded = plain_expected, plain_recorded
+with contextlib.suppress(ImportError):  # there was no C compiler at installation
+    from extproc._core import expected, recorded

@@ -5,6 +5,7 @@ octave are exact enough: of a shared prefix of 512 tokens to a million they miss
 of a shorter one less than 64 tokens.
 """
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -84,7 +85,11 @@ def marks_of(root: int, prompt: Tokens) -> Marks:
 
 
 def plain_chained(
-    key: Callable[[memoryview, int], int], view: memoryview, parts: tuple[slice, ...], root: int
+    key: Callable[[memoryview, int], int],
+    view: memoryview,
+    parts: tuple[slice, ...],
+    root: int,
+    /,
 ) -> tuple[int, ...]:
     """Returns the key of each part of a buffer, in which the key before it is mixed.
 
@@ -97,7 +102,6 @@ def plain_chained(
     return tuple(keys)
 
 
-try:
-    from extproc._core import chained as chained
-except ImportError:  # there was no C compiler at installation
-    chained = plain_chained
+chained = plain_chained
+with contextlib.suppress(ImportError):  # there was no C compiler at installation
+    from extproc._core import chained
