@@ -15,7 +15,14 @@ from aiohttp.typedefs import Handler, Middleware
 from extproc.admin.history import STEP_SECONDS
 from extproc.admin.hosts import Hosts, host_in
 from extproc.admin.observed import Observed
-from extproc.admin.routes import decision_routes, fleet_routes, map_routes, page_routes
+from extproc.admin.routes import (
+    USUAL,
+    StreamLimits,
+    decision_routes,
+    fleet_routes,
+    map_routes,
+    page_routes,
+)
 from extproc.base.address import Address
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
@@ -33,6 +40,7 @@ def admin_application(
     hosts: Iterable[str],
     policy_header: str | None = None,
     session_headers: Sequence[str] = (),
+    streams: StreamLimits = USUAL,
 ) -> web.Application:
     """Returns the admin server with the routes of the page, fleet, decisions, prefixes and history.
 
@@ -48,7 +56,7 @@ def admin_application(
     application.add_routes(page_routes(workers))
     policy = policy_header and policy_header.lower()
     application.add_routes(fleet_routes(router, workers, policy, session_headers))
-    application.add_routes(decision_routes(observed, workers))
+    application.add_routes(decision_routes(observed, workers, streams))
     application.add_routes(map_routes(observed, workers))
     return application
 

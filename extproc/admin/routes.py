@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import metadata, version
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
@@ -228,26 +228,33 @@ def _first_of(envelope: _Envelope, names: Sequence[str]) -> str:
     return next(filter(None, (_header_of(envelope, name) for name in names)), "")
 
 
-# A stream polls for new decisions this often, so that readers do not slow decisions down; if there
-# are more than MAX_NEWS at once, the oldest are left out.
-LOOK_SECONDS = 0.25
-MAX_NEWS = 50
+class StreamLimits(NamedTuple):
+    """Of streams of decisions.
 
-# A comment is sent after this much silence, since proxies in between end silent connections.
-ALIVE_SECONDS = 15.0
+    readers: at once. write_seconds: a reader that does not read for this long is dropped.
+    look_seconds: between looks for new decisions, so that readers do not slow decisions down. news:
+    the most decisions at once; of more, the oldest are left out. alive_seconds: after this much
+    silence a comment is sent, since proxies in between end silent connections.
+    """
 
-# A reader that does not read for this long is dropped.
-WRITE_SECONDS = 10.0
+    readers: int = 16
+    write_seconds: float = 10.0
+    look_seconds: float = 0.25
+    news: int = 50
+    alive_seconds: float = 15.0
 
-MAX_READERS = 16
+
+USUAL = StreamLimits()
 
 # Decisions that are encoded without a pause, on the event loop that picks.
 DECISIONS_AT_ONCE = 64
 
 
-def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
+def decision_routes(
+    observed: Observed, workers: Workers, limits: StreamLimits = USUAL
+) -> list[web.RouteDef]:
     """Returns GET /decisions and GET /decisions/ID."""
-    readers = _Readers(observed)
+    readers = _Readers(observed, limits)
 
     async def get_decisions(request: web.Request) -> web.StreamResponse:
         since = request.headers.get("Last-Event-ID") or request.query.get("since", "0")
@@ -276,14 +283,16 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
 class _Readers:
     """The readers of the stream of decisions (Server-Sent Events, HTML Living Standard 9.2)."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, limits: StreamLimits) -> None:
         self._observed = observed
+        self._limits = limits
         self._count = 0
 
     async def serve(self, request: web.Request, since: int) -> web.StreamResponse:
         """Sends decisions as they are made, until the reader leaves or falls behind."""
-        if self._count >= MAX_READERS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_READERS} streams are open already\n")
+        most = self._limits.readers
+        if self._count >= most:
+            raise web.HTTPServiceUnavailable(text=f"{most} streams are open already\n")
         self._count += 1
         try:
             response = web.StreamResponse(
@@ -304,18 +313,17 @@ class _Readers:
         await self._write(response, "retry: 2000\n\n")
         while not self._observed.is_closed and request.transport is not None:
             if recent.last != last:
-                news = recent.newest_after(last, MAX_NEWS)
+                news = recent.newest_after(last, self._limits.news)
                 last, sent_at = recent.last, loop.time()
                 told = msgspec.json.encode(await _listed(self._observed, news)).decode()
                 await self._write(response, f"id: {last}\ndata: {told}\n\n")
-            elif loop.time() - sent_at > ALIVE_SECONDS:
+            elif loop.time() - sent_at > self._limits.alive_seconds:
                 sent_at = loop.time()
                 await self._write(response, ": nothing new\n\n")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._limits.look_seconds)
 
-    @staticmethod
-    async def _write(response: web.StreamResponse, text: str) -> None:
-        async with asyncio.timeout(WRITE_SECONDS):
+    async def _write(self, response: web.StreamResponse, text: str) -> None:
+        async with asyncio.timeout(self._limits.write_seconds):
             await response.write(text.encode())
 
 

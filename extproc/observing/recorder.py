@@ -141,8 +141,9 @@ class _Sessions:
     one by it. Keys are mixed with a secret that is never written.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, max_keys: int) -> None:
         self._secret = secret
+        self._max_keys = max_keys
         self._by_key: dict[int, str] = {}
 
     def note(self, belonging: Belonging) -> str:
@@ -154,7 +155,7 @@ class _Sessions:
         for key in belonging.keys:
             self._by_key.pop(key, None)  # so that it becomes the latest
             self._by_key[key] = session
-        while len(self._by_key) > MAX_OPEN:
+        while len(self._by_key) > self._max_keys:
             del self._by_key[next(iter(self._by_key))]
         return session
 
@@ -309,13 +310,15 @@ class Recorder:
         secret: bytes,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        max_open: int = MAX_OPEN,
     ) -> None:
+        self._max_open = max_open
         self._block_size = settings.block_size
         self._secret = secret
         self._clock = clock
         self._monotonic = monotonic
         self._file = _RecordFile(settings, path, clock, monotonic)
-        self._sessions = _Sessions(secret)
+        self._sessions = _Sessions(secret, max_open)
         self._open: dict[int, _Passing] = {}
         self._hashing: deque[_Passing] = deque()
         self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
@@ -349,7 +352,7 @@ class Recorder:
         tokens = len(prompts[0].tokens) if prompts else 0
         queued = self._given_tokens - self._taken_tokens + tokens
         full = len(self._hashing) + len(self._ended) >= MAX_QUEUED or queued > MAX_QUEUED_TOKENS
-        if full or len(self._open) >= MAX_OPEN:
+        if full or len(self._open) >= self._max_open:
             self.not_recorded["queue_full"] += 1
             return
         passing = _Passing(decision, prompts[0] if prompts else None, self._monotonic())

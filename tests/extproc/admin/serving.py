@@ -8,7 +8,14 @@ from random import Random
 
 from extproc.admin.application import admin_application, listen
 from extproc.admin.observed import Observed
-from extproc.admin.routes import Shared, discovery_routes, sharing_routes, steering_routes
+from extproc.admin.routes import (
+    USUAL,
+    Shared,
+    StreamLimits,
+    discovery_routes,
+    sharing_routes,
+    steering_routes,
+)
 from extproc.base.address import Address
 from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
@@ -46,6 +53,7 @@ async def serving(
     sharing: Shared | None = None,
     *,
     steers_all: bool = False,
+    streams: StreamLimits = USUAL,
 ) -> AsyncIterator[Served]:
     """Runs the server until the block ends."""
     parsed = parse(config, "c")
@@ -57,7 +65,13 @@ async def serving(
     router = Router(parsed, workers, {}, Metrics(workers.states), Random(0), observer=observed)
     place = Address("127.0.0.1", free_port())
     application = admin_application(
-        router, workers, observed, max_body_bytes, ("127.0.0.1",), parsed.policy.header
+        router,
+        workers,
+        observed,
+        max_body_bytes,
+        ("127.0.0.1",),
+        parsed.policy.header,
+        streams=streams,
     )
     application.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
     change = router.steering.change

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from extproc.admin.report import ReportFile, encoded, missing_in, notes_of, repo
 from extproc.admin.report_page import CONTENT_SECURITY_POLICY
 from extproc.base.address import Address
 from extproc.config.reader import parse
-from extproc.observing.report import MAX_BYTES, Report, read
+from extproc.observing.report import MAX_BYTES, Period, Report, read
 from extproc.running.processes import ProcessMember
 from tests.extproc.observing.simulated import BEGIN, over
 from tests.page.background import in_background
 from tests.ports import free_port
+from tests.unprivileged import unprivileged
 from tests.waiting import until
 
 
@@ -312,21 +313,25 @@ async def test_report_file_that_is_a_pipe_is_not_waited_for(
 
 
 async def test_report_file_that_is_unreadable_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(_: str) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("extproc.admin.report.read_periods", refused)
-    await stored(tmp_path / "report", a_report(0))
+    (tmp_path / "report").write_bytes(b"")
+    (tmp_path / "report").chmod(0)
+    with unprivileged(tmp_path):
+        await stored(tmp_path / "report", a_report(0))
     assert f"{tmp_path}/report cannot be read: Permission denied" in caplog.text
 
 
 async def test_report_file_internal_fault_is_logged_and_the_router_continues(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("extproc.admin.report.encode_report", lambda _: 1 / 0)
-    await stored(tmp_path / "report", a_report(1))
+    class Faulty(Report):
+        def periods(self, _: float) -> Iterator[Period]:
+            raise ZeroDivisionError
+
+    report = Faulty(BEGIN)
+    report.feed(over(500), 1_000.0, BEGIN)
+    await stored(tmp_path / "report", report)
     assert "the report cannot be written: ZeroDivisionError" in caplog.text
 
 

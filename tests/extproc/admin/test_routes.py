@@ -12,7 +12,7 @@ from aiohttp import web
 
 from extproc.admin import routes
 from extproc.admin.application import listen
-from extproc.admin.routes import MAX_READERS, discovery_routes
+from extproc.admin.routes import USUAL, StreamLimits, discovery_routes
 from extproc.base.address import Address
 from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
@@ -202,7 +202,7 @@ async def test_decision_streams_are_bounded(served: Served) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
         url = f"{served.url}/decisions"
-        open_now = [await client.get(url, headers=STREAM) for _ in range(MAX_READERS)]
+        open_now = [await client.get(url, headers=STREAM) for _ in range(USUAL.readers)]
         async with client.get(url, headers=STREAM) as refused:
             assert refused.status == 503
         for response in open_now:
@@ -212,7 +212,7 @@ async def test_decision_streams_are_bounded(served: Served) -> None:
 async def test_decision_stream_that_closes_makes_room(
     served: Served, client: aiohttp.ClientSession
 ) -> None:
-    for _ in range(2 * MAX_READERS):
+    for _ in range(2 * USUAL.readers):
         await served.route(20)
         while True:  # whoever left is noticed at the next write
             async with client.get(f"{served.url}/decisions", headers=STREAM) as response:
@@ -230,20 +230,20 @@ async def test_decision_stream_ends_with_the_router(
             assert b"data:" not in await response.read()
 
 
-async def test_decision_stream_that_is_not_read_is_dropped(
-    served: Served, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (("MAX_READERS", 1), ("WRITE_SECONDS", 0.1), ("LOOK_SECONDS", 0.0)):
-        monkeypatch.setattr(f"extproc.admin.routes.{name}", value)
-    host, port = served.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1)
-    writer.write(b"GET /decisions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n")
-    assert await reader.read(1) == b"H"
-    async with asyncio.timeout(100):
-        while await is_full(served, client):
-            for _ in range(50):  # added directly: not all requests are kept
-                served.observed.recent.add(decided(), 5.0)
-    writer.close()
+async def test_decision_stream_that_is_not_read_is_dropped() -> None:
+    limits = StreamLimits(readers=1, write_seconds=0.1, look_seconds=0.0)
+    async with serving(streams=limits) as served, aiohttp.ClientSession() as client:
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+        writer.write(
+            b"GET /decisions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
+        )
+        assert await reader.read(1) == b"H"
+        async with asyncio.timeout(100):
+            while await is_full(served, client):
+                for _ in range(50):  # added directly: not all requests are kept
+                    served.observed.recent.add(decided(), 5.0)
+        writer.close()
 
 
 async def is_full(served: Served, client: aiohttp.ClientSession) -> bool:

@@ -1,9 +1,9 @@
-import os
 from pathlib import Path
 
 import pytest
 
 from extproc.base.tokenizer_files import TokenizerFiles
+from tests.unprivileged import unprivileged
 
 
 def test_find_returns_a_file_in_the_model_directory(tmp_path: Path) -> None:
@@ -43,12 +43,13 @@ def test_find_names_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["", "tokenizer.json"])
-def test_find_refuses_an_unreadable_tokenizer(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_refuses_an_unreadable_tokenizer(source: str, tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_text("{}")
-    monkeypatch.setattr(os, "access", lambda path, _: path != file)  # root may read everything
-    with pytest.raises(PermissionError, match="Permission denied") as caught:
+    file.chmod(0)
+    with (
+        unprivileged(tmp_path),
+        pytest.raises(PermissionError, match="Permission denied") as caught,
+    ):
         TokenizerFiles.find(str(tmp_path / source))
     assert caught.value.filename == str(file)

@@ -1,6 +1,6 @@
-import errno
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from extproc.config.schema import (
 )
 from extproc.config.sections import SESSION_HEADERS, session_headers
 from simulator.settings import TINY_MODEL
+from tests.unprivileged import unprivileged
 
 MINIMAL = """
 models: [{name: tiny}]
@@ -259,22 +260,19 @@ def test_load_reports_an_unreadable_file(tmp_path: Path) -> None:
         load(str(tmp_path / "absent"))
 
 
-def test_permission_fault_names_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    model = f"{{name: m, tokenizer: {TINY_MODEL}, chat_template: {TINY_MODEL}/chat_template.jinja}}"
-    text = f"models: [{model}]\nworkers: [{{endpoint: 'a:1'}}]"
-
-    def refused(path: Path, *_: object) -> bool:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_file", refused)
-    monkeypatch.setattr(Path, "open", refused)
-    why = f"cannot be read: Permission denied; this process runs as user {os.geteuid()}"
-    assert faults(text) == [
-        f"c.yaml: models[0].tokenizer: {TINY_MODEL} {why}",
-        f"c.yaml: models[0].chat_template: {TINY_MODEL}/chat_template.jinja {why}",
-    ]
-    with pytest.raises(ConfigError, match=f"absent: {why}"):
-        load(str(tmp_path / "absent"))
+def test_permission_fault_names_the_user(tmp_path: Path) -> None:
+    closed = tmp_path / "closed" / "model"
+    shutil.copytree(TINY_MODEL, closed)
+    closed.parent.chmod(0)
+    model = f"{{name: m, tokenizer: {closed}, chat_template: {closed}/chat_template.jinja}}"
+    with unprivileged(tmp_path):
+        why = f"cannot be read: Permission denied; this process runs as user {os.geteuid()}"
+        assert faults(f"models: [{model}]\nworkers: [{{endpoint: 'a:1'}}]") == [
+            f"c.yaml: models[0].tokenizer: {closed} {why}",
+            f"c.yaml: models[0].chat_template: {closed}/chat_template.jinja {why}",
+        ]
+        with pytest.raises(ConfigError, match=f"absent: {why}"):
+            load(str(closed / "absent"))
 
 
 def test_oversized_file_is_refused(tmp_path: Path) -> None:

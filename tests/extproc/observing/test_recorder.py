@@ -20,6 +20,7 @@ from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.observing.recorder import (
     MAX_OLDER,
+    MAX_OPEN,
     MAX_QUEUED_TOKENS,
     OLDER,
     Recorder,
@@ -66,9 +67,9 @@ def outcome(status: int = 200, **reported: Any) -> Outcome:
 def started() -> Iterator[Callable[..., Recorder]]:
     made: list[Recorder] = []
 
-    def start(path: Path, **settings: Any) -> Recorder:
+    def start(path: Path, max_open: int = MAX_OPEN, **settings: Any) -> Recorder:
         values = {"file": str(path), "block_size": 4, **settings}
-        one = Recorder(Settings(**values), str(path), SECRET)
+        one = Recorder(Settings(**values), str(path), SECRET, max_open=max_open)
         one.start()
         made.append(one)
         return one
@@ -160,10 +161,9 @@ def test_recorder_writes_reported_lengths_and_sessions_where_tokens_are_not_know
 
 
 def test_recorder_forgets_the_oldest_sessions(
-    tmp_path: Path, started: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, started: Callable[..., Recorder]
 ) -> None:
-    monkeypatch.setattr("extproc.observing.recorder.MAX_OPEN", 2)
-    recorder = started(tmp_path / "trace.jsonl")
+    recorder = started(tmp_path / "trace.jsonl", max_open=2)
     for one in (unkeyed(1), unkeyed(2), unkeyed(3), unkeyed(4, follows=1)):
         recorder.note_decision(one, [])
         recorder.end(one, outcome(prompt_tokens=9))
@@ -349,11 +349,10 @@ ENDS = st.sampled_from(("served", "unknown", "error", "dropped"))
 
 @given(st.lists(ENDS, max_size=40))
 def test_request_is_recorded_only_if_it_was_served(ends: list[str]) -> None:
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        # so that one that leaks would be noticed
-        patch.setattr("extproc.observing.recorder.MAX_OPEN", 1)
+    with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        recorder = Recorder(Settings(), str(path), SECRET)
+        # of one, so that one that leaks would be noticed
+        recorder = Recorder(Settings(), str(path), SECRET, max_open=1)
         recorder.start()
         for end in ends:
             one = decision(3)
