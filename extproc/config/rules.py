@@ -68,6 +68,7 @@ def broken_rules(config: Config) -> list[str]:
         *config.steering.faults(config.disaggregation),
         *_isolation(config),
         *_classes(config),
+        *_recording(config),
     ]
 
 
@@ -117,6 +118,16 @@ def _isolation(config: Config) -> Iterator[str]:
             yield f"isolation.share[{number}]: {name!r} is the name of no model"
     if config.extproc.dialect == "epp":
         yield "isolation: needs bodies that can be changed: dialect buffered"
+
+
+def _recording(config: Config) -> Iterator[str]:
+    name = config.recorder.tenant_header
+    if name is None:
+        return
+    if not _HEADER.fullmatch(name):
+        yield f"recorder.tenant_header: is not a valid header name: {name!r}"
+    elif config.isolation is not None:
+        yield "recorder.tenant_header: isolation.header names the tenants already"
 
 
 def _classes(config: Config) -> Iterator[str]:

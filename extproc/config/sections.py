@@ -318,6 +318,11 @@ class RecorderSettings:
         minimum=1,
         maximum=65_536,
     )
+    tenant_header: str | None = key(
+        "the request header that names the tenant, if isolation.header does not: lines then have a"
+        " digest of it, for `kvsteer whatif --tenants`",
+        None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 A line has the time of the request, the lengths of its prompt and its answer, and a number for each
 block of the prompt; if the prompt's tokens are not known, the length that the engine reported, and
-a number for its conversation. The numbers are keyed with a secret that is drawn when the router
+a number for its conversation. If a header names the tenant, there is a number for it, too: those of
+the prompts leave out the salts of tenants, so that a play can tell what they have in common. The
+numbers are keyed with a secret that is drawn when the router
 starts and never written: prompts that are equal up to a block's end have equal numbers, and nobody
 without the secret can test what the prompt was.
 
@@ -32,6 +34,7 @@ from prometheus_client.registry import Collector
 from extproc.base.structs import Record
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
+from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.upstreams import FIRST_FAILURE
@@ -78,7 +81,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     the last block may be shorter. Without known tokens it is left out, input_length is what the
     engine reported, and session is a number that the requests of one conversation have in common;
     "" if it is not known to be one. cached_length: cached prompt tokens that the engine reported.
-    ttft_ms: time to the first byte of the answer. Both are left out if unknown.
+    ttft_ms: time to the first byte of the answer. Both are left out if unknown. tenant: stands for
+    whose request it is, "" if that is not known.
     """
 
     timestamp: int
@@ -91,6 +95,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     session: str = ""
     cached_length: int | None = None
     ttft_ms: int | None = None
+    tenant: str = ""
 
 
 def drawn_secret(environment: Mapping[str, str]) -> bytes:
@@ -107,10 +112,16 @@ def share_secret(environment: MutableMapping[str, str]) -> None:
     environment[SECRET_VARIABLE] = drawn_secret(environment).hex()
 
 
-def hash_ids(secret: bytes, prompt: Prompt, block_size: int) -> list[int]:
-    """Returns a number for each block of a prompt; it stands for all tokens up to its end."""
+def hash_ids(
+    secret: bytes, prompt: Prompt, block_size: int, tenant: Tenant | None = None
+) -> list[int]:
+    """Returns a number for each block of a prompt; it stands for all tokens up to its end.
+
+    tenant: whose salt does not count, so that a play can tell what tenants have in common.
+    """
+    salt = None if tenant is not None and prompt.salt == tenant.salt else prompt.salt
     state = blake2b(key=secret, digest_size=_NUMBER_BYTES)
-    state.update(msgspec.msgpack.encode((prompt.model, prompt.lora, prompt.salt)))
+    state.update(msgspec.msgpack.encode((prompt.model, prompt.lora, salt)))
     tokens = memoryview(prompt.tokens).cast("B")
     step = block_size * prompt.tokens.itemsize
     found = []
@@ -426,11 +437,20 @@ class Recorder:
         prompt = passing.prompt
         if prompt is None:
             return
-        passing.numbers = array("Q", hash_ids(self._secret, prompt, self._block_size))
+        tenant = passing.decision.tenant
+        numbers = hash_ids(self._secret, prompt, self._block_size, tenant)
+        passing.numbers = array("Q", numbers)
         self._taken_tokens += len(prompt.tokens)
         passing.prompt = (
             None  # the numbers replace it, so that a long answer keeps no prompt in memory
         )
+
+    def _tenant_number(self, tenant: Tenant | None) -> str:
+        if tenant is None or not tenant.name:
+            return ""
+        keyed = blake2b(key=self._secret, digest_size=_NUMBER_BYTES, person=b"tenant")
+        keyed.update(tenant.name)
+        return keyed.hexdigest()
 
     def _line(self, passing: _Passing, outcome: Outcome | None) -> Line:
         at = self._clock() - (self._monotonic() - passing.at)
@@ -443,6 +463,7 @@ class Recorder:
             passing.decision.model or "",
             None if passing.numbers is None else list(passing.numbers),
             passing.session,
+            tenant=self._tenant_number(passing.decision.tenant),
         )
         if outcome is not None:
             line.output_length = outcome.reported.output_tokens or 0

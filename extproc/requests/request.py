@@ -37,6 +37,7 @@ from extproc.requests.prompt import (
     is_given,
 )
 from extproc.requests.request_class import RequestClass
+from extproc.requests.tenant_salt import Tenant
 
 __all__ = [
     "CHAT_PATH",
@@ -188,7 +189,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     only to be cleaned of the router's fields. proxy_finds_model: whether
     the proxy's routes choose a cluster by the model, and find the model themselves if the router
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
-    model. of_class: its class, None without classes.
+    model. of_class: its class, None without classes. tenant: whose it is, None if nobody asks.
     """
 
     head: Head
@@ -197,6 +198,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     proxy_finds_model: bool = False
     wants_endpoint: bool = False
     of_class: RequestClass | None = None
+    tenant: Tenant | None = None
 
 
 class _AnyBody(msgspec.Struct):

@@ -43,6 +43,16 @@ _AT_END = re.compile(rb'"cache_salt":"([0-9a-f]{32})"\}\Z')
 _END_BYTES = 64
 
 
+class Tenant(NamedTuple):
+    """Whose a request is. name: b"" if it is not known. salt: what its body was given, "" for none.
+
+    A salt into which a client's own is folded does not count.
+    """
+
+    name: bytes
+    salt: str = ""
+
+
 class SaltMaker:
     """Makes salts: equal for equal tenants, and not to be guessed without the secret."""
 

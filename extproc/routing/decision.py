@@ -7,6 +7,7 @@ from typing import NamedTuple
 from extproc.base.structs import Frozen
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request_class import RequestClass
+from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belonging_of
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
@@ -137,7 +138,8 @@ class Decision(Frozen, frozen=True):
     is_steered: whether the proxy gets the pick; if not, it is only noted, and the proxy chooses.
     split: None if every worker takes whole requests. source: the worker from which the pick should
     pull a part of the prompt, which is then left out of uncached_tokens; None for none. of_class:
-    the class of the request, None without classes.
+    the class of the request, None without classes. tenant: whose request it is, for the recorder;
+    None if nobody asks.
     """
 
     verdict: Verdict
@@ -153,6 +155,7 @@ class Decision(Frozen, frozen=True):
     split: Split | None = None
     source: PullSource | None = None
     of_class: RequestClass | None = None
+    tenant: Tenant | None = None
 
     @property
     def prefill(self) -> "Decision | None":
@@ -233,6 +236,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         basis=basis,
         rank=rank,
         of_class=query.of_class,
+        tenant=query.tenant,
     )
 
 

@@ -40,6 +40,15 @@ _ROWS = (
 )
 
 
+# The APIs of which people ask whether they have a priority.
+_APIS = (*_COMPLETIONS, "/v1/responses", "/v1/messages")
+
+
+def apis_without_priority(engine: Engine) -> list[str]:
+    """Returns the paths of the usual APIs on which an engine reads no priority."""
+    return [path for path in _APIS if priority_pin(engine, path) is None]
+
+
 def priority_pin(engine: Engine, path: str) -> PriorityPin | None:
     """Returns how requests on a path name their priority to an engine; None if it reads none."""
     found = None

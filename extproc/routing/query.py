@@ -9,6 +9,7 @@ from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
 from extproc.requests.request_class import RequestClass
+from extproc.requests.tenant_salt import Tenant
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.homes import Homes
@@ -78,7 +79,8 @@ class Query(Frozen, frozen=True):
     may_split: whether one worker can compute the prompt and another one answer. session: the
     client's session, "" for none; it counts only if the prompt's tokens are not known. previous:
     the id of the response that it continues, "" for none. variants: what it is to workers whose
-    engines read it differently. of_class: its class, None without classes.
+    engines read it differently. of_class: its class, None without classes. tenant: whose it is,
+    None if nobody asks.
     """
 
     model: str | None
@@ -100,6 +102,7 @@ class Query(Frozen, frozen=True):
     previous: str = ""
     variants: Sequence[Variant] = ()
     of_class: RequestClass | None = None
+    tenant: Tenant | None = None
 
     def query_for(self, worker: str) -> "Query":
         """Returns the query as a worker's engine reads it."""

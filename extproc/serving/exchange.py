@@ -108,7 +108,7 @@ class Service:
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
             owned=self._owned(config),
-            cleans=self.prepares,
+            cleans=self.preparation.reads_bodies,
         )
         names = self.stream_settings.header_names()
         self.decoder = ProxyDecoder(names, self.preparation.headers)

@@ -11,6 +11,7 @@ import msgspec
 from extproc.base.secret_file import secret_in
 from extproc.config.schema import Config
 from extproc.requests.request import Ask
+from extproc.requests.tenant_salt import Tenant
 from extproc.serving.classes import ClassStep
 from extproc.serving.cleaning import Cleaning
 from extproc.serving.refusals import Refusal, refused_body
@@ -37,6 +38,7 @@ class Preparation:
     """Prepares requests as a configuration says.
 
     headers: the names of the trusted ones, in lower case. is_needed: whether there is any step.
+    reads_bodies: whether there is one that needs the bodies.
     """
 
     def __init__(self, config: Config) -> None:
@@ -49,8 +51,13 @@ class Preparation:
         self._cleaning = Cleaning() if rules.mode is not None or rules.changes_bodies else None
         self._classes = None if classes is None else ClassStep(classes)
         self._tenants = _tenants(config)
-        self.headers = [one.header for one in (self._tenants, self._classes) if one is not None]
-        self.is_needed = any((self._cleaning, self._classes, self._tenants))
+        steps = (self._tenants, self._classes)
+        self.headers = [one.header for one in steps if one is not None]
+        self._recorded = _recorded_header(config)
+        if self._recorded:
+            self.headers.append(self._recorded)
+        self.reads_bodies = any((self._cleaning, *steps))
+        self.is_needed = self.reads_bodies or bool(self._recorded)
 
     async def prepare(self, ask: Ask, named: Named) -> Prepared:
         """Returns what becomes of a request.
@@ -64,10 +71,22 @@ class Preparation:
             ask = cleaned
         if self._classes is not None:
             ask = await self._classes.classify(ask, named.get(self._classes.header, ()))
+        if self._recorded:
+            values = {*named.get(self._recorded, ())}
+            name = values.pop() if len(values) == 1 else b""
+            ask = msgspec.structs.replace(ask, tenant=Tenant(name))
         if self._tenants is None:
             return Prepared(ask)
         outcome, step = await self._tenants.separate(ask, named.get(self._tenants.header, ()))
         return Prepared(step, outcome)
+
+
+def _recorded_header(config: Config) -> str:
+    """Returns the header that names the tenants of a recording, "" if none does."""
+    rules = config.recorder
+    if rules.file is None or rules.tenant_header is None or config.isolation is not None:
+        return ""
+    return rules.tenant_header.lower()
 
 
 def _tenants(config: Config) -> Tenants | None:

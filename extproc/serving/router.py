@@ -419,8 +419,8 @@ class Router:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
-        if ask.of_class is not None:
-            query = msgspec.structs.replace(query, of_class=ask.of_class)
+        if ask.of_class is not None or ask.tenant is not None:
+            query = msgspec.structs.replace(query, of_class=ask.of_class, tenant=ask.tenant)
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
         trusted = self._proofs.trust_for(query.forms) if query.forms else candidates

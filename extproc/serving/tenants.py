@@ -15,7 +15,7 @@ import msgspec
 from extproc.config.schema import Model
 from extproc.config.sections import REFUSE, Isolation
 from extproc.requests.request import Ask, Models, may_compute
-from extproc.requests.tenant_salt import PATHS, Salting, SaltMaker, salting_of, with_salt
+from extproc.requests.tenant_salt import PATHS, Salting, SaltMaker, Tenant, salting_of, with_salt
 from extproc.serving.refusals import (
     Refusal,
     refused_body,
@@ -93,7 +93,8 @@ class Tenants:
         if salted is None:
             return Separated(Isolated.BODY, refused_body(path))
         outcome = Isolated.COMMON if tenant is None else Isolated.SALTED
-        return Separated(outcome, msgspec.structs.replace(ask, body=salted))
+        whose = Tenant(tenant or b"", salt if said is not None and said.own is None else "")
+        return Separated(outcome, msgspec.structs.replace(ask, body=salted, tenant=whose))
 
     def _is_shared(self, said: Salting) -> bool:
         """Returns whether all tenants share the blocks of the model that a body names."""

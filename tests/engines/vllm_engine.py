@@ -40,11 +40,15 @@ def missing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an engine serves, and how. options: further ones of its command line, "" for a flag."""
+    """What an engine serves, and how.
+
+    options: further ones of its command line, "" for a flag. environment: further variables.
+    """
 
     directory: Path = TINY_MODEL
     context_tokens: int = CONTEXT_TOKENS
     options: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 TINY = Model()
@@ -97,7 +101,7 @@ class Engine:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env={**_environment(), **self._model.environment},
                 start_new_session=True,
             )
         await self._until_healthy()

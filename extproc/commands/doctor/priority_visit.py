@@ -12,6 +12,7 @@ from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.worker_visit import Means, WorkerReport
 from extproc.config.schema import WorkerSettings
+from extproc.routing.priorities import apis_without_priority
 
 CHECK = "classes"
 PATH = "/server_info?config_format=json"
@@ -52,6 +53,14 @@ def judge_scheduling(about: Subject, engine: Engine | None, info: bytes) -> Iter
     if engine.name not in (VLLM, SGLANG):
         yield about.wrong("priority-off", f"{engine.name} reads no priority of a request")
         return
+    yield from _judge_policy(about, engine, info)
+    without = apis_without_priority(engine)
+    if without:
+        says = f"{engine} reads no priority on {', '.join(without)}: there, all classes wait alike"
+        yield about.note(CHECK, says)
+
+
+def _judge_policy(about: Subject, engine: Engine, info: bytes) -> Iterator[Finding]:
     try:
         told = msgspec.json.decode(info, type=_SchedulingInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, out: TextIO | None = None) -> int:
     if arguments.json:
         result = _result_as_json(plan, found, measured, spared)
         if cost is not None:
-            result["isolation"] = {**cost._asdict(), "sentence": str(cost)}
+            result["isolation"] = cost.as_json()
         print(json.dumps(result, indent=1), file=out)
     else:
         print(_describe(plan, arguments, recorded, left_out), file=out)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from extproc.commands.whatif.engines import Result
 from extproc.commands.whatif.traces import Recorded
@@ -140,6 +140,11 @@ class Isolating(NamedTuple):
             f"With {self.tenants} tenants apart, {self.policy} has a hit share of {shares}, and a"
             f" TTFT p90 of {times}."
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the figures, and the sentence."""
+        results = {"shared": self.shared._asdict(), "apart": self.apart._asdict()}
+        return {**self._asdict(), **results, "sentence": str(self)}
 
 
 def least_workers(most: int, suffices: Callable[[int], bool]) -> int | None:

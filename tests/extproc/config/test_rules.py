@@ -111,6 +111,17 @@ def with_events(rest: str) -> str:
             "isolation: needs bodies that can be changed: dialect buffered",
         ),
         (
+            [MODEL, WORKER, "recorder: {tenant_header: 'a b'}"],
+            "recorder.tenant_header: is not a valid header name: 'a b'",
+        ),
+        (
+            [
+                *(MODEL, WORKER, "isolation: {header: x, secret_file: f}"),
+                "recorder: {tenant_header: x}",
+            ],
+            "recorder.tenant_header: isolation.header names the tenants already",
+        ),
+        (
             [MODEL, WORKER, CLASSES % ("'a b'", "a", "{name: a}, {name: b}")],
             "policy.classes.header: is not a valid header name: 'a b'",
         ),

@@ -30,6 +30,7 @@ from extproc.observing.recorder import (
     share_secret,
 )
 from extproc.observing.usage import Usage
+from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
 from kvstate.overlap import Prompt
@@ -109,6 +110,32 @@ def test_hash_ids_are_equal_exactly_for_equal_prefixes() -> None:
         hash_ids(SECRET, prompt(*range(10), salt="tenant"), 4),
     ):
         assert not set(other) & set(one)
+
+
+def test_numbers_leave_out_the_salt_of_a_tenant_and_no_other() -> None:
+    plain = hash_ids(SECRET, prompt(*range(10)), 4)
+    salted, owned = prompt(*range(10), salt="theirs"), prompt(*range(10), salt="own")
+    tenant = Tenant(b"a", "theirs")
+    assert hash_ids(SECRET, salted, 4, tenant) == plain
+    assert not {*hash_ids(SECRET, owned, 4, tenant)} & {*plain}
+
+
+@pytest.mark.parametrize("salt", ["", "theirs"])
+def test_line_names_its_tenant_by_a_keyed_number(
+    tmp_path: Path, started: Callable[..., Recorder], salt: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    recorder = started(path)
+    for tenant in (Tenant(b"acme", salt), Tenant(b"acme"), Tenant(b"other"), Tenant(b""), None):
+        one = replace(decision(4), tenant=tenant)
+        recorder.note_decision(one, [prompt(1, 2, 3, 4)])
+        recorder.end(one, None)
+    recorder.close()
+    first, again, other, *unnamed = [line.get("tenant", "") for line in lines(path)]
+    assert first == again != other
+    assert unnamed == ["", ""]
+    assert len(other) == 12
+    assert "acme" not in path.read_text()
 
 
 def test_recorder_writes_a_line_in_mooncake_format(

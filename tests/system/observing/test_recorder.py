@@ -60,6 +60,28 @@ async def test_recorder_writes_requests_without_their_prompts(tmp_path: Path) ->
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("isolates", [True, False])
+async def test_whatif_tells_what_isolation_costs_on_a_recording(
+    tmp_path: Path, *, isolates: bool
+) -> None:
+    path, secret = tmp_path / "trace.jsonl", tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    recorder = {"file": str(path), "block_size": 16}
+    changes: dict[str, Any] = {"recorder": {**recorder, "tenant_header": "X-Tenant"}}
+    if isolates:
+        rules = {"header": "X-Tenant", "secret_file": str(secret)}
+        changes = {"recorder": recorder, "isolation": rules}
+    async with running(1, changes=changes) as system:
+        for name in ("acme", "other", "acme"):
+            body = chat(long_text("alpha"))
+            assert (await system.send(body, headers={"x-tenant": name}))[0] == 200
+        await recorded(system, 3)
+    assert "acme" not in path.read_text()
+    cost = whatif(str(path), "--workers=1", "--seeds=1", "--tenants")["isolation"]
+    assert cost["tenants"] == 2
+    assert cost["shared"]["hit_rate"] > cost["apart"]["hit_rate"] > 0
+
+
 async def test_recordings_of_several_processes_are_replayed_together(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     names = ("extproc", "admin", "metrics")
