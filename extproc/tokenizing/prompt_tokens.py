@@ -75,7 +75,8 @@ class PromptTokens:
     and the thread is replaced: one model cannot take the tokens of the others away.
 
     tokenizers: by model. deadline_seconds: for one request. hung_seconds: after which a thread is
-    given up. waiting: the pieces of work that wait for a thread or have one.
+    given up. inline_seconds: see `INLINE_MESSAGES`. waiting: the pieces of work that wait for a
+    thread or have one.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class PromptTokens:
         tokenizers: Mapping[str, AnyTokenizer],
         deadline_seconds: float,
         hung_seconds: float = HUNG_SECONDS,
+        inline_seconds: float = INLINE_SECONDS,
     ) -> None:
+        self._inline_seconds = inline_seconds
         self._tokenizers = tokenizers
         self.deadline_seconds = deadline_seconds
         self._hung_seconds = hung_seconds
@@ -219,7 +222,9 @@ class PromptTokens:
     async def _local(
         self, tokenizer: Tokenizer, prompts: Sequence[Prompt], model: str, body_bytes: int
     ) -> Keyed:
-        started = _started(tokenizer, prompts) if all(map(_is_short, prompts)) else None
+        started = None
+        if all(map(_is_short, prompts)):
+            started = _started(tokenizer, prompts, self._inline_seconds)
         if started is None:
             start = tokenizer.start
             return await self.run_in_thread(
@@ -294,10 +299,12 @@ def _is_short(prompt: Prompt) -> bool:
     return len(prompt.messages) <= INLINE_MESSAGES and not prompt.has_media
 
 
-def _started(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[Started] | None:
+def _started(
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], seconds: float
+) -> list[Started] | None:
     """Renders the prompts and looks them up; returns None if that takes too long here."""
     try:
-        return [tokenizer.start(prompt, INLINE_SECONDS) for prompt in prompts]
+        return [tokenizer.start(prompt, seconds) for prompt in prompts]
     except RequestError as error:
         if error.reason != "template_too_slow":
             raise

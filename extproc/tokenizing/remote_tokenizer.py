@@ -32,13 +32,14 @@ PROBE_SECONDS = (1.0, 30.0)
 class Failures:
     """The consecutive failures of one worker's tokenizer; part of the worker's record.
 
-    Times are seconds of one monotonic clock.
+    Times are seconds of one monotonic clock. probe_seconds: the pauses before probes.
     """
 
     count: int = 0
     probe_at: float = 0.0
     is_probed: bool = False
     backoff: Backoff | None = None
+    probe_seconds: tuple[float, float] = PROBE_SECONDS
 
     @property
     def is_open(self) -> bool:
@@ -51,7 +52,7 @@ class Failures:
 
     def add(self, now: float, chance: Callable[[], float]) -> None:
         """Counts a failure: no answer, or an invalid one."""
-        self.backoff = self.backoff or Backoff(*PROBE_SECONDS, chance)
+        self.backoff = self.backoff or Backoff(*self.probe_seconds, chance)
         self.count += 1
         self.is_probed = False
         if self.is_open:
@@ -174,7 +175,9 @@ class RemoteTokenizer:
         options: schema.RemoteTokenizerSettings,
         endpoints: Callable[[], Endpoints],
         count: Callable[[str], object] = lambda _: None,
+        max_flights: int = MAX_FLIGHTS,
     ) -> None:
+        self._max_flights = max_flights
         self._options = options
         self._endpoints = endpoints
         self._count = count
@@ -220,7 +223,7 @@ class RemoteTokenizer:
         return await asyncio.shield(flight)  # other requests may wait for it too
 
     def _start(self, key: bytes, asked: bytes) -> asyncio.Task[Tokens]:
-        if len(self.flights) >= MAX_FLIGHTS:
+        if len(self.flights) >= self._max_flights:
             self._count("tokenizer_unavailable")
             raise RequestError("tokenizer_unavailable")
         flight = asyncio.create_task(self._fly(key, asked))

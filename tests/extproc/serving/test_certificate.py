@@ -70,17 +70,18 @@ def test_expiry_of_works_with_every_key_and_purpose(kind: str, tmp_path: Path) -
     assert Certificates(tls).current.expires_at == end.timestamp()
 
 
-def test_certificates_refuse_files_whose_handshake_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificates_refuse_files_whose_handshake_fails(tmp_path: Path) -> None:
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "router.test")])
+    key = ec.generate_private_key(ec.SECP256K1())  # no curve of TLS
+    begin, end = datetime(2019, 1, 1), datetime(2031, 1, 1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 7, begin, end)
+    pem = serialization.Encoding.PEM
+    bare = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     both = tmp_path / "both.pem"
-    AUTHORITY.issue_cert("router.test").private_key_and_cert_chain_pem.write_to_path(both)
-
-    def fails(_: ssl.SSLContext) -> float:
-        raise ssl.SSLError(1, "no shared cipher")
-
-    monkeypatch.setattr("extproc.serving.certificates.expiry_of", fails)
-    with pytest.raises(StartError, match="no client can read it"):
+    both.write_bytes(
+        made.sign(key, hashes.SHA256()).public_bytes(pem) + key.private_bytes(pem, *bare)
+    )
+    with pytest.raises(StartError, match=r"no client can read it: .* no shared cipher"):
         Certificates(Tls(certificate=str(both), key=str(both)))
 
 

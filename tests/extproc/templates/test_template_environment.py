@@ -7,8 +7,7 @@ import jinja2
 import pytest
 
 from extproc.base.errors import RequestError
-from extproc.templates import chat_template
-from extproc.templates.bounds import Tick
+from extproc.templates.bounds import MAX_CHARACTERS, Tick
 from extproc.templates.chat_template import Sandbox, rendered
 
 NOON = datetime(2026, 7, 4, 12)
@@ -96,10 +95,10 @@ def test_slow_template_is_ended(source: str) -> None:
     assert isinstance(render(source), str)
 
 
-def test_oversized_text_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_CHARACTERS", 10)
-    assert render("{% for n in range(10) %}a{% endfor %}") == "a" * 10
-    assert refusal("{% for n in range(11) %}a{% endfor %}") == "too_many_characters"
+def test_oversized_text_is_ended() -> None:
+    source = "{%% for n in range(%d) %%}{{ 'a' * 524288 }}{%% endfor %%}"
+    assert len(render(source % 16)) == MAX_CHARACTERS
+    assert refusal(source % 17) == "too_many_characters"
 
 
 def test_parse_refuses_a_malformed_template() -> None:

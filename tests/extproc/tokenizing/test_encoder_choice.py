@@ -5,6 +5,7 @@ import logging
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -124,12 +125,15 @@ class Library:
 
 
 @pytest.fixture
-def fastokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Library], None]:
+def fastokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Library], None]:
     """Puts a library in place of fastokens."""
 
     def install(library: Library) -> None:
         monkeypatch.setitem(sys.modules, "fastokens", cast("ModuleType", library))
-        monkeypatch.setattr("importlib.metadata.version", lambda _: "9")
+        about = tmp_path / "fastokens-9.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text("Name: fastokens\nVersion: 9\n")
+        monkeypatch.syspath_prepend(tmp_path)
 
     return install
 

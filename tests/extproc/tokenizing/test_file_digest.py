@@ -58,9 +58,10 @@ def test_digest_depends_on_the_configured_template(model: Model, tmp_path: Path)
     assert len({first, digest_of(configured, "1.0"), digest_of(model, "1.0")}) == 3
 
 
-def test_models_without_files_here_have_none(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_files_here_have_none(model: Model) -> None:
     remote = replace(model, tokenizer=RemoteTokenizerSettings(remote=True))
     gone = replace(model, tokenizer="/nowhere")
     assert (digest_of(remote, "1.0"), digest_of(gone, "1.0")) == (None, None)
-    monkeypatch.setattr(file_digest, "MAX_FILES", 1)
+    for number in range(file_digest.MAX_FILES):
+        Path(str(model.tokenizer), f"{number}.txt").touch()
     assert digest_of(model, "1.0") is None

@@ -27,8 +27,8 @@ from extproc.running.app import remote_tokenizers
 from extproc.serving.queries import Queries
 from extproc.serving.router import Router
 from extproc.templates.chat_template import BUDGET_SECONDS
-from extproc.tokenizing import prompt_tokens
 from extproc.tokenizing.prompt_tokens import (
+    INLINE_SECONDS,
     MAX_WAITING,
     MAX_WAITING_BYTES,
     TOKENIZER_THREADS,
@@ -164,21 +164,19 @@ SLOW = "{% for m in messages if m.content %}{% for i in range(90000) %}{% endfor
 )
 async def test_slow_template_is_rendered_beside_the_loop(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     template: str | None,
     request_: Any,
     is_at_once: bool,
 ) -> None:
     model = {"name": "tiny", "tokenizer": str(TINY_MODEL)}
-    if template is None:  # nor on a busy machine
-        monkeypatch.setattr(prompt_tokens, "INLINE_SECONDS", 60.0)
-    else:
+    if template is not None:
         (tmp_path / "slow.jinja").write_text(template)
         model["chat_template"] = str(tmp_path / "slow.jinja")
     config = parse(json.dumps({"models": [model], "workers": [{"endpoint": "a:1"}]}), "c")
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
-    tokens = PromptTokens({"tiny": tokenizer}, 60.0)
+    inline_seconds = 60.0 if template is None else INLINE_SECONDS  # nor on a busy machine
+    tokens = PromptTokens({"tiny": tokenizer}, 60.0, inline_seconds=inline_seconds)
     expected = [tokenizer.encode(request_.prompts[0])]
     if is_at_once:
         assert at_once(tokens.tokenize(request_, "tiny", 1_000)).tokens == expected

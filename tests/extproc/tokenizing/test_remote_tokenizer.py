@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -20,7 +21,7 @@ from extproc.observing.metrics import Metrics
 from extproc.requests.prompt import Chat, Text
 from extproc.running.app import remote_tokenizers
 from extproc.tokenizing import remote_tokenizer
-from extproc.tokenizing.remote_tokenizer import Failures, RemoteTokenizer
+from extproc.tokenizing.remote_tokenizer import PROBE_SECONDS, Failures, RemoteTokenizer
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running
@@ -49,11 +50,20 @@ async def server(answer: Answer) -> AsyncIterator[str]:
 class Asked:
     """A tokenizer of one model, its workers with their failures, and what it counted."""
 
-    def __init__(self, *workers: str, deadline_ms: int = 5_000, cache_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        *workers: str,
+        deadline_ms: int = 5_000,
+        cache_bytes: int = 0,
+        probe_seconds: tuple[float, float] = PROBE_SECONDS,
+        max_flights: int = 9,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         options = schema.RemoteTokenizerSettings(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
-        self.workers = {worker: Failures() for worker in workers}
-        self.tokenizer = RemoteTokenizer(MODEL, options, lambda: self.workers, self._count)
+        self.workers = {worker: Failures(probe_seconds=probe_seconds) for worker in workers}
+        self.tokenizer = RemoteTokenizer(
+            MODEL, options, lambda: self.workers, self._count, max_flights
+        )
 
     def _count(self, outcome: str) -> None:
         self.counts[outcome] += 1
@@ -68,10 +78,10 @@ class Asked:
 
 
 @asynccontextmanager
-async def asking(*answers: Answer, deadline_ms: int = 5_000) -> AsyncIterator[Asked]:
+async def asking(*answers: Answer, **options: Any) -> AsyncIterator[Asked]:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(server(answer)) for answer in answers]
-        asked = Asked(*workers, deadline_ms=deadline_ms)
+        asked = Asked(*workers, **options)
         stack.push_async_callback(asked.tokenizer.close)
         yield asked
 
@@ -206,10 +216,7 @@ async def test_refusal_does_not_count_as_a_failure_of_the_worker() -> None:
         assert [await asked.reason(str(n)) for n in range(5)] == ["tokenizer_refused"] * 5
 
 
-async def test_recovered_worker_is_found_by_a_probe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("extproc.tokenizing.remote_tokenizer.PROBE_SECONDS", (0.001, 0.001))
+async def test_recovered_worker_is_found_by_a_probe() -> None:
     is_well = False
     prompts: list[str] = []
 
@@ -219,7 +226,7 @@ async def test_recovered_worker_is_found_by_a_probe(
         prompts.append(json.loads(await request.read())["prompt"])
         return await well(request)
 
-    async with asking(sometimes) as asked:
+    async with asking(sometimes, probe_seconds=(0.001, 0.001)) as asked:
         while await asked.reason("mine") != "tokenizer_unavailable":
             pass
         is_well = True
@@ -229,9 +236,8 @@ async def test_recovered_worker_is_found_by_a_probe(
         assert prompts[0] == "probe"
 
 
-async def test_parallel_questions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_tokenizer, "MAX_FLIGHTS", 1)
-    async with asking(hanging) as asked:
+async def test_parallel_questions_are_bounded() -> None:
+    async with asking(hanging, max_flights=1) as asked:
         first = asyncio.create_task(asked.reason("a"))
         await until(lambda: bool(asked.tokenizer.flights))
         assert await asked.reason("b") == "tokenizer_unavailable"
