@@ -344,14 +344,14 @@ class ExtProc:
         choices=DIALECTS,
     )
     deadline_ms: int = key(
-        "time limit of a decision, in milliseconds; a request that takes longer is routed by load"
-        " alone; must be below envoy.message_timeout_ms",
+        "time limit of a decision, in milliseconds; a request that takes longer is routed without"
+        " its tokens; must be below envoy.message_timeout_ms",
         250,
         minimum=1,
     )
     max_body_bytes: int = key(
         "largest request body that is read, in bytes; a larger one is routed by load as soon as"
-        " its headers arrive; prompts in bodies over 4 MiB are routed by load too",
+        " its headers arrive; prompts in bodies over 4 MiB are routed without their tokens",
         32 * 1024 * 1024,
         minimum=1024,
     )
@@ -406,7 +406,7 @@ class Events:
     """Whether the workers' events are used at all."""
 
     enabled: bool = key(
-        "false routes by load as if no worker had events; can be changed at run time by SIGHUP or"
+        "false routes as if no worker had events; can be changed at run time by SIGHUP or"
         " POST /events",
         default=True,
     )
@@ -577,7 +577,7 @@ class RemoteTokenizerSettings:
     )
     deadline_ms: int = key(
         "milliseconds to wait for an answer, within extproc.deadline_ms; then the request is"
-        " routed by load alone",
+        " routed without its tokens",
         200,
         minimum=1,
     )
@@ -594,7 +594,7 @@ class Model:
     lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
     tokenizer: str | RemoteTokenizerSettings | None = key(
         "a directory, a tokenizer.json, a hub id found in the local Hugging Face cache, or"
-        " {remote: true}; without a tokenizer the model is routed by load",
+        " {remote: true}; without a tokenizer texts are compared, not tokens",
         None,
     )
     tokenizer_mode: str = key(
