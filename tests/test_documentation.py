@@ -28,11 +28,11 @@ from extproc.observing.recorder import Recorder, RecorderCollector
 from extproc.routing.steering import Steering
 from extproc.running.state_file import StateCollector
 from extproc.sharing.sharing import SharingCollector
+from tests.documented import PAGES
 from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks/results.md"]
 
 
 def rows_of(kind: type, path: str) -> Iterator[str]:

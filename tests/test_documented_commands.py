@@ -1,4 +1,7 @@
-"""Every `kvsteer` command in the documentation is one that the command line accepts."""
+"""Every `kvsteer` command in the documentation is one that the command line accepts.
+
+tests/system/documents runs those that can be run.
+"""
 
 import argparse
 import contextlib
@@ -11,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from extproc.__main__ import _parser
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+from tests.documented import PAGES
 
 # The program's name, in a container's command after that of the image, and a command's.
 _COMMAND = re.compile(r"(?:^|[\s/])kvsteer (?=(?!kvsteer )[a-z]+(?:\s|$))")
