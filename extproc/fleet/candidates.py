@@ -71,7 +71,8 @@ class Candidates:
                 one.name: one.identity.arguments for one in workers if one.identity.arguments
             }
             engines = {one.name: one.engine for one in workers}
-            known = self._dialects[model] = spoken_by(engines, own, arguments)
+            printed = {one.name: one.printed for one in workers if one.printed is not None}
+            known = self._dialects[model] = spoken_by(engines, own, arguments, printed)
         return known
 
     def dialect_of(self, worker: Worker) -> Dialect | None:

@@ -2,7 +2,8 @@
 
 A proof is about an engine's process and about the files here. So it is restored once the worker's
 publisher has proven that it is the same process, and only for a model whose files, and the release
-that reads them, are the same (`extproc.tokenizing.file_digest`).
+that reads them, are the same (`extproc.tokenizing.file_digest`). How tools are printed is not: each
+worker shows it anew.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from extproc.fleet.record import Worker
-from extproc.requests.prompt import FORM_NAMES
+from extproc.requests.prompt import FORM_NAMES, PRINTED
 
 # Workers that are encoded without a pause: well under a millisecond.
 AT_ONCE = 256
@@ -57,9 +58,9 @@ class ProofMemory:
         workers = list(self._records.values())
         for begin in range(0, len(workers), AT_ONCE):
             some = {
-                worker.name: _SavedProof(digest, worker.proof.proved)
+                worker.name: _SavedProof(digest, worker.proof.proved & ~PRINTED)
                 for worker in workers[begin : begin + AT_ONCE]
-                if worker.proof.proved and (digest := self._digest_of(worker))
+                if worker.proof.proved & ~PRINTED and (digest := self._digest_of(worker))
             }
             yield msgspec.msgpack.encode(some)
 

@@ -21,7 +21,7 @@ from extproc.observing.saved_tokens import SavedTokens
 from extproc.proof.lookups import Lookups
 from extproc.proof.reuse import ReuseFindings
 from extproc.proof.state import GoldenVerdict, TokenProof
-from extproc.requests.dialect import Dialect
+from extproc.requests.dialect import Dialect, Printed
 from extproc.routing.claim_table import Holdings
 from extproc.routing.pins import PinFindings
 from extproc.routing.upstreams import Upstream, Upstreams
@@ -106,7 +106,8 @@ class Worker:
     member: as it was configured or found. name: its configured host:port. place: the same, parsed.
     upstream: the record of its endpoint, which other workers may share; None until its host name is
     resolved. holdings: what was sent there. is_drained: whether the operator drained it. learned:
-    what it reported about itself. retries: pauses before it is asked for that again; did_answer:
+    what it reported about itself. printed: how it prints the tools of responses, None as long as it
+    shows nothing. retries: pauses before it is asked for that again; did_answer:
     whether it answered the last time. following: its feed. proof: the state of its tokens. lookups:
     its requests that will be looked up for that. reuse: what its outcomes show of what it reuses.
     pin_findings: whether it computes requests on the ranks that they name. outcomes: its requests'
@@ -134,6 +135,7 @@ class Worker:
         "pin_findings",
         "place",
         "polls",
+        "printed",
         "proof",
         "questioned",
         "questioned_engine",
@@ -152,6 +154,7 @@ class Worker:
         self.holdings = Holdings(name)
         self.is_drained = False
         self.learned = SelfReport()
+        self.printed: Printed | None = None
         self.retries: Backoff | None = None
         self.did_answer = False
         self.following = Following()

@@ -30,7 +30,14 @@ from extproc.proof.golden import (
     own_tokens,
     tokens_there,
 )
-from extproc.proof.golden_forms import FormEncoder, ids_there, own_prompts, verdicts
+from extproc.proof.golden_forms import (
+    FormEncoder,
+    Told,
+    ids_there,
+    own_prompts,
+    rival_shown,
+    verdicts,
+)
 from extproc.proof.state import (
     OFF,
     STATES_SHOWN,
@@ -67,7 +74,7 @@ class Verifying:
     encoders: KVSteer's tokenizers, by model. model_of: returns the model that a worker serves, None
     while it is unknown. proofs: receives the results. chance: returns 0 to 1, for
     jitter. monotonic: returns seconds. dialect_of: returns the dialect that a worker speaks, None
-    while its engine is unknown.
+    while its engine is unknown. speak: takes the dialect that a worker has shown instead.
     """
 
     def __init__(
@@ -80,12 +87,14 @@ class Verifying:
         chance: Callable[[], float],
         monotonic: Callable[[], float],
         dialect_of: Callable[[Worker], Dialect | None] = lambda _: None,
+        speak: Callable[[Worker, Dialect], None] = lambda _, __: None,
         times: AskingTimes = USUAL,
     ) -> None:
         self._times = times
         self._table = table
         self._models = models
         self._dialect_of = dialect_of
+        self._speak = speak
         self.encoders = {
             model.name: encoders[model.name]
             for model in models
@@ -221,12 +230,16 @@ class Verifying:
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
             return await self._post(client, worker.endpoint, body, path)
 
-        told = []
+        told: Sequence[Told] = []
         for own in here:
             try:
-                told.append((own, await ids_there(post, own.question, model)))
+                told = [*told, (own, await ids_there(post, own.question, model))]
             except TokenizerSilentError:
                 break
+        shown = await asyncio.to_thread(rival_shown, encoder, dialect, told)
+        if shown is not None and self._table.has(worker):
+            questioned.dialect, told = shown
+            self._speak(worker, questioned.dialect)
         questioned.by_release |= verdicts(told, encoder.text_of, known)
         return questioned.by_release
 

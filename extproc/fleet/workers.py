@@ -27,6 +27,7 @@ from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
 from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs
+from extproc.requests.dialect import Dialect, rivals_of
 from extproc.routing.load import Loads
 from extproc.routing.pins import PinFindings
 from extproc.routing.placing import ClaimReporter
@@ -101,8 +102,10 @@ class Workers:
             chance,
             monotonic,
             candidates.dialect_of,
+            self._speak,
             times,
         )
+        self.proofs.watch(self._try_rival)
         self._learning = Learning(
             config.models, self._note_learned, chance, times.model_retry_seconds
         )
@@ -213,10 +216,25 @@ class Workers:
         worker = self.records.get(name)
         if worker is not None:
             self.proofs.respoken(worker)
+            worker.printed = None
             worker.pin_findings = PinFindings()
             self.reuse.note_engine(worker)
             self.pins.note_change()
         self.candidates.note_change()
+
+    def _speak(self, worker: Worker, dialect: Dialect) -> None:
+        """Notes how a worker prints the tools of responses."""
+        worker.printed = dialect.tools
+        self.proofs.reprinted(worker)
+        self.candidates.note_change()
+
+    def _try_rival(self, name: str) -> None:
+        """Tries the next way of printing tools at a worker that does not print them so."""
+        worker = self.records.get(name)
+        dialect = None if worker is None else self.candidates.dialect_of(worker)
+        rivals = () if dialect is None else rivals_of(dialect)
+        if worker is not None and rivals:
+            self._speak(worker, rivals[0])
 
     def _feed_plan(self, worker: Worker) -> FeedPlan | None:
         """Returns a worker's feed as it should be followed; None also if its model is unknown."""

@@ -2,8 +2,9 @@
 
 They are asked by the worker's own dialect, of the engine's chat path itself: vLLM's
 /v1/chat/completions/render (from 0.19; since 0.30 with --enable-scale-out, and then also for
-messages and responses); else one token of an answer with the ids of its prompt (`return_token_ids`
-of vLLM, `return_prompt_token_ids` of SGLang 0.5.23), for chat completions only.
+messages and responses); else one token of an answer with the ids of its prompt: `return_token_ids`
+of vLLM's and `return_prompt_token_ids` of SGLang 0.5.23's chat completions, and of vLLM's responses
+`enable_response_messages` (0.24 and 0.32, SimpleContext in openai/responses/context.py).
 """
 
 import json
@@ -15,8 +16,8 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
 from extproc.proof.state import GoldenVerdict
-from extproc.requests.dialect import Dialect
-from extproc.requests.prompt import BY_RELEASE, CUT, FORM_NAMES, Chat, Prompt, forms_of
+from extproc.requests.dialect import Dialect, rivals_of
+from extproc.requests.prompt import BY_RELEASE, CUT, FORM_NAMES, PRINTED, Chat, Prompt, forms_of
 from extproc.requests.request import CHAT_PATH, parse
 from kvstate.overlap import Tokens
 
@@ -157,19 +158,32 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
 _OK = 200
 _CLOSED = (403, 404, 405, 501)
 
-# What makes an engine show the ids of a prompt, and compute no more than it must.
-_SHOW = {
-    "max_tokens": 1,
-    "stream": False,
-    "return_token_ids": True,
-    "return_prompt_token_ids": True,
+# What makes an engine show the ids of a prompt, and compute no more than it must, by API.
+_SHOW: Mapping[str, Mapping[str, Any]] = {
+    CHAT_PATH: {
+        "max_tokens": 1,
+        "stream": False,
+        "return_token_ids": True,
+        "return_prompt_token_ids": True,
+    },
+    _RESPONSES: {
+        "max_output_tokens": 1,
+        "stream": False,
+        "store": False,
+        "enable_response_messages": True,
+    },
 }
+
+
+class _Raw(msgspec.Struct):
+    tokens: list[int] | None = None
 
 
 class _Ids(msgspec.Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     choices: list["_Ids"] = []
+    input_messages: list[_Raw] | None = None
 
 
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
@@ -183,8 +197,8 @@ async def ids_there(post: Post, asked: FormQuestion, model: str) -> Tokens | Non
     """
     body = {"model": model, **asked.body}
     status, answer = await post(f"{asked.path}/render", json.dumps(body).encode())
-    if status in _CLOSED and asked.path == CHAT_PATH:
-        status, answer = await post(asked.path, json.dumps({**body, **_SHOW}).encode())
+    if status in _CLOSED and asked.path in _SHOW:
+        status, answer = await post(asked.path, json.dumps({**body, **_SHOW[asked.path]}).encode())
     return _ids(answer) if status == _OK else None
 
 
@@ -192,15 +206,38 @@ def _ids(answer: bytes) -> Tokens | None:
     try:
         shown = msgspec.json.decode(answer, type=_Ids)
         of_choice = shown.choices[0].prompt_token_ids if shown.choices else None
-        ids = shown.prompt_token_ids or of_choice or shown.token_ids
+        of_input = shown.input_messages[0].tokens if shown.input_messages else None
+        ids = shown.prompt_token_ids or of_choice or of_input or shown.token_ids
         return Tokens("I", ids) if ids else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
 
 
-def verdicts(
-    told: Sequence[tuple[OwnPrompt, Tokens | None]], text_of: TextOf, known: int
-) -> dict[int, GoldenVerdict]:
+# A golden request, and the engine's ids for it; None if it does not show them.
+Told = tuple[OwnPrompt, Tokens | None]
+
+
+def rival_shown(
+    encoder: FormEncoder, dialect: Dialect, told: Sequence[Told]
+) -> tuple[Dialect, Sequence[Told]] | None:
+    """Returns the dialect that a worker shows instead of the one that was tried first.
+
+    With the same answers beside the prompts in that dialect; None if it shows no other one.
+    """
+    answers = {own.question.name: theirs for own, theirs in told}
+    if all(theirs is None or own.tokens == theirs for own, theirs in told if own.forms & PRINTED):
+        return None
+    for rival in rivals_of(dialect):
+        again = [
+            (own, answers.get(own.question.name)) for own in own_prompts(encoder, rival, known=0)
+        ]
+        shown = [own.tokens == theirs for own, theirs in again if theirs and own.forms & PRINTED]
+        if shown and all(shown):
+            return rival, again
+    return None
+
+
+def verdicts(told: Sequence[Told], text_of: TextOf, known: int) -> dict[int, GoldenVerdict]:
     """Returns what an engine's ids say about the forms that releases read differently.
 
     A form is the same if a request of it was, and none of it differs. A difference is blamed on the

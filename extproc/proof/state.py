@@ -187,6 +187,11 @@ class FormProof:
         """Whether most of the last prompts were not stored as they are tokenized here."""
         return self._lookups.is_raised
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether golden requests decided."""
+        return self._golden.is_same is not None
+
     def compare(self, verdict: GoldenVerdict, now: float) -> None:
         """Takes the verdict of golden requests.
 
@@ -336,6 +341,10 @@ class TokenProof:
     def state_of(self, form: int) -> FormState:
         """Returns the state of one form."""
         return self._forms[form].state
+
+    def is_shown(self, form: int) -> bool:
+        """Returns whether golden requests decided on one form."""
+        return self._forms[form].is_shown
 
     def is_proved(self, forms: int) -> bool:
         """Returns whether all of some forms are proved."""

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from extproc.proof.lookups import Lookups, SentRequest, held_tokens, is_stored, may_show
 from extproc.proof.state import Comparison, Proof, TokenProof
-from extproc.requests.prompt import AGREED_FORMS, BY_RELEASE
+from extproc.requests.prompt import AGREED_FORMS, BY_RELEASE, PRINTED
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt
@@ -61,8 +61,13 @@ class Proofs:
         self._monotonic = monotonic
         # weak: a proof ends with the record that it is part of
         self._distrusted: WeakSet[TokenProof] = WeakSet()  # refuted or doubted for some forms
+        self._watchers: list[Callable[[str], None]] = []
         # also if all of them have ended: a WeakSet's length takes longer than all else here
         self._has_distrusted = False
+
+    def watch(self, reconsider: Callable[[str], None]) -> None:
+        """Has this called with the name of a worker whose tools are not printed as assumed here."""
+        self._watchers.append(reconsider)
 
     def note_sent(
         self, worker: str, prompt: Prompt, forms: int, overlap: Overlap | None
@@ -106,6 +111,7 @@ class Proofs:
             before = _logged_state(record.proof)
             record.proof.count(forms, ours, engines, self._monotonic())
             self._note(record.proof, before)
+            self._reconsider(worker, record)
 
     def compared(self, record: HasProof, comparison: Comparison) -> None:
         """Notes the result of golden requests for a worker's tokens."""
@@ -126,6 +132,12 @@ class Proofs:
     def respoken(self, record: HasProof) -> None:
         """Notes that a worker's engine is another one, or became known."""
         record.proof.forget(BY_RELEASE)
+        self._mark(record.proof)
+
+    def reprinted(self, record: HasProof) -> None:
+        """Notes that a worker prints tools otherwise than was assumed of requests until now."""
+        record.proof.forget(PRINTED)
+        record.lookups.restart()
         self._mark(record.proof)
 
     def trust_for(self, forms: int) -> Trust:
@@ -198,6 +210,14 @@ class Proofs:
             before = _logged_state(record.proof)
             record.proof.look_up(sent.forms, now, is_stored=found)
             self._note(record.proof, before)
+            self._reconsider(worker, record)
+
+    def _reconsider(self, worker: str, record: HasProof) -> None:
+        """Tells that live requests speak against how tools are printed; golden ones count more."""
+        proof = record.proof
+        if (proof.refuted | proof.doubted) & PRINTED and not proof.is_shown(PRINTED):
+            for reconsider in self._watchers:
+                reconsider(worker)
 
     def _is_current(self, proof: TokenProof) -> bool:
         record = self._records.get(proof.worker)

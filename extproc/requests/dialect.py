@@ -54,10 +54,20 @@ class Format(Enum):
 
 
 class Printed(Enum):
-    """The fields of a function in Responses' tools that templates get."""
+    """The fields of a function in Responses' tools that templates get.
 
-    BY_LIBRARY = "by library"  # those of the OpenAI library's type, which its release decides
+    Those of the OpenAI library's type, from one of its releases on; or as chat completions.
+    """
+
+    OPENAI_2_0 = "OpenAI 2.0"
+    OPENAI_2_25 = "OpenAI 2.25"
+    OPENAI_2_50 = "OpenAI 2.50"
+    OPENAI_3_8 = "OpenAI 3.8"
     AS_CHAT = "as chat completions"
+
+
+# The likeliest of them first: those that were current while vLLM printed tools by its library.
+BY_LIBRARY = (Printed.OPENAI_2_25, Printed.OPENAI_2_50, Printed.OPENAI_3_8, Printed.OPENAI_2_0)
 
 
 class Dialect(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +79,8 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     line of a system turn is left out if it is a client's billing header. turns_off_thinking:
     `thinking: disabled` sets an effort; which one, the template decides. responses_effort,
     messages_effort: as effort, in these APIs. adds_special_tokens: tokenizing a response's text
-    does. merges_turns: a response's items that are one turn of the model become one message.
+    does. flattens_namespaces: the functions of a response's namespace are tools of their own.
+    merges_turns: a response's items that are one turn of the model become one message.
     merges_texts: so do texts of the model that are no output message. takes_custom_tools: as
     functions with one text. keeps_tools_for_none: Responses' templates get tools although
     tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
@@ -93,6 +104,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     drops_billing_line: bool = True
     turns_off_thinking: bool = True
     adds_special_tokens: bool = True
+    flattens_namespaces: bool = True
     merges_turns: bool = True
     merges_texts: bool = True
     takes_custom_tools: bool = True
@@ -130,11 +142,13 @@ _VLLM_027 = msgspec.structs.replace(_VLLM_030, name="vLLM 0.27 to 0.29", format=
 _VLLM_026 = msgspec.structs.replace(
     _VLLM_027,
     name="vLLM 0.26",
-    tools=Printed.BY_LIBRARY,
+    tools=BY_LIBRARY[0],
     keeps_tools_for_none=False,
 )
 _VLLM_025 = msgspec.structs.replace(_VLLM_026, name="vLLM 0.25", keeps_part_fields=False)
-_VLLM_024 = msgspec.structs.replace(_VLLM_025, name="vLLM 0.24", merges_texts=False)
+_VLLM_024 = msgspec.structs.replace(
+    _VLLM_025, name="vLLM 0.24", merges_texts=False, flattens_namespaces=False
+)
 _VLLM_019 = msgspec.structs.replace(
     _VLLM_024,
     name="vLLM 0.19 to 0.23",
@@ -222,12 +236,14 @@ def spoken_by(
     engines: Mapping[str, Engine | None],
     own_template: Collection[str] = (),
     arguments: Mapping[str, PromptArguments] = MappingProxyType({}),
+    printed: Mapping[str, Printed] = MappingProxyType({}),
 ) -> ModelDialects:
     """Returns the dialects of a model's workers.
 
     engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
     that were started with another template than the model's, or with arguments for it. arguments:
-    those of SGLang's workers, as far as they are known.
+    those of SGLang's workers, as far as they are known. printed: how the tools of responses are
+    printed, for workers that have shown another way than the likeliest.
     """
     speakers: dict[Dialect, set[str]] = {}
     ranks: dict[Dialect, int] = {}
@@ -238,6 +254,8 @@ def spoken_by(
             dialect, rank = _SGLANG_OWN, -1
         elif dialect.sglang is not None:
             dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker))
+        elif dialect.tools in BY_LIBRARY and worker in printed:
+            dialect = msgspec.structs.replace(dialect, tools=printed[worker])
         speakers.setdefault(dialect, set()).add(worker)
         ranks[dialect] = rank
     newest_first = sorted(speakers, key=ranks.__getitem__, reverse=True)
@@ -255,6 +273,18 @@ def _of_worker(dialect: Dialect, rules: SglangRules, arguments: PromptArguments 
     if own is None:
         return _SGLANG_OWN
     return dialect if own is rules else msgspec.structs.replace(dialect, sglang=own)
+
+
+def rivals_of(dialect: Dialect) -> Sequence[Dialect]:
+    """Returns the dialects that a worker may speak instead, whose release decides less than all.
+
+    The next ones to try come first.
+    """
+    if dialect.tools not in BY_LIBRARY:
+        return ()
+    at = BY_LIBRARY.index(dialect.tools) + 1
+    others = (*BY_LIBRARY[at:], *BY_LIBRARY[: at - 1])
+    return [msgspec.structs.replace(dialect, tools=one) for one in others]
 
 
 def agreed(_: str | None) -> None:

@@ -128,8 +128,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
-CUT = 262144
-BY_RELEASE = 524288 - 16
+CUT, PRINTED = 262144, 524288
+BY_RELEASE = 1048576 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -150,6 +150,7 @@ FORM_NAMES = {
     CONVERTED: "conversations that SGLang converts in its own way",
     ASKED: "conversations that a worker tokenizes",
     CUT: "texts that some releases cut otherwise than tokenizer.json says",
+    PRINTED: "responses whose tools a library prints",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

@@ -20,8 +20,9 @@ from extproc.requests.chat_request import (
     effort_in,
     function_of,
 )
-from extproc.requests.dialect import Dialect, Printed, Speaks, agreed
-from extproc.requests.prompt import ITEMS, NO_TOOLS, Chat, InferenceRequest, Response
+from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.library_tools import printed_function
+from extproc.requests.prompt import ITEMS, NO_TOOLS, PRINTED, Chat, InferenceRequest, Response
 
 PATH = "/v1/responses"
 
@@ -122,8 +123,8 @@ def _with_tools(chat: Chat, body: _ResponsesBody, dialect: Dialect | None) -> Ch
         forms |= NO_TOOLS
     if is_none and not dialect.keeps_tools_for_none:
         return msgspec.structs.replace(chat, forms=forms, tool_choice="none")
-    if dialect.tools is Printed.BY_LIBRARY:
-        raise RequestError("unsupported_tools")
+    if dialect.tools in BY_LIBRARY:
+        forms |= PRINTED
     tools = [one for tool in body.tools for one in _functions(tool, dialect)]
     return msgspec.structs.replace(
         chat,
@@ -137,24 +138,31 @@ def _functions(tool: dict[str, Any], dialect: Dialect) -> list[dict[str, Any]]:
     """Returns the functions that a tool offers to the model, as the template gets them."""
     kind = tool.get("type")
     if kind == _FUNCTION:
-        return [_printed(tool, tool.get("name"))]
-    if kind == _NAMESPACE:
+        return [_printed(tool, tool.get("name"), dialect)]
+    if kind == _NAMESPACE and dialect.flattens_namespaces:
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise RequestError("bad_request")
         functions = [one for one in inner if isinstance(one, dict) and one.get("type") == _FUNCTION]
         return [
-            _printed(one, _in_namespace(tool.get("name"), one.get("name"))) for one in functions
+            _printed(one, _in_namespace(tool.get("name"), one.get("name")), dialect, is_inner=True)
+            for one in functions
         ]
+    if dialect.tools in BY_LIBRARY:
+        raise RequestError("unsupported_tools")  # all of its fields are printed as a function's
     if kind == _CUSTOM and dialect.takes_custom_tools:
         match tool.get("format"):
             case {"type": "grammar"}:
                 raise RequestError("bad_request")  # the engine refuses it
-        return [_printed({**tool, "parameters": _CUSTOM_PARAMETERS}, tool.get("name"))]
+        return [_printed({**tool, "parameters": _CUSTOM_PARAMETERS}, tool.get("name"), dialect)]
     return []
 
 
-def _printed(tool: dict[str, Any], name: object) -> dict[str, Any]:
+def _printed(
+    tool: dict[str, Any], name: object, dialect: Dialect, *, is_inner: bool = False
+) -> dict[str, Any]:
+    if dialect.tools in BY_LIBRARY:
+        return printed_function(tool, dialect.tools, name, in_namespace=is_inner)
     if tool.get("defer_loading") is not None:
         raise RequestError("unsupported_tools")
     function = {

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import logging
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,8 +26,16 @@ from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.golden import GOLDEN, MAX_ANSWER_BYTES
 from extproc.proof.state import TokenProof
-from extproc.requests.dialect import dialect_of
-from extproc.requests.prompt import CONVERSATION, CONVERTED, INLINE_SYSTEM, NO_TOOLS, TOOLS
+from extproc.requests import responses_request
+from extproc.requests.dialect import Dialect, dialect_of, rivals_of
+from extproc.requests.prompt import (
+    CONVERSATION,
+    CONVERTED,
+    INLINE_SYSTEM,
+    NO_TOOLS,
+    PRINTED,
+    TOOLS,
+)
 from extproc.requests.request import CHAT_PATH, Head
 from extproc.requests.request import parse as parse_request
 from extproc.serving.router import Router
@@ -35,6 +44,7 @@ from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running as simulated
 from simulator.settings import TINY_MODEL, Settings
+from tests.extproc.template_shapes import QWEN_TOOLS
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -59,11 +69,16 @@ class Before:
     """A router in front of these workers, without feeds."""
 
     def __init__(
-        self, *endpoints: str, verify: str = "start", engine: str = "", times: AskingTimes = SOON
+        self,
+        *endpoints: str,
+        verify: str = "start",
+        engine: str = "",
+        times: AskingTimes = SOON,
+        model: Path = TINY_MODEL,
     ) -> None:
         of_engine = f", engine: {engine}" if engine else ""
         listed = ", ".join(f'{{endpoint: "{one}"{of_engine}}}' for one in endpoints)
-        config = parse(CONFIG.format(tokenizer=TINY_MODEL, workers=listed, verify=verify), "c")
+        config = parse(CONFIG.format(tokenizer=model, workers=listed, verify=verify), "c")
         tokenizer = Tokenizer.load(config.models[0])
         assert tokenizer is not None
         tokenizers = {"tiny": tokenizer}
@@ -375,11 +390,21 @@ async def test_date_change_during_verification_is_no_difference(
 class ChatPath:
     """An engine that renders chat completions, or answers them with their ids, in its dialect.
 
-    status: of its render path. wrong: its ids of prompts with calls are other ones.
+    status: of its render path. wrong: its ids of prompts with calls are other ones. dialect: the
+    one that it speaks, None for the engine's. model: the folder of its model.
     """
 
-    def __init__(self, engine: Engine, *, status: int = 200, wrong: bool = False) -> None:
-        self._dialect = dialect_of(engine)
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        status: int = 200,
+        wrong: bool = False,
+        dialect: Dialect | None = None,
+        model: Path = TINY_MODEL,
+    ) -> None:
+        self._dialect = dialect or dialect_of(engine)
+        self._model = str(model)
         self._status, self._wrong = status, wrong
         self.asked: list[str] = []
 
@@ -391,9 +416,11 @@ class ChatPath:
             return web.Response(status=self._status if path == CHAT_PATH else 404)
         body = await request.read()
         (prompt,) = parse_request(path, body, lambda _: self._dialect).prompts
-        tokenizer = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
+        tokenizer = Tokenizer.load(Model("tiny", tokenizer=self._model))
         assert tokenizer is not None
         ids = list(tokenizer.encode(prompt))
+        if path == responses_request.PATH:
+            return web.json_response({"input_messages": [{"message": "", "tokens": ids}]})
         if self._wrong and b"tool_calls" in body:
             ids[-1] = 0
         return web.json_response({"token_ids" if is_rendered else "prompt_token_ids": ids})
@@ -438,6 +465,35 @@ async def test_form_that_no_path_shows_stays_unproved() -> None:
     ):
         await until(lambda: proof(before).is_proved(NO_TOOLS))
         assert not proof(before).is_proved(INLINE_SYSTEM)
+
+
+VLLM_0_24 = Engine(VLLM, Release(0, 24))
+OF_VLLM_0_24 = "{name: vllm, version: 0.24.0}"
+
+
+async def test_worker_shows_how_it_prints_tools(tmp_path: Path) -> None:
+    shutil.copytree(TINY_MODEL, tmp_path / "m")
+    (tmp_path / "m/chat_template.jinja").write_text(QWEN_TOOLS)
+    spoken = rivals_of(dialect_of(VLLM_0_24))[1]
+    path = ChatPath(VLLM_0_24, status=403, dialect=spoken, model=tmp_path / "m")
+    async with (
+        chat_engine(path) as endpoint,
+        Before(endpoint, engine=OF_VLLM_0_24, model=tmp_path / "m") as before,
+    ):
+        await until(lambda: proof(before).is_proved(PRINTED))
+        record = before.workers.records[endpoint]
+        assert before.workers.candidates.dialect_of(record) == spoken
+        assert proof(before).refuted == 0
+
+
+async def test_next_way_of_printing_is_tried_where_live_requests_differ() -> None:
+    async with Before("127.0.0.1:9", engine=OF_VLLM_0_24, verify="off") as before:
+        candidates, proofs = before.workers.candidates, before.workers.proofs
+        (record,) = before.workers.records.values()
+        for spoken in rivals_of(dialect_of(VLLM_0_24)):
+            while candidates.dialect_of(record) != spoken:
+                proofs.counted(record.name, PRINTED, 10, 12)
+            assert record.proof.refuted == 0
 
 
 async def test_form_that_the_chat_path_renders_otherwise_is_refuted() -> None:

@@ -1,8 +1,10 @@
 """Forms that releases read differently are proved by the engine's own chat path."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +15,27 @@ from extproc.proof.golden_forms import (
     QUESTIONS,
     FormQuestion,
     OwnPrompt,
+    Told,
     ids_there,
     own_prompts,
+    rival_shown,
     verdicts,
 )
-from extproc.requests.dialect import NEWEST, Dialect, dialect_of
-from extproc.requests.prompt import CONVERTED, INLINE_SYSTEM, ITEMS, NO_TOOLS, PARTS, Chat
+from extproc.requests.dialect import NEWEST, Dialect, dialect_of, rivals_of
+from extproc.requests.prompt import (
+    CONVERTED,
+    INLINE_SYSTEM,
+    ITEMS,
+    NO_TOOLS,
+    PARTS,
+    PRINTED,
+    Chat,
+)
 from extproc.requests.request import CHAT_PATH
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.overlap import Tokens
 from simulator.settings import TINY_MODEL
+from tests.extproc.template_shapes import QWEN_TOOLS
 
 CHAT = QUESTIONS[0]
 SGLANG_0_5_23 = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
@@ -91,6 +104,63 @@ async def test_other_apis_are_only_rendered() -> None:
     asked = FormQuestion("messages", "/v1/messages", {"messages": []})
     assert await ids_there(engine.post, asked, "m") is None
     assert [path for path, _ in engine.asked] == ["/v1/messages/render"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "ids"),
+    [
+        ([{"message": "x", "tokens": [7, 8], "type": "raw_message_tokens"}], [7, 8]),
+        ([{"role": "user", "content": []}], None),  # of gpt-oss
+        ([], None),
+        (None, None),
+    ],
+)
+async def test_response_of_one_token_shows_its_prompt(
+    shown: list[Any] | None, ids: list[int] | None
+) -> None:
+    engine = EngineAnswers({"/v1/responses": (200, {"input_messages": shown})})
+    asked = next(one for one in QUESTIONS if one.path == "/v1/responses")
+    found = await ids_there(engine.post, asked, "m")
+    assert (None if found is None else list(found)) == ids
+    (_, (path, body)) = engine.asked
+    assert path == "/v1/responses"
+    assert (body["max_output_tokens"], body["enable_response_messages"]) == (1, True)
+
+
+def with_tools(folder: Path) -> Tokenizer:
+    """The tiny model with a template that prints tools."""
+    shutil.copytree(TINY_MODEL, folder / "m")
+    (folder / "m/chat_template.jinja").write_text(QWEN_TOOLS)
+    loaded = Tokenizer.load(Model("m", tokenizer=str(folder / "m")))
+    assert loaded is not None
+    return loaded
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_worker_shows_by_which_library_its_tools_are_printed(tmp_path: Path, at: int) -> None:
+    encoder = with_tools(tmp_path)
+    spoken = [VLLM_0_24, *rivals_of(VLLM_0_24)][at]
+    answers = {own.question.name: own.tokens for own in own_prompts(encoder, spoken, 0)}
+    asked = own_prompts(encoder, VLLM_0_24, 0)
+    told: Sequence[Told] = [(own, answers[own.question.name]) for own in asked]
+    found = rival_shown(encoder, VLLM_0_24, told)
+    assert (found is None) == (at == 0)
+    if found is not None:
+        assert found[0] == spoken
+        told = found[1]
+    known = verdicts(told, encoder.text_of, 0)
+    assert known[PRINTED].is_same
+    assert all(one.is_same for one in known.values())
+
+
+def test_answer_of_no_library_is_a_difference(tmp_path: Path) -> None:
+    encoder = with_tools(tmp_path)
+    other = Tokens("I", [1])
+    told = [(own, other) for own in own_prompts(encoder, VLLM_0_24, 0) if own.forms & PRINTED]
+    assert rival_shown(encoder, VLLM_0_24, told) is None
+    assert verdicts(told, encoder.text_of, 0)[PRINTED].is_same is False
+    assert rival_shown(encoder, VLLM_0_24, [(own, None) for own, _ in told]) is None
+    assert rival_shown(encoder, NEWEST, [(own, other) for own, _ in told]) is None
 
 
 def own(forms: int) -> OwnPrompt:

@@ -258,7 +258,3 @@ def test_items_and_tools_that_no_engine_takes_are_refused(
     items: list[dict[str, Any]], fields: dict[str, Any], reason: str
 ) -> None:
     assert why(*items, **fields) == reason
-
-
-def test_tools_that_the_engines_library_prints_are_refused() -> None:
-    assert why(tools=[{"type": "function", "name": "f"}], rules=dialect(26)) == "unsupported_tools"
