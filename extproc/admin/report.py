@@ -186,17 +186,24 @@ def missing_in(config: Config) -> str:
     return _MISSING.get(config.accounting.responses, "")
 
 
+def classes_of(config: Config) -> list[str]:
+    """Returns the names of the configured classes of requests."""
+    rules = config.policy.classes
+    return [] if rules is None else [one.name for one in rules.of]
+
+
 def report_routes(
     report: Report,
     notes: Sequence[str] = (),
     missing: str = "",
     peers: Mapping[int, str] | None = None,
+    classes: Sequence[str] = (),
     clock: Callable[[], float] = time.time,
 ) -> list[web.RouteDef]:
     """Returns GET /report.
 
     notes: shown above it. missing: the first line, as long as nothing was counted. peers:
-    addresses of the other processes' admin servers, by number.
+    addresses of the other processes' admin servers, by number. classes: the configured ones.
     clock: seconds since 1970.
     """
     others = {number: _url(listen) for number, listen in (peers or {}).items()}
@@ -213,7 +220,7 @@ def report_routes(
         async with one_at_a_time:
             parts, absent = await _parts(others)
             parts.append(await encoded(report, clock()))
-            asked = ReportQuery(windows, (*notes, *absent), missing)
+            asked = ReportQuery(windows, (*notes, *absent), missing, classes)
             body = await asyncio.to_thread(_rendered, parts, asked, clock(), form)
         headers = _PAGE_HEADERS if form == "html" else {}
         return web.Response(body=body, content_type=_KINDS[form], charset="utf-8", headers=headers)

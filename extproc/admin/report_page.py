@@ -32,6 +32,8 @@ def as_text(told: Mapping[str, Any]) -> str:
         lines += [f"Warning: {warning}." for warning in window["warnings"]]
         if _has_requests(window):
             lines += ["", *_aligned([HEADS, *table(window)])]
+        if window["classes"]:
+            lines += ["", *_aligned([CLASS_HEADS, *map(_class_line, window["classes"])])]
     return "\n".join([*lines, "", *how_made(told), ""])
 
 
@@ -79,8 +81,8 @@ def window_text(window: Mapping[str, Any]) -> str:
     return f"since {_time(window['begins_at'])}, {duration(window['seen_seconds'])} of it seen"
 
 
-def _aligned(rows: Sequence[Line]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return [
         "  ".join(
             f"{text:{'<' if not at else '>'}{widths[at]}}" for at, text in enumerate(row)
@@ -124,6 +126,25 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
         lambda side: _estimate(side["saved_prefill_seconds_per_request"], _seconds),
         _difference(difference["saved_prefill_seconds_per_request"], _signed_seconds),
     )
+
+
+CLASS_HEADS = (
+    *("class", "requests", "shed", "no response or 5xx", "cached share"),
+    *(f"first byte {name}" for name in QUANTILES),
+)
+
+
+def _class_line(one: Mapping[str, Any]) -> list[str]:
+    """Returns the line of a class."""
+    name, share, times = one["name"], one["cached_share"], one["first_byte_seconds"]
+    return [
+        "no longer configured" if name is None else name,
+        f"{one['requests']:,}",
+        f"{one['shed']:,}",
+        f"{one['unanswered'] + one['status_5xx']:,}",
+        _NOTHING if share is None else percent(share),
+        *(_NOTHING if times[word] is None else _seconds(times[word]) for word in QUANTILES),
+    ]
 
 
 def _estimate(told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = "") -> str:
@@ -270,21 +291,34 @@ def _section(window: Mapping[str, Any]) -> str:
         f'<section><h2>{name}</h2><p class="quiet">{escape(window_text(window))}</p>'
         f'<p class="verdict">{escape(window["headline"])}</p>{told}'
     )
+    classes = _class_table(window["classes"])
     if not _has_requests(window):
-        return f"{head}</section>\n"
+        return f"{head}{classes}</section>\n"
     heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in HEADS)
     rows = "\n".join(map(_row, table(window)))
     return (
         f'{head}<div class="scroll"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody>'
-        f'</table></div>\n<div class="plots">{_plots(window)}</div></section>\n'
+        f'</table></div>\n{classes}<div class="plots">{_plots(window)}</div></section>\n'
     )
 
 
-def _row(line: Line) -> str:
+def _class_table(classes: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the table of the classes, "" if there are none."""
+    if not classes:
+        return ""
+    heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in CLASS_HEADS)
+    rows = "\n".join(_row(_class_line(one), CLASS_HEADS) for one in classes)
+    return (
+        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody>'
+        "</table></div>\n"
+    )
+
+
+def _row(line: Sequence[str], heads: Sequence[str] = HEADS) -> str:
     kind = ' class="inner"' if line[0].startswith(" ") else ""
     cells = "".join(
         f'<td data-label="{head}">{escape(one)}</td>'
-        for head, one in zip(HEADS[1:], line[1:], strict=True)
+        for head, one in zip(heads[1:], line[1:], strict=True)
     )
     return f'<tr{kind}><th scope="row">{escape(line[0].strip())}</th>{cells}</tr>'
 

@@ -187,6 +187,10 @@ class Metrics(Collector):
         speed = self._fleet.tokens_per_second(completed.worker)
         self.report.feed(completed, speed, self._clock())
 
+    def note_shed(self, of_class: str) -> None:
+        """Notes for the report that a request of a class was refused, since all are busy."""
+        self.report.shed(of_class, self._clock())
+
     def expect_models(self, models: Iterable[str]) -> None:
         """Shows the figures of these models from the start."""
         for model in models:

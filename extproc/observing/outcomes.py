@@ -60,7 +60,8 @@ class Outcome(NamedTuple):
     proxy chose. delivery: whether a steered request reached the picked worker, one of
     `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
     worker certainly held at the pick, whoever answered. forms: the forms of the request. media:
-    that of the request, None without any. names_rank: whether the request named a rank.
+    that of the request, None without any. names_rank: whether the request named a rank. of_class:
+    the name of its class, "" without classes.
     """
 
     model: str
@@ -81,6 +82,7 @@ class Outcome(NamedTuple):
     forms: int = 0
     media: Media | None = None
     names_rank: bool = False
+    of_class: str = ""
 
     @property
     def counted_tokens(self) -> int | None:
@@ -576,6 +578,7 @@ class Account:
             forms=self._forms,
             media=basis.media,
             names_rank=decision.rank is not None and decision.is_steered,
+            of_class="" if decision.of_class is None else decision.of_class.name,
         )
 
     def _certain_tokens_of(self, worker: str) -> int:

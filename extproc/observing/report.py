@@ -2,7 +2,7 @@
 
 A request counts in the minute of its end, and minutes are added to their hour and day. Minutes
 are kept for an hour, hours for eight days, and days for a month. A report has only numbers, and a
-hash of each worker's name.
+hash of each worker's and each class's name.
 
 Everything here adds up: two reports merged are the report of all requests of both.
 """
@@ -28,6 +28,9 @@ BUCKETS = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _PER_STEP)
 
 # Beyond this many workers in one period, requests are counted without their worker.
 MAX_WORKERS = 256
+
+# Requests of further classes are in no row of a class.
+MAX_CLASSES = 8
 
 # Largest count, so that no sum in a report is too large to be written.
 _MOST = 2**50
@@ -156,11 +159,54 @@ def seconds_at(position: float) -> float:
     return SHORTEST_SECONDS * float(RESOLUTION**position)
 
 
+class ClassSide(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The requests of one class in one period.
+
+    shed: those that were refused because all workers were busy. side: those that were sent on,
+    without their workers.
+    """
+
+    shed: Count = 0
+    side: Side = msgspec.field(default_factory=Side)
+
+    def add(self, other: "ClassSide") -> None:
+        """Adds the requests of the class in another period."""
+        self.shed += other.shed
+        self.side.add(other.side)
+
+
+Classes = Annotated[dict[Count, ClassSide], Meta(max_length=MAX_CLASSES)]
+
+
+def class_in(classes: Classes, key: int) -> ClassSide | None:
+    """Returns the entry of a class, made if it is new; None if there are too many.
+
+    key: the hash of its name.
+    """
+    found = classes.get(key)
+    if found is None and len(classes) < MAX_CLASSES:
+        found = classes[key] = ClassSide()
+    return found
+
+
+def add_classes(classes: Classes, others: Classes) -> None:
+    """Adds the requests of other periods, class by class."""
+    for key, other in others.items():
+        found = class_in(classes, key)
+        if found is not None:
+            found.add(other)
+
+
+def hash_of(name: str) -> int:
+    """Returns the hash by which a report names a worker or a class."""
+    return int(xxhash.xxh32_intdigest(name.encode()))
+
+
 class Period(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """One period.
 
     span: the index in `SPANS`. number: how many such periods lie between 1970 and it. seen_seconds:
-    for how much of it a router ran.
+    for how much of it a router ran. classes: by the hash of their names.
     """
 
     span: Annotated[int, Meta(ge=0, lt=len(SPANS))]
@@ -168,6 +214,7 @@ class Period(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     seen_seconds: Annotated[float, Meta(ge=0, le=float(DAYS.seconds))] = 0.0
     steered: Side = msgspec.field(default_factory=Side)
     others: Side = msgspec.field(default_factory=Side)
+    classes: Classes = {}
 
 
 class Window(NamedTuple):
@@ -188,6 +235,7 @@ class Report:
     def __init__(self, now: float) -> None:
         self._periods: tuple[dict[int, Period], ...] = tuple({} for _ in SPANS)
         self._steered, self._unsteered = Side(), Side()
+        self._classes: Classes = {}
         self._minute = now // MINUTES.seconds
         self._observed_until = now
         self.settled = 0
@@ -198,8 +246,19 @@ class Report:
             self.settle(now)
         side = self._steered if outcome.is_steered else self._unsteered
         name = outcome.worker
-        worker = int(xxhash.xxh32_intdigest(name.encode())) if name else 0
-        side.count(outcome, worker, tokens_per_second)
+        side.count(outcome, hash_of(name) if name else 0, tokens_per_second)
+        if outcome.of_class:
+            found = class_in(self._classes, hash_of(outcome.of_class))
+            if found is not None:
+                found.side.count(outcome, 0, tokens_per_second)
+
+    def shed(self, of_class: str, now: float) -> None:
+        """Counts a request of a class that was refused because all workers were busy."""
+        if now // MINUTES.seconds != self._minute:
+            self.settle(now)
+        found = class_in(self._classes, hash_of(of_class))
+        if found is not None:
+            found.shed += 1
 
     def settle(self, now: float) -> None:
         """Adds new counts to their periods, and drops old periods.
@@ -209,17 +268,21 @@ class Report:
         """
         at = self._minute * MINUTES.seconds
         for span, kept in enumerate(self._periods):
-            if self._steered.requests or self._unsteered.requests:
+            if self._has_news():
                 period = _period_at(kept, span, int(at // SPANS[span].seconds))
                 period.steered.add(self._steered)
                 period.others.add(self._unsteered)
+                add_classes(period.classes, self._classes)
             self._see(span, now)
             _drop(span, kept, now)
-        if self._steered.requests or self._unsteered.requests:
-            self._steered, self._unsteered = Side(), Side()
+        if self._has_news():
+            self._steered, self._unsteered, self._classes = Side(), Side(), {}
             self.settled += 1
         self._minute = now // MINUTES.seconds
         self._observed_until = now
+
+    def _has_news(self) -> bool:
+        return bool(self._steered.requests or self._unsteered.requests or self._classes)
 
     def _see(self, span: int, now: float) -> None:
         """Notes that the router ran until now."""
@@ -238,6 +301,7 @@ class Report:
             period = _period_at(self._periods[other.span], other.span, other.number)
             period.steered.add(other.steered)
             period.others.add(other.others)
+            add_classes(period.classes, other.classes)
             period.seen_seconds = max(period.seen_seconds, other.seen_seconds)
         for span, kept in enumerate(self._periods):
             _drop(span, kept, now)
@@ -275,11 +339,12 @@ def _drop(span: int, kept: dict[int, Period], now: float) -> None:
         del kept[number]
 
 
-# The format's version; reports of other versions are refused, except those of the first one.
-VERSION = 2
+# The format's version. Earlier ones, which have no classes, are read, too; others are refused.
+VERSION = 3
+_EARLIER = (2, VERSION)
 
-# About twice the size of a report with the most periods, workers and buckets.
-MAX_BYTES = 8 * 1024 * 1024
+# More than the size of a report with the most periods, workers, classes and buckets.
+MAX_BYTES = 24 * 1024 * 1024
 
 _MAX_PERIODS = sum(span.max_periods + 1 for span in SPANS)
 
@@ -307,10 +372,11 @@ def read(text: bytes) -> list[Period]:
         found = msgspec.json.decode(current, type=_StoredReport)
     except (ValueError, RecursionError) as error:
         raise ReportError(f"cannot be read: {error}") from None
-    if found.version != VERSION:
+    if found.version not in _EARLIER:
         raise ReportError(f"has version {found.version}, and not {VERSION}")
     for period in found.periods:
-        if not all(map(_is_sound, (period.steered, period.others))):
+        of_classes = [one.side for one in period.classes.values()]
+        if not all(map(_is_sound, (period.steered, period.others, *of_classes))):
             raise ReportError("has figures that contradict each other")
     return found.periods
 
@@ -321,7 +387,7 @@ _FIRST_VERSION, _GROUPS, _VALUES = b"[1,", 9, 12
 
 
 def _without_groups(text: bytes) -> bytes:
-    """Returns a report of version 1 in this version."""
+    """Returns a report of version 1 in version 2."""
     found = msgspec.json.decode(text)
     match found:
         case [1, [*periods]]:
@@ -329,7 +395,7 @@ def _without_groups(text: bytes) -> bytes:
             for side in sides:
                 if isinstance(side, list) and len(side) == _VALUES:
                     del side[_GROUPS]
-            found = [VERSION, periods]
+            found = [2, periods]
     return msgspec.json.encode(found)
 
 

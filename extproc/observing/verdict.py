@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import log, sqrt
 from typing import Any, NamedTuple
 
+from extproc.observing.class_report import class_figures
 from extproc.observing.comparison import (
     LEAST_REQUESTS,
     QUANTILES,
@@ -59,18 +60,20 @@ class ReportQuery(NamedTuple):
     """What a report should contain: windows by name, in seconds.
 
     notes: what readers must know about how the report was made. missing: what to turn on, in words,
-    where nothing can be counted without it; it is the headline as long as nothing was.
+    where nothing can be counted without it; it is the headline as long as nothing was. classes: the
+    configured ones, in their order.
     """
 
     windows: dict[str, int]
     notes: tuple[str, ...] = ()
     missing: str = ""
+    classes: Sequence[str] = ()
 
 
 def report_as_json(report: Report, asked: ReportQuery, now: float) -> dict[str, Any]:
     """Returns the answer of GET /report as JSON; now: in seconds since 1970."""
     windows = [
-        _window(name, Sides.of(report.window(seconds, now)))
+        _window(name, Sides.of(report.window(seconds, now)), asked.classes)
         for name, seconds in asked.windows.items()
     ]
     for shorter, longer in pairwise(windows):
@@ -108,7 +111,8 @@ def _best(windows: list[dict[str, Any]]) -> str:
 
 
 def _requests(window: dict[str, Any]) -> int:
-    return int(window["steered"]["requests"] + window["others"]["requests"])
+    shed = sum([one["shed"] for one in window["classes"]])
+    return int(window["steered"]["requests"] + window["others"]["requests"] + shed)
 
 
 def _width(window: dict[str, Any]) -> float:
@@ -116,7 +120,7 @@ def _width(window: dict[str, Any]) -> float:
     return float(gain["high"] - gain["low"])
 
 
-def _window(name: str, sides: Sides) -> dict[str, Any]:
+def _window(name: str, sides: Sides, classes: Sequence[str]) -> dict[str, Any]:
     window, gain = sides.window, share_gained(sides)
     shares = [cached_share(sides, which) for which in (0, 1)]
     saved = more_saved(sides)
@@ -139,6 +143,7 @@ def _window(name: str, sides: Sides) -> dict[str, Any]:
             "seconds_until_narrow": gain and seconds_until_narrow(sides, gain),
         },
         "periods": [_period(one.steered, one.others) for one in window.periods],
+        "classes": list(class_figures(window.periods, classes)),
     }
 
 

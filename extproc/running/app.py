@@ -25,7 +25,7 @@ from extproc.admin.application import (
     stop_listening,
 )
 from extproc.admin.observed import Observed
-from extproc.admin.report import ReportFile, missing_in, notes_of, report_routes
+from extproc.admin.report import ReportFile, classes_of, missing_in, notes_of, report_routes
 from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
 from extproc.base import address
 from extproc.base.errors import importing_extra
@@ -544,7 +544,9 @@ def _admin(made: Running) -> Application:
         [
             *discovery_routes(workers, made.discovery),
             *sharing_routes(made.sharing),
-            *report_routes(made.metrics.report, notes_of(config), missing_in(config), peers),
+            *report_routes(
+                made.metrics.report, notes_of(config), missing_in(config), peers, classes_of(config)
+            ),
             *steering_routes(router, made.steer, steers_all=config.disaggregation.steers_all),
         ]
     )

@@ -293,8 +293,10 @@ class Exchange:
         """Returns the answers that carry a decision. is_changed: whether its body has been."""
         decision, booking = routed
         if decision.of_class is not None:
-            name, decided = decision.of_class.name, decision.verdict.value
-            self._service.metrics.classes.begin(name, decided, is_booked=booking is not None)
+            name, verdict = decision.of_class.name, decision.verdict
+            self._service.metrics.classes.begin(name, verdict.value, is_booked=booking is not None)
+            if verdict is Verdict.SHED:
+                self._service.metrics.note_shed(name)
         passage = Passage(decision, booking)
         if self.phase is Phase.CLOSED:
             self._settle(passage, is_placed=False)

@@ -65,11 +65,11 @@ def window(minutes: int, correlation: float, design: Design, rng: Random) -> Win
     walks = [list(correlated(minutes, correlation, rng)) for _ in SHARES]
     periods = []
     for at in range(minutes):
-        sides = [
+        steered, others = [
             _side(volume, share + VARIES * walk[at], rng)
             for volume, share, walk in zip(design.volumes(at / minutes), SHARES, walks, strict=True)
         ]
-        periods.append(Period(0, at, 60.0, *sides))
+        periods.append(Period(0, at, 60.0, steered, others))
     return Window(60, 0, periods)
 
 

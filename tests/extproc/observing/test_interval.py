@@ -46,9 +46,13 @@ minutes = st.lists(
 
 def window_of(counts: list[tuple[int, int, int]]) -> Window:
     """Minutes of steered and other requests of 100 tokens, with so many cached of each."""
+
+    def side(count: int, cached: int) -> Side:
+        return Side(count, 0, 0, 0, count, count, 100 * count, cached * count)
+
     periods = [
-        Period(0, at, 60.0, *(Side(n, 0, 0, 0, n, n, 100 * n, cached * n) for n in sides))
-        for at, (*sides, cached) in enumerate(counts)
+        Period(0, at, 60.0, side(steered, cached), side(others, cached))
+        for at, (steered, others, cached) in enumerate(counts)
     ]
     return Window(60, 0, periods)
 

@@ -17,16 +17,19 @@ from extproc.observing.report import (
     DAYS,
     HOURS,
     MAX_BYTES,
+    MAX_CLASSES,
     MAX_WORKERS,
     MINUTES,
     RESOLUTION,
     SPANS,
+    ClassSide,
     Period,
     Report,
     Side,
     Span,
     bucket_of,
     encode_report,
+    hash_of,
     read,
     seconds_at,
 )
@@ -44,6 +47,7 @@ outcomes = st.builds(
     predicted_tokens=st.integers(0, 2_000),
     is_steered=st.booleans(),
     is_comparable=st.booleans(),
+    of_class=st.sampled_from(["", "people", "batch"]),
 )
 # outcomes, each with the seconds after which it is over
 timed = st.lists(st.tuples(st.floats(0.0, 200_000.0), outcomes), max_size=40)
@@ -174,6 +178,27 @@ def test_bucket_of_takes_any_time() -> None:
     assert [bucket_of(one) for one in (-1.0, 0.0, 1e-9, 1e9)] == [0, 0, 0, BUCKETS - 1]
 
 
+def test_class_of_a_request_and_what_was_shed_are_counted() -> None:
+    report = fed([(0.0, over(500, of_class="people")), (0.0, over(status=503, of_class="batch"))])
+    report.shed("batch", BEGIN + 1)
+    report.shed("batch", BEGIN + 120)
+    first, second = (one.classes for one in report.window(180, BEGIN + 120).periods if one.classes)
+    people, batch = hash_of("people"), hash_of("batch")
+    assert (first[people].shed, first[people].side.cached_tokens) == (0, 500)
+    assert (first[batch].shed, first[batch].side.server_errors) == (1, 1)
+    assert {key: one.shed for key, one in second.items()} == {batch: 1}
+    assert not first[people].side.workers
+
+
+def test_classes_of_a_report_are_bounded() -> None:
+    named = [over(of_class=f"class {number}") for number in range(3 * MAX_CLASSES)]
+    report = fed([(0.0, one) for one in named])
+    report.shed("one more", BEGIN)
+    other = fed([(0.0, over(of_class="another"))])
+    report.merge(other.periods(BEGIN + 1), BEGIN + 1)
+    assert all(len(one.classes) == MAX_CLASSES for one in report.periods(BEGIN + 1))
+
+
 def test_workers_and_periods_of_a_report_are_bounded() -> None:
     report = Report(BEGIN)
     for number in range(5_000):
@@ -225,7 +250,8 @@ def sound() -> list[object]:
         b"",
         b"nothing",
         b"[1]",
-        b"[3,[]]",
+        b"[4,[]]",
+        b'[3,[[0,1,0.0,[],[],{"1":[0,[0,0,0,0,1]]}]]]',
         b"[1,[[0,1,0.0,[1]]]",
         b"[1,[[0,1,0.0,[1,0,0,0,2]]]]",
         b"[2,[[3,1]]]",
@@ -253,8 +279,11 @@ def test_read_accepts_a_report_of_the_first_version(requests: list[tuple[float, 
     periods = list(fed(requests).periods(BEGIN + 200_000))
     found = msgspec.json.decode(msgspec.json.encode(periods))
     for period in found:
-        for side in period[3:]:
+        for side in period[3:5]:
             side.insert(9, [7] * 60)
+        del period[5:]
+    for one in periods:
+        one.classes = {}
     assert read(msgspec.json.encode([1, found])) == periods
 
 
@@ -274,5 +303,7 @@ def test_largest_report_fits_its_file() -> None:
         workers={2**32 - 1 - one: 2**40 for one in range(MAX_WORKERS)},
     )
     count = sum(span.max_periods + 1 for span in SPANS)
-    text = msgspec.json.encode(Period(0, 2**31, 86_399.123456789, side, side))
+    of_class = ClassSide(2**40, msgspec.structs.replace(side, workers={}))
+    classes = {2**32 - 1 - one: of_class for one in range(MAX_CLASSES)}
+    text = msgspec.json.encode(Period(0, 2**31, 86_399.123456789, side, side, classes))
     assert count * len(text) < MAX_BYTES

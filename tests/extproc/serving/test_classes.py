@@ -1,12 +1,14 @@
 """Streams of requests with classes: the engine's queue gets the priority of the class."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from extproc.base.engine import Engine, Release
+from extproc.observing.class_report import class_figures
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, ProcessingResponse
 from extproc.requests.request_class import RequestClass
 from extproc.serving.classes import INLINE_BYTES, named_priority
@@ -114,6 +116,9 @@ async def test_class_over_its_limit_is_refused_and_counted(closing: list[Service
     for verdict in ("steer", "shed"):
         line = f'kvsteer_class_requests_total{{class="batch",verdict="{verdict}"}}'
         assert counted(one, line) == 1
+    now = time.time()
+    (batch,) = class_figures(one.metrics.report.window(120, now).periods, ["batch"])
+    assert batch["shed"] == 1
 
 
 async def test_request_that_calls_no_model_has_no_class(closing: list[Service]) -> None:
