@@ -68,7 +68,7 @@ from extproc.templates.bounds import (
 from extproc.templates.content_flow import only_writes_contents
 from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
 from extproc.templates.sglang_template import Render, SglangTemplate
-from extproc.templates.skeletons import Skeletons
+from extproc.templates.skeletons import Skeleton, Skeletons
 
 # The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -452,6 +452,12 @@ class ChatTemplate:
         else:
             return self._of_parts(told, chat.dialect, tick)
         return self._chosen(texts, chat.dialect, told.forms)
+
+    def skeleton(self, chat: Chat) -> Skeleton | None:
+        """Returns the skeleton of a conversation, None if there is none, or none known yet."""
+        if self._skeletons is None or chat.roles is None or not chat.is_usual:
+            return None
+        return self._skeletons.known(chat.roles)
 
     def _by_skeleton(
         self, chat: Chat, roles: tuple[str, ...], skeletons: Skeletons, budget_seconds: float

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from extproc.base.errors import RequestError
 from extproc.templates.bounds import MAX_CHARACTERS
@@ -45,15 +45,35 @@ class Skeleton:
         found = list(_MARK.finditer(text))
         edges = [0, *[edge for one in found for edge in one.span()], len(text)]
         self._around = [text[start:end] for start, end in list(pairwise(edges))[::2]]
-        is_bare = [not one[1] for one in found]
+        self._are_bare = is_bare = [not one[1] for one in found]
+        self._numbers, self._count = [int(one[2]) for one in found], count
         if is_bare != [not one[3] for one in found] or any(map(_LEFT.search, self._around)):
             raise ValueError("a mark is not whole")
         self._has_bare = any(is_bare)
         first = len(self._around)
         places = [
-            first + int(one[2]) + count * bare for one, bare in zip(found, is_bare, strict=True)
+            first + at + count * bare for at, bare in zip(self._numbers, is_bare, strict=True)
         ]
         self._pick = itemgetter(*_alternate(first, places))
+
+    def cut(self, find: Callable[[str], int]) -> "Turns | None":
+        """Returns what is around each content from one cut to the next.
+
+        Returns None if there is no cut between two contents, or not each is there once, in order.
+
+        find: returns the index of a cut in a text, -1 if there is none.
+        """
+        if self._numbers != list(range(self._count)) or not self._numbers:
+            return None
+        if self._has_bare and not all(self._are_bare):
+            return None
+        first, *between = self._around
+        cuts = [find(text) for text in between]
+        if min(cuts) < 0:
+            return None
+        parts = [(text[:at], text[at:]) for text, at in zip(between, cuts, strict=True)]
+        before = (first, *[behind for _, behind in parts])
+        return Turns(before[:-1], tuple([until for until, _ in parts]), before[-1], self._has_bare)
 
     def fill(self, contents: list[str]) -> str:
         """Returns the text of a conversation with these contents."""
@@ -61,6 +81,25 @@ class Skeleton:
         if self._has_bare:
             parts.extend(map(str.strip, contents))
         return "".join(self._pick(parts))
+
+
+class Turns(NamedTuple):
+    """What a template writes around each content, from a place where texts can be cut to the next.
+
+    before, behind: around each. last: behind the last cut. strips: whether contents are stripped.
+    """
+
+    before: tuple[str, ...]
+    behind: tuple[str, ...]
+    last: str
+    strips: bool
+
+    def of(self, messages: Messages) -> list[str]:
+        """Returns the texts of turns with the contents of messages; joined, they are the text."""
+        contents = map(_content, messages)
+        if self.strips:
+            contents = map(str.strip, contents)
+        return [*map("".join, zip(self.before, contents, self.behind, strict=False)), self.last]
 
 
 def _alternate(count: int, places: Sequence[int]) -> list[int]:
@@ -77,6 +116,10 @@ class Skeletons:
     def __init__(self) -> None:
         self._by_roles: dict[tuple[str, ...], Skeleton] = {}
         self._is_refuted = False
+
+    def known(self, roles: tuple[str, ...]) -> Skeleton | None:
+        """Returns the skeleton of conversations with these roles, None if it is not known."""
+        return self._by_roles.get(roles)
 
     def text(self, roles: tuple[str, ...], messages: Messages) -> str | None:
         """Returns the text of a conversation, None if its skeleton is not known.

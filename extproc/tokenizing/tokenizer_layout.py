@@ -276,6 +276,11 @@ class Cutter:
             close.sort()
         return spans + _last(close)
 
+    def first(self, text: str) -> int:
+        """Returns the first place at which a text can be cut, whatever is around it; -1 if none."""
+        places = [match.start() for one in self._patterns for match in one.finditer(text)]
+        return min(places, default=-1)
+
     def _spans(self, text: str, position: int) -> Iterator[Span]:
         coming = [pattern.search(text, position) for pattern in self._patterns]
         while spans := [match.span() for match in coming if match]:

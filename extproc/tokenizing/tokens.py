@@ -4,7 +4,7 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
 from extproc.requests.prompt import CUT, FRAME, IN_CODE, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
+from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Turns
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
@@ -29,6 +30,7 @@ from extproc.tokenizing.tokenizer_config import (
     text_of,
 )
 from extproc.tokenizing.tokenizer_layout import Frame
+from extproc.tokenizing.turn_encoder import TurnEncoder
 from extproc.tokenizing.vocabulary import Vocabulary, read_vocabulary
 from kvstate.overlap import Tokens
 
@@ -197,6 +199,10 @@ class Tokenizer:
         self._added_ids = frozenset(map(self._library.token_to_id, self._added))
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
+        has_template = in_code is None and vocabulary.kimi is None
+        self._cutter = choice.texts.cutter if has_template else None
+        self._turn_encoder = TurnEncoder(choice.texts.encoder)
+        self._turns: dict[Skeleton, Turns | None] = {}
 
     @classmethod
     def load(cls, model: Model) -> "Tokenizer | None":
@@ -272,6 +278,9 @@ class Tokenizer:
             return _start_segments(
                 prompt, self._in_code.renderer, self._in_code.texts, render_seconds
             )
+        turns = self._turns_of(prompt)
+        if turns is not None:
+            return self._start_turns(turns)
         framed = self._forms | self._forms_of_frame(prompt)
         text, forms, added = self._write(prompt, render_seconds)
         forms |= framed
@@ -287,6 +296,30 @@ class Tokenizer:
 
         is_cheap = self._texts.is_cheap(work.new_characters)
         return Started(work.new_characters, is_cheap, finish, forms, added)
+
+    def _turns_of(self, prompt: Chat | Text) -> list[str] | None:
+        """Returns the texts of a conversation's turns, None if it must be rendered as a whole."""
+        if self._cutter is None or not isinstance(prompt, Chat) or prompt.roles is None:
+            return None
+        if prompt.add_special_tokens or prompt.special_tokens_vary:
+            return None
+        skeleton = self._templates.chosen(prompt.variables).skeleton(prompt)
+        if skeleton is None:
+            return None
+        turns = self._turns.get(skeleton)
+        if turns is None:
+            if skeleton in self._turns:
+                return None
+            if len(self._turns) >= MOST_SEQUENCES:
+                self._turns.clear()
+            turns = self._turns[skeleton] = skeleton.cut(self._cutter.first)
+        return None if turns is None else turns.of(prompt.messages)
+
+    def _start_turns(self, turns: Sequence[str]) -> Started:
+        encoder = self._turn_encoder
+        found = encoder.find(turns)
+        new = found.new_characters
+        return Started(new, encoder.is_cheap(new), partial(encoder.finish, found), self._forms)
 
     def _forms_of_frame(self, prompt: Chat | Text) -> int:
         """Returns FRAME if the special tokens of a prompt depend on the engine's release.
