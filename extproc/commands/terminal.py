@@ -3,9 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
-from extproc.routing.explain import POLICY, SPREAD, TEXTS
-
 Row = Sequence[str]
 
 
@@ -79,7 +76,7 @@ def _sentence(told: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> s
         where = f"It is not steered, so Envoy chooses; steered, it would go to {_named(first)}"
     said = f"{where}: {_reason_sentence(told, first)}"
     if told["policy"] == "cost":
-        said += f"; its cost is {first['cost']:.0f}"
+        said += f"; its cost is {first['cost']:.0f} tokens of work"
         said += (
             f", the next best is {_named(able[1])} with {able[1]['cost']:.0f}" if able[1:] else ""
         )
@@ -103,23 +100,7 @@ def _reason_sentence(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     }
     if reason.startswith("policy_"):
         return f"the policy {reason.removeprefix('policy_')} chose it, and it ignores caches"
-    return words.get(reason) or f"{_decided(told, first)}; the tokens are not known ({reason})"
-
-
-def _decided(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """Returns what decided on a request without known tokens."""
-    whole = max(1, told["weighed_tokens"])
-    share = min(1.0, first["approximate_tokens"] / whole)
-    words = {
-        TEXTS: f"the record of texts decided: about {first['approximate_tokens']} of its"
-        f" {told['weighed_tokens']} tokens were sent there ({share:.0%})",
-        SESSION: "requests of its session prefer it",
-        CONVERSATION: "its conversation was there last",
-        RESPONSE: "it keeps the response that the request continues",
-        SPREAD: "it has fewer conversations than the worker with most of the text",
-        POLICY: "the policy decided",
-    }
-    return words.get(told["decided_by"], "load alone decided")
+    return words.get(reason) or f"{plain(told['decided'])}; the tokens are not known ({reason})"
 
 
 def _other_workers(told: Mapping[str, Any]) -> str:

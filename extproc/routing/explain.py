@@ -61,6 +61,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "steered": decision.is_steered,
         "reason": decision.reason,
         "decided_by": decided_by(decision),
+        "decided": decided(decision),
         "session": _session_worker(decision),
         "why": reason_sentence(decision),
         "prefill": _prefill(decision),
@@ -93,12 +94,12 @@ def _media(media: Media | None) -> dict[str, Any] | None:
     }
 
 
-# What decided, and how `why` says so of requests without known tokens.
+# What decided, and how it is said of requests without known tokens, on the page too.
 LOAD, POLICY, CACHE, TEXTS, SPREAD = "load", "policy", "cache", "texts", "spread"
 _WORDS = {
     LOAD: "load alone decided",
     POLICY: "the policy decided",
-    SPREAD: "a worker with fewer conversations was preferred",
+    SPREAD: "fewer conversations live there than at the worker with most of its text",
     SESSION: "its session decided",
     CONVERSATION: "its conversation decided",
     RESPONSE: "only the worker that keeps the response can go on",
@@ -218,7 +219,7 @@ def _reason(decision: Decision) -> str:
         words += f"; it pulls {decision.source.tokens} tokens from {decision.source.endpoint}"
     if basis.prompt_tokens:
         return words
-    return f"{words}; without tokens ({decision.reason}), so {_decided(decision)}"
+    return f"{words}; without tokens ({decision.reason}), so {decided(decision)}"
 
 
 def _belongs(decision: Decision) -> str:
@@ -230,13 +231,18 @@ def _belongs(decision: Decision) -> str:
     return f"; {_OWNERS[decision.basis.belonging.by]} {owner}{costly}"
 
 
-def _decided(decision: Decision) -> str:
-    """Returns what decided on a request without known tokens."""
+def decided(decision: Decision) -> str:
+    """Returns what decided on a request without known tokens, in words; "" for any other."""
     by, basis = decided_by(decision), decision.basis
+    if basis.prompt_tokens or not by:
+        return ""
     if by != TEXTS:
         return _WORDS[by]
-    share = basis.claims_on(decision.worker).approximate / max(1.0, basis.weighed_tokens)
-    return f"the record of texts decided: {min(1.0, share):.0%} of it was sent there"
+    sent, whole = basis.claims_on(decision.worker).approximate, max(1.0, basis.weighed_tokens)
+    return (
+        f"the record of texts decided: about {sent:.0f} of its {whole:.0f} tokens were sent there"
+        f" ({min(1.0, sent / whole):.0%})"
+    )
 
 
 def _who_computes(split: Split) -> str:

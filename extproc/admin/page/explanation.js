@@ -51,18 +51,6 @@ const isPossible = (one) => !one.excluded && one.sampled;
 
 const strong = (text) => make("strong", {}, text);
 
-// What decided on a request whose tokens are not known.
-function decided(told, first) {
-  if (told.decided_by === "response") return "it keeps the response that the request continues";
-  if (told.decided_by === "spread") return "fewer conversations live there than on the worker with its prefix";
-  if (told.decided_by === "session") return "requests of the same session prefer it";
-  if (told.decided_by === "conversation") return "the conversation was there last";
-  if (told.decided_by !== "texts") return "load alone decided";
-  const whole = told.weighed_tokens;
-  const share = whole ? ` (${percent(Math.min(first.approximate_tokens, whole), whole)} of the request)` : "";
-  return `the record of texts decided: about ${plural(first.approximate_tokens, "token")} of the same text were sent there${share}`;
-}
-
 function because(told, first) {
   const whole = plural(told.weighed_tokens ?? told.prompt_tokens, "prompt token");
   const left = `${plural(Math.max(0, Math.round(first.cost_terms.uncached_tokens)), "token")} left to compute`;
@@ -79,14 +67,14 @@ function because(told, first) {
       return `no worker holds its prefix (${whole}), and this one had the least load.`;
     default:
       if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, and it ignores caches.`;
-      return `${decided(told, first)}: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
+      return `${told.decided}: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
   }
 }
 
 function others(told, first) {
   const able = told.candidates.filter((one) => isPossible(one) && one !== first);
   const fuller = able.filter((one) => one.overlap_tokens > first.overlap_tokens);
-  const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)}`;
+  const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)} tokens of work`;
   if (told.policy === "cost" && fuller.length) {
     const most = fuller.reduce((a, b) => (b.overlap_tokens > a.overlap_tokens ? b : a));
     return ` ${most.name} holds more of it (${count(most.overlap_tokens)}), but has more load: ${tell(most)}.`;
@@ -94,7 +82,7 @@ function others(told, first) {
   const cheapest = () => able.reduce((a, b) => (b.cost < a.cost ? b : a), able[0]);
   const next = able.find((one) => one.endpoint === told.pick[1]) ?? cheapest();
   if (!next) return " No other worker could take it.";
-  if (told.policy === "cost" && next.cost === first.cost) return ` ${next.name} would have been as good (cost ${count(first.cost)}): chance decided.`;
+  if (told.policy === "cost" && next.cost === first.cost) return ` ${next.name} would have been as good (cost ${count(first.cost)} tokens of work): chance decided.`;
   return ` Next best was ${next.name}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 

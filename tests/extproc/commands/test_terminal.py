@@ -39,6 +39,7 @@ def answer(*candidates: dict[str, Any], **told: Any) -> dict[str, Any]:
         "prompt_tokens": 296,
         "weighed_tokens": 296,
         "decided_by": "cache",
+        "decided": "load alone decided",
         "policy": "cost",
         "candidates": candidates,
         "pick": [candidates[0]["endpoint"]] if candidates else [],
@@ -58,7 +59,7 @@ def test_explained_is_a_sentence_and_a_table() -> None:
     assert explained(told) == [
         (
             "It would go to w1:8000 (10.0.0.1:8000): it holds 272 of the 296 prompt tokens;"
-            " its cost is 24, the next best is w2:8000 with 296."
+            " its cost is 24 tokens of work, the next best is w2:8000 with 296."
         ),
         "",
         "WORKER                   FEED  HOLDS  COMPUTE  QUEUED  RUNNING  COST  NOTES",
@@ -95,19 +96,8 @@ def test_explained_gives_each_reason_in_words() -> None:
     assert "1 uncertain; 2 speculative; 3 approximate" in explained(answer(counted))[3]
 
 
-@pytest.mark.parametrize(
-    ("by", "words"),
-    [
-        ("texts", "the record of texts decided: about 150 of its 200 tokens were sent there (75%)"),
-        ("conversation", "its conversation was there last"),
-        ("session", "requests of its session prefer it"),
-        ("response", "it keeps the response"),
-        ("spread", "it has fewer conversations"),
-        ("policy", "the policy decided"),
-        ("load", "load alone decided"),
-    ],
-)
-def test_explained_says_what_decided_without_known_tokens(by: str, words: str) -> None:
+def test_explained_says_what_decided_in_the_words_of_the_router() -> None:
+    words = "the record of texts decided: about 150 of its 200 tokens were sent there (75%)"
     terms = candidate("a")["cost_terms"]
     crowded = candidate(
         "a",
@@ -116,7 +106,7 @@ def test_explained_says_what_decided_without_known_tokens(by: str, words: str) -
         cost=35.0,
     )
     unknown = {"prompt_tokens": 0, "weighed_tokens": 200, "reason": "no_tokenizer"}
-    lines = explained(answer(crowded, **unknown, decided_by=by))
+    lines = explained(answer(crowded, **unknown, decided_by="texts", decided=words))
     assert lines[0].startswith(f"It would go to a:8000: {words}")
     assert "the tokens are not known (no_tokenizer)" in lines[0]
     assert lines[3].split()[4:6] == ["4", "0"]

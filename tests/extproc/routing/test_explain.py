@@ -92,6 +92,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
         "class": None,
         "reason": "overlap",
         "decided_by": "cache",
+        "decided": "",
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
         " cost 270",
         "prefill": None,
@@ -244,7 +245,8 @@ def test_explanation_says_what_decided_without_known_tokens() -> None:
     by_texts = decision(asked, held={}, claims=sent)
     assert (by_texts.pick[0], decided_by(by_texts)) == ("b:1", "texts")
     assert reason_sentence(by_texts).endswith(
-        "; without tokens (no_tokenizer), so the record of texts decided: 26% of it was sent there"
+        "; without tokens (no_tokenizer), so the record of texts decided: about 256 of its 1000"
+        " tokens were sent there (26%)"
     )
     by_session = decision(structs.replace(asked, session="s"), held={})
     assert (decided_by(by_session), reason_sentence(by_session)[-19:]) == (
