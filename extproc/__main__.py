@@ -262,6 +262,11 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
         metavar="ID",
         help="explain the last decision on the request with this x-request-id instead",
     )
+    explain.add_argument(
+        "--trace-id",
+        metavar="ID",
+        help="explain the last decision on a request of this trace (traceparent) instead",
+    )
     explain.add_argument("--json", action="store_true", help="print all details as JSON")
     explain.set_defaults(run=_explain)
 
@@ -498,8 +503,9 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     from extproc.commands.admin_client import ask, find_decision
 
-    if arguments.request_id is not None:
-        return _show_explanation(arguments, find_decision(arguments.admin, arguments.request_id))
+    for name in ("request_id", "trace_id"):
+        if value := getattr(arguments, name):
+            return _show_explanation(arguments, find_decision(arguments.admin, name, value))
     if sys.stdin.isatty():
         print("reads a request's body, as JSON, from standard input", file=sys.stderr)
     try:

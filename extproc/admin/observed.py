@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from extproc.admin.history import Figures, History
 from extproc.admin.prefixes import Prompts
 from extproc.admin.recent import Recent
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Basis, Decision
 from kvstate.overlap import Prompt
 
@@ -38,13 +39,13 @@ class Observed:
         self._allowance_at = 0.0
 
     def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], request_id: str = ""
+        self, decision: Decision, prompts: Sequence[Prompt], head: Head = NO_HEAD
     ) -> None:
-        """Records a request that was routed; request_id: the request's own, "" without one."""
+        """Records a request that was routed; head: the request's own."""
         at = self._clock()
         is_kept = self._may_keep(at)
         if is_kept:
-            self.recent.add(decision, at, request_id)
+            self.recent.add(decision, at, head)
             for prompt in prompts:
                 self.prompts.add(prompt)
         basis = decision.basis

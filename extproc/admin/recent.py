@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from extproc.base.trace_context import trace_id_of
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Decision
 from extproc.routing.explain import decided_by, reason_sentence
 
@@ -18,15 +20,24 @@ MAX_CANDIDATES = 32_768
 class RecentDecision:
     """One decision; number counts from 1. at: seconds since the epoch.
 
-    served: the ip:port that answered, "" if unknown. request_id: the request's own (x-request-id),
-    "" without one.
+    served: the ip:port that answered, "" if unknown. head: of the request.
     """
 
     number: int
     at: float
     decision: Decision
     served: str = ""
-    request_id: str = ""
+    head: Head = NO_HEAD
+
+    @property
+    def request_id(self) -> str:
+        """The request's x-request-id, "" without one."""
+        return self.head.request_id
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace that the request belongs to, "" without one."""
+        return trace_id_of(self.head.traceparent)
 
 
 class Recent:
@@ -39,11 +50,11 @@ class Recent:
         self._candidates = 0
         self.last = 0
 
-    def add(self, decision: Decision, at: float, request_id: str = "") -> None:
+    def add(self, decision: Decision, at: float, head: Head = NO_HEAD) -> None:
         """Keeps a decision, and drops the oldest ones beyond the bounds."""
         decisions, candidates = self._limits
         self.last += 1
-        kept = RecentDecision(self.last, at, decision, request_id=request_id)
+        kept = RecentDecision(self.last, at, decision, head=head)
         self._decisions.append(kept)
         self._by_decision[id(decision)] = kept
         self._candidates += len(decision.basis.workers)
@@ -76,9 +87,15 @@ class Recent:
         return self._decisions[number - self._decisions[0].number]
 
 
-def with_id(found: Sequence[RecentDecision], request_id: str) -> list[RecentDecision]:
-    """Returns those of a request; all for ""."""
-    return [one for one in found if request_id in ("", one.request_id)]
+def with_ids(
+    found: Sequence[RecentDecision], request_id: str = "", trace_id: str = ""
+) -> list[RecentDecision]:
+    """Returns those of a request, or of a trace; all for "" and ""."""
+    if request_id:
+        found = [one for one in found if one.request_id == request_id]
+    if trace_id:
+        found = [one for one in found if one.trace_id == trace_id]
+    return list(found)
 
 
 def summary(kept: RecentDecision) -> dict[str, Any]:
@@ -89,6 +106,7 @@ def summary(kept: RecentDecision) -> dict[str, Any]:
         "id": kept.number,
         "at": round(kept.at, 3),
         "request_id": kept.request_id,
+        "trace_id": kept.trace_id,
         "model": decision.model,
         "prompt_tokens": basis.prompt_tokens,
         "weighed_tokens": round(basis.weighed_tokens),

@@ -17,7 +17,7 @@ from aiohttp import web
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observed import Observed
 from extproc.admin.prefixes import prefixes, spread
-from extproc.admin.recent import RecentDecision, summary, with_id
+from extproc.admin.recent import RecentDecision, summary, with_ids
 from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
 from extproc.fleet.discovery.discovery import Discovery
@@ -261,7 +261,8 @@ def decision_routes(
         number = number_of(since, "since")
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await readers.serve(request, number)
-        found = with_id(observed.recent.newest_after(number), request.query.get("request_id", ""))
+        ids = [request.query.get(name, "") for name in ("request_id", "trace_id")]
+        found = with_ids(observed.recent.newest_after(number), *ids)
         return answered(await _listed(observed, found))
 
     async def get_decision(request: web.Request) -> web.Response:

@@ -31,18 +31,20 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:
         raise _fault(command, _url(admin, path), error) from None
 
 
-def find_decision(admin: str, request_id: str) -> Any:
+def find_decision(admin: str, name: str, value: str) -> Any:
     """Returns the last decision on a request, as GET /decisions/ID shows it.
+
+    name, value: request_id or trace_id, and that id.
 
     Raises:
         StartError: the router cannot be asked, or does not keep a decision on it any more.
     """
-    path = f"/decisions?{urllib.parse.urlencode({'request_id': request_id})}"
+    path = f"/decisions?{urllib.parse.urlencode({name: value})}"
     found = ask("explain", admin, path)
     try:
         number = found["decisions"][-1]["id"]
     except (KeyError, TypeError, IndexError):
-        why = f"none of the last decisions is on a request with the id {request_id!r}"
+        why = f"none of the last decisions has the {name} {value!r}"
         raise _fault("explain", _url(admin, "/decisions"), why) from None
     return ask("explain", admin, f"/decisions/{number}")
 

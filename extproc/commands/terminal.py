@@ -51,6 +51,9 @@ def explained(told: Mapping[str, Any]) -> list[str]:
     )
     rows = [_candidate(one, order.get(one["endpoint"])) for one in ranked[:MAX_CANDIDATES]]
     lines = [_sentence(told, ranked)]
+    ids = {"request": told.get("request_id"), "trace": told.get("trace_id")}
+    if any(ids.values()):
+        lines.append(", ".join(f"{name} {plain(one)}" for name, one in ids.items() if one))
     treatment = told.get("treatment")  # only of a request that was asked about
     if treatment and treatment["why"]:
         lines.append(f"Before: {plain(treatment['why'])}.")

@@ -3,7 +3,6 @@
 The counts are plain numbers, so that counting costs a request almost nothing.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
@@ -99,35 +98,6 @@ class Traces(Protocol):
 
         It never fails: an error in a span must not affect the request.
         """
-
-
-# Trace Context, section 3.2.2: lower-case hexadecimal digits; later versions may append fields,
-# which are ignored.
-_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-
-
-class Parent(NamedTuple):
-    """The span that a request comes from.
-
-    is_sampled: whether its sender may have recorded it.
-    """
-
-    trace_id: int
-    span_id: int
-    is_sampled: bool
-
-
-def parse(text: str) -> Parent | None:
-    """Returns the span that a header names; None if the header is missing or invalid (4.3)."""
-    found = _FORM.fullmatch(text)
-    if found is None:
-        return None
-    version, trace, span, flags, rest = found.groups()
-    trace_id, span_id = int(trace, 16), int(span, 16)
-    is_known_form = version != "ff" and (version != "00" or rest is None)
-    if not (is_known_form and trace_id and span_id):
-        return None
-    return Parent(trace_id, span_id, bool(int(flags, 16) & 1))
 
 
 # Bounds in seconds, for a whole decision.

@@ -35,6 +35,7 @@ from extproc.base.structs import Record
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.requests.tenant_salt import Tenant
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.upstreams import FIRST_FAILURE
@@ -351,7 +352,7 @@ class Recorder:
         self._thread.join(_CLOSE_SECONDS)
 
     def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], _request_id: str = ""
+        self, decision: Decision, prompts: Sequence[Prompt], _head: Head = NO_HEAD
     ) -> None:
         """Queues a request as soon as its worker is decided, or counts why it is not recorded."""
         if decision.verdict not in _SERVED:

@@ -23,7 +23,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from extproc.observing.decisions import Course, TraceContext, parse
+from extproc.base.trace_context import parse
+from extproc.observing.decisions import Course, TraceContext
 from extproc.routing.decision import Decision
 
 log = logging.getLogger("kvsteer.tracing")

@@ -170,6 +170,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     one. subset: the endpoints (ip:port) that the proxy allows, None for all. session: the client's
     session named in its header, "" without one. conversation: the value of the header by which
     requests are steered together, "" without one. request_id: the request's own, "" without one.
+    traceparent: that header, "" without one.
     """
 
     method: str
@@ -180,6 +181,10 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     session: str = ""
     conversation: str = ""
     request_id: str = ""
+    traceparent: str = ""
+
+
+NO_HEAD = Head("", "", None)
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from extproc.base.trace_context import trace_id_of
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Decision
 from extproc.routing.explain import explanation
 
@@ -25,17 +27,24 @@ class DecisionLog:
         self._chance = chance
         self._state = state
 
-    def tell(self, decision: Decision, trace_id: str = "", request_id: str = "") -> None:
-        """Logs a decision if it is in the sample.
-
-        trace_id: the trace that the request belongs to, if it is traced. request_id: the request's
-        own, "" without one.
-        """
+    def tell(self, decision: Decision, head: Head = NO_HEAD, trace_id: str = "") -> None:
+        """Logs a decision if it is in the sample; head, trace_id: as in `ids_of`."""
         if self._share and self._chance() < self._share:
             shown = explanation(decision, self._state)
-            ids = {"trace_id": trace_id, "request_id": request_id}
+            ids = ids_of(head, trace_id)
             shown |= {name: one for name, one in ids.items() if one}
             log.info("%s", _DecisionLine(shown), extra={"decision": shown, **ids})
+
+
+def ids_of(head: Head, trace_id: str = "") -> dict[str, str]:
+    """Returns the ids of a request and of its trace, each "" if there is none.
+
+    trace_id: of the trace that the proxy began, which counts before the client's.
+    """
+    return {
+        "trace_id": trace_id or trace_id_of(head.traceparent),
+        "request_id": head.request_id,
+    }
 
 
 class _DecisionLine:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Decision
 from kvstate.overlap import Prompt
 
@@ -11,9 +12,9 @@ class Observer(Protocol):
     """Watches requests; its errors do not affect them."""
 
     def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], request_id: str = ""
+        self, decision: Decision, prompts: Sequence[Prompt], head: Head = NO_HEAD
     ) -> None:
-        """A decision was made; request_id: the request's own, "" without one."""
+        """A decision was made; head: of the request."""
 
     def note_drop(self, decision: Decision) -> None:
         """A decision that was made takes no effect."""
@@ -29,11 +30,11 @@ class Observers:
         self._observers = observers
 
     def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], request_id: str = ""
+        self, decision: Decision, prompts: Sequence[Prompt], head: Head = NO_HEAD
     ) -> None:
-        """A decision was made; request_id: the request's own, "" without one."""
+        """A decision was made; head: of the request."""
         for one in self._observers:
-            one.note_decision(decision, prompts, request_id)
+            one.note_decision(decision, prompts, head)
 
     def note_drop(self, decision: Decision) -> None:
         """A decision that was made takes no effect."""

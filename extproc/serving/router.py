@@ -34,7 +34,7 @@ from extproc.requests.request import (
     why_unkeyed,
 )
 from extproc.routing.decision import OVER_LIMIT, Decision, decide
-from extproc.routing.decision_log import DecisionLog
+from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
@@ -165,10 +165,9 @@ class Router:
         self._metrics.observe_decision(decision, course)
         if decision.basis.media is not None:
             self._metrics.count_media(decision.model, decision.basis.media, now)
-        request_id = ask.head.request_id
-        self._tell(decision, course, request_id)
-        self._decisions.tell(decision, course.trace.trace_id, request_id)
-        self._show(decision, query, request_id)
+        self._tell(decision, course, ask.head)
+        self._decisions.tell(decision, ask.head, course.trace.trace_id)
+        self._show(decision, query, ask.head)
         # last: a failure before it must leave no load behind that nobody releases
         try:
             return decision, self._book(decision, query, now)
@@ -457,15 +456,15 @@ class Router:
             return None  # all its blocks are held already, or there are none
         return prompts[0]
 
-    def _show(self, decision: Decision, query: Query, request_id: str) -> None:
+    def _show(self, decision: Decision, query: Query, head: Head) -> None:
         """Shows a decision to the observer, whose errors do not affect the request."""
         try:
             if self._observer is not None:
-                self._observer.note_decision(decision, query.prompts, request_id)
+                self._observer.note_decision(decision, query.prompts, head)
         except Exception as error:  # noqa: BLE001 - as in _decide
             tell_fault(log, "an observer failed with %s", error)
 
-    def _tell(self, decision: Decision, course: Course, request_id: str) -> None:
+    def _tell(self, decision: Decision, course: Course, head: Head) -> None:
         if not log.isEnabledFor(logging.DEBUG):
             return
         log.debug(
@@ -477,5 +476,5 @@ class Router:
             decision.basis.prompt_tokens,
             decision.basis.uncertain_tokens,
             decision.reason,
-            extra={"trace_id": course.trace.trace_id, "request_id": request_id},
+            extra=ids_of(head, course.trace.trace_id),
         )

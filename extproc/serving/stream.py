@@ -55,7 +55,15 @@ from extproc.base import headers
 from extproc.base.errors import ProtocolError
 from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
-from extproc.requests.request import NOT_INFERENCE, UNKEYED, Ask, Head, LearnedPaths, path_of
+from extproc.requests.request import (
+    NO_HEAD,
+    NOT_INFERENCE,
+    UNKEYED,
+    Ask,
+    Head,
+    LearnedPaths,
+    path_of,
+)
 from extproc.routing.eligibility import subset_of
 from extproc.serving import stream_answers as say
 from extproc.serving.proxy_message import (
@@ -138,6 +146,7 @@ def head_of(
         _first(texts, naming.session) if is_named else "",
         _first(texts, naming.conversation) if is_named else "",
         texts.get(headers.REQUEST_ID, "")[: headers.MAX_ID_LETTERS],
+        texts.get(headers.TRACEPARENT, "")[: headers.MAX_ID_LETTERS],
     )
 
 
@@ -274,8 +283,6 @@ _Row = Callable[["Stream", ProxyMessage], Step]
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 _GRPC = ProcessingMode.GRPC
 
-_NO_HEAD = Head("", "", None)
-
 
 # The headers that every stream reads, of requests and of responses.
 _READ_HEADERS = frozenset(
@@ -340,7 +347,7 @@ class Stream:
         self._settings = spoken
         self._wants_status = wants_status
         self._reads_usage = spoken.reads_usage
-        self._head = _NO_HEAD
+        self._head = NO_HEAD
         self._collected: CollectedBody | None = None  # used in dialect B only
         self._asked_with = NO_KIND
         self._unkeyed = ""  # why a body that is cleaned has no keys

@@ -1,6 +1,7 @@
 from msgspec.structs import replace
 
-from extproc.admin.recent import Recent, RecentDecision, summary, with_id
+from extproc.admin.recent import Recent, RecentDecision, summary, with_ids
+from extproc.requests.request import Head
 from extproc.routing.decision import Split
 from kvstate.overlap import Overlap
 from tests.extproc.admin.decisions import decided
@@ -93,7 +94,14 @@ def test_summary_covers_a_decision_without_a_pick() -> None:
     assert (told["pick"], told["worker"], told["verdict"]) == ([], "", "no_override")
 
 
-def test_decisions_of_one_request_are_found_by_its_id() -> None:
-    kept = [RecentDecision(number, 0.0, decided(), request_id=f"r-{number}") for number in (1, 2)]
-    assert with_id(kept, "r-2") == kept[1:]
-    assert with_id(kept, "") == kept
+def test_decisions_are_found_by_the_ids_of_request_and_trace() -> None:
+    trace = "ab" * 16
+    parent = f"00-{trace}-{'cd' * 8}-00"
+    heads = [Head("", "", None, request_id=f"r-{number}") for number in (1, 2)]
+    heads.append(Head("", "", None, request_id="r-2", traceparent=parent))
+    kept = [RecentDecision(at, 0.0, decided(), head=head) for at, head in enumerate(heads)]
+    assert with_ids(kept, "r-2") == kept[1:]
+    assert with_ids(kept, "", trace) == kept[2:]
+    assert with_ids(kept) == kept
+    assert summary(kept[2])["trace_id"] == trace
+    assert summary(kept[1])["trace_id"] == ""

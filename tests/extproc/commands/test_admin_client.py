@@ -168,14 +168,14 @@ def test_answer_that_is_no_http_is_a_fault(nonsense: str) -> None:
 @pytest.mark.parametrize("kept", [b'{"decisions": []}', b"[]", b"7"])
 def test_request_that_is_not_kept_has_no_decision(hostile: str, kept: bytes) -> None:
     _Hostile.answer = b"HTTP/1.0 200 OK\r\n\r\n" + kept
-    with pytest.raises(StartError, match="none of the last decisions is on a request with the id"):
-        find_decision(hostile, "r-1")
+    with pytest.raises(StartError, match="none of the last decisions has the request_id"):
+        find_decision(hostile, "request_id", "r-1")
 
 
 def test_decision_on_a_request_is_found_by_its_id(hostile: str) -> None:
     kept = {"decisions": [{"id": 3}, {"id": 7}]}
     _Hostile.answer = b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(kept).encode()
-    assert find_decision(hostile, "r-1") == kept
+    assert find_decision(hostile, "request_id", "r-1") == kept
 
 
 def test_address_that_is_none_is_a_fault() -> None:

@@ -2,8 +2,6 @@ from array import array
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.observing.buckets import TracedValue
@@ -13,8 +11,6 @@ from extproc.observing.decisions import (
     Course,
     DecisionCollector,
     DecisionCounts,
-    Parent,
-    parse,
 )
 from extproc.routing.decision import Decision, Split, decide
 from extproc.routing.eligibility import Candidate
@@ -170,36 +166,3 @@ def test_course_of_a_request_without_a_prompt_has_a_pick_only() -> None:
     assert noted.now() == 2
     noted.note_picked()
     assert list(noted.phases()) == [("pick", 1, 3)]
-
-
-@pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False), ("ff", True)])
-def test_parse_reads_span_and_sampled_flag(flags: str, is_sampled: bool) -> None:
-    assert parse(f"00-{TRACE}-{SPAN}-{flags}") == Parent(int(TRACE, 16), int(SPAN, 16), is_sampled)
-
-
-def test_parse_accepts_a_longer_header_of_a_later_version() -> None:
-    assert parse(f"01-{TRACE}-{SPAN}-01-and-more") is not None
-    assert parse(f"01-{TRACE}-{SPAN}-01.and-more") is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        f"00-{TRACE}-{SPAN}",
-        f"00-{TRACE}-{SPAN}-01-more",
-        f"ff-{TRACE}-{SPAN}-01",
-        f"00-{'0' * 32}-{SPAN}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"00-{TRACE.upper()}-{SPAN}-01",
-        f"00-{TRACE}-{SPAN}-01\n",
-        f" 00-{TRACE}-{SPAN}-01",
-    ],
-)
-def test_parse_refuses_malformed_headers(text: str) -> None:
-    assert parse(text) is None
-
-
-@given(st.text())
-def test_parse_returns_a_parent_or_none_for_any_text(text: str) -> None:
-    assert parse(text) is None

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from extproc.requests.request import Head
 from extproc.routing.decision import Decision, decide
 from extproc.routing.decision_log import DecisionLog
 from extproc.routing.eligibility import Candidate
@@ -41,10 +42,14 @@ def test_decision_log_writes_about_the_configured_share(caplog: pytest.LogCaptur
     assert 10 <= len(written(20, 100, caplog)) <= 30
 
 
-def test_decision_log_names_trace_and_id_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("given", "trace"), [("0af7", "0af7"), ("", "ab" * 16)])
+def test_decision_log_names_trace_and_id_of_a_request(
+    given: str, trace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     one = DecisionLog(100, Random(0).random, lambda _: "live")
+    head = Head("", "", None, request_id="9f3c", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
     with caplog.at_level(logging.INFO, "kvsteer.decisions"):
-        one.tell(decision(), "0af7", "9f3c")
+        one.tell(decision(), head, given)
     told = json.loads(caplog.messages[0])
-    assert (told["trace_id"], told["request_id"]) == ("0af7", "9f3c")
+    assert (told["trace_id"], told["request_id"]) == (trace, "9f3c")
     assert caplog.records[0].__dict__["decision"] == told

@@ -7,6 +7,7 @@ from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.serving.exchange import Service
@@ -25,7 +26,7 @@ class Seen:
         self.served_by: list[str] = []
         self.dropped_decisions: list[Decision] = []
 
-    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: str = "") -> None:
+    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: Head = NO_HEAD) -> None:
         """A decision was made."""
         self.decisions.append(decision)
 

@@ -21,7 +21,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.recorder import Recorder
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
-from extproc.requests.request import Ask
+from extproc.requests.request import NO_HEAD, Ask, Head
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.serving.exchange import MAY_FOLLOW, Exchange, Phase, Service
@@ -44,7 +44,7 @@ class Ledger(Recorder):
         self.over: Counter[int] = Counter()
         self.kept: list[Decision] = []
 
-    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: str = "") -> None:
+    def note_decision(self, decision: Decision, _: Sequence[Prompt], __: Head = NO_HEAD) -> None:
         self.kept.append(decision)  # so that its identity stays its own
         self.begun[id(decision)] += 1
 

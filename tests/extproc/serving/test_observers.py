@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+from extproc.requests.request import NO_HEAD, Head
 from extproc.routing.decision import Decision
 from extproc.serving.observers import Observers
 from kvstate.overlap import Prompt
@@ -13,7 +14,7 @@ class Witness:
         self.seen: list[Any] = []
 
     def note_decision(
-        self, decision: Decision, prompts: Sequence[Prompt], _request_id: str = ""
+        self, decision: Decision, prompts: Sequence[Prompt], _head: Head = NO_HEAD
     ) -> None:
         self.seen.append(("decided", decision, prompts))
 

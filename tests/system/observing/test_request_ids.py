@@ -9,6 +9,7 @@ from extproc.__main__ import main
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 JSON_LOG = {"log": {"level": "debug", "format": "json", "decisions_percent": 100}}
 
 
@@ -37,12 +38,15 @@ async def test_decision_is_found_by_the_id_of_its_request() -> None:
         assert with_fields["message"] == "decision"
 
 
-async def test_explain_shows_the_decision_on_a_request_id() -> None:
+async def test_explain_shows_the_decision_on_a_request_or_a_trace() -> None:
     async with running(workers=1) as system:
-        _, worker, _ = await system.send(chat("a"), headers={"x-request-id": "x7"})
-        shown = StringIO()
-        explain = ["explain", "--admin", system.admin, "--request-id"]
-        with redirect_stdout(shown):
-            assert await asyncio.to_thread(main, [*explain, "x7"]) == 0
-        assert shown.getvalue().startswith(f"It went to {worker}")
-        assert await asyncio.to_thread(main, [*explain, "another"]) == 1
+        headers = {"x-request-id": "x7", "traceparent": f"00-{TRACE}-{'1' * 16}-01"}
+        _, worker, _ = await system.send(chat("a"), headers=headers)
+        explain = ["explain", "--admin", system.admin]
+        for option in (["--request-id", "x7"], ["--trace-id", TRACE]):
+            shown = StringIO()
+            with redirect_stdout(shown):
+                assert await asyncio.to_thread(main, [*explain, *option]) == 0
+            assert shown.getvalue().startswith(f"It went to {worker}")
+            assert f"request x7, trace {TRACE}" in shown.getvalue()
+        assert await asyncio.to_thread(main, [*explain, "--request-id", "another"]) == 1
