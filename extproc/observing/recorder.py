@@ -34,8 +34,8 @@ from prometheus_client.registry import Collector
 from extproc.base.structs import Record
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
-from extproc.requests.tenant_salt import Tenant
 from extproc.requests.request import NO_HEAD, Head
+from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import Belonging
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.upstreams import FIRST_FAILURE
