@@ -4,6 +4,7 @@ python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace 
     [--speeds] [--seeds N]
 python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json FILE]
 python benchmarks/routing.py --siblings [--quick] [--seeds N] [--tuning] [--json FILE]
+python benchmarks/routing.py --pulls [--quick] [--seeds N] [--tuning] [--json FILE]
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import routing_legs
+import routing_pulls
 import routing_routers
 import routing_siblings
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell, arrivals
@@ -62,6 +64,12 @@ Siblings: groups of requests with one new prefix, within 50 ms, each with 256 to
 group in ten seconds on average, or one a second (busy). Computed tokens: of all prompts' tokens.
 """
 
+PULLS_METHOD = """\
+Pulls: an engine sends 50,000 tokens a second, to one other at a time (slow: 4,000, which the router
+does not know at first). All that an engine has cached is in its host memory. Half the speed,
+double: as the router is configured; it learns better.
+"""
+
 LEGS_METHOD = """\
 How: the engines of the benchmark of policies. Of eight, four compute prompts for the other four, or
 each takes whole requests. The router's own decide_legs() and books pick the workers, and learn
@@ -86,6 +94,7 @@ def main() -> None:
     parser.add_argument("--tuning", action="store_true", help="the seeds that weights are tuned on")
     parser.add_argument("--routers", action="store_true", help="one router against several")
     parser.add_argument("--legs", action="store_true", help="prompts computed on other workers")
+    parser.add_argument("--pulls", action="store_true", help="engines that pull from each other")
     parser.add_argument("--siblings", action="store_true", help="one long prefix, many at once")
     parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
@@ -94,6 +103,8 @@ def main() -> None:
             _compare_routers(one)
         elif one.options.siblings:
             _compare_siblings(one)
+        elif one.options.pulls:
+            _compare_pulls(one)
         elif one.options.legs:
             _compare_legs(one)
         else:
@@ -154,6 +165,16 @@ def _compare_siblings(one: Run) -> None:
         print(summary(cell.name, results), flush=True)
         one.add(routing_siblings.rows(cell, results))
     print(f"\n{METHOD}{SIBLINGS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
+
+
+def _compare_pulls(one: Run) -> None:
+    seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else SEEDS)
+    quick, cells = routing_pulls.PULL_CELLS, routing_pulls.CELLS
+    for cell in one.amount(quick[:1], quick, cells):
+        results = _results(cell, seeds, routing_pulls.CONTESTANTS)
+        print(summary(cell.name, results), flush=True)
+        one.add(routing_pulls.rows(cell, results))
+    print(f"\n{METHOD}{PULLS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _compare_legs(one: Run) -> None:

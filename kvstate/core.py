@@ -282,6 +282,21 @@ class Core(Protocol):
         first: the extra keys of the first block. names: of workers, by number.
         """
 
+    def overlaps_on(
+        self,
+        model: int,
+        tokens: Tokens | memoryview,
+        lora: str | int | None,
+        first: bytes | None,
+        names: Sequence[str],
+        tier: int,
+    ) -> dict[str, Overlap]:
+        """Returns `overlaps` of the certain blocks on one tier alone, whatever lies on others.
+
+        It is empty if the overlap of any of the model's owners may have to be cut: what engines
+        need of other groups is only known on the device.
+        """
+
     def status(self, owner: int) -> OwnerStatus:
         """Returns the counts of one owner."""
 

@@ -18,7 +18,7 @@ from kvstate.feeds.transport import FeedTransport, RankName
 from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.media import MediaFold, StoreListener
-from kvstate.overlap import Overlap, Prompt, of_any_rank, within
+from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.owner import Owner
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
@@ -339,6 +339,12 @@ class FollowedWorkers:
                 found = {name: unsure[name] for name in unsure.keys() - told} | found
         sure = prompt.sure_tokens
         return found if sure is None else {name: within(one, sure) for name, one in found.items()}
+
+    def tokens_on(self, prompt: Prompt, tier: Tier) -> dict[str, int]:
+        """Returns how many first tokens of a prompt workers certainly hold on one tier, by name."""
+        found = self.index.tokens_on(prompt, tier)
+        sure = prompt.sure_tokens
+        return found if sure is None else {name: min(one, sure) for name, one in found.items()}
 
     def overlap_of_rank(self, worker: str, rank: int, prompt: Prompt) -> Overlap | None:
         """Returns the overlap of one rank of a worker, None if it lacks the first block."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from kvstate.core import Core
 from kvstate.events import BatchResult, Body, Event, finished
 from kvstate.media import MediaFold, StoreListener
-from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
+from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.plain_core import PlainCore
 from kvstate.plain_rows import LAYOUT as PLAIN_LAYOUT
@@ -175,6 +175,23 @@ class Index:
             if holder.partition(_FURTHER)[0] == worker and overlap.rank == rank:
                 return overlap
         return None
+
+    def tokens_on(self, prompt: Prompt, tier: Tier) -> dict[str, int]:
+        """Returns how many first tokens of a prompt workers certainly hold on one tier, by name.
+
+        Other copies on other tiers do not matter. Pages of bigrams, and models with several groups
+        or drafts, are left out. Of a worker's ranks, the one that holds most counts.
+        """
+        model = self._models.get(prompt.model)
+        if model is None:
+            return {}
+        first = encoded(prompt.namespace)
+        found = self.core.overlaps_on(model, prompt.tokens, prompt.lora, first, self._workers, tier)
+        most: dict[str, int] = {}
+        for holder, overlap in found.items():
+            worker = holder.partition(_FURTHER)[0]
+            most[worker] = max(most.get(worker, 0), overlap.certain_tokens)
+        return {worker: tokens for worker, tokens in most.items() if tokens}
 
     def overlaps_by_number(self, prompt: Prompt) -> dict[str, Overlap]:
         """Returns possible overlaps for a prompt with an adapter that the events do not name.

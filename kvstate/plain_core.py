@@ -578,6 +578,31 @@ class PlainCore:
                         best[names[owner.worker]] = overlap
         return best
 
+    def overlaps_on(
+        self,
+        model: int,
+        tokens: Tokens | memoryview,
+        lora: str | int | None,
+        first: bytes | None,
+        names: Sequence[str],
+        tier: int,
+    ) -> dict[str, Overlap]:
+        best: dict[str, Overlap] = {}
+        owners = [owner for owner in self._owners.values() if owner.model == model]
+        if any(owner.is_cut for owner in owners):
+            return best
+        for block_size in self._block_sizes(model):
+            root = root_key(self._secret, self._seeds[model], lora, block_size)
+            runs = self._runs(root, tokens, block_size, first)
+            for owner in owners:
+                only = 1 << owner.first_bit + tier
+                on_tier = [(bits & only, length) for bits, length in runs]
+                overlap = _count(on_tier, owner, block_size)._replace(uncertain=0)
+                known = best.get(names[owner.worker], Overlap(block_size))
+                if overlap.rank_order > known.rank_order:
+                    best[names[owner.worker]] = overlap
+        return best
+
     def status(self, owner: int) -> OwnerStatus:
         held = self._owners[owner]
         return {

@@ -150,6 +150,8 @@ def _classes(config: Config) -> Iterator[str]:
 
 def _legs(config: Config) -> Iterator[str]:
     rules = config.disaggregation
+    if rules.price_pulls and rules.min_pulled_tokens is None:
+        yield "disaggregation.min_pulled_tokens: missing, but disaggregation.price_pulls needs it"
     if rules.min_pulled_tokens is not None:
         if rules.connector != OFFLOADING:
             yield "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading"

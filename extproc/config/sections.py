@@ -99,6 +99,11 @@ class Disaggregation:
         None,
         minimum=1,
     )
+    price_pulls: bool = key(
+        "true: the pick considers what each worker could pull, and how long that would take;"
+        " nothing is pulled where computing is faster; needs min_pulled_tokens",
+        default=False,
+    )
     transfer_port: int = key(
         "the port on which prefill workers transfer the KV blocks they computed (mirror only):"
         " SGLang's --disaggregation-bootstrap-port, vLLM's VLLM_MOONCAKE_BOOTSTRAP_PORT, or the"

@@ -7,9 +7,17 @@ be computed by now, since nothing announces that.
 
 import heapq
 import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from extproc.config.schema import Config
 from extproc.disaggregation.legs import decide_legs, with_source
+from extproc.disaggregation.pulling import (
+    IDLE_TOKENS,
+    Pulling,
+    nothing_on_host,
+    with_priced_source,
+)
 from extproc.routing.decision import Decision, decide
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
@@ -25,16 +33,26 @@ LEG_SLACK = 2.0
 class Disaggregator:
     """The second legs of one router's requests. Times are seconds of one monotonic clock.
 
+    on_host: returns how many first tokens of a prompt each worker has in host memory, by name.
+
     pulls: whether a worker may pull a part of a prompt from another one. legs: the bookings of
     prefill workers, by those of the workers that answer.
     """
 
-    def __init__(self, config: Config, placing: Placing, upstreams: Upstreams) -> None:
+    def __init__(
+        self,
+        config: Config,
+        placing: Placing,
+        upstreams: Upstreams,
+        on_host: Callable[[Prompt], Mapping[str, int]] = nothing_on_host,
+    ) -> None:
         self._rules = config.disaggregation
         self._rate = config.policy.cost.prefill_tokens_per_second
         self._placing = placing
         self._upstreams = upstreams
         self.pulls = self._rules.min_pulled_tokens is not None
+        prices = self._rules.price_pulls
+        self._pulling = Pulling(config, placing.loads, on_host) if prices else None
         self.legs: dict[Booking, Booking] = {}
         self._numbers = itertools.count()
         self._over: list[tuple[float, int, Booking]] = []
@@ -46,6 +64,9 @@ class Disaggregator:
 
         has_roles: whether any worker takes only a part of requests.
         """
+        pulling = None if has_roles else self._pulling
+        if pulling is not None:
+            return with_priced_source(decide(query, pulling.offer(query, snapshot, now), now, rng))
         if has_roles:
             made = decide_legs(query, snapshot, self._rules, now, rng)
         else:
@@ -72,6 +93,19 @@ class Disaggregator:
         seconds = LEG_SLACK * load.backlog_tokens * load.slowness / self._rate
         heapq.heappush(self._over, (now + seconds, next(self._numbers), leg))
         return booking
+
+    def begin_pull(self, decision: Decision, now: float) -> Callable[[float, float], None] | None:
+        """Notes the pull of a request that will be booked next.
+
+        Returns what is to be called once the pick has it, if that can be measured: with how late
+        this was seen and the time, in seconds.
+        """
+        source, pulling = decision.source, self._pulling
+        if source is None or pulling is None:
+            return None
+        queue = self._placing.loads.load(decision.pick[0], now).backlog_tokens
+        pull = pulling.begin(source, decision.pick[0], now)
+        return None if queue > IDLE_TOKENS else partial(pulling.note_arrival, pull)
 
     def _end_computed(self, now: float) -> None:
         """Ends the load of prompts that are assumed to be computed."""

@@ -15,7 +15,7 @@ from extproc.routing.load import Loads
 from extproc.routing.pins import RankChoice
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap, Prompt, Tier
 
 
 class Candidates:
@@ -136,6 +136,10 @@ class Candidates:
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
         """Returns the overlap of every worker that holds the prompt's first block, by name."""
         return self._fleet.overlaps(prompt)
+
+    def tokens_on_host(self, prompt: Prompt) -> Mapping[str, int]:
+        """Returns how many first tokens of a prompt each worker has in host memory, by name."""
+        return self._fleet.tokens_on(prompt, Tier.HOST)
 
     def holdings(self, name: str) -> Holdings:
         """Returns the record of what was sent to a worker; an unused one if it was removed."""

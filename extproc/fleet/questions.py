@@ -9,6 +9,7 @@ from extproc.fleet.candidates import Candidates
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.learning import Learning
 from extproc.fleet.polling import Client, Polling, Question
+from extproc.fleet.pull_arrivals import PullArrivals
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import SelfReport, Table, Worker
 from extproc.fleet.verifying import Verifying
@@ -33,7 +34,7 @@ class Questions:
     verifying, learning, identifying: three of the questions. chance: returns 0 to 1, for jitter.
     monotonic: seconds; the clock of the loads. make_client: makes the HTTP client. paced: the
     questions that every worker is asked at a pace. polling: carries out all questions, also those
-    of the feeds.
+    of the feeds. pulls: looks when workers have what they pull from others.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Questions:
         self._computed = Computed(
             table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
         )
+        self._prices_pulls = config.disaggregation.price_pulls
+        self.pulls = PullArrivals(fleet.overlaps, self._delay_seconds, monotonic)
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:
             doubts = Doubts(table, self.polling, self._sign_of_life, monotonic)
@@ -85,6 +88,8 @@ class Questions:
         self.polling.start(self._looks)
         if self._learns_speeds:
             self.polling.run(self._computed.keep_looking())
+        if self._prices_pulls:
+            self.polling.run(self.pulls.keep_looking())
 
     def stop(self) -> None:
         """Asks no worker any more."""
@@ -121,6 +126,12 @@ class Questions:
         worker.polls[question.name] = polling.poll(
             question, worker.name, lambda: ask(polling.client, worker), seconds
         )
+
+    def _delay_seconds(self, name: str) -> float:
+        """Returns how late a worker's events are, as far as is known."""
+        worker = self._table.get(name)
+        upstream = None if worker is None else worker.upstream
+        return 0.0 if upstream is None else upstream.load.speed.delay_seconds
 
     def _feed_loads(self, name: str) -> list[tuple[EngineLoad, float]]:
         """Returns the last load that each of a worker's feeds reported, with its age in seconds."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from extproc.config.sections import Disaggregation
 from extproc.fleet.candidates import Candidates, adapters_of
 from extproc.fleet.feeds import Feeds, feed_as_json
 from extproc.fleet.rank_pins import RankPins
@@ -36,7 +37,9 @@ class States:
         feeds: Feeds,
         source_fault: Callable[[str], str],
         monotonic: Callable[[], float],
+        disaggregation: Disaggregation,
     ) -> None:
+        self._transfer_rules = disaggregation
         self.records: Mapping[str, Worker] = table.by_name
         self._table = table
         self._fleet = fleet
@@ -79,6 +82,7 @@ class States:
             "in_flight": self._loads.in_flight(endpoint),
             "speed": self._loads.speed_as_json(endpoint),
             **worker.identity.as_json(),
+            "transfers": self._transfers(endpoint),
             "tokens": self._proofs.status(name),
             "pins": self._pins.as_json(worker),
             "reuse": self._reuse.as_json(worker),
@@ -94,6 +98,14 @@ class States:
             "source": worker.member.source,
             "source_fault": self._source_fault(worker.member.source),
         }
+
+    def _transfers(self, endpoint: str) -> dict[str, int] | None:
+        """Returns what others pull from a worker, None if pulls are not priced."""
+        rules = self._transfer_rules
+        if not rules.price_pulls:
+            return None
+        configured = float(rules.transfer_tokens_per_second)
+        return self._loads.transfers(endpoint).as_json(configured, self._monotonic())
 
     def _reason(self, worker: Worker) -> str:
         """Returns why a worker has no feed, "" if it has one."""

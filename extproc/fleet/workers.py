@@ -147,6 +147,7 @@ class Workers:
             self._feeds,
             source_fault,
             monotonic,
+            config.disaggregation,
         )
         self._learned_more = False
         self._following: asyncio.Task[None] | None = None

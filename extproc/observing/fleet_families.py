@@ -60,6 +60,7 @@ def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
     yield from _worker_families(workers)
     yield from _speed_families(workers)
     yield _failed_halves(workers)
+    yield from _transfer_families(workers)
     yield from _load_families([(shown["name"], load) for shown, load in fleet])
     yield from _check_families(workers)
     yield from _feed_states(workers)
@@ -118,6 +119,26 @@ def _failed_halves(workers: Sequence[Shown]) -> Metric:
     for worker in workers:
         failed.add_metric([worker["name"]], worker["failed_halves"])
     return failed
+
+
+def _transfer_families(workers: Sequence[Shown]) -> Iterator[Metric]:
+    speed = GaugeMetricFamily(
+        "kvsteer_worker_transfer_tokens_per_second",
+        "Tokens that a worker sends in a second to those that pull from it, learned or configured",
+        labels=["worker"],
+    )
+    sent = CounterMetricFamily(
+        "kvsteer_worker_sent_tokens",
+        "Prompt tokens that others were told to pull from a worker",
+        labels=["worker"],
+    )
+    for worker in workers:
+        transfers = worker["transfers"]
+        if transfers is not None:
+            speed.add_metric([worker["name"]], transfers["tokens_per_second"])
+            sent.add_metric([worker["name"]], transfers["sent_tokens"])
+    yield speed
+    yield sent
 
 
 def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belongi
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
+from extproc.routing.fetching import Fetch, Offers, lower_costs
 from extproc.routing.load import Load
 from extproc.routing.marks import Marks
 from extproc.routing.patience import wait_at_home
@@ -92,7 +93,7 @@ class Basis(Frozen, frozen=True):
     name. belonging: to which workers the request's conversation belongs. crowding: by how many
     tokens it avoids each worker for the conversations that live there (None if not compared), empty
     if it begins none. affinity, running: the weights of an uncached token and of a request in
-    flight.
+    flight. fetches: what compared workers could fetch instead of computing it, by name.
     """
 
     policy: str
@@ -113,6 +114,7 @@ class Basis(Frozen, frozen=True):
     running: float
     patience: float = 0.0
     media: Media | None = None
+    fetches: Mapping[str, Fetch] = {}
 
     def worker_at(self, endpoint: str) -> str:
         """Returns the name of the worker at an endpoint, "" for an unknown endpoint."""
@@ -196,6 +198,9 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         prefer_siblings(survey, siblings, snapshot.rules.cost)
     home = belonging.home
     patience = wait_at_home(survey, home, snapshot.rules.cost) if home else 0.0
+    fetches: Mapping[str, Fetch] = {}
+    if snapshot.offers is not None:
+        fetches = _fetches(snapshot.offers, survey, snapshot, claims)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
     if belonging.by == RESPONSE:
         candidates = _sole(candidates, survey, belonging.sole)
@@ -224,6 +229,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         running=snapshot.rules.cost.running_tokens,
         patience=patience,
         media=query.media,
+        fetches=fetches,
     )
     return Decision(
         verdict=verdict,
@@ -282,6 +288,23 @@ def _siblings(
     if sent is None or len(marks) != 1:
         return {}
     return siblings_of(claims, sent.begun_at(marks[0]), now)
+
+
+def _fetches(
+    offers: Offers, survey: Survey, snapshot: Snapshot, claims: Mapping[str, Claims]
+) -> Mapping[str, Fetch]:
+    """Returns what the compared workers can fetch of the only prompt, and lowers their costs."""
+    overlaps = snapshot.overlaps[0] if snapshot.overlaps else {}
+
+    def held(name: str) -> int:
+        overlap, claimed = overlaps.get(name), claims.get(name, NO_CLAIMS)
+        sent = claimed.speculative + claimed.approximate
+        if overlap is None:
+            return sent
+        return overlap.certain_tokens + max(overlap.uncertain_tokens, sent)
+
+    weight = snapshot.rules.cost.affinity_percent / 100
+    return lower_costs(survey.costs, survey.workers, survey.loads, weight, offers, held)
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:

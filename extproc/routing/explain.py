@@ -277,6 +277,8 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
     crowding = basis.crowding[at] if basis.crowding else None
     terms = _terms(basis, basis.weighed_tokens - claimed.saved, load, beyond, crowding or 0.0)
     terms["patience"] = round(basis.patience if worker.name == basis.belonging.home else 0.0, 3)
+    fetch = basis.fetches.get(worker.name)
+    terms["fetched"] = 0.0 if fetch is None else round(fetch.credit, 3)
     cost = sum([terms[name] for name in _ADDED]) - sum([terms[name] for name in _TAKEN])
     return {
         "endpoint": worker.endpoint,
@@ -290,6 +292,7 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
         "unusable_tokens": sum(overlap.unusable_tokens for overlap in overlaps),
         "speculative_tokens": claimed.speculative,
         "approximate_tokens": claimed.approximate,
+        "fetch": None if fetch is None else fetch.as_json(),
         "in_flight": load.in_flight,
         "cost": round(cost, 3),
         "cost_terms": terms,
@@ -300,7 +303,7 @@ def _candidate(basis: Basis, at: int, state: str, load: Load) -> dict[str, Any]:
 
 # The terms that make up a cost, and those by which it is lower.
 _ADDED = ("uncached", "queued", "running", "conversations")
-_TAKEN = ("session", "patience")
+_TAKEN = ("session", "patience", "fetched")
 
 
 def _terms(

@@ -23,6 +23,7 @@ import msgspec
 from extproc.base.structs import Light, Record
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
+from extproc.routing.transfers import Transfers
 from kvstate.overlap import Prompt
 
 # The speed at which an endpoint is assumed to compute uncached prompt tokens. Only its order of
@@ -147,7 +148,8 @@ class EndpointLoad:
     uncached tokens. gauges: the last figures of each other router; shared, shared_tokens: the sums
     of their requests and booked tokens. ahead_tokens: other routers' tokens after this router's
     last request whose end of computing is announced: the next such request waits for them.
-    levels: its requests by the level of their class, empty without classes.
+    levels: its requests by the level of their class, empty without classes. transfers: what other
+    workers pull from it.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
@@ -166,6 +168,7 @@ class EndpointLoad:
     gauges: dict[str, GaugesOf] = field(default_factory=dict)
     levels: dict[int, LevelLoad] = field(default_factory=dict)
     speed: Speed["Booking"] = field(default_factory=Speed)
+    transfers: Transfers = field(default_factory=Transfers)
 
 
 class Booking(Record, eq=False):
@@ -312,6 +315,15 @@ class Loads:
             if self._touched is not None:
                 self._touched.add(booking.endpoint)
         _bound(state, backlog, now)
+
+    def note_unseen(self, endpoint: str, seconds: float, now: float) -> None:
+        """Notes that an endpoint does what nothing announces, for about so many seconds."""
+        if self._learns:
+            self._record(endpoint).speed.begin_unseen(seconds, now)
+
+    def transfers(self, endpoint: str) -> Transfers:
+        """Returns what other workers pull from an endpoint."""
+        return self._record(endpoint).transfers
 
     def look(self, endpoint: str, now: float) -> None:
         """Updates an endpoint's speed if its oldest prompt is late, or as its measurements age."""

@@ -12,6 +12,7 @@ from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
+from extproc.routing.fetching import Offers
 from extproc.routing.homes import Homes
 from extproc.routing.load import Load
 from extproc.routing.load_columns import LoadColumns
@@ -148,7 +149,8 @@ class Snapshot(Frozen, frozen=True):
     are compared, besides those that hold a part of the prompt; 0 compares all. roster: the workers'
     roster, None if not made yet. homes: the workers of conversations. conversations: returns how
     many of them live on a worker at a time, by its name. columns: returns the loads of several
-    workers at a time; None to ask `load` for each.
+    workers at a time; None to ask `load` for each. offers: what workers could fetch of the prompt
+    from each other or from stores; None for nothing.
     """
 
     workers: Sequence[Candidate]
@@ -169,3 +171,4 @@ class Snapshot(Frozen, frozen=True):
     homes: Homes | None = None
     conversations: Callable[[str, float], int] = no_conversations
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
+    offers: Offers | None = None

@@ -125,7 +125,9 @@ class Router:
         self._proofs = workers.proofs
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, candidates.state)
         self.placing = Placing(config, rng.getrandbits(64), candidates, workers.telling)
-        self._disaggregator = Disaggregator(config, self.placing, workers.upstreams)
+        self._disaggregator = Disaggregator(
+            config, self.placing, workers.upstreams, candidates.tokens_on_host
+        )
         self._learns = config.policy.learn
         self.watched = TokenWatch(workers.proofs, compares=config.accounting.responses == "usage")
         self._observer = observer
@@ -185,6 +187,8 @@ class Router:
             booking = self.placing.note(decision, now)
         else:
             step = self.placing if decision.split is None else self._disaggregator
+            if decision.source is not None:
+                self._watch_pull(decision, query, now)
             booking = step.book(decision, now, self._announced_prompt(decision, query))
         certain = decision.basis.certain_tokens
         if certain and booking is not None and decision.is_steered:
@@ -197,6 +201,20 @@ class Router:
                 self._workers.pins.watch(decision.worker, booking, booking.prompt)
             self._begin_media(decision, query, booking)
         return booking
+
+    def _watch_pull(self, decision: Decision, query: Query, now: float) -> None:
+        """Notes a pull that begins, and has its arrival looked for if it can be measured."""
+        note, prompt, source = (
+            self._disaggregator.begin_pull(decision, now),
+            query.sole,
+            decision.source,
+        )
+        if note is None or prompt is None or source is None:
+            return
+        if self._proofs.trust_for(query.forms).state(decision.worker) == FeedState.LIVE:
+            held = decision.basis.overlaps[0].get(decision.worker)
+            tokens = source.tokens + (0 if held is None else held.certain_tokens)
+            self._workers.questions.pulls.watch(decision.worker, prompt, tokens, note)
 
     def _begin_media(self, decision: Decision, query: Query, booking: Booking) -> None:
         """Has a request with media wait for what its worker stores."""
@@ -443,7 +461,8 @@ class Router:
         prompts = query.prompts
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
             return None
-        if query.media is not None and not query.media.is_whole:
+        is_whole = query.media is None or query.media.is_whole
+        if not is_whole or decision.source is not None:  # a pull would be measured, too
             return None
         picked = decision.prefill or decision
         if self._proofs.trust_for(query.forms).state(picked.worker) != FeedState.LIVE:

@@ -248,6 +248,8 @@ typedef struct {
 /* Writes the best overlap of each worker that holds the first block to space->answer; returns how
  * many, or -1 if out of memory. At most (count - 1) / block size blocks are looked up. */
 int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt);
+/* The same of certain blocks on one tier alone; nothing for models whose overlaps may be cut. */
+int64_t index_overlaps_on(Index *index, LookupSpace *space, const Prompt *prompt, uint32_t tier);
 void lookup_free(LookupSpace *space);
 
 /* An owner's holders: one for each segment and tier, then one for each class of other groups. */

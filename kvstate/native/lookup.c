@@ -13,6 +13,7 @@ typedef struct {
     LookupSpace *space;
     uint32_t block_size;
     uint32_t holders, active;
+    uint8_t counted; /* which blocks count, as in `bits` of the space */
     bool started;
     bool is_cut;     /* whether an overlap may have to be cut, so that runs are noted */
     bool no_memory;  /* for the runs */
@@ -76,6 +77,7 @@ static void note_holders(Walk *walk) {
         bool certain = owner->trusted && segment == owner->certain &&
                        !(owner->doubted >> holder % TIERS & 1);
         uint8_t bit = (uint8_t)(1u << (holder % TIERS + (certain ? 0 : TIERS)));
+        if (!(bit & walk->counted)) continue;
         if (space->seen[number] == space->run) {
             space->bits[number] |= bit;
             continue;
@@ -293,7 +295,8 @@ static bool better(const Overlap *a, const Overlap *b) {
     return (uint64_t)a->tiers[0] * a->block_size > (uint64_t)b->tiers[0] * b->block_size;
 }
 
-int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt) {
+static int64_t overlaps_of(Index *index, LookupSpace *space, const Prompt *prompt,
+                           uint8_t counted) {
     const Model *model = &index->models[prompt->model];
     int64_t count = 0;
     if (!prompt->count) return 0;
@@ -301,7 +304,7 @@ int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt) {
     for (uint32_t size = 0; size < model->size_count; size++) {
         if (!model->sizes[size].blocks) continue;
         Walk walk = {.index = index, .space = space, .block_size = model->sizes[size].block_size,
-                     .is_cut = model->cut_owners > 0};
+                     .counted = counted, .is_cut = model->cut_owners > 0};
         walk_prompt(&walk, prompt, (prompt->count - 1) / walk.block_size);
         if (walk.no_memory) return -1;
         for (uint32_t n = 0; n < walk.holders; n++) {
@@ -317,4 +320,13 @@ int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt) {
         }
     }
     return count;
+}
+
+int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt) {
+    return overlaps_of(index, space, prompt, UINT8_MAX);
+}
+
+int64_t index_overlaps_on(Index *index, LookupSpace *space, const Prompt *prompt, uint32_t tier) {
+    if (index->models[prompt->model].cut_owners) return 0;
+    return overlaps_of(index, space, prompt, (uint8_t)(1u << tier));
 }

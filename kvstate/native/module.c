@@ -803,8 +803,9 @@ static PyObject *overlaps_by_name(Core *self, int64_t count, PyObject *names) {
     return answer;
 }
 
-static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t count) {
-    if (!arguments_are(count, 5)) return NULL;
+#define ALL_TIERS TIERS
+
+static PyObject *overlaps_on(Core *self, PyObject *const *given, uint32_t tier) {
     Prompt prompt;
     unsigned long model = PyLong_AsUnsignedLong(given[0]);
     if (PyErr_Occurred() || !lora_of(self, given[2], &prompt.lora) ||
@@ -819,9 +820,26 @@ static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t co
     prompt.model = (uint32_t)model;
     prompt.tokens = view.buf;
     prompt.count = (size_t)view.len / 4;
-    int64_t found = index_overlaps(&self->index, &self->space, &prompt);
+    int64_t found = tier == ALL_TIERS
+                        ? index_overlaps(&self->index, &self->space, &prompt)
+                        : index_overlaps_on(&self->index, &self->space, &prompt, tier);
     PyBuffer_Release(&view);
     return found < 0 ? PyErr_NoMemory() : overlaps_by_name(self, found, given[4]);
+}
+
+static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t count) {
+    return arguments_are(count, 5) ? overlaps_on(self, given, ALL_TIERS) : NULL;
+}
+
+static PyObject *core_overlaps_on(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 6)) return NULL;
+    unsigned long tier = PyLong_AsUnsignedLong(given[5]);
+    if (PyErr_Occurred()) return NULL;
+    if (tier >= TIERS) {
+        PyErr_SetString(PyExc_ValueError, "no such tier");
+        return NULL;
+    }
+    return overlaps_on(self, given, (uint32_t)tier);
 }
 
 static PyObject *core_status(Core *self, PyObject *number) {
@@ -944,7 +962,7 @@ static PyMethodDef core_methods[] = {
     FAST(trust),    FAST(store),     FAST(copy),        FAST(remove),      FAST(apply),
     FAST(start),    FAST(proceed),   ONE(abandon),      FAST(clear_some),  FAST(demote_some),
     FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
-    FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
+    FAST(overlaps), FAST(overlaps_on), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
     FAST(expire),   FAST(limit),
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),

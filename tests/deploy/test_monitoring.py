@@ -66,7 +66,12 @@ def test_dashboard_and_alerts_query_existing_metrics() -> None:
 
 
 def test_dashboard_shows_every_metric() -> None:
-    unshown = {"kvsteer_worker_block_size_tokens", "kvsteer_worker_engine"}
+    unshown = {
+        "kvsteer_worker_block_size_tokens",
+        "kvsteer_worker_engine",
+        "kvsteer_worker_transfer_tokens_per_second",
+        "kvsteer_worker_sent_tokens_total",
+    }
     assert METRICS - used_in("\n".join(exprs())) == unshown
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from kvstate.events import BlockHash
@@ -162,6 +163,19 @@ class Rank:
         if not sum(tiers) + uncertain:
             return None
         return Overlap(size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain, self.number)
+
+    def tokens_on(self, prompt: Prompt, size: int, tier: Tier) -> int:
+        """The leading tokens of a prompt that are certainly on a tier, whatever is on others."""
+        doubted = {tier_of(medium) for medium in self.aging - self.removing}
+        there = {
+            copy.held.path
+            for copy in self.copies
+            if copy.certain and tier_of(copy.place.medium) is tier
+            if copy.held.size == size and copy.held.lora == prompt.lora
+        }
+        if not self.trusted or tier in doubted:
+            return 0
+        return size * len(list(takewhile(there.__contains__, _paths(prompt, size))))
 
     def _held(self, block: BlockHash) -> list[Copy]:
         """The copies of a block, certain ones first."""

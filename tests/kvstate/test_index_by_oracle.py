@@ -17,7 +17,7 @@ from kvstate.events import (
     finished,
 )
 from kvstate.index import Index
-from kvstate.overlap import Extra, Prompt, Tokens
+from kvstate.overlap import Extra, Prompt, Tier, Tokens
 from kvstate.owner import Owner
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
@@ -229,6 +229,17 @@ class IndexMachine(RuleBasedStateMachine):
             found = self.index.overlaps(prompt)
             assert found.keys() == expected.keys(), prompt
             assert all(found[worker] in expected[worker] for worker in found), prompt
+
+    @invariant()
+    def tokens_on_a_tier_are_those_of_the_oracle(self) -> None:
+        for prompt in PROMPTS:
+            for tier in Tier:
+                expected: dict[str, int] = {}
+                for rank in self.ranks:
+                    tokens = max(rank.tokens_on(prompt, size, tier) for size in SIZES)
+                    if tokens > expected.get(rank.worker, 0):
+                        expected[rank.worker] = tokens
+                assert self.index.tokens_on(prompt, tier) == expected
 
     def teardown(self) -> None:
         for owner in self.owners:

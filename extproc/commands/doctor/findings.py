@@ -187,6 +187,10 @@ FAULTS = {
     "isolation-engine": Fault(
         "isolation", "update the engine, or name its model in `isolation.share`"
     ),
+    "pull-ports": Fault(
+        "pulls", "give the workers that can pull from each other a `transfer_port`"
+    ),
+    "pull-engine": Fault("pulls", "leave `transfer_port` out: only vLLM's workers pull"),
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(
         "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"

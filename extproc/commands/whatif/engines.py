@@ -8,6 +8,10 @@ first, but none that a request uses. Stores and removals reach the router after 
 One engine may compute a prompt for another one, to which its blocks are then transferred. The
 answering engine begins the answer as soon as it has computed its current prompt, before all prompts
 that wait there.
+
+An engine may also pull the blocks of a prompt from another one before it computes the rest, or load
+them from a store, to which the engines that mount it copy what they compute. An engine sends to
+one other at a time; the store has as much speed for each engine.
 """
 
 import heapq
@@ -59,8 +63,10 @@ class Request:
 
     tokens: those of the whole prompt. is_own: whether it comes from our routers, not from other
     senders. prefill: the engine that computes the prompt for the one that answers, -1 if the latter
-    does so itself. whole: the request whose prompt this one computes for another engine. Set by the
-    run: worker, cached (in tokens), first_token_at, done_at. Times are in seconds.
+    does so itself. whole: the request whose prompt this one computes for another engine. source:
+    the engine from which it pulls blocks, -1 for none. Set by the run: worker, fetched (how many
+    leading blocks it need not compute because they were pulled or loaded), fetched_at, cached (in
+    tokens), first_token_at, done_at. Times are in seconds.
     """
 
     at: float
@@ -72,6 +78,9 @@ class Request:
     is_own: bool = True
     prefill: int = -1
     whole: "Request | None" = None
+    source: int = -1
+    fetched: int = 0
+    fetched_at: float = float("inf")
     cached: int = 0
     first_token_at: float = 0.0
     done_at: float = 0.0
@@ -234,7 +243,7 @@ class ModelledEngine:
             return
         self.head = self.waiting.popleft()
         self.overlap = overlap
-        request.cached = overlap * self.block_tokens
+        request.cached = max(overlap, request.fetched) * self.block_tokens
         self.remaining_tokens = float(request.tokens - request.cached)
         self.computed_tokens += request.tokens - request.cached
 
@@ -247,12 +256,49 @@ class ModelledEngine:
 
 
 @dataclass(slots=True)
+class ModelledStore:
+    """A store of blocks, the least recently stored ones out first.
+
+    mounted_by: the engines that load from it and copy to it. load_rate: tokens a second, for each
+    engine. tells_removals: whether removals are published.
+    """
+
+    capacity_blocks: int
+    mounted_by: frozenset[int]
+    load_rate: float
+    tells_removals: bool = True
+    blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    def put(self, blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Stores blocks; returns those that it tells of: stored and removed."""
+        for block in blocks:
+            self.blocks[block] = None
+            self.blocks.move_to_end(block)
+        removed = []
+        while len(self.blocks) > self.capacity_blocks:
+            removed.append(self.blocks.popitem(last=False)[0])
+        return blocks, removed if self.tells_removals else ()
+
+    def overlap(self, blocks: Sequence[int], own: int) -> int:
+        """Returns how many leading blocks an engine has that holds `own` and loads the others."""
+        for at in range(own, len(blocks) - 1):
+            if blocks[at] not in self.blocks:
+                return at
+        return max(own, len(blocks) - 1)
+
+
+# In what is published, the number of the store.
+STORE = -1
+
+
+@dataclass(slots=True)
 class ModelledFleet:
     """Engines and what they publish.
 
     speeds: one for each engine. delay_seconds: from an event until the router sees it. published:
     (when it is visible, engine, stored, removed). turns: (when, engine, its speed from then on), in
-    order of time. transfer_rate: tokens per second from one engine to another.
+    order of time. transfer_rate: tokens per second from one engine to another. store: the engines'
+    common store, None without one; what it stores and removes is published under STORE.
     """
 
     speeds: Sequence[ModelledSpeed]
@@ -262,12 +308,15 @@ class ModelledFleet:
     turns: Sequence[tuple[float, int, ModelledSpeed]] = ()
     transfer_rate: float = float("inf")
     block_tokens: int = BLOCK_TOKENS
+    store: ModelledStore | None = None
     engines: list[ModelledEngine] = field(default_factory=list)
     published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
     _changes: list[tuple[float, int, int]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
     _transfers: list[tuple[float, int, Request]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _free_at: dict[int, float] = field(default_factory=dict)  # when a source has sent all
+    _arriving: dict[int, dict[int, float]] = field(default_factory=dict)  # blocks being fetched
 
     def __post_init__(self) -> None:
         for number, speed in enumerate(self.speeds):
@@ -276,7 +325,10 @@ class ModelledFleet:
 
     def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
         def publish(stored: Sequence[int], removed: Sequence[int]) -> None:
-            self.published.append((self.now + self.delay_seconds, number, stored, removed))
+            visible_at, store = self.now + self.delay_seconds, self.store
+            self.published.append((visible_at, number, stored, removed))
+            if store is not None and stored and number in store.mounted_by:
+                self.published.append((visible_at, STORE, *store.put(stored)))
 
         return publish
 
@@ -304,6 +356,8 @@ class ModelledFleet:
             self.now = request.at
             request.worker = number = pick(request, request.at)
             first = request
+            if self._fetch(request):
+                continue
             if request.prefill >= 0:
                 number = request.prefill
                 first = Request(request.at, request.blocks, request.tokens, 0, whole=request)
@@ -312,6 +366,44 @@ class ModelledFleet:
             engine.add(first)
             self._plan(number)
         self._advance_to(float("inf"), over)
+
+    def _fetch(self, request: Request) -> bool:
+        """Begins to pull or load a request's blocks; returns False if there are none to fetch.
+
+        Blocks that the engine is fetching for another request are awaited.
+        """
+        number, source, store = request.worker, request.source, self.store
+        own = self.engines[number].cache.overlap(request.blocks)
+        arriving = self._arriving.setdefault(number, {})
+        here, arrives_at = own, self.now
+        while here < len(request.blocks) - 1 and request.blocks[here] in arriving:
+            arrives_at = max(arrives_at, arriving[request.blocks[here]])
+            here += 1
+        there = here
+        if source >= 0:
+            there = max(here, self.engines[source].cache.overlap(request.blocks))
+            begins_at = max(self.now, self._free_at.get(source, 0.0))
+            seconds = (there - here) * self.block_tokens / self.transfer_rate
+            if there > here:
+                arrives_at = self._free_at[source] = begins_at + seconds
+        elif store is not None and number in store.mounted_by:
+            there = store.overlap(request.blocks, here)
+            seconds = (there - here) * self.block_tokens / store.load_rate
+            arrives_at = max(arrives_at, self.now + seconds)
+        if there == own or arrives_at <= self.now:
+            return False
+        arrives_at += HANDOVER_SECONDS
+        request.fetched = there
+        arriving.update(dict.fromkeys(request.blocks[here:there], arrives_at))
+        heapq.heappush(self._transfers, (arrives_at, next(self._numbers), request))
+        return True
+
+    def _note_arrival(self, request: Request, arrived_at: float) -> None:
+        request.fetched_at = arrived_at
+        arriving = self._arriving[request.worker]
+        for block in request.blocks[: request.fetched]:
+            if arriving.get(block, arrived_at) < arrived_at + HANDOVER_SECONDS / 2:
+                arriving.pop(block, None)
 
     def _plan(self, number: int) -> None:
         """Schedules the next change of an engine, instead of the one scheduled before."""
@@ -332,7 +424,11 @@ class ModelledFleet:
                 request = heapq.heappop(transfers)[2]
                 self.now = arrives_at
                 self.engines[request.worker].advance(arrives_at)
-                self.engines[request.worker].receive(request)
+                if request.prefill >= 0:
+                    self.engines[request.worker].receive(request)
+                else:
+                    self._note_arrival(request, arrives_at)
+                    self.engines[request.worker].add(request)
                 self._plan(request.worker)
                 continue
             at, number, version = heapq.heappop(changes)

@@ -14,16 +14,22 @@ from typing import NamedTuple
 
 from extproc.commands.whatif.engines import (
     BLOCK_TOKENS,
+    STORE,
     ModelledFleet,
     ModelledSpeed,
+    ModelledStore,
     Request,
     Result,
     result_of,
 )
-from extproc.config.schema import Policy
+from extproc.config.schema import Config, Policy
+from extproc.config.sections import Disaggregation
+from extproc.disaggregation.legs import with_source
+from extproc.disaggregation.pulling import IDLE_TOKENS, Pull, Pulling, with_priced_source
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate, Roster
+from extproc.routing.fetching import Offers, StoredPrefix
 from extproc.routing.homes import Homes
 from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, LoadSample
 from extproc.routing.marks import Marks, marks_of
@@ -54,7 +60,9 @@ class Stage(NamedTuple):
     speeds: one for each engine. cache_blocks: of one engine. delay_seconds: until an event reaches
     the router. turns: when an engine's speed changes, and to what. lost_at: the time in seconds
     from which the first engine accepts no new request: the proxy then uses the next endpoint of the
-    pick, and the router knows `UNFIT_SECONDS` later.
+    pick, and the router knows `UNFIT_SECONDS` later. joins_at: the time until which the last engine
+    is not there. transfer_rate: tokens a second that an engine sends to others. store: makes the
+    engines' common store, None without one.
     """
 
     speeds: Sequence[ModelledSpeed]
@@ -63,6 +71,9 @@ class Stage(NamedTuple):
     turns: Sequence[tuple[float, int, ModelledSpeed]] = ()
     lost_at: float = math.inf
     block_tokens: int = BLOCK_TOKENS
+    joins_at: float = 0.0
+    transfer_rate: float = math.inf
+    store: Callable[[], ModelledStore] | None = None
 
     def fleet(self) -> ModelledFleet:
         """Returns the engines, idle and with empty caches."""
@@ -72,6 +83,8 @@ class Stage(NamedTuple):
             self.delay_seconds,
             turns=self.turns,
             block_tokens=self.block_tokens,
+            transfer_rate=self.transfer_rate,
+            store=None if self.store is None else self.store(),
         )
 
 
@@ -83,7 +96,10 @@ class Contestant(NamedTuple):
     assumes for the engines, in tokens per second. scrape_seconds: interval at which it reads their
     metrics, 0 for never. routers: how many there are; each request goes to one of them.
     tick_seconds: interval of their messages, 0 for none. learns: whether they learn each engine's
-    speed. knows: whether they always know each engine's true speed.
+    speed. knows: whether they always know each engine's true speed. transfers: how engines pull
+    from each other, None if they do not. store_percent: the worth of a token in the common store,
+    as a percentage of one that need not be loaded; 0 if the store is not known. max_age_seconds:
+    how long what it stored counts, where it tells of no removals.
     """
 
     name: str
@@ -97,6 +113,9 @@ class Contestant(NamedTuple):
     tick_seconds: float = 0.0
     learns: bool = False
     knows: bool = False
+    transfers: Disaggregation | None = None
+    store_percent: int = 0
+    max_age_seconds: float = math.inf
 
 
 @dataclass(slots=True)
@@ -121,10 +140,14 @@ def _known_marks(prompt: Prompt) -> Marks:
 
 
 class View:
-    """What the router knows of the engines' blocks: the holders of each, as bits of a number."""
+    """What the router knows of the engines' blocks: the holders of each, as bits of a number.
+
+    stored_at: when each block of the common store was last stored.
+    """
 
     def __init__(self, fleet: ModelledFleet) -> None:
         self._fleet = fleet
+        self.stored_at: dict[int, float] = {}
         self._holders: dict[int, int] = {}
         self._all = (1 << len(fleet.engines)) - 1
         self._names = [str(number) for number in range(len(fleet.engines))]
@@ -133,7 +156,12 @@ class View:
         """Applies the events that have become visible."""
         published, holders = self._fleet.published, self._holders
         while published and published[0][0] <= now:
-            _, number, stored, removed = published.popleft()
+            at, number, stored, removed = published.popleft()
+            if number == STORE:
+                self.stored_at.update(dict.fromkeys(stored, at))
+                for block in removed:
+                    self.stored_at.pop(block, None)
+                continue
             bit = 1 << number
             for block in stored:
                 holders[block] = holders.get(block, 0) | bit
@@ -161,6 +189,13 @@ class View:
                     return found
         self._note(found, holding, count + 1)
         return found
+
+    def stored(self, blocks: Sequence[int], since: float) -> int:
+        """Returns how many leading blocks the store has, of those stored since then."""
+        for count, block in enumerate(blocks[:-1]):
+            if self.stored_at.get(block, -math.inf) < since:
+                return count
+        return len(blocks) - 1
 
     def _note(self, found: dict[str, Overlap], engines: int, count: int) -> None:
         if not count:
@@ -365,12 +400,20 @@ class _Router:
                 learns=contestant.learns,
             )
             self._loads = self.sharer.loads
-        self._workers = [Candidate(name, name) for name in names]
+        port = None if contestant.transfers is None else 1
+        self._workers = [Candidate(name, name, transfer_port=port) for name in names]
+        self._absent = {names[-1]: "not there yet"} if stage.joins_at else {}
+        self._joins_at = stage.joins_at
         self._roster = Roster(self._workers)
         self._rng = Random(seed + 77 + 1_000 * number)
         self._turn = 0
         self.sent_tokens = 0.0
         self._scraped_at = 0.0
+        self._pulling: Pulling | None = None
+        self._pulls: list[tuple[Request, Pull]] = []
+        if contestant.transfers is not None:
+            config = Config(disaggregation=contestant.transfers)
+            self._pulling = Pulling(config, self._loads, self._on_host)
         self._open: dict[int, tuple[Booking, Claim | None]] = {}
         self.marks: Mapping[int, Marks] = {}
 
@@ -392,8 +435,13 @@ class _Router:
                 speed.slowness, speed.pace = slowness, 1.0 / slowness
 
     def look(self, now: float) -> None:
-        """Checks which prompts are computed."""
+        """Checks which prompts are computed, and which pulls have arrived."""
         self._view.update(now)
+        delay = self.fleet.delay_seconds
+        for request, pull in [one for one in self._pulls if one[0].fetched_at + delay <= now]:
+            self._pulls.remove((request, pull))
+            if self._pulling is not None:
+                self._pulling.note_arrival(pull, delay + LOOK_SECONDS / 2, now)
         for number, awaited in enumerate(self._awaited):
             for booking, request in list(awaited.items())[:MAX_AHEAD]:
                 is_first = booking is next(iter(booking.load.speed.waiting), None)
@@ -417,10 +465,17 @@ class _Router:
         served = decision.pick[0]
         if now >= self._lost_at and served == _LOST:
             served = decision.pick[1]
+        if decision.source is not None and self._pulling is not None:
+            request.source = int(decision.source.endpoint)
+            pull = self._pulling.begin(decision.source, served, now)
+            if self._loads.load(served, now).backlog_tokens < IDLE_TOKENS:
+                self._pulls.append((request, pull))
         is_sure = not decision.basis.claims_on(served).speculative
         is_told = self._contestant.learns and not self._view.holds(
             int(served), last_block(request.blocks)
         )
+        if request.source >= 0:
+            is_told = False  # it also takes the time of a transfer
         prompt = Prompt("m", array("I")) if is_told else None
         booking = self._loads.begin(
             served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
@@ -440,9 +495,10 @@ class _Router:
         if self._contestant.sees_events:
             self._view.update(now)
             held = self._view.overlaps(request.blocks)
-        tokens = Tokens(request.tokens, self.marks[id(request)])
+        tokens = Tokens(request.tokens, self.marks[id(request)], request.blocks)
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         state = "live" if self._contestant.sees_events else "unsupported"
+        unfit = {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {}
         snapshot = Snapshot(
             self._workers,
             [held],
@@ -452,11 +508,35 @@ class _Router:
             self._contestant.rules,
             self._claims,
             lambda _: state,
-            {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {},
+            self._absent if now < self._joins_at else unfit,
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
+            offers=self._stored_offers(request, now),
         )
-        return decide(Query("m", [prompt]), snapshot, now, self._rng)
+        query, transfers = Query("m", [prompt]), self._contestant.transfers
+        if transfers is None or self._pulling is None:
+            return decide(query, snapshot, now, self._rng)
+        if transfers.price_pulls:
+            offered = self._pulling.offer(query, snapshot, now)
+            return with_priced_source(decide(query, offered, now, self._rng))
+        made = decide(query, snapshot, now, self._rng)
+        return with_source(query, made, transfers.min_pulled_tokens or 1, ())
+
+    def _on_host(self, prompt: Prompt) -> Mapping[str, int]:
+        """Returns what engines hold of a prompt: all that is on the device is in host memory."""
+        blocks = prompt.tokens.blocks  # type: ignore[attr-defined]
+        return {name: one.certain_tokens for name, one in self._view.overlaps(blocks).items()}
+
+    def _stored_offers(self, request: Request, now: float) -> Offers | None:
+        """Returns what engines could load of a prompt from their common store."""
+        store, percent = self.fleet.store, self._contestant.store_percent
+        if store is None or not percent:
+            return None
+        since = now - self._contestant.max_age_seconds
+        tokens = self._view.stored(request.blocks, since) * self.fleet.block_tokens
+        workers = frozenset(map(str, store.mounted_by))
+        prefix = StoredPrefix("store", tokens, percent / 100, workers)
+        return Offers(self._contestant.prefill_rate, stores=(prefix,))
 
     def over(self, request: Request, now: float) -> None:
         self.know()

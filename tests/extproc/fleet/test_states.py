@@ -46,6 +46,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "lora": None,
         "role": "both",
         "failed_halves": 0,
+        "transfers": None,
         "saved_tokens": 0,
         "draining": False,
         "down": "",

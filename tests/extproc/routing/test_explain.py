@@ -62,6 +62,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
                 "unusable_tokens": 0,
                 "speculative_tokens": 0,
                 "approximate_tokens": 0,
+                "fetch": None,
                 "in_flight": 1,
                 "cost": pytest.approx(1.5 * uncached + 7 + 3 * 64),
                 "cost_terms": {
@@ -71,6 +72,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
                     "uncached": pytest.approx(1.5 * uncached),
                     "queued": 7.0,
                     "running": 3 * 64.0,
+                    "fetched": 0.0,
                     "conversations": 0.0,
                     "patience": 0.0,
                 },

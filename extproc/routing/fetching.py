@@ -1,0 +1,139 @@
+"""Fetching: what a worker can get of a prompt's KV blocks without computing them.
+
+It can pull them from another worker, its peer, or load them from a store that it mounts. Both count
+only for what it does not hold itself, and for less than what it holds:
+
+    a pull = tokens - (tokens + tokens that others still pull from there)
+                      x prefill speed of the worker / transfer speed of the peer
+    a load = tokens x worth of the store
+
+in tokens that need not be computed, never below 0. The better of the two counts, with the weight
+that an uncached token has on an idle fleet: on a busy one these tokens would delay others, but a
+further copy of blocks takes the place of others.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from extproc.base.structs import Light
+from extproc.routing.eligibility import Candidate
+from extproc.routing.load_columns import LoadColumns
+
+# Of more peers, only those that hold most are compared.
+MAX_PEERS = 8
+
+
+class Peer(NamedTuple):
+    """A worker from which others may pull a prompt.
+
+    name, endpoint, port: the worker's, and the port on which it hands over. tokens: of the prompt,
+    from its beginning. queued_tokens: those under way to others. tokens_per_second: of transfers.
+    """
+
+    name: str
+    endpoint: str
+    port: int
+    tokens: int
+    queued_tokens: float
+    tokens_per_second: float
+
+
+class StoredPrefix(NamedTuple):
+    """What a store holds of a prompt.
+
+    tokens: from its beginning. worth: of such a token, as a share of one that need not be loaded.
+    workers: the names of those that mount it.
+    """
+
+    store: str
+    tokens: int
+    worth: float
+    workers: Collection[str]
+
+
+class Offers(Light, frozen=True):
+    """What workers could fetch of one prompt.
+
+    peers: the workers that hold it. pullers: the names of those that can pull. least: fewer tokens
+    are not pulled. prefill_tokens_per_second: as configured. stores: those that hold a part of it.
+    """
+
+    prefill_tokens_per_second: float
+    peers: Sequence[Peer] = ()
+    pullers: Collection[str] = ()
+    least: int = 1
+    stores: Sequence[StoredPrefix] = ()
+
+
+class Fetch(NamedTuple):
+    """What one worker can fetch beyond what it holds.
+
+    value: the tokens that need not be computed then. peer: from which it pulls, None if it loads.
+    store: from which it loads, "" if it pulls. credit: by how much its cost is lower.
+    """
+
+    tokens: int
+    value: float
+    peer: Peer | None = None
+    store: str = ""
+    credit: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what POST /explain shows."""
+        source = self.store if self.peer is None else self.peer.endpoint
+        return {"tokens": self.tokens, "value": round(self.value), "from": source}
+
+
+NOTHING = Fetch(0, 0.0)
+
+
+def fetch_of(offers: Offers, worker: str, held: int, slowness: float) -> Fetch:
+    """Returns the best that a worker can fetch; NOTHING if nothing is worth it.
+
+    held: the tokens from the beginning that it holds, or will. slowness: of its prefills, relative
+    to the configured speed.
+    """
+    best = NOTHING
+    if worker in offers.pullers:
+        speed = offers.prefill_tokens_per_second / slowness
+        for peer in offers.peers:
+            more = peer.tokens - held
+            if more < offers.least or peer.name == worker:
+                continue
+            value = more - (more + peer.queued_tokens) * speed / peer.tokens_per_second
+            if value > best.value:
+                best = Fetch(more, value, peer)
+    for stored in offers.stores:
+        more = stored.tokens - held
+        if more * stored.worth > best.value and worker in stored.workers:
+            best = Fetch(more, more * stored.worth, None, stored.store)
+    return best
+
+
+def lower_costs(
+    costs: list[float],
+    workers: Sequence[Candidate],
+    loads: LoadColumns,
+    weight: float,
+    offers: Offers,
+    held: Callable[[str], int],
+) -> dict[str, Fetch]:
+    """Lowers the costs of workers that can fetch; returns what each can, by name.
+
+    weight: of an uncached token on an idle fleet. held: returns how many tokens from the beginning
+    a worker holds, or will, by its name.
+    """
+    found: dict[str, Fetch] = {}
+    for at, worker in enumerate(workers):
+        slowness = loads[at].slowness
+        fetch = fetch_of(offers, worker.name, held(worker.name), slowness)
+        if fetch.value > 0.0:
+            credit = weight * fetch.value * slowness
+            found[worker.name] = fetch._replace(credit=credit)
+            costs[at] -= credit
+    return found
+
+
+def most_held(peers: Sequence[Peer]) -> Sequence[Peer]:
+    """Returns the peers to compare: those that hold most, the idlest first."""
+    return sorted(peers, key=lambda one: (-one.tokens, one.queued_tokens))[:MAX_PEERS]

@@ -1,0 +1,161 @@
+"""Pulls that are priced in the pick: who offers what, what is named, and what is measured."""
+
+from array import array
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from extproc.config.schema import Config, Model
+from extproc.config.sections import Disaggregation
+from extproc.disaggregation.disaggregator import Disaggregator
+from extproc.disaggregation.pulling import Pulling, nothing_on_host
+from extproc.routing.decision import Decision, PullSource
+from extproc.routing.eligibility import Candidate, Demand
+from extproc.routing.explain import explanation
+from extproc.routing.fetching import Offers, StoredPrefix
+from extproc.routing.query import Query, Snapshot, Variant
+from kvstate.overlap import Overlap, Prompt
+from tests.extproc.routing.books import Fleet, books, fleet_of
+
+RULES = Disaggregation(
+    connector="offloading",
+    transfer_tokens_per_second=80_000,
+    min_pulled_tokens=1_024,
+    price_pulls=True,
+)
+QUERY = Query("m", [Prompt("m", array("I", range(8_100)))])
+WORKERS = [Candidate(name, f"{name}:1", transfer_port=5710) for name in "abc"]
+
+
+class PricedFleet:
+    """Three workers that can pull from each other; `a` has 8,000 tokens, also in host memory."""
+
+    def __init__(
+        self, rules: Disaggregation = RULES, on_host: Mapping[str, int] = {"a": 8_000}
+    ) -> None:
+        config = Config(models=(Model("m"),), disaggregation=rules)
+        self.placing = books(config, Fleet(config))
+        self.loads = self.placing.loads
+        fleet = fleet_of(self.placing)
+        self.step = Disaggregator(config, self.placing, fleet.upstreams, lambda _: on_host)
+        self.pulling = Pulling(config, self.loads, lambda _: on_host)
+        self.held = [{"a": Overlap(16, (500, 0, 0, 0))}]
+
+    def snapshot(self, query: Query = QUERY) -> Snapshot:
+        held = self.held * len(query.prompts)
+        return self.placing.snapshot(query, WORKERS, held, lambda _: "live", 0.0)
+
+    def decide(self, *, has_roles: bool = False) -> Decision:
+        return self.step.decide(QUERY, self.snapshot(), 0.0, Random(0), has_roles=has_roles)
+
+    def peers(self, query: Query = QUERY, snapshot: Snapshot | None = None) -> set[str]:
+        """The workers from which others could pull."""
+        offers = self.pulling.offer(query, snapshot or self.snapshot(query), 0.0).offers
+        return set() if offers is None else {one.name for one in offers.peers}
+
+
+def test_busy_holder_loses_to_a_worker_that_pulls_from_it() -> None:
+    one = PricedFleet()
+    assert one.decide().worker == "a"
+    one.loads.begin("a:1", 3_000.0, 0.0)
+    made = one.decide()
+    assert made.worker in {"b", "c"}
+    assert made.source == PullSource("a:1", 5710, 8_000)
+    assert "a:1" not in made.pick
+    assert made.uncached_tokens == 100
+    shown = next(
+        each
+        for each in explanation(made, lambda _: "live")["candidates"]
+        if each["name"] == made.worker
+    )
+    assert shown["fetch"] == {"tokens": 8_000, "value": 7_200, "from": "a:1"}
+    assert shown["cost_terms"]["fetched"] == 7_200
+    assert shown["cost"] == pytest.approx(made.basis.costs[WORKERS.index(_named(made.worker))])
+
+
+def _named(name: str) -> Candidate:
+    return next(worker for worker in WORKERS if worker.name == name)
+
+
+def test_nothing_is_pulled_where_computing_is_faster_or_prices_are_off() -> None:
+    slow = Disaggregation("header", "offloading", 128, 4_000, 50, 1_024, price_pulls=True)
+    off = Disaggregation(connector="offloading", min_pulled_tokens=1_024)
+    for rules, worker in ((slow, "a"), (off, "a")):
+        one = PricedFleet(rules)
+        one.loads.begin("a:1", 3_000.0, 0.0)
+        assert one.decide().worker == worker
+
+
+def test_pulls_under_way_make_their_source_worth_less_until_they_are_over() -> None:
+    one = PricedFleet()
+    one.loads.begin("a:1", 3_000.0, 0.0)
+    pulled = 0
+    while one.decide().source is not None:
+        assert one.step.begin_pull(one.decide(), 0.0) is not None
+        pulled += 1
+    assert 1 < pulled < 20
+    assert one.step.begin_pull(one.decide(), 0.0) is None
+
+
+def test_arrival_of_a_pull_teaches_the_speed_of_its_source() -> None:
+    one = PricedFleet()
+    one.loads.begin("a:1", 3_000.0, 0.0)
+    note = one.step.begin_pull(one.decide(), 0.0)
+    assert note is not None
+    note(0.025, 1.025)
+    learned = one.loads.transfers("a:1")
+    assert learned.measured == 1
+    assert 8_000 < learned.speed(80_000, 1.1) < 40_000
+
+
+def test_pull_of_a_worker_with_a_queue_is_not_measured() -> None:
+    one = PricedFleet()
+    one.loads.begin("a:1", 9_000.0, 0.0)
+    for name in "bc":
+        one.loads.begin(f"{name}:1", 1_000.0, 0.0)
+    made = one.decide()
+    assert made.source is not None
+    assert one.step.begin_pull(made, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        replace(QUERY, may_split=False),
+        replace(QUERY, reads_cache=False),
+        replace(QUERY, prompts=[*QUERY.prompts, *QUERY.prompts]),
+        replace(QUERY, variants=(Variant(frozenset("a"), QUERY.prompts, 1),)),
+        replace(QUERY, demand=Demand(subset=frozenset({"b:1", "c:1"}))),
+    ],
+)
+def test_request_that_cannot_say_where_its_blocks_are_is_offered_nothing(query: Query) -> None:
+    assert PricedFleet().peers() == {"a"}
+    assert PricedFleet().peers(query) == set()
+
+
+def test_offers_leave_out_what_is_not_in_host_memory_not_certain_or_failing() -> None:
+    assert PricedFleet(on_host={}).peers() == set()
+    assert PricedFleet(on_host={"a": 1_000}).peers() == set()
+    assert PricedFleet(on_host={"a": 8_000, "b": 8_000}).peers() == {"a"}
+    one = PricedFleet()
+    assert one.peers(snapshot=replace(one.snapshot(), ejected={"a:1": "fails"})) == set()
+    one.held = [{"a": Overlap(16, (50, 0, 0, 0), 450)}]
+    assert one.peers() == set()
+    assert nothing_on_host(QUERY.prompts[0]) == {}
+
+
+def test_offers_of_stores_stay_beside_those_of_peers() -> None:
+    one, stored = PricedFleet(), StoredPrefix("s", 16, 0.2, ("a",))
+    before = replace(one.snapshot(), offers=Offers(8_000.0, stores=(stored,)))
+    offers = one.pulling.offer(QUERY, before, 0.0).offers
+    assert offers is not None
+    assert offers.stores == (stored,)
+    assert [peer.name for peer in offers.peers] == ["a"]
+
+
+def test_workers_with_roles_are_not_priced() -> None:
+    one = PricedFleet()
+    one.loads.begin("a:1", 3_000.0, 0.0)
+    assert not one.decide(has_roles=True).basis.fetches

@@ -1,0 +1,123 @@
+"""What workers could fetch of a prompt, and what that is worth."""
+
+from array import array
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.routing.decision import decide
+from extproc.routing.eligibility import Candidate
+from extproc.routing.fetching import (
+    MAX_PEERS,
+    NOTHING,
+    Fetch,
+    Offers,
+    Peer,
+    StoredPrefix,
+    fetch_of,
+    most_held,
+)
+from extproc.routing.load import EndpointLoad, Loads
+from extproc.routing.query import Query, Snapshot
+from kvstate.overlap import Overlap, Prompt
+
+PREFILL = 8_000.0
+
+
+def peer(tokens: int, queued: float = 0.0, speed: float = 40_000.0, name: str = "p") -> Peer:
+    return Peer(name, f"{name}:1", 5710, tokens, queued, speed)
+
+
+def offers(*peers: Peer, least: int = 1) -> Offers:
+    return Offers(PREFILL, peers, frozenset({"w", "p"}), least)
+
+
+def test_pull_is_worth_its_tokens_less_the_time_of_the_transfer() -> None:
+    one = peer(10_000)
+    assert fetch_of(offers(one), "w", 2_000, 1.0) == Fetch(8_000, 8_000 * (1 - 1 / 5), one)
+
+
+@pytest.mark.parametrize(
+    ("of", "worker"),
+    [
+        (offers(peer(10_000, speed=PREFILL)), "w"),  # computing is as fast
+        (offers(peer(10_000, queued=1e6)), "w"),
+        (offers(peer(2_000)), "w"),  # it holds as much itself
+        (offers(peer(10_000), least=9_000), "w"),
+        (offers(peer(10_000)), "p"),  # no worker pulls from itself
+        (offers(peer(10_000)), "other"),  # it cannot pull
+        (Offers(PREFILL, stores=(StoredPrefix("s", 10_000, 0.2, ("x",)),)), "w"),
+        (Offers(PREFILL, stores=(StoredPrefix("s", 2_000, 0.2, ("w",)),)), "w"),
+    ],
+)
+def test_nothing_is_fetched_where_it_saves_no_time(of: Offers, worker: str) -> None:
+    assert fetch_of(of, worker, 2_000, 1.0) == NOTHING
+
+
+peers_drawn = st.builds(
+    Peer,
+    st.sampled_from("wpqr"),
+    st.just("e:1"),
+    st.just(1),
+    st.integers(0, 50_000),
+    st.floats(0, 1e6),
+    st.floats(1, 1e6),
+)
+stores_drawn = st.builds(
+    StoredPrefix, st.just("s"), st.integers(0, 50_000), st.floats(0, 1), st.sampled_from("wp")
+)
+slownesses = st.floats(1 / 16, 16)
+
+
+@given(st.lists(peers_drawn, max_size=4), stores_drawn, st.integers(0, 50_000), slownesses)
+def test_value_is_never_negative_nor_more_than_what_is_fetched(
+    drawn: list[Peer], stored: StoredPrefix, held: int, slowness: float
+) -> None:
+    of = Offers(PREFILL, drawn, frozenset("w"), 1, (stored,))
+    found = fetch_of(of, "w", held, slowness)
+    assert 0 <= found.value <= found.tokens
+    assert found.tokens + held <= max([stored.tokens, held, *(one.tokens for one in drawn)])
+    assert found.peer is None or found.peer.name != "w"
+
+
+@given(peers_drawn, st.floats(0, 1e5), slownesses)
+def test_busier_or_slower_source_is_never_worth_more(
+    one: Peer, more: float, slowness: float
+) -> None:
+    of = Offers(PREFILL, [one._replace(name="p")], frozenset("w"))
+    busier = [one._replace(name="p", queued_tokens=one.queued_tokens + more)]
+    slower = [one._replace(name="p", tokens_per_second=one.tokens_per_second / (1 + more))]
+    value = fetch_of(of, "w", 0, slowness).value
+    for worse in (busier, slower):
+        assert fetch_of(Offers(PREFILL, worse, frozenset("w")), "w", 0, slowness).value <= value
+
+
+def test_most_held_are_the_peers_that_hold_most_the_idlest_first() -> None:
+    many = [peer(tokens, queued=100 - tokens % 3) for tokens in (30, 10, 20, 20, *range(9))]
+    kept = most_held(many)
+    assert [one.tokens for one in kept[:4]] == [30, 20, 20, 10]
+    assert len(kept) == MAX_PEERS
+
+
+def decided(of: Offers | None, busy: int = 20) -> str:
+    """The pick among a busy holder of 4,000 tokens and an idle worker."""
+    loads = Loads({"p:1": EndpointLoad(), "w:1": EndpointLoad()})
+    for _ in range(busy):
+        loads.begin("p:1", 100.0, 0.0)
+    workers = [Candidate(name, f"{name}:1", transfer_port=5710) for name in "pw"]
+    held = {"p": Overlap(16, (250, 0, 0, 0))}
+    snapshot = Snapshot(workers, [held], loads.load, "cost", 0, offers=of)
+    query = Query("m", [Prompt("m", array("I", range(4_100)))])
+    made = decide(query, snapshot, 0.0, Random(0))
+    assert set(made.basis.fetches) <= {"w"}
+    return made.worker
+
+
+def test_idle_worker_that_can_fetch_is_picked_over_a_busy_holder() -> None:
+    assert decided(None, busy=8) == "p"
+    assert decided(offers(peer(4_000)), busy=8) == "w"
+    assert decided(offers(peer(4_000, queued=40_000)), busy=8) == "p"
+    assert decided(Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "wp"),)), busy=8) == "w"
+    assert decided(offers(peer(4_000)), busy=0) == "p"
