@@ -264,7 +264,7 @@ def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
             loaded[model.name] = tokenizer
             findings.append(about.right("tokenizer", f"{model.tokenizer} is loaded"))
         elif model.tokenizer is None:
-            says = "none is configured: requests for the model are routed by load"
+            says = "none is configured: texts are compared, not tokens"
             findings.append(about.note("tokenizer", says))
     return loaded, findings
 

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "doctor.md"
 
 TEXT = """\
 model tiny
-  note   tokenizer: none is configured: requests for the model are routed by load
+  note   tokenizer: none is configured: texts are compared, not tokens
 envoy ENVOY
   note   envoy: not checked: its admin server does not answer: connection refused; \
 --envoy HOST:PORT names another address
