@@ -11,6 +11,7 @@ import msgspec
 from kvstate.core import BlockPool
 from kvstate.events import BlockHash
 from kvstate.overlap import ORDER_OF_MEDIUM
+from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import MAX_GROUP, MAX_GROUPS
 
 LAYOUT = 2
@@ -109,8 +110,6 @@ class SavedBlocks(msgspec.Struct, frozen=True, array_like=True):
     ends: list[EndRow]
 
 
-_DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _rows = msgspec.msgpack.Decoder(SavedBlocks)
 _learned = msgspec.msgpack.Decoder(Learned)
@@ -129,7 +128,7 @@ def rows_in(saved: bytes) -> SavedBlocks:
     """
     try:
         return _rows.decode(saved)
-    except _DAMAGED as error:
+    except UNDECODABLE as error:
         raise ValueError(f"these are no rows of an owner: {error}") from None
 
 
@@ -137,6 +136,6 @@ def learned_in(saved: bytes) -> Learned | None:
     """Returns what was learned; None if the bytes are damaged."""
     try:
         learned = _learned.decode(saved)
-    except _DAMAGED:
+    except UNDECODABLE:
         return None
     return learned if learned.is_sound else None

@@ -14,6 +14,7 @@ import msgspec
 from kvstate.errors import DamagedError
 from kvstate.saved import SavedRank, SavedRows
 from kvstate.sections import Section, Writer, sections_in
+from kvstate.undecodable import UNDECODABLE
 
 ABOUT, RANK, ROWS = "about", "rank", "rows"
 VERSION = 1  # of each of these sections
@@ -137,5 +138,5 @@ def _add(state: SavedState, rank: SavedRank, rows: list[bytes]) -> None:
 def _decoded(section: Section, kind: type[_Contents]) -> _Contents:
     try:
         return msgspec.msgpack.decode(section.contents, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raise DamagedError(f"section {section.name} at byte {section.at} is not readable") from None

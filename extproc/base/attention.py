@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.tokenizer_files import TokenizerFiles, read_file
+from kvstate.undecodable import UNDECODABLE
 
 # Most bytes of a config.json that is read.
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -35,7 +36,7 @@ def is_hybrid(config: bytes) -> bool:
     """
     try:
         read: dict[str, Any] = msgspec.json.decode(config, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return False
     text = read.get("text_config")
     return any(_has_several(one) for one in (read, text) if isinstance(one, dict))

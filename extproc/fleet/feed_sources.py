@@ -24,6 +24,7 @@ from extproc.config.schema import WorkerEvents
 from extproc.fleet.polling import Client, fetch_report
 from extproc.fleet.record import Place
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
+from kvstate.undecodable import UNDECODABLE
 
 # Hosts of a publisher that binds all interfaces: to a client they name no host, or its own.
 _ANY_HOST = frozenset(("*", "0.0.0.0", "[::]", "::", ""))
@@ -92,7 +93,7 @@ def discovered(path: str, answer: bytes, host: str) -> tuple[ZmqSource, ...]:
     """
     try:
         raw = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return ()
     if not isinstance(raw, Mapping):
         return ()

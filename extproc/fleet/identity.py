@@ -23,6 +23,7 @@ from extproc.base.engine import (
 )
 from extproc.config.schema import WorkerEngine
 from kvstate.errors import printable
+from kvstate.undecodable import UNDECODABLE
 
 # As an engine names itself as the owner of its models.
 _OWNERS = {"vllm": VLLM, "sglang": SGLANG, "tensorrt_llm": TRTLLM}
@@ -64,7 +65,7 @@ def owner_in(models: bytes) -> str | None:
     """
     try:
         cards = msgspec.json.decode(models, type=_Cards).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     owners = {card.owned_by for card in cards}
     return _OWNERS.get(owners.pop()) if len(owners) == 1 else None
@@ -93,7 +94,7 @@ def release_in(answer: bytes) -> Release | str:
     """Returns the release in an answer to GET /version or /server_info, or why there is none."""
     try:
         version = msgspec.json.decode(answer, type=_VersionAnswer).version
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return "its answer names no version"
     release = release_of(version)
     return f"{printable(version, MAX_SHOWN)!r} is no release" if release is None else release
@@ -106,7 +107,7 @@ def arguments_in(answer: bytes) -> PromptArguments | None:
     """
     try:
         given = msgspec.json.decode(answer, type=_Arguments)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     keywords = given.default_chat_template_kwargs
     read = PromptArguments(

@@ -15,6 +15,7 @@ from extproc.config.schema import Model
 from extproc.fleet.polling import MAX_QUESTIONS, Client, Question, fetch_report
 from extproc.fleet.record import SelfReport, Worker
 from kvstate.feeds.backoff import Backoff
+from kvstate.undecodable import UNDECODABLE
 
 MODELS = "/v1/models"
 SERVER_INFO = ("/server_info", "/get_server_info")
@@ -63,7 +64,7 @@ def cards_in(answer: bytes) -> list[Card] | None:
     """Returns the entries of an answer to GET /v1/models, up to `MAX_LISTED`; None if invalid."""
     try:
         return msgspec.json.decode(answer, type=_ModelCards).data[:MAX_LISTED]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
 
 
@@ -71,7 +72,7 @@ def block_size_in(answer: bytes) -> int | None:
     """Returns the tokens of a block in an answer to /server_info; None if it is missing."""
     try:
         info = msgspec.json.decode(answer, type=_ServerInfo)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     size = info.kv_events.block_size if info.kv_events else None
     size = size or info.page_size

@@ -13,6 +13,7 @@ import msgspec
 
 from extproc.fleet.record import Worker
 from extproc.requests.prompt import FORM_NAMES, PRINTED
+from kvstate.undecodable import decode_saved
 
 # Workers that are encoded without a pause: well under a millisecond.
 AT_ONCE = 256
@@ -70,10 +71,7 @@ class ProofMemory:
         Raises:
             ValueError: it is no such thing.
         """
-        try:
-            read = _decoder.decode(contents)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise ValueError("it is not readable") from None
+        read = decode_saved(_decoder, contents)
         if not all(0 <= one.forms <= _ALL_FORMS for one in read.values()):
             raise ValueError("no worker can have proved this")
         self._restored |= read

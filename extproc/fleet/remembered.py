@@ -14,6 +14,7 @@ from extproc.fleet.identifying import Identifying
 from extproc.fleet.identity import MAX_ARGUMENT, EngineAnswer
 from extproc.fleet.record import Worker
 from extproc.routing.speed import SavedSpeed
+from kvstate.undecodable import decode_saved
 
 
 class _Remembered(NamedTuple):
@@ -75,10 +76,7 @@ class RememberedWorkers:
         Raises:
             ValueError: it is no such thing.
         """
-        try:
-            read = _decoder.decode(contents)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise ValueError("it is not readable") from None
+        read = decode_saved(_decoder, contents)
         if not all(one.is_sound for one in read.values()):
             raise ValueError("no worker is like that")
         self._restored |= read

@@ -12,6 +12,7 @@ import msgspec
 from extproc.media.identities import MAX_RUNS
 from extproc.media.item_news import ItemNews
 from extproc.media.knowledge import MediaKnowledge
+from kvstate.undecodable import decode_saved
 
 log = logging.getLogger("kvsteer.state")
 
@@ -68,10 +69,7 @@ class MediaMemory:
         Raises:
             ValueError: it is no such thing.
         """
-        try:
-            piece = _decoder.decode(contents)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise ValueError("it is not readable") from None
+        piece = decode_saved(_decoder, contents)
         if not all(one.is_sound for one in piece.items):
             raise ValueError("no engine has such media")
         if piece.tag != self._tag:

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
+from kvstate.undecodable import UNDECODABLE
+
 
 class Usage(NamedTuple):
     """An engine's report of a request; None for figures that it leaves out.
@@ -184,7 +186,7 @@ class UsageScanner:
             for answer in answers[-1:]:
                 self._figures.update(_figures_of(answer))
                 self.response_id = self.response_id or _id_of(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             return
 
 

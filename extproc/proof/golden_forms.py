@@ -20,6 +20,7 @@ from extproc.requests.dialect import Dialect, rivals_of
 from extproc.requests.prompt import BY_RELEASE, CUT, FORM_NAMES, PRINTED, Chat, Prompt, forms_of
 from extproc.requests.request import CHAT_PATH, parse
 from kvstate.overlap import Tokens
+from kvstate.undecodable import UNDECODABLE
 
 
 class FormQuestion(NamedTuple):
@@ -209,7 +210,7 @@ def _ids(answer: bytes) -> Tokens | None:
         of_input = shown.input_messages[0].tokens if shown.input_messages else None
         ids = shown.prompt_token_ids or of_choice or of_input or shown.token_ids
         return Tokens("I", ids) if ids else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+    except (*UNDECODABLE, OverflowError):
         return None
 
 

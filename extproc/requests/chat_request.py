@@ -43,6 +43,7 @@ from extproc.requests.prompt import (
     refusal_of,
     token_limit,
 )
+from kvstate.undecodable import UNDECODABLE
 
 # Kinds of text parts, and the key of the text in each. Older engines refuse newer kinds
 # ("output_text"), so no prompt differs.
@@ -245,7 +246,7 @@ def _call(call: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE:
             raise RequestError("unsupported_tool_arguments") from None
     if not isinstance(arguments, dict):
         raise RequestError("unsupported_tool_arguments")

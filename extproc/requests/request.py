@@ -38,6 +38,7 @@ from extproc.requests.prompt import (
 )
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
+from kvstate.undecodable import UNDECODABLE
 
 __all__ = [
     "CHAT_PATH",
@@ -333,7 +334,7 @@ def model_of(body: bytes) -> str | None:
 def _named(body: bytes) -> str | None:
     try:
         return _any_body.decode(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
 
 
@@ -381,7 +382,7 @@ def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         return _PARSERS[path](body)
     except msgspec.ValidationError:
         raise RequestError("bad_request") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raise RequestError("bad_json") from None
 
 

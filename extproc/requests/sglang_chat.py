@@ -26,6 +26,7 @@ from extproc.requests.prompt import (
 )
 from extproc.requests.sglang_media import MediaFields, arguments_of, media_part, media_parts_of
 from extproc.requests.sglang_rules import SglangRules, Switches
+from kvstate.undecodable import UNDECODABLE
 
 Messages = list[dict[str, Any]]
 
@@ -322,7 +323,7 @@ def _object(arguments: object) -> dict[str, Any] | None:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE:
             raise RequestError("unsupported_tool_arguments") from None
         if not _are_narrow(arguments):
             raise RequestError("unsupported_tool_arguments")  # the engine's parser rounds them

@@ -23,6 +23,7 @@ from extproc.requests.sglang_chat import (
     printed_tools,
 )
 from extproc.requests.sglang_rules import SglangRules
+from kvstate.undecodable import UNDECODABLE
 
 _LABEL = "Developer instructions:"
 
@@ -148,7 +149,7 @@ def _call(item: dict[str, Any], arguments: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             is_object = isinstance(msgspec.json.decode(arguments), dict)
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE:
             is_object = False
         written = arguments if is_object else "{}"
     elif isinstance(arguments, dict):

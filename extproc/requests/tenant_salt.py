@@ -18,6 +18,7 @@ import msgspec
 from extproc.requests.added_fields import with_fields
 from extproc.requests.field_edits import FieldEdit, apply_edits
 from kvstate import scan
+from kvstate.undecodable import UNDECODABLE
 
 FIELD = "cache_salt"
 
@@ -106,7 +107,7 @@ def salting_of(body: bytes) -> Salting | None:
 def _text(value: bytes) -> str | None:
     try:
         return msgspec.json.decode(value, type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
 
 

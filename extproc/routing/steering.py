@@ -17,6 +17,7 @@ from extproc.requests.costly_json import MAX_ID_COMMAS, refuse_costly
 from extproc.requests.messages_request import BILLING_LINE
 from extproc.requests.prompt import NULL, is_given
 from extproc.requests.request import MAX_BYTES
+from kvstate.undecodable import UNDECODABLE
 
 # How much is hashed of a prompt that is one text, or a list of token ids.
 BEGINNING_CHARACTERS = 4_096
@@ -102,7 +103,7 @@ def beginning_of(path: str, body: bytes) -> bytes:
             return grpc_request.ids_of(path, body)[:BEGINNING_IDS].tobytes()
         refuse_costly(body, MAX_ID_COMMAS)
         return _conversation_text(_body.decode(body))
-    except (RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (RequestError, *UNDECODABLE):
         return b""
 
 

@@ -24,6 +24,7 @@ from extproc.media.item_news import ItemNews
 from extproc.requests.outline import MOST_DIGESTS
 from extproc.routing.marks import LAST_TOKENS, LENGTHS, Marks
 from kvstate.errors import KVSteerError
+from kvstate.undecodable import UNDECODABLE
 
 # Of the first version; a format that older routers do not understand gets another one.
 MAGIC = b"KVS\x01"
@@ -348,7 +349,7 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
     body = unsealed(wire, keys)
     try:
         news = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         raise MessageError("malformed") from None
     if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
         raise MessageError("malformed")

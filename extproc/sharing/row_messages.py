@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from extproc.sharing.messages import Keys, MessageError, sealed, unsealed
+from kvstate.undecodable import UNDECODABLE
 
 MAGIC = b"KVR\x01"
 
@@ -84,6 +85,6 @@ def decoded(wire: bytes, keys: Keys) -> RowsMessage:
     """
     try:
         message: RowsMessage = _decoder.decode(unsealed(wire, keys, MAGIC))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raise MessageError("malformed") from None
     return message

@@ -22,6 +22,7 @@ from extproc.requests.prompt import (
 )
 from extproc.templates.conversions import with_reasoning
 from kvstate.overlap import Tokens
+from kvstate.undecodable import UNDECODABLE
 
 PATH = "/tokenize"
 
@@ -96,7 +97,7 @@ def answered(content: bytes) -> Tokens:
     """
     try:
         answer = _answer.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raise RequestError("tokenizer_failed") from None
     if not answer.tokens or answer.count not in (None, len(answer.tokens)):
         raise RequestError("tokenizer_failed")

@@ -11,6 +11,7 @@ import msgspec
 
 from extproc.tokenizing.byte_pairs import MAX_TOKENS
 from extproc.tokenizing.split_patterns import check_pattern
+from kvstate.undecodable import UNDECODABLE
 
 # Control tokens of files that list none; those up to version 7 may do that.
 _UNLISTED = (
@@ -98,7 +99,7 @@ def read_tekken(content: bytes) -> Tekken:
         raise ValueError(f"more than {MAX_TOKENS} tokens")
     try:
         file = _decoder.decode(content)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise ValueError(f"no tekken.json: {error}") from None
     config = file.config
     check_pattern(config.pattern)
@@ -120,7 +121,7 @@ def _settings(raw: msgspec.Raw) -> dict[str, Any] | None:
         raise ValueError(f"model settings of more than {MAX_SETTINGS_BYTES} bytes")
     try:
         return msgspec.json.decode(raw, type=dict[str, Any] | None)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         raise ValueError("its model settings are no object") from None
 
 

@@ -20,6 +20,7 @@ import msgspec
 from kvstate.errors import WireError
 from kvstate.events import BlockHash, BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
 from kvstate.overlap import DEFAULT_MEDIUM, Extra, Tokens
+from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import HARMLESS, INTEGERS, MAX_GROUP, Skipped, extras_of, with_root
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
@@ -33,7 +34,6 @@ MAX_EVENTS = 65_536
 MAX_SPOILT_BYTES = 64 * 1024
 
 # The errors that msgspec raises for invalid bytes.
-BAD_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class DrainedEvent(NamedTuple):
@@ -82,7 +82,7 @@ def parse_drain(body: bytes) -> list[msgspec.Raw]:
         if len(body) > MAX_SPOILT_BYTES:
             _numbered_decoder.decode(body)  # ends at the first item that is not an event
         return _list_decoder.decode(body)
-    except BAD_JSON:
+    except UNDECODABLE:
         raise WireError("answer is no JSON list of events") from None
 
 
@@ -90,7 +90,7 @@ def error_of(body: bytes) -> str | None:
     """Returns the server's error text if it answers {"error": ...}, else None."""
     try:
         error = _error_decoder.decode(body).error
-    except BAD_JSON:
+    except UNDECODABLE:
         return None
     return error if isinstance(error, str) else "an error"
 
@@ -103,7 +103,7 @@ def parse_event(raw: msgspec.Raw) -> DrainedEvent:
     """
     try:
         event = _envelope_decoder.decode(raw)
-    except BAD_JSON:
+    except UNDECODABLE:
         raise WireError("event has no number") from None
     if not 0 <= event.event_id <= MAX_SEQUENCE:
         raise WireError("event has no number")
@@ -391,12 +391,12 @@ class RankDecoder:
 def _kind_of(data: msgspec.Raw) -> str | None:
     try:
         return _kind_decoder.decode(data).type
-    except BAD_JSON:
+    except UNDECODABLE:
         return None
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Data], data: msgspec.Raw) -> _Data:
     try:
         return decoder.decode(data)
-    except BAD_JSON:
+    except UNDECODABLE:
         raise Skipped("malformed_event") from None

@@ -33,6 +33,7 @@ from kvstate.events import (
     finished,
 )
 from kvstate.overlap import Tokens, tokens_of
+from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import (
     HARMLESS,
     INTEGERS,
@@ -328,7 +329,6 @@ _MAX_SCALAR_BYTES = 9
 _decoder = msgspec.msgpack.Decoder()
 _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
-_NOT_MSGPACK = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class _Head(NamedTuple):
@@ -446,7 +446,7 @@ def _event(raw: msgspec.Raw) -> object:
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes | msgspec.Raw) -> Any:
     try:
         return decoder.decode(raw)
-    except _NOT_MSGPACK as error:
+    except UNDECODABLE as error:
         raise WireError(f"payload is not msgpack: {_without_content(error)}") from None
 
 

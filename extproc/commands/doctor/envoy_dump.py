@@ -19,6 +19,7 @@ from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.commands.doctor.tenancy import judge_failure_mode
 from extproc.config.schema import Config, Tls
 from extproc.requests.request import PATHS
+from kvstate.undecodable import UNDECODABLE
 
 Node = Mapping[str, Any]
 # The hosts of each cluster, as ip:port or unix:PATH, each with the number of its failed connections
@@ -66,7 +67,7 @@ def judge_envoy(
     """
     try:
         raw = msgspec.json.decode(dump)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raw = None
     if not isinstance(raw, Mapping) or not isinstance(raw.get("configs"), list):
         yield about.wrong("envoy-unreadable", "its /config_dump cannot be read")
@@ -182,7 +183,7 @@ def hosts_in(answer: bytes) -> Hosts:
     """Returns the hosts of each cluster that has any, from an answer to /clusters?format=json."""
     try:
         raw = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return {}
     return {
         str(mapping(one).get("name")): {

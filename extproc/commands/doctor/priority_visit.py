@@ -13,6 +13,7 @@ from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.worker_visit import Means, WorkerReport
 from extproc.config.schema import WorkerSettings
 from extproc.routing.priorities import apis_without_priority
+from kvstate.undecodable import UNDECODABLE
 
 CHECK = "classes"
 PATH = "/server_info?config_format=json"
@@ -63,7 +64,7 @@ def judge_scheduling(about: Subject, engine: Engine | None, info: bytes) -> Iter
 def _judge_policy(about: Subject, engine: Engine, info: bytes) -> Iterator[Finding]:
     try:
         told = msgspec.json.decode(info, type=_SchedulingInfo)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         told = _SchedulingInfo()
     policy, is_on = told.vllm_config.scheduler_config.policy, told.enable_priority_scheduling
     if engine.name == VLLM and policy is not None:

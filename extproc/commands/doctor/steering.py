@@ -21,6 +21,7 @@ from extproc.commands.doctor.envoy_dump import (
     typed,
 )
 from extproc.commands.doctor.findings import STEERING, Finding, Subject, name_list
+from kvstate.undecodable import UNDECODABLE
 
 ALL_PERCENT = 100
 
@@ -60,7 +61,7 @@ def counters_in(answer: bytes) -> SteeringCounters | None:
     """Returns the counters in an answer of Envoy to /stats?format=json, None if it is none."""
     try:
         raw = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     if not isinstance(raw, Mapping) or not isinstance(raw.get("stats"), list):
         return None
@@ -86,7 +87,7 @@ def doors_in(dump: bytes) -> list[Door] | None:
     """Returns the listeners with an ext_proc filter, from a /config_dump; None if it is none."""
     try:
         raw = msgspec.json.decode(dump)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     if not isinstance(raw, Mapping) or not isinstance(raw.get("configs"), list):
         return None

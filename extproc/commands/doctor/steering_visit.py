@@ -23,6 +23,7 @@ from extproc.commands.doctor.steering import (
 )
 from extproc.commands.doctor.worker_visit import Means
 from extproc.commands.health import TIMEOUT_SECONDS, fault_of
+from kvstate.undecodable import UNDECODABLE
 
 DUMP = "/config_dump"
 STATS = "/stats?format=json&filter=ext_proc"
@@ -100,7 +101,7 @@ class _Settings(NamedTuple):
 async def _settings(means: Means) -> _Settings:
     answer = await means.web.get(f"http://{local(means.config.admin.listen)}/steering")
     status: Any = None
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    with suppress(*UNDECODABLE):
         status = msgspec.json.decode(answer.body) if answer.is_ok else None
     if not isinstance(status, dict) or not isinstance(status.get("percent"), int | float):
         return _Settings()

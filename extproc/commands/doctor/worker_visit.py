@@ -22,6 +22,7 @@ from extproc.fleet.polling import Client
 from extproc.routing.pins import pin_of
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.undecodable import UNDECODABLE
 
 HEALTH = "/health"
 # The APIs on which requests may name a rank.
@@ -434,7 +435,7 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
         yield about.wrong("prefix-caching-off", says)
     try:
         is_off = msgspec.json.decode(info, type=_ReportedServerInfo).disable_radix_cache
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         is_off = False
     if is_off:
         says = "the engine's prefix cache is off (/server_info): it reuses nothing"
@@ -451,7 +452,7 @@ def sources_in(path: str, answer: bytes, host: str) -> ReportedSources | None:
         return ReportedSources(sources, path)
     try:
         raw = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     if not isinstance(raw, Mapping):
         return None

@@ -30,6 +30,7 @@ from extproc.config.schema import (
 )
 from extproc.config.sections import BOTH, DECODE, PREFILL, ROLES
 from extproc.fleet.discovery.view import Sighting, worker_at
+from kvstate.undecodable import UNDECODABLE
 
 Part = TypeVar("Part", bound="Thing")
 
@@ -137,7 +138,7 @@ def read_listing(body: bytes) -> Listing | None:
         return None
     try:
         return msgspec.json.decode(body, type=Listing)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return None
 
 
@@ -145,7 +146,7 @@ def read_event(line: bytes) -> WatchEvent | None:
     """Returns a watch event; None if the line is not one."""
     try:
         return msgspec.json.decode(line, type=WatchEvent)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return None
 
 
@@ -153,7 +154,7 @@ def read_thing(raw: msgspec.Raw, kind: type[Part]) -> Part | None:
     """Returns an object of a kind; None if it cannot be read, or has no uid."""
     try:
         thing = msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return thing if thing.metadata.uid else None
 
@@ -162,7 +163,7 @@ def read_refusal(body: bytes | msgspec.Raw) -> RefusalStatus:
     """Returns why the server refuses; an empty `Refusal` if it does not say."""
     try:
         return msgspec.json.decode(body, type=RefusalStatus)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return RefusalStatus()
 
 
@@ -170,7 +171,7 @@ def read_version(raw: msgspec.Raw) -> str:
     """Returns the resourceVersion of any object, also of a bookmark; "" if it has none."""
     try:
         return msgspec.json.decode(raw, type=Thing).metadata.resource_version
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return ""
 
 
