@@ -10,8 +10,8 @@ from selenium.webdriver import ActionChains, Keys
 
 from tests.page.background import Background, in_background
 from tests.page.browser import Browser
-from tests.system.routing.test_screenshots import MODEL as SEEING_MODEL
-from tests.system.routing.test_screenshots import SEEING, Conversation
+from tests.system.screenshots import MODEL as SEEING_MODEL
+from tests.system.screenshots import SEEING, Conversation
 from tests.system.system import System, chat, long_text, running
 
 pytestmark = pytest.mark.slow
