@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (fault := _misuse(given)) is not None:
         print(fault, file=sys.stderr)
         return 2
-    parsed = _parser(given[0]).parse_args(given)
+    parsed = make_parser(given[0]).parse_args(given)
     try:
         status = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -94,7 +94,7 @@ _GROUPS = {
 def _misuse(given: Sequence[str]) -> str | None:
     """Returns what to say if no command is given, or none that exists; None if one is."""
     if not given:
-        return _parser("").format_help().rstrip()
+        return make_parser("").format_help().rstrip()
     names, word = [name for group in _GROUPS.values() for name in group], given[0]
     if word in names or word.startswith("-"):
         return None
@@ -105,7 +105,7 @@ def _misuse(given: Sequence[str]) -> str | None:
     return f"kvsteer: there is no command {word!r}; {hint}"
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
+def make_parser(command: str | None) -> argparse.ArgumentParser:
     """Returns the parser.
 
     command: the command given; the modules of others are not loaded. None loads all options.
@@ -549,7 +549,7 @@ def _show_explanation(arguments: argparse.Namespace, told: "Mapping[str, Any]") 
 def _completion(arguments: argparse.Namespace) -> int:
     from extproc.commands.completion import commands_of, script
 
-    print(script(arguments.shell, commands_of(_parser(None))), end="")
+    print(script(arguments.shell, commands_of(make_parser(None))), end="")
     return 0
 
 

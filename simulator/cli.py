@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status: 1 if it could not start."""
     try:
-        asyncio.run(_serve(_settings(arguments)))
+        asyncio.run(_serve(settings_of(arguments)))
     except (OSError, ValueError) as error:
         print(f"worker: {_in_words(error)}", file=sys.stderr)
         return 1
@@ -79,7 +79,8 @@ def _in_words(error: OSError | ValueError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Returns the settings that the options name."""
     events, replay = _endpoint(arguments.events), _endpoint(arguments.replay)
     return Settings(
         listen=arguments.listen,
@@ -127,11 +128,12 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running(settings) as worker:
-        print(_greeting(worker), flush=True)
+        print(greeting(worker), flush=True)
         await stop.wait()
 
 
-def _greeting(worker: SimulatedWorker) -> str:
+def greeting(worker: SimulatedWorker) -> str:
+    """Returns the line that a worker prints once it listens."""
     parts = [f"worker {worker.name} listening on {worker.url}"]
     if worker.events_endpoints:
         parts.append(f"events {' '.join(worker.events_endpoints)}")

@@ -1,6 +1,5 @@
 """The documentation says what the code does."""
 
-import argparse
 import os
 import re
 import subprocess
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extproc.__main__ import _parser
+from extproc.__main__ import make_parser
+from extproc.commands.completion import commands_of
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.disaggregation.legs import WORDS
@@ -81,26 +81,17 @@ def test_example_configuration_is_accepted() -> None:
     assert len(parse(example, "docs/configuration.md").workers) == 5
 
 
-def options_of(command: argparse.ArgumentParser) -> set[str]:
-    return {
-        option
-        for action in command._actions
-        if action.help != argparse.SUPPRESS
-        for option in action.option_strings
-        if option not in ("-h", "--help")
-    }
-
-
 def test_commands_and_options_are_all_documented() -> None:
-    (commands,) = (
-        one for one in _parser(None)._actions if isinstance(one, argparse._SubParsersAction)
-    )
+    commands = commands_of(make_parser(None))
     sections = (DOCS / "cli.md").read_text().split("\n### kvsteer ")[1:]
     documented = {
         section.split("\n")[0]: set(re.findall(r"`(--[\w-]+)", "".join(rows_in(section))))
         for section in sections
     }
-    assert documented == {name: options_of(one) for name, one in commands.choices.items()}
+    assert documented == {
+        name: {option for one in options for option in one.names} - {"-h", "--help"}
+        for name, (_, options) in commands.items()
+    }
 
 
 def rows_in(section: str) -> list[str]:

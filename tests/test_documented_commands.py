@@ -3,7 +3,6 @@
 tests/system/documents runs those that can be run.
 """
 
-import argparse
 import contextlib
 import io
 import re
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.__main__ import _parser
+from extproc.__main__ import make_parser
+from extproc.commands.completion import commands_of
 from tests.documented import PAGES
 
 # The program's name, in a container's command after that of the image, and a command's.
@@ -33,7 +33,7 @@ def commands_in(text: str) -> Iterator[str]:
 
 
 def test_commands_in_blocks_are_accepted() -> None:
-    parser, refused, count = _parser(None), [], 0
+    parser, refused, count = make_parser(None), [], 0
     for page in PAGES:
         if page.name == "CHANGELOG.md":  # it shows what was
             continue
@@ -52,12 +52,9 @@ def test_commands_in_blocks_are_accepted() -> None:
 
 def options() -> dict[str, set[str]]:
     """The options of every command."""
-    (commands,) = (
-        one for one in _parser(None)._actions if isinstance(one, argparse._SubParsersAction)
-    )
     return {
-        name: {option for action in one._actions for option in action.option_strings}
-        for name, one in commands.choices.items()
+        name: {option for one in found for option in one.names}
+        for name, (_, found) in commands_of(make_parser(None)).items()
     }
 
 

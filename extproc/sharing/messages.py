@@ -332,7 +332,7 @@ def encoded(news: RouterNews, keys: Keys) -> bytes:
 def sealed(body: bytes, keys: Keys, tag: bytes, magic: bytes = MAGIC) -> bytes:
     """Returns a message with this body, from the sender with this tag."""
     head = magic + keys.fleet + tag
-    return head + _seal(keys, head, body) + body
+    return head + seal_of(keys, head, body) + body
 
 
 def is_from(wire: bytes, tag: bytes) -> bool:
@@ -373,12 +373,13 @@ def unsealed(wire: bytes, keys: Keys, magic: bytes = MAGIC) -> bytes:
     head, body = wire[:_HEAD_BYTES], wire[_SEALED_FROM:]
     if head[len(magic) : -_TAG_BYTES] != keys.fleet:
         raise MessageError("other_secret")
-    if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], _seal(keys, head, body)):
+    if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], seal_of(keys, head, body)):
         raise MessageError("forged")
     return body
 
 
-def _seal(keys: Keys, head: bytes, body: bytes) -> bytes:
+def seal_of(keys: Keys, head: bytes, body: bytes) -> bytes:
+    """Returns what proves that a message with this head and body is of a router with the keys."""
     sealed = blake2b(head, key=keys.seal, digest_size=_SEAL_BYTES)
     sealed.update(body)
     return sealed.digest()

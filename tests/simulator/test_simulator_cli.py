@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulator.cli import _greeting, _settings, add_arguments, run
+from simulator.cli import add_arguments, greeting, run, settings_of
 from simulator.server import running
 from simulator.settings import Settings, split_address
 
@@ -105,17 +105,17 @@ def test_options_reach_the_settings() -> None:
     numbers = ("--ranks", "2", "--host-blocks", "3", "--drain-events", "4")
     switches = ("--bigrams", "--connect", "--misbehave")
     endpoints = ("--events", "tcp://h:5000", "--replay", "tcp://h:6000")
-    told = _settings(parsed("--dialect", "sglang-0.4", *numbers, *switches, *endpoints))
+    told = settings_of(parsed("--dialect", "sglang-0.4", *numbers, *switches, *endpoints))
     assert told.dialect == "sglang-0.4"
     assert (told.ranks, told.host_blocks, told.drain_events) == (2, 3, 4)
     assert (told.bigrams, told.connect, told.misbehave) == (True, True, True)
     assert not told.placeholders
-    assert _settings(parsed("--placeholders", "--events", "none")).placeholders
+    assert settings_of(parsed("--placeholders", "--events", "none")).placeholders
 
 
 async def test_worker_with_ranks_names_the_address_of_each() -> None:
     async with running(Settings(name="two", ranks=2)) as worker:
-        line = _greeting(worker)
+        line = greeting(worker)
     assert len(re.findall(r"tcp://127\.0\.0\.1:\d+", line)) == 4
 
 

@@ -21,6 +21,7 @@ from extproc.serving.exchange import Service
 from extproc.serving.router import Router
 from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
+from tests.system.configuration import configuration
 from tests.system.envoy_process import running_envoy
 
 BUFFERED = "BUFFERED"
@@ -127,20 +128,11 @@ async def picker(
     endpoints: Sequence[str], changes: Tree | None = None, *, starts: bool = True
 ) -> AsyncIterator[Picker]:
     """A router in front of these workers; starts: whether it listens."""
-    changes = dict(changes or {})
-    own = {"listen": f"127.0.0.1:{free_port()}", **changes.pop("extproc", {})}
-    text = yaml.safe_dump(
-        {
-            "extproc": own,
-            "envoy": {
-                "listen": f"127.0.0.1:{free_port()}",
-                "admin": f"127.0.0.1:{free_port()}",
-            },
-            "models": [{"name": "m"}],
-            "workers": [{"endpoint": endpoint} for endpoint in endpoints],
-            **changes,
-        }
-    )
+    fleet = {
+        "models": [{"name": "m"}],
+        "workers": [{"endpoint": endpoint} for endpoint in endpoints],
+    }
+    text = yaml.safe_dump(configuration(fleet | (changes or {})))
     config = parse(text, "gateway")
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     metrics = Metrics(workers.states)

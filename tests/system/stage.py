@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from extproc.config.schema import ExtProc
 from tests.ports import free_port
+from tests.system.configuration import configuration, local_address
 from tests.system.envoy_process import ENVOY
 from tests.system.parts import Part
 
@@ -61,17 +63,17 @@ class Stage:
         self._ports = [[free_port() for _ in range(3)] for _ in range(WORKERS)]
         self.endpoints = [f"127.0.0.1:{api}" for api, _, _ in self._ports]
         self.workers = [self._worker(number) for number in range(WORKERS)]
-        self._listen, self._admin = _address(), _address()
+        self._listen, self._admin = local_address(), local_address()
         self.places = [self._place(number) for number in range(2)]
         self.routers = [self._router(number) for number in range(2)]
         printed = self._printed()
         self.envoy = self._envoy("envoy", printed, self._listen, self._admin)
         self.url = f"http://{self._listen}"
         self.envoy_admin = f"http://{self._admin}"
-        other, other_admin = _address(), _address()
+        other, other_admin = local_address(), local_address()
         self.plain = self._envoy("plain", _without_router(printed), other, other_admin)
         self.plain_url = f"http://{other}"
-        pair, pair_admin = _address(), _address()
+        pair, pair_admin = local_address(), local_address()
         members = [place.extproc for place in self.places]
         self.envoy_of_two = self._envoy("of-two", _with_routers(printed, members), pair, pair_admin)
         self.url_of_two = f"http://{pair}"
@@ -123,13 +125,9 @@ class Stage:
         return Part(f"worker {number}", [*KVSTEER, "worker", *options], log, health)
 
     def _place(self, number: int) -> Place:
-        extproc, admin, metrics = _address(), _address(), _address()
         config_file = self._directory / f"router-{number}.yaml"
-        router = {"listen": extproc, "max_body_bytes": MAX_BODY_BYTES, "server": self.server}
-        configuration = {
-            "extproc": router,
-            "admin": {"listen": admin},
-            "metrics": {"listen": metrics},
+        sections: dict[str, Any] = {
+            "extproc": {"max_body_bytes": MAX_BODY_BYTES, "server": self.server},
             "envoy": {
                 "listen": self._listen,
                 "admin": self._admin,
@@ -148,8 +146,12 @@ class Stage:
             ],
         }
         if self._sharing:
-            configuration["sharing"] = {"url": self._sharing, "name": f"router-{number}"}
-        config_file.write_text(yaml.safe_dump(configuration))
+            sections["sharing"] = {"url": self._sharing, "name": f"router-{number}"}
+        written = configuration(sections)
+        config_file.write_text(yaml.safe_dump(written))
+        extproc, admin, metrics = (
+            written[one]["listen"] for one in ("extproc", "admin", "metrics")
+        )
         return Place(config_file, f"http://{admin}", f"http://{metrics}", extproc)
 
     def _router(self, number: int) -> Part:
@@ -180,10 +182,6 @@ def staged(directory: Path, server: str, sharing: str = "") -> Iterator[Stage]:
         yield stage
     finally:
         stage.close()
-
-
-def _address() -> str:
-    return f"127.0.0.1:{free_port()}"
 
 
 def _port_line(old: str, new: str) -> tuple[str, str]:

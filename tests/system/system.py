@@ -20,6 +20,7 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
 from tests import copies
 from tests.ports import free_port
+from tests.system.configuration import configuration
 from tests.system.envoy_process import running_envoy
 from tests.waiting import until
 
@@ -235,7 +236,7 @@ async def running(
             wanted.append(Settings(model=models[position % len(models)], **own))
         fleet, stops = await started(stack, wanted)
         config_file = directory / "kvsteer.yaml"
-        written = _configuration(fleet, models) | (changes or {})
+        written = configuration(_fleet(fleet, models) | (changes or {}))
         for section, patience in PATIENCE.items():
             written[section] = patience | written[section]
         if proxied is not None:
@@ -273,15 +274,8 @@ def _half_of(worker: SimulatedWorker) -> dict[str, Any]:
     return {"role": settings.role, "transfer_port": port}
 
 
-def _configuration(workers: Sequence[SimulatedWorker], models: Sequence[str]) -> dict[str, Any]:
+def _fleet(workers: Sequence[SimulatedWorker], models: Sequence[str]) -> dict[str, Any]:
     return {
-        "extproc": {"listen": f"127.0.0.1:{free_port()}"},
-        "admin": {"listen": f"127.0.0.1:{free_port()}"},
-        "metrics": {"listen": f"127.0.0.1:{free_port()}"},
-        "envoy": {
-            "listen": f"127.0.0.1:{free_port()}",
-            "admin": f"127.0.0.1:{free_port()}",
-        },
         "models": [{"name": model, "tokenizer": str(TINY_MODEL)} for model in models],
         "workers": [
             {

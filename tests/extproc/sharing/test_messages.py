@@ -23,7 +23,6 @@ from extproc.sharing.messages import (
     OutlineNews,
     RouterNews,
     WorkerNews,
-    _seal,
     claim_news,
     decoded,
     encoded,
@@ -31,6 +30,7 @@ from extproc.sharing.messages import (
     keys_of,
     known_news,
     packed,
+    seal_of,
     sender_tag,
     turn_news,
     worker_id,
@@ -83,7 +83,7 @@ FIELDS = st.recursive(
 
 def sealed(body: bytes) -> bytes:
     head = MAGIC + KEYS.fleet + sender_tag("a", 1)
-    return head + _seal(KEYS, head, body) + body
+    return head + seal_of(KEYS, head, body) + body
 
 
 @given(NEWS)

@@ -15,10 +15,11 @@ from extproc.config.reader import load
 from extproc.envoy.endpoint_files import Lane, assignment, path_of
 from extproc.envoy.envoy_config import render
 from simulator.server import running as running_worker
-from simulator.settings import Settings
+from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
+from tests.system.configuration import configuration
 from tests.system.envoy_process import running_envoy
-from tests.system.system import System, _configuration, chat, long_text
+from tests.system.system import System, chat, long_text
 from tests.waiting import until
 
 
@@ -66,12 +67,13 @@ async def following() -> AsyncIterator[Following]:
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
         fleet = [await stack.enter_async_context(running_worker(Settings())) for _ in range(3)]
-        changes = {
-            "workers": [],
-            "discovery": {"file": str(directory / "workers.yaml")},
-        }
-        raw = _configuration([], ["tiny"]) | changes
-        raw["envoy"]["eds_directory"] = str(directory)
+        raw = configuration(
+            {
+                "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+                "discovery": {"file": str(directory / "workers.yaml")},
+                "envoy": {"eds_directory": str(directory)},
+            }
+        )
         config_file = directory / "kvsteer.yaml"
         config_file.write_text(yaml.safe_dump(raw))
         session = await stack.enter_async_context(aiohttp.ClientSession())
