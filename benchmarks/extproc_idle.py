@@ -101,7 +101,7 @@ async def serve_grpclib(listen: str) -> None:
 class IdleExchange:
     """A stream on the lean server that always answers CONTINUE."""
 
-    async def receive(self, message: ProxyMessage) -> list[ProcessingResponse]:
+    def step(self, message: ProxyMessage) -> list[ProcessingResponse]:
         return [LEAN_GO_ON[message.kind]]
 
     def close(self) -> None:

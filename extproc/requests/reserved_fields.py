@@ -72,16 +72,18 @@ _ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _FIRST_BYTES = 4
 
 
-def without_reserved(body: bytes) -> bytes | None:
+def without_reserved(body: bytes, *, compiled: bool = scan.IS_COMPILED) -> bytes | None:
     """Returns a body without the router's fields: the same object if it has none.
 
     Returns None if it has some and is not to be changed, because it is too large or too costly; and
     if it may hide some, since it is no object in UTF-8, but has their names in it. All other bytes
     stay as they are.
+
+    compiled: whether the scan is; the plain one is only for bodies that cost it little.
     """
     if _is_wide(body):
         return _wide(body)
-    if not scan.IS_COMPILED and (not _may_name(body) or _is_costly(body)):
+    if not compiled and (not _may_name(body) or _is_costly(body)):
         return None if _may_name(body) else body
     edits = _edits(body, _BODY)
     if edits is None:

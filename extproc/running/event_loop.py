@@ -50,7 +50,7 @@ class Sweeper:
     in the middle of a decision. It still collects the young generations, in microseconds.
 
     pending: returns how many collections of the middle generation await one of the oldest.
-    collect: collects all generations. seconds: a clock.
+    collect: collects all generations. seconds: a clock. look_seconds: between looks.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class Sweeper:
         pending: Callable[[], int] = lambda: gc.get_count()[2],
         collect: Callable[[], object] = gc.collect,
         seconds: Callable[[], float] = time.monotonic,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        self._look_seconds = look_seconds
         self._pending = pending
         self._collect = collect
         self._seconds = seconds
@@ -71,7 +73,7 @@ class Sweeper:
         gc.freeze()
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, _NEVER)
-        self._look_in(LOOK_SECONDS)
+        self._look_in(self._look_seconds)
 
     def close(self) -> None:
         """Stops; Python collects all generations again."""
@@ -89,7 +91,7 @@ class Sweeper:
         began, pending = self._seconds(), self._pending()
         if not pending:
             self._began_at = began
-            return LOOK_SECONDS
+            return self._look_seconds
         is_idle = late_seconds < BUSY_SECONDS
         is_overdue = pending >= MOST_PENDING or began - self._began_at >= PATIENCE_SECONDS
         parts = BUSY_PARTS if is_overdue else IDLE_PARTS
@@ -98,7 +100,7 @@ class Sweeper:
         self._collect()
         self._began_at = self._ended_at = self._seconds()
         self._sweep_seconds = self._ended_at - began
-        return LOOK_SECONDS
+        return self._look_seconds
 
     def _look_in(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

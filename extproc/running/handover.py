@@ -108,7 +108,8 @@ class Handover:
     """Waits for a successor, and passes state and sockets on to it.
 
     path: where it listens. write: writes the state file. sockets: returns the numbers of the
-    listening sockets, by the section of their address. stop: called once a successor serves.
+    listening sockets, by the section of their address. stop: called once a successor serves. user:
+    whose processes may ask.
     """
 
     def __init__(
@@ -117,7 +118,9 @@ class Handover:
         write: Callable[[], Awaitable[None]],
         sockets: Callable[[], Mapping[str, Sequence[int]]],
         stop: Callable[[], None],
+        user: int | None = None,
     ) -> None:
+        self._user = os.geteuid() if user is None else user
         self._path = path
         self._write = write
         self._sockets = sockets
@@ -171,7 +174,7 @@ class Handover:
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        if _user_of(connection) != os.geteuid():
+        if _user_of(connection) != self._user:
             log.warning("take-over: refused a process of user %d", _user_of(connection))
             return
         async with asyncio.timeout(SERVE_SECONDS):

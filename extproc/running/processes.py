@@ -141,10 +141,12 @@ class ProcessMember(NamedTuple):
         new.write_text(repr(percent))
         new.replace(Path(self.directory) / _SHARE)
 
-    async def follow(self, steer: Callable[[float], None]) -> None:
+    async def follow(
+        self, steer: Callable[[float], None], look_seconds: float = LOOK_SECONDS
+    ) -> None:
         """Follows the percentage that any process has set last, until it is cancelled.
 
-        Whatever else the file has is ignored.
+        Whatever else the file has is ignored. look_seconds: between looks at it.
         """
         last = b""
         while True:
@@ -156,7 +158,7 @@ class ProcessMember(NamedTuple):
                 percent = _percent_in(told)
                 if percent is not None:
                     steer(percent)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(look_seconds)
 
     def leave(self) -> None:
         """Removes this process's files, and the directory once it is empty.

@@ -110,10 +110,19 @@ def _alternate(count: int, places: Sequence[int]) -> list[int]:
 class Skeletons:
     """The skeletons of a template that only writes contents, by the roles of messages.
 
-    Safe to use from several threads.
+    Safe to use from several threads. most_sequences: of roles, that are known at most.
+    most_messages: of a conversation whose skeleton is found. max_characters: of a text.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        most_sequences: int = MOST_SEQUENCES,
+        most_messages: int = MOST_MESSAGES,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> None:
+        self._sequences, self._messages = most_sequences, most_messages
+        self._characters = max_characters
         self._by_roles: dict[tuple[str, ...], Skeleton] = {}
         self._is_refuted = False
 
@@ -131,7 +140,7 @@ class Skeletons:
         if known is None:
             return None
         text = known.fill(list(map(_content, messages)))
-        if len(text) > MAX_CHARACTERS:
+        if len(text) > self._characters:
             raise RequestError("too_many_characters")
         return text
 
@@ -144,7 +153,7 @@ class Skeletons:
         Raises:
             RequestError: rendering fails.
         """
-        if self._is_refuted or len(roles) > MOST_MESSAGES:
+        if self._is_refuted or len(roles) > self._messages:
             return
         marks = [
             {"role": role, "content": f"{_SPACE}{_OPEN}{at}{_CLOSE}{_SPACE}"}
@@ -159,6 +168,6 @@ class Skeletons:
         if self._is_refuted:
             self._by_roles = {}
             return
-        if len(self._by_roles) >= MOST_SEQUENCES:
+        if len(self._by_roles) >= self._sequences:
             self._by_roles = {}
         self._by_roles[roles] = skeleton

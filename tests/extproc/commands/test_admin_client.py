@@ -1,7 +1,7 @@
 import http.server
-import io
 import json
 import socketserver
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -183,13 +183,13 @@ def test_address_that_is_none_is_a_fault() -> None:
         ask("top", "nothing://127.0.0.1:1", "/workers")
 
 
-def test_explain_sends_the_headers_of_the_request(
-    answers: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"model": "m"}'))
-    named = ["--header", "x-tenant: a:b", "--header", "x-class:batch"]
-    assert main(["explain", "--admin", answers, "--json", *named]) == 0
-    sent = json.loads(capsys.readouterr().out)
+def test_explain_sends_the_headers_of_the_request(answers: str) -> None:
+    command = [sys.executable, "-m", "extproc", "explain", "--admin", answers, "--json"]
+    command += ["--header", "x-tenant: a:b", "--header", "x-class:batch"]
+    explained = subprocess.run(
+        command, input='{"model": "m"}', capture_output=True, text=True, check=True
+    )
+    sent = json.loads(explained.stdout)
     assert sent["headers"] == {"x-tenant": "a:b", "x-class": "batch"}
 
 

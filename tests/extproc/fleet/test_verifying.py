@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 from aiohttp import web
@@ -65,6 +65,15 @@ SOON = AskingTimes(
 )
 
 
+class ShownWorkers(FollowedWorkers):
+    """Workers without feeds, which may be shown as if they had some."""
+
+    is_live = False
+
+    def state(self, worker: str) -> FeedState:
+        return FeedState.LIVE if self.is_live else super().state(worker)
+
+
 class Before:
     """A router in front of these workers, without feeds."""
 
@@ -75,14 +84,15 @@ class Before:
         engine: str = "",
         times: AskingTimes = SOON,
         model: Path = TINY_MODEL,
+        kind: type[Tokenizer] = Tokenizer,
     ) -> None:
         of_engine = f", engine: {engine}" if engine else ""
         listed = ", ".join(f'{{endpoint: "{one}"{of_engine}}}' for one in endpoints)
         config = parse(CONFIG.format(tokenizer=model, workers=listed, verify=verify), "c")
-        tokenizer = Tokenizer.load(config.models[0])
+        tokenizer = kind.load(config.models[0])
         assert tokenizer is not None
         tokenizers = {"tiny": tokenizer}
-        self.fleet = FollowedWorkers(1, lambda: 0.0)
+        self.fleet = ShownWorkers(1, lambda: 0.0)
         self.workers = Workers(config, self.fleet, lambda _: [], tokenizers=tokenizers, times=times)
         self.router = Router(
             config, self.workers, tokenizers, Metrics(self.workers.states), Random(0)
@@ -213,7 +223,7 @@ async def test_difference_in_one_form_of_request_affects_only_that_form(
         ]
         proofs = before.workers.proofs
         (name,) = before.workers.records
-        monkeypatch.setattr(before.fleet, "state", lambda _: FeedState.LIVE)
+        before.fleet.is_live = True
         assert proofs.trust_for(CONVERSATION).state(name) == "live"
         assert proofs.trust_for(CONVERSATION | TOOLS).state(name) == "differs"
 
@@ -367,24 +377,23 @@ async def test_worker_whose_cache_is_emptied_is_verified_at_once(tmp_path: Path)
             await before.until("refuted")
 
 
-async def test_date_change_during_verification_is_no_difference(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Dated(Tokenizer):
+    """Before midnight it renders another date."""
+
+    calls: ClassVar[list[object]] = []
+
+    def encode(self, prompt: Any, *rest: Any) -> Any:
+        self.calls.append(prompt)
+        tokens = super().encode(prompt, *rest)
+        return tokens if len(self.calls) > len(GOLDEN) else tokens[1:]
+
+
+async def test_date_change_during_verification_is_no_difference() -> None:
     """What the router rendered before midnight is rendered again before it counts."""
-    async with simulated(Settings()) as worker:
-        before = Before(worker.endpoint)
-        (encoder,) = before.workers.verifying.encoders.values()
-        encode, calls = encoder.encode, []
-
-        def dated(prompt: Any) -> Any:
-            calls.append(prompt)
-            tokens = encode(prompt)
-            return tokens if len(calls) > len(GOLDEN) else tokens[1:]
-
-        monkeypatch.setattr(encoder, "encode", dated)
-        async with before:
-            await before.until("proved")
-            assert len(calls) == 2 * len(GOLDEN)
+    Dated.calls.clear()
+    async with simulated(Settings()) as worker, Before(worker.endpoint, kind=Dated) as before:
+        await before.until("proved")
+        assert len(Dated.calls) == 2 * len(GOLDEN)
 
 
 class ChatPath:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from extproc.requests import reserved_fields
 from extproc.requests.reserved_fields import (
     MAX_EDITED_BYTES,
     NAMES,
@@ -172,10 +174,8 @@ def test_without_reserved_refuses_a_body_with_too_many_reserved_fields() -> None
     assert without_reserved(b"{%b}" % b",".join([b'"bootstrap_room":1'] * 65)) is None
 
 
-def test_without_reserved_refuses_a_costly_body_where_no_scan_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(scan, "IS_COMPILED", False)
+def test_without_reserved_refuses_a_costly_body_where_no_scan_is_compiled() -> None:
+    without_reserved = partial(reserved_fields.without_reserved, compiled=False)
     costly = b'{"bootstrap_room":1,"a":[%b1]}' % (b"[]," * 100_000)
     assert without_reserved(costly) is None
     assert without_reserved(b'{"bootstrap_room":1,"a":[]}') == b'{"a":[]}'
@@ -186,10 +186,8 @@ def test_without_reserved_refuses_large_bodies_of_another_encoding() -> None:
     assert without_reserved(b"\xff\xfe" + bytes(MAX_EDITED_BYTES)) is None
 
 
-def test_without_reserved_refuses_large_bodies_without_the_compiled_core(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(scan, "IS_COMPILED", False)
+def test_without_reserved_refuses_large_bodies_without_the_compiled_core() -> None:
+    without_reserved = partial(reserved_fields.without_reserved, compiled=False)
     body = b'{"kv_transfer_params": 1, "a": "' + b"x" * MAX_EDITED_BYTES + b'"}'
     assert without_reserved(body) is None
     assert without_reserved(body.replace(b"kv_", b"vk_")) == body.replace(b"kv_", b"vk_")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.running import event_loop
 from extproc.running.event_loop import (
     BUSY_PARTS,
     IDLE_PARTS,
@@ -105,11 +104,10 @@ def thresholds() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("thresholds")
-async def test_sweeper_alone_collects_old_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_loop, "LOOK_SECONDS", 0.01)
+async def test_sweeper_alone_collects_old_cycles() -> None:
     knot = Knot()
     gone = weakref.ref(knot)
-    sweeper = Sweeper(pending=lambda: 1)
+    sweeper = Sweeper(pending=lambda: 1, look_seconds=0.01)
     gc.collect(1)
     sweeper.start()
     assert gc.get_threshold()[2] > 1_000_000

@@ -19,10 +19,12 @@ from tests.waiting import until
 class Router:
     """The side of the router that runs."""
 
-    def __init__(self, path: Path, listeners: dict[str, list[socket.socket]]) -> None:
+    def __init__(
+        self, path: Path, listeners: dict[str, list[socket.socket]], user: int | None = None
+    ) -> None:
         self.written = self.stopped = 0
         self.listeners = listeners
-        self.handover = Handover(path, self.write, self.numbers, self.stop)
+        self.handover = Handover(path, self.write, self.numbers, self.stop, user)
 
     async def write(self) -> None:
         self.written += 1
@@ -82,13 +84,14 @@ async def test_only_its_own_user_may_ask(state_file: str, router: Router) -> Non
 
 
 async def test_others_are_refused(
-    state_file: str, router: Router, monkeypatch: pytest.MonkeyPatch
+    state_file: str, listeners: dict[str, list[socket.socket]]
 ) -> None:
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    router = Router(handover.place_of(state_file), listeners, user=os.geteuid() + 1)
+    router.handover.start()
     with pytest.raises(StartError, match=r"passes no sockets on|Broken pipe|reset"):
         await asyncio.to_thread(take_over, state_file)
     assert (router.written, router.stopped) == (0, 0)
+    await router.handover.close()
 
 
 async def test_successor_that_ends_before_it_serves_changes_nothing(

@@ -25,7 +25,6 @@ from extproc.base import address
 from extproc.base.errors import ConfigError
 from extproc.config.reader import parse
 from extproc.config.sections import SharingSettings
-from extproc.running import processes
 from extproc.running.processes import Processes, ProcessMember
 from tests.ports import free_ports_apart
 from tests.waiting import until
@@ -151,9 +150,9 @@ async def test_follow_steers_no_other_percentage_than_one_from_0_to_100(
     contents: list[bytes],
 ) -> None:
     steered: list[float] = []
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "LOOK_SECONDS", 0.0)
-        following = asyncio.create_task(ProcessMember(0, 2, directory).follow(steered.append))
+    with tempfile.TemporaryDirectory() as directory:
+        member = ProcessMember(0, 2, directory)
+        following = asyncio.create_task(member.follow(steered.append, look_seconds=0.0))
         for content in (*contents, b"7.25"):
             new = Path(directory) / "new"
             new.write_bytes(content)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -110,8 +110,9 @@ class Request:
 class Play(logging.Handler):
     """A connection of one peer, and all of its calls; it also keeps what they log as errors."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, first: Sequence[Answering] = ()) -> None:
         super().__init__(logging.ERROR)
+        self._first = list(first)
         self.errors: list[str] = []
         self.exchanges: list[Answering] = []
         self.requests: list[Request] = []
@@ -141,7 +142,7 @@ class Play(logging.Handler):
         return ExtProcCall(wire, stream_id, cast("Service", service), "")
 
     def open(self, _: str) -> Answering:
-        self.exchanges.append(Answering())
+        self.exchanges.append(self._first.pop(0) if self._first else Answering())
         return self.exchanges[-1]
 
     def hear(self, *frames: bytes) -> None:
@@ -315,11 +316,10 @@ class Early(Asking):
 
 @pytest.mark.parametrize("how", ["timeout", "future", "late timeout"])
 async def test_call_fails_loudly_where_an_exchange_waits_before_it_has_a_task(
-    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    play, loop = Play(WHOLE_WINDOW), asyncio.get_running_loop()
-    early: Any = Early(how)
-    monkeypatch.setattr(play, "open", lambda _: early)
+    early, loop = Early(how), asyncio.get_running_loop()
+    play = Play(WHOLE_WINDOW, [cast("Answering", early)])
     request = Request(0)
     play.say(request, "echo")
     # from the event loop, as a transport calls it: no task is running

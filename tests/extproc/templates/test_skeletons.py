@@ -43,8 +43,10 @@ def a_b(messages: skeletons.Messages) -> str:
     return "<".join(["", *[one["content"] for one in messages]]) + ">"
 
 
-def learned(messages: Messages, render: Callable[[skeletons.Messages], str] = a_b) -> Skeletons:
-    known = Skeletons()
+def learned(
+    messages: Messages, render: Callable[[skeletons.Messages], str] = a_b, **limits: int
+) -> Skeletons:
+    known = Skeletons(**limits)
     known.learn(roles_of(messages) or (), messages, a_b(messages), render)
     return known
 
@@ -74,20 +76,17 @@ def test_skeletons_that_are_not_the_templates_text_end_all_skeletons(
     assert known.text(("user",), [HI]) is None
 
 
-def test_skeletons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skeletons, "MOST_SEQUENCES", 1)
-    monkeypatch.setattr(skeletons, "MOST_MESSAGES", 2)
-    known = learned([HI])
+def test_skeletons_are_bounded() -> None:
+    known = learned([HI], most_sequences=1, most_messages=2)
     known.learn(("user",) * 3, [HI] * 3, a_b([HI] * 3), a_b)
     known.learn(("user",) * 2, [HI] * 2, a_b([HI] * 2), a_b)
     found = [known.text(("user",) * count, [HI] * count) is not None for count in (1, 2, 3)]
     assert found == [False, True, False]
 
 
-def test_skeleton_of_a_text_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skeletons, "MAX_CHARACTERS", 5)
+def test_skeleton_of_a_text_too_long_is_refused() -> None:
     with pytest.raises(RequestError, match="too_many_characters"):
-        learned([HI]).text(("user",), [HI])
+        learned([HI], max_characters=5).text(("user",), [HI])
 
 
 def test_skeleton_strips_contents_where_the_template_does() -> None:
