@@ -13,7 +13,9 @@ def CompiledSession(  # noqa: N802
 class _Decoder(Protocol):
     def decode(self, message: bytes, /) -> Any: ...
 
-def CompiledDecoder(record: type, names: tuple[str, ...], /) -> _Decoder: ...  # noqa: N802
+def CompiledDecoder(  # noqa: N802
+    record: type, names: tuple[str, ...], every: tuple[str, ...], /
+) -> _Decoder: ...
 def CompiledColumns(  # noqa: N802
     load: type, endpoints: dict[str, Any], workers: Sequence[Any], rules: tuple[float, ...], /
 ) -> LoadColumns: ...

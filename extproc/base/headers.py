@@ -29,6 +29,9 @@ PREFILL_TAIL = "x-kvsteer-prefill-tail"
 KV_SOURCE = "x-kv-cache-source-host-port"
 ENCODERS = "x-encoder-hosts-ports"
 
+# vLLM's, from 0.28 on: the priority of a request, which goes before the field of its body.
+PRIORITY = "x-vllm-priority"
+
 # W3C's Trace Context: identifies the trace that a request belongs to.
 TRACEPARENT = "traceparent"
 

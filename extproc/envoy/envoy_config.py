@@ -52,6 +52,7 @@ from extproc.base.headers import (
     PREFILL_CLUSTER,
     PREFILL_TAIL,
     PREFILLER,
+    PRIORITY,
     SERVED,
     UPSTREAM,
 )
@@ -204,8 +205,10 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
 
 
 def client_headers_removed(config: Config) -> core.TypedExtensionConfig:
-    """Returns the removal of clients' own headers, which would steer while the router is down."""
+    """Returns the removal of clients' own headers, which would count while the router is down."""
     names = (DESTINATION, MODEL, *OF_LEGS.get(config.disaggregation.mode or "", ()))
+    if config.policy.classes is not None:
+        names = (*names, PRIORITY)
     mutations = [mutation_rules.HeaderMutation(remove=name) for name in names]
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",

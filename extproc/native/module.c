@@ -362,58 +362,70 @@ static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreS
 
 /* --- the decoder of messages --- */
 
-/* names: the headers that are asked for, with their texts. */
+/* Names of headers: a tuple, and their texts. */
+typedef struct {
+    PyObject *names;
+    Text *texts;
+    Py_ssize_t count;
+} HeaderNames;
+
+/* names: of the headers that are asked for; every: of those of which every value is. */
 typedef struct {
     PyObject_HEAD
     PyObject *record; /* the class of what is returned */
-    PyObject *names;  /* a tuple */
-    Text *texts;
-    Py_ssize_t count;
+    HeaderNames names, every;
 } CoreDecoder;
 
 /* A header's text is cut at this length (extproc.serving.proxy_message.TEXT_BYTES). */
 #define TEXT_BYTES 1024u
 
+static void free_names(HeaderNames *names) {
+    Py_XDECREF(names->names);
+    PyMem_Free(names->texts);
+}
+
 static void decoder_dealloc(CoreDecoder *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->record);
-    Py_XDECREF(self->names);
-    PyMem_Free(self->texts);
+    free_names(&self->names);
+    free_names(&self->every);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
-static bool take_names(CoreDecoder *self, PyObject *names) {
-    self->count = PyTuple_Size(names);
-    self->texts = PyMem_Malloc(sizeof(Text) * (size_t)(self->count + 1));
-    if (!self->texts) return PyErr_NoMemory() != NULL;
-    for (Py_ssize_t n = 0; n < self->count; n++) {
+static bool take_names(HeaderNames *taken, PyObject *names) {
+    taken->names = constant(names);
+    taken->count = PyTuple_Size(names);
+    taken->texts = PyMem_Malloc(sizeof(Text) * (size_t)(taken->count + 1));
+    if (!taken->texts) return PyErr_NoMemory() != NULL;
+    for (Py_ssize_t n = 0; n < taken->count; n++) {
         Py_ssize_t length;
         const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, n), &length);
         if (!name) return false;
-        self->texts[n] = (Text){(const uint8_t *)name, (size_t)length};
+        taken->texts[n] = (Text){(const uint8_t *)name, (size_t)length};
     }
     return true;
 }
 
 static PyObject *decoder_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(named)) {
-    PyObject *record, *names;
-    if (!PyArg_ParseTuple(arguments, "OO!", &record, &PyTuple_Type, &names)) return NULL;
+    PyObject *record, *names, *every;
+    if (!PyArg_ParseTuple(arguments, "OO!O!", &record, &PyTuple_Type, &names, &PyTuple_Type,
+                          &every))
+        return NULL;
     CoreDecoder *self = (CoreDecoder *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->record = constant(record);
-    self->names = constant(names);
-    if (take_names(self, names)) return (PyObject *)self;
+    if (take_names(&self->names, names) && take_names(&self->every, every)) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
 
 /* Returns the name of a header that is asked for (borrowed), NULL of another. */
-static PyObject *name_of(const CoreDecoder *self, Text key) {
-    for (Py_ssize_t n = 0; n < self->count; n++)
-        if (self->texts[n].length == key.length &&
-            !memcmp(self->texts[n].bytes, key.bytes, key.length))
-            return PyTuple_GetItem(self->names, n);
+static PyObject *name_of(const HeaderNames *names, Text key) {
+    for (Py_ssize_t n = 0; n < names->count; n++)
+        if (names->texts[n].length == key.length &&
+            !memcmp(names->texts[n].bytes, key.bytes, key.length))
+            return PyTuple_GetItem(names->names, n);
     return NULL;
 }
 
@@ -428,13 +440,38 @@ static PyObject *headers_of(const CoreDecoder *self, Text rest) {
     PyObject *headers = PyDict_New();
     ProxyHeader header;
     while (headers && message_next_header(&rest, &header)) {
-        PyObject *name = header.key.length ? name_of(self, header.key) : NULL;
+        PyObject *name = header.key.length ? name_of(&self->names, header.key) : NULL;
         if (!name) continue;
         PyObject *text = text_of(&header);
         if (!text || PyDict_SetItem(headers, name, text)) Py_CLEAR(headers);
         Py_XDECREF(text);
     }
     return headers;
+}
+
+/* Adds a value to those of its header; false if there is no memory. */
+static bool add_value(PyObject *values, PyObject *name, Text text) {
+    PyObject *value = bytes_of(text), *found = PyDict_GetItem(values, name);
+    PyObject *list = found ? constant(found) : PyList_New(0);
+    bool is_added = value && list && !PyList_Append(list, value) &&
+                    (found || !PyDict_SetItem(values, name, list));
+    Py_XDECREF(value);
+    Py_XDECREF(list);
+    return is_added;
+}
+
+/* Returns all values, as they came, of the headers of which every value is asked for. */
+static PyObject *values_of(const CoreDecoder *self, const ProxyMessage *message) {
+    PyObject *values = PyDict_New();
+    bool are_headers = message->kind == REQUEST_HEADERS || message->kind == RESPONSE_HEADERS;
+    Text rest = are_headers && self->every.count ? message->headers : (Text){0};
+    ProxyHeader header;
+    while (values && message_next_header(&rest, &header)) {
+        PyObject *name = header.key.length ? name_of(&self->every, header.key) : NULL;
+        Text text = header.raw_value.length ? header.raw_value : header.value;
+        if (name && text.length && !add_value(values, name, text)) Py_CLEAR(values);
+    }
+    return values;
 }
 
 static PyObject *context_of(const uint8_t *data, size_t length) {
@@ -461,8 +498,9 @@ static PyObject *decoder_decode(CoreDecoder *self, PyObject *given) {
     PyObject *context =
         message.has_context ? context_of((const uint8_t *)data, (size_t)length) : constant(Py_None);
     PyObject *values =
-        Py_BuildValue("(iNNNNN)", (int)message.kind, headers_of(self, message.headers),
-                      bytes_of(message.body), truth(message.is_last), modes_of(&message), context);
+        Py_BuildValue("(iNNNNNN)", (int)message.kind, headers_of(self, message.headers),
+                      bytes_of(message.body), truth(message.is_last), modes_of(&message), context,
+                      values_of(self, &message));
     if (!values) return NULL;
     PyObject *made = PyObject_CallObject(self->record, values);
     Py_DECREF(values);

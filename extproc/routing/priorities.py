@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
 
-# The header of vLLM; it goes before the body's field.
-PRIORITY_HEADER = "x-vllm-priority"
 PRIORITY_FIELD = "priority"
 
 _COMPLETIONS = ("/v1/completions", "/v1/chat/completions")

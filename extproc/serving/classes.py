@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from extproc.base.engine import Engine
+from extproc.base.headers import PRIORITY
 from extproc.config.sections import Classes
 from extproc.requests.added_fields import with_fields
 from extproc.requests.request import Ask, may_compute
 from extproc.requests.request_class import ClassTable, RequestClass, without_priority
-from extproc.routing.priorities import PRIORITY_FIELD, PRIORITY_HEADER, priority_pin
+from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
 
 # A body of this size is scanned within a millisecond.
 INLINE_BYTES = 131_072
@@ -65,5 +66,5 @@ def named_priority(
         return UNNAMED
     priority = pin.sign * of_class.priority
     if not pin.in_body:
-        return (PRIORITY_HEADER, str(priority)), None
+        return (PRIORITY, str(priority)), None
     return None, None if body is None else with_fields(body, {PRIORITY_FIELD: priority})

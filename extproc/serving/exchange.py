@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
-from extproc.base.headers import TRACEPARENT
+from extproc.base.headers import PRIORITY, TRACEPARENT
 from extproc.base.structs import Record
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
@@ -40,7 +40,6 @@ from extproc.requests.responses_request import PATH as RESPONSES_PATH
 from extproc.routing.decision import Decision, Verdict
 from extproc.routing.load import Booking
 from extproc.routing.policies import endpoints_named
-from extproc.routing.priorities import PRIORITY_HEADER
 from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.classes import named_priority
@@ -117,7 +116,7 @@ class Service:
         """Returns the headers that only the router may set, besides those of every pick."""
         of_legs = self.legs.headers if self.legs is not None else ()
         if config.policy.classes is not None:
-            of_legs = (*of_legs, PRIORITY_HEADER)
+            of_legs = (*of_legs, PRIORITY)
         rank = rank_name(config.policy.rank_header)
         return of_legs if rank is None else (*of_legs, rank)
 

@@ -64,8 +64,8 @@ class ProxyMessage(msgspec.Struct, gc=False):
 class ProxyDecoder:
     """Decodes messages.
 
-    names: of the headers that are read, in lower case. every: those of which every value is read;
-    with any, protobuf decodes all messages. compiled: for tests.
+    names: of the headers that are read, in lower case. every: those of which every value is read.
+    compiled: for tests.
     """
 
     def __init__(
@@ -73,8 +73,11 @@ class ProxyDecoder:
     ) -> None:
         self._names = frozenset(names)
         self._every = frozenset(every)
-        is_compiled = compiled and not self._every
-        self._compiled = CompiledDecoder(ProxyMessage, tuple(self._names)) if is_compiled else None
+        self._compiled = (
+            CompiledDecoder(ProxyMessage, tuple(self._names), tuple(self._every))
+            if compiled
+            else None
+        )
 
     def decode(self, message: bytes) -> ProxyMessage:
         """Returns what a message says.

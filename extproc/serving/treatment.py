@@ -6,8 +6,9 @@ No tenant is named: who asks has named it.
 from typing import Any
 
 from extproc.base.engine import Engine
+from extproc.base.headers import PRIORITY
 from extproc.requests.request_class import RequestClass
-from extproc.routing.priorities import PRIORITY_FIELD, PRIORITY_HEADER, priority_pin
+from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
 from extproc.serving.refusals import Refusal
 from extproc.serving.tenants import Isolated
 
@@ -49,7 +50,7 @@ def _priority(of_class: RequestClass, engine: Engine | None, path: str) -> dict[
     pin = None if engine is None else priority_pin(engine, path)
     if pin is None:
         return None
-    where = ("field", PRIORITY_FIELD) if pin.in_body else ("header", PRIORITY_HEADER)
+    where = ("field", PRIORITY_FIELD) if pin.in_body else ("header", PRIORITY)
     return {where[0]: where[1], "value": pin.sign * of_class.priority}
 
 

@@ -14,8 +14,23 @@ import yaml
 from aiohttp import web
 
 from extproc.config.reader import parse
-from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, WorkerSettings
-from extproc.config.sections import ROUTER_CHOICES, SESSION_HEADERS, Isolation, Routers
+from extproc.config.schema import (
+    Accounting,
+    Config,
+    Envoy,
+    ExtProc,
+    Model,
+    Policy,
+    WorkerSettings,
+)
+from extproc.config.sections import (
+    ROUTER_CHOICES,
+    SESSION_HEADERS,
+    Classes,
+    ClassSettings,
+    Isolation,
+    Routers,
+)
 from extproc.envoy.envoy_config import render
 from tests.ports import free_port
 from tests.system.envoy_process import ENVOY, EnvoyDiedError, running_envoy
@@ -206,6 +221,15 @@ def test_client_headers_that_steer_are_removed() -> None:
     (extension,) = connection_manager(parsed(configuration()))["early_header_mutation_extensions"]
     removed = {mutation["remove"] for mutation in extension["typed_config"]["mutations"]}
     assert removed == STEERING_HEADERS
+
+
+def test_priorities_of_clients_are_removed_where_classes_are_on() -> None:
+    one = ClassSettings("one")
+    rules = Policy(classes=Classes("x-class", "one", (one, ClassSettings("two", 10))))
+    tree = parsed(configuration(policy=rules))
+    (extension,) = connection_manager(tree)["early_header_mutation_extensions"]
+    removed = {mutation["remove"] for mutation in extension["typed_config"]["mutations"]}
+    assert removed == {*STEERING_HEADERS, "x-vllm-priority"}
 
 
 def test_requests_continue_while_the_router_is_away() -> None:

@@ -23,7 +23,8 @@ from tests.without_core import without_core
 compiled = pytest.mark.skipif(not proxy_message.IS_COMPILED, reason="no C compiler at installation")
 
 NAMES = (":path", ":status", "x-user", "content-length")
-PLAIN = ProxyDecoder(NAMES, compiled=False)
+EVERY = ("x-user", "x-other", "x-none")
+PLAIN = ProxyDecoder(NAMES, EVERY, compiled=False)
 
 
 def answer_of(decoder: ProxyDecoder, message: bytes) -> ProxyMessage | None:
@@ -66,6 +67,8 @@ MESSAGES = [
                 headers=[
                     HeaderValue(key="x-user", raw_value=b"\xff\xfea"),
                     HeaderValue(key="x-user", value="last"),
+                    HeaderValue(key="x-user"),
+                    HeaderValue(key="x-other", raw_value=b"v" * 2000, value="both"),
                     HeaderValue(key=""),
                 ]
             )
@@ -90,7 +93,7 @@ def damaged(rng: Random, message: bytes) -> bytes:
 @pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
 @given(st.integers(0, 2**32))
 def test_decoders_agree_on_whatever_comes(message: ProcessingRequest, seed: int) -> None:
-    rng, decoder = Random(seed), ProxyDecoder(NAMES)
+    rng, decoder = Random(seed), ProxyDecoder(NAMES, EVERY)
     sent = message.SerializeToString()
     assert answer_of(decoder, sent) == answer_of(PLAIN, sent) is not None
     for _ in range(20):
@@ -101,7 +104,7 @@ def test_decoders_agree_on_whatever_comes(message: ProcessingRequest, seed: int)
 @compiled
 @given(st.binary(max_size=60))
 def test_decoders_agree_on_any_bytes(sent: bytes) -> None:
-    assert answer_of(ProxyDecoder(NAMES), sent) == answer_of(PLAIN, sent)
+    assert answer_of(ProxyDecoder(NAMES, EVERY), sent) == answer_of(PLAIN, sent)
 
 
 def test_decoder_reads_only_the_headers_that_it_is_asked_for() -> None:
@@ -110,7 +113,8 @@ def test_decoder_reads_only_the_headers_that_it_is_asked_for() -> None:
     assert ProxyDecoder(()).decode(b"").kind == NO_KIND
 
 
-def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so() -> None:
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=compiled)])
+def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so(*, is_compiled: bool) -> None:
     headers = HeaderMap(
         headers=[
             HeaderValue(key="x-tenant", raw_value=b"a" * 2000),
@@ -120,7 +124,8 @@ def test_decoder_reads_every_value_of_the_header_that_is_asked_for_so() -> None:
         ]
     )
     message = ProcessingRequest(request_headers=HttpHeaders(headers=headers))
-    read = ProxyDecoder((), ["x-tenant"]).decode(message.SerializeToString())
+    asked = ProxyDecoder((), ["x-tenant"], compiled=is_compiled)
+    read = asked.decode(message.SerializeToString())
     assert read.values == {"x-tenant": [b"a" * 2000, b"b"]}
     assert ProxyDecoder((), ["x-none"]).decode(message.SerializeToString()).values == {}
 
