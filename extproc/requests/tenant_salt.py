@@ -54,6 +54,11 @@ class Tenant(NamedTuple):
     salt: str = ""
 
 
+def name_apart(tenant: Tenant | None, name: str) -> str:
+    """Returns a name that a client chose, so that no other tenant's equals it."""
+    return name if tenant is None else f"{tenant.name.hex()} {name}"
+
+
 class SaltMaker:
     """Makes salts: equal for equal tenants, and not to be guessed without the secret."""
 

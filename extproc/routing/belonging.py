@@ -9,6 +9,7 @@ router computes alike. All but the first only prefer a worker: load may move any
 from collections.abc import Mapping, Sequence
 
 from extproc.base.structs import Frozen
+from extproc.requests.tenant_salt import name_apart
 from extproc.routing.homes import HOME_TOKENS, end_of, ends_in
 from extproc.routing.marks import Marks
 from extproc.routing.query import Query, Snapshot
@@ -66,12 +67,13 @@ def belonging_of(
     names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, places)}
     sound = [endpoint for endpoint in names if endpoint not in snapshot.ejected] or list(names)
     able = frozenset([names[endpoint] for endpoint in sound])
-    session = query.session if len(query.session) <= MAX_SESSION_LETTERS else ""
+    session = _session_of(query)
     keys = end_of(marks[0]) if marks else ()
     follows = 0
     if homes is not None:
         if query.previous:
-            home = homes.find_worker((homes.key(RESPONSE, None, None, query.previous),), now)
+            previous = name_apart(query.tenant, query.previous)
+            home = homes.find_worker((homes.key(RESPONSE, None, None, previous),), now)
             if home in names.values():
                 return Belonging({home: saved.get(home, 0.0) + HOME_TOKENS}, RESPONSE, keys)
         home, follows = homes.find(ends_in(marks[0]), now) if marks else ("", 0)
@@ -94,6 +96,13 @@ def belonging_of(
     found = {names[endpoint]: tokens * percent / 100 for endpoint, tokens in credit.items()}
     by = SESSION if found else ""
     return Belonging(found, by, keys, follows, is_new=is_new)
+
+
+def _session_of(query: Query) -> str:
+    """Returns the session of a query, of its own tenant; "" for none."""
+    if not 0 < len(query.session) <= MAX_SESSION_LETTERS:
+        return ""
+    return name_apart(query.tenant, query.session)
 
 
 def _at_home(

@@ -437,5 +437,5 @@ class Exchange:
             account.read(message.body, self._service.monotonic(), is_last=message.is_last)
             if self._stream.head.path == RESPONSES_PATH and not passage.is_remembered:
                 passage.is_remembered = self._service.router.keeps(
-                    account.worker, account.response_id
+                    passage.decision, account.worker, account.response_id
                 )

@@ -33,6 +33,7 @@ from extproc.requests.request import (
     Models,
     why_unkeyed,
 )
+from extproc.requests.tenant_salt import name_apart
 from extproc.routing.decision import OVER_LIMIT, Decision, decide
 from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
@@ -339,11 +340,12 @@ class Router:
         if prompt is not None:
             self.media.learning.drop(prompt)
 
-    def keeps(self, worker: str, response: str) -> bool:
+    def keeps(self, decision: Decision, worker: str, response: str) -> bool:
         """Notes that a worker keeps a response, which requests may continue; False without one."""
         if not (worker and response):
             return False
-        self.placing.note_response(worker, response, self._monotonic())
+        name = name_apart(decision.tenant, response)
+        self.placing.note_response(worker, name, self._monotonic())
         return True
 
     def wants_status(self) -> bool:

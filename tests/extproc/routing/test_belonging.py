@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import Policy
 from extproc.requests.outline import Outline, outline_of
+from extproc.requests.tenant_salt import Tenant, name_apart
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decision import Decision, decide
@@ -201,3 +202,23 @@ def test_failing_worker_without_conversations_does_not_make_others_crowded(fleet
     made = fleet.decide(query("a long system " * 100, "more"), ejected={"c:1": "fails"})
     assert set(made.basis.crowding) == {0.0}
     assert fleet.decide(query("x"), workers=[]).basis.crowding == ()
+
+
+def of_tenant(asked: Query, name: bytes) -> Query:
+    return msgspec.structs.replace(asked, tenant=Tenant(name))
+
+
+def test_session_of_another_tenant_is_another_one(fleet: Fleet) -> None:
+    fleet.send(of_tenant(query("one", session="s"), b"a"), "b")
+    own = fleet.decide(of_tenant(query("else", session="s"), b"a")).basis.belonging
+    other = fleet.decide(of_tenant(query("else", session="s"), b"c")).basis.belonging
+    assert (own.home, other.home) == ("b", "")
+    assert own.keys[-1] != other.keys[-1]
+
+
+def test_response_of_another_tenant_is_not_known(fleet: Fleet) -> None:
+    key = fleet.homes.key(RESPONSE, None, None, name_apart(Tenant(b"a"), "resp_1"))
+    fleet.homes.note((key,), fleet.holdings["c"], 0.0)
+    asked = query("more", previous="resp_1")
+    found = [fleet.decide(of_tenant(asked, name)).basis.belonging.by for name in (b"a", b"b")]
+    assert found == [RESPONSE, ""]

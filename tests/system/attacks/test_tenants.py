@@ -1,0 +1,273 @@
+"""A tenant that tries to reach another one's cache, through a real Envoy: each request gets its own
+salt and no other one, or does not reach the engine.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from extproc.requests.tenant_salt import SaltMaker
+from tests.ports import free_port
+from tests.system.system import System, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SECRET = b"0123456789abcdef"
+VICTIMS = SaltMaker(SECRET).salt(b"victim", None)
+OWN = SaltMaker(SECRET).salt(b"mallory", None)
+CHAT = "/v1/chat/completions"
+PROMPT = b'"model":"tiny","messages":[{"role":"user","content":"a"}]'
+BODY = b"{%b}" % PROMPT
+LARGE = 2 * 1024 * 1024
+SALT = b'"%b"' % VICTIMS.encode()
+
+
+@dataclass
+class Engine:
+    """An engine that keeps the requests that Envoy passes on to it."""
+
+    address: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
+    got: list[tuple[str, bytes]] = field(default_factory=list)
+
+    async def serve(self, request: web.Request) -> web.Response:
+        content = await request.read()
+        if "x-request-id" in request.headers:  # from Envoy; the router itself asks too
+            self.got.append((request.path, content))
+        return web.json_response({})
+
+
+@dataclass
+class Target:
+    """The router behind Envoy, and its engine."""
+
+    system: System
+    engine: Engine
+
+    async def send(self, head: bytes, body: bytes) -> tuple[int, list[tuple[str, bytes]]]:
+        """Sends bytes to Envoy; returns the status, and what the engine got meanwhile."""
+        self.engine.got.clear()
+        host, _, port = self.system.envoy.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with contextlib.suppress(ConnectionError):  # Envoy may refuse before it has all
+            writer.write(head + body)
+            await writer.drain()
+        async with asyncio.timeout(60):
+            line = await reader.readline()
+        writer.close()
+        return int(line.split()[1]), [*self.engine.got]
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: Engine) -> AsyncIterator[None]:
+    """Serves it on its address."""
+    application = web.Application(client_max_size=2 * LARGE)
+    application.router.add_route("*", "/{path:.*}", engine.serve)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", int(engine.address.rpartition(":")[2])).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
+    secret: Path = tmp_path_factory.mktemp("tenants") / "secret"
+    secret.write_bytes(SECRET)
+    changes = {
+        "isolation": {"header": "x-tenant", "secret_file": str(secret), "fail": "closed"},
+        "extproc": {"max_body_bytes": LARGE},
+    }
+    engine = Engine()
+    async with (
+        serving(engine),
+        running(1, changes=changes, proxied=lambda _: engine.address) as one,
+    ):
+        yield Target(one, engine)
+
+
+def head_of(*lines: bytes, method: bytes = b"POST", path: str = CHAT) -> bytes:
+    """The head of a request. lines: its headers, besides Host."""
+    first = b"%b %b HTTP/1.1\r\nHost: a\r\n" % (method, path.encode())
+    return first + b"".join(one + b"\r\n" for one in lines) + b"\r\n"
+
+
+def sized(body: bytes, *lines: bytes, path: str = CHAT) -> bytes:
+    """The head of a request of the attacker with such a body."""
+    length = b"content-length: %d" % len(body)
+    return head_of(b"x-tenant: mallory", length, *lines, path=path)
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    """A body in chunks of this size."""
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in pieces) + b"0\r\n\r\n"
+
+
+def salts_in(body: bytes) -> list[str]:
+    """Every salt at the top of a body, as a parser sees it that keeps all members."""
+    pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=lambda found: found)
+    return [value for name, value in pairs if name == "cache_salt"]
+
+
+def escaped(name: str) -> bytes:
+    return b"".join(b"\\u%04x" % ord(one) for one in name)
+
+
+# Bodies with a salt of another tenant, in every way that some parser might read.
+HIDDEN = {
+    "plain": b'{"cache_salt":%b,%b}' % (SALT, PROMPT),
+    "last": b'{%b,"cache_salt":%b}' % (PROMPT, SALT),
+    "twice": b'{"cache_salt":%b,%b,"cache_salt":%b}' % (SALT, PROMPT, SALT),
+    "escaped letter": b'{%b,"cache_s\\u0061lt":%b}' % (PROMPT, SALT),
+    "escaped whole": b'{"%b":%b,%b}' % (escaped("cache_salt"), SALT, PROMPT),
+    "escaped and plain": b'{"cache_salt":"x",%b,"cache_\\u0073alt":%b}' % (PROMPT, SALT),
+    "capital escapes": b'{%b,"\\u0063ache\\u005Fsalt":%b}' % (PROMPT, SALT),
+    "spaces": b'\r\n\t {\t"cache_salt"\n:\r %b , %b }\n\n' % (SALT, PROMPT),
+    "as an object": b'{"cache_salt":{"a":[%b]},%b}' % (SALT, PROMPT),
+    "null last": b'{"cache_salt":%b,%b,"cache_salt":null}' % (SALT, PROMPT),
+    "behind a deep value": b'{"a":%b1%b,"cache_salt":%b,%b}' % (b"[" * 90, b"]" * 90, SALT, PROMPT),
+    "behind a quote": b'{"a":"\\\\\\"","cache_salt":%b,%b}' % (SALT, PROMPT),
+    "in a text": b'{"a":"\\"cache_salt\\":%b}",%b}' % (VICTIMS.encode(), PROMPT),
+    "after an own end": b'{%b,"cache_salt":%b}  ' % (PROMPT, SALT),
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
+async def test_salt_of_another_tenant_is_replaced_however_it_is_written(
+    target: Target, hidden: bytes
+) -> None:
+    bodies = {
+        "whole": (sized(hidden), hidden),
+        "chunked": (
+            head_of(b"x-tenant: mallory", b"transfer-encoding: chunked"),
+            chunked(hidden, 7),
+        ),
+    }
+    for head, body in bodies.values():
+        status, got = await target.send(head, body)
+        assert status == 200
+        ((_, content),) = got
+        (salt,) = salts_in(content)
+        assert salt != VICTIMS
+        assert len(salt) == len(OWN)
+
+
+async def test_text_that_is_no_utf8_is_salted_at_its_end(target: Target) -> None:
+    hidden = b'{"a":"\xff","cache_salt":%b,%b}' % (SALT, PROMPT)
+    _, got = await target.send(sized(hidden), hidden)
+    ((_, content),) = got  # engines refuse it
+    assert VICTIMS.encode() not in content
+    assert re.search(rb',"cache_salt":"[0-9a-f]{32}"\}$', content)
+
+
+UNREAD = {
+    "compressed": (gzip.compress(BODY), [b"content-encoding: gzip"], CHAT),
+    "UTF-16": (BODY.decode().encode("utf-16"), [], CHAT),
+    "order mark": (b"\xef\xbb\xbf" + BODY, [], CHAT),
+    "two documents": (BODY + BODY, [], CHAT),
+    "a list": (b"[%b]" % BODY, [], CHAT),
+    "cut": (BODY[:-1], [], CHAT),
+    "comment": (b"{/* */%b}" % PROMPT, [], CHAT),
+    "single quotes": (b"{'cache_salt':'x',%b}" % PROMPT, [], CHAT),
+    "form": (b"model=tiny&prompt=a", [b"content-type: application/x-www-form-urlencoded"], CHAT),
+    "multipart": (
+        b"--b\r\n\r\n%b\r\n--b--\r\n" % BODY,
+        [b"content-type: multipart/form-data"],
+        CHAT,
+    ),
+    "too long": (b'{"a":"%b",%b}' % (b"x" * LARGE, PROMPT), [], CHAT),
+    "other API": (BODY, [], "/generate"),
+    "of a newer engine": (BODY, [], "/v2/chat/completions"),
+    "other case": (BODY, [], "/v1/Chat/Completions"),
+    "parameters": (BODY, [], CHAT + ";a=b"),
+}
+
+
+@pytest.mark.parametrize(("body", "lines", "path"), UNREAD.values(), ids=UNREAD)
+async def test_body_that_is_not_salted_does_not_reach_the_engine(
+    target: Target, body: bytes, lines: list[bytes], path: str
+) -> None:
+    status, got = await target.send(sized(body, *lines, path=path), body)
+    assert (status >= 400, got) == (True, [])
+
+
+SPELLED = (
+    CHAT + "/",
+    "//v1//chat/completions",
+    "/v1/chat/%63ompletions",
+    "/x/../v1/chat/completions?a=b",
+)
+
+
+@pytest.mark.parametrize("path", SPELLED)
+async def test_path_that_is_spelled_otherwise_is_salted_or_refused(
+    target: Target, path: str
+) -> None:
+    status, got = await target.send(sized(BODY, path=path), BODY)
+    if status < 400:
+        assert [salts_in(content) for _, content in got] == [[OWN]]
+    else:
+        assert got == []
+
+
+LENGTH = b"content-length: %d" % len(BODY)
+REFUSED = {
+    "none": [],
+    "two": [b"x-tenant: mallory", b"x-tenant: victim"],
+    "two, other case": [b"x-tenant: victim", b"X-TENANT: mallory"],
+    "underscore": [b"x_tenant: victim"],
+    "empty": [b"x-tenant:"],
+    "pseudo": [b":x-tenant: victim"],
+    "space before the colon": [b"x-tenant : victim"],
+}
+
+
+@pytest.mark.parametrize("lines", REFUSED.values(), ids=REFUSED)
+async def test_request_that_does_not_name_one_tenant_is_refused(
+    target: Target, lines: list[bytes]
+) -> None:
+    status, got = await target.send(head_of(*lines, LENGTH), BODY)
+    assert (status >= 400, got) == (True, [])
+
+
+async def test_tenant_in_a_trailer_does_not_count(target: Target) -> None:
+    body = chunked(BODY, 9).removesuffix(b"\r\n") + b"x-tenant: victim\r\n\r\n"
+    lines = [b"transfer-encoding: chunked", b"trailer: x-tenant"]
+    status, got = await target.send(head_of(*lines), body)
+    assert (status, got) == (403, [])
+    status, got = await target.send(head_of(b"x-tenant: mallory", *lines), body)
+    assert [salts_in(content) for _, content in got] == [[OWN]]
+
+
+NAMES = {
+    "other case of the header": (b"X-Tenant: mallory", OWN),
+    "spaces around": (b"x-tenant: \t mallory \t", OWN),
+    "both in one": (b"x-tenant: mallory, victim", None),
+    "other case of the name": (b"x-tenant: Victim", None),
+    "same as digits": (b"x-tenant: 6:victim", None),
+    "not ASCII": ("x-tenant: v\u00efctim".encode(), None),
+}
+
+
+@pytest.mark.parametrize(("line", "salt"), NAMES.values(), ids=NAMES)
+async def test_name_that_resembles_another_tenants_has_its_own_salt(
+    target: Target, line: bytes, salt: str | None
+) -> None:
+    status, got = await target.send(head_of(line, LENGTH), BODY)
+    assert status == 200
+    ((_, content),) = got
+    (found,) = salts_in(content)
+    assert found != VICTIMS
+    assert salt in (None, found)
