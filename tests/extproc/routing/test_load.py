@@ -294,20 +294,21 @@ def test_report_keeps_requests_sent_after_it_in_the_backlog() -> None:
         assert loads.load("a", 1.0).backlog_tokens == 700
 
 
-def test_report_without_waiting_requests_keeps_one_request_in_the_backlog() -> None:
+@pytest.mark.parametrize(
+    ("begun", "running", "waiting", "now", "backlog"),
+    [
+        ((3000, 2000, 1000), 3, 0, 0.01, 1000),
+        ((9000, 3000, 2000, 1000), 2, 2, 60.0, 2000 + 1000),
+    ],
+)
+def test_report_keeps_the_latest_requests_in_the_backlog_one_at_least(
+    begun: tuple[int, ...], running: int, waiting: int, now: float, backlog: int
+) -> None:
     loads = loads_of()
-    for number, tokens in enumerate((3000, 2000, 1000)):
+    for number, tokens in enumerate(begun):
         loads.begin("a", tokens, now=number / 1000)
-    loads.report("a", LoadSample(3, 0, asked_at=0.01), now=0.01)
-    assert loads.load("a", 0.01).backlog_tokens == 1000
-
-
-def test_report_with_waiting_requests_keeps_the_latest_in_the_backlog() -> None:
-    loads = loads_of()
-    for number, tokens in enumerate((9000, 3000, 2000, 1000)):
-        loads.begin("a", tokens, now=number / 1000)
-    loads.report("a", LoadSample(2, 2, asked_at=60.0), now=60.0)
-    assert loads.load("a", 60.0).backlog_tokens == 2000 + 1000
+    loads.report("a", LoadSample(running, waiting, asked_at=now), now=now)
+    assert loads.load("a", now).backlog_tokens == backlog
 
 
 def test_report_counts_a_share_of_waiting_requests_as_work_of_others() -> None:

@@ -21,14 +21,14 @@ sglang:token_usage{model_name="m"} 0.52
 """
 
 
-def test_report_of_metrics_reads_vllm_names_and_adds_up_engines() -> None:
-    expected = LoadSample(running=5, waiting=1, asked_at=1.5, cache_usage=0.5)
-    assert report_of_metrics(VLLM, 1.5) == expected
-
-
-def test_report_of_metrics_reads_sglang_names() -> None:
-    expected = LoadSample(running=8, waiting=4, asked_at=1.5, cache_usage=0.52)
-    assert report_of_metrics(SGLANG, 1.5) == expected
+@pytest.mark.parametrize(
+    ("text", "running", "waiting", "usage"), [(VLLM, 5, 1, 0.5), (SGLANG, 8, 4, 0.52)]
+)
+def test_report_of_metrics_reads_an_engines_names_and_adds_up_ranks(
+    text: bytes, running: int, waiting: int, usage: float
+) -> None:
+    expected = LoadSample(running=running, waiting=waiting, asked_at=1.5, cache_usage=usage)
+    assert report_of_metrics(text, 1.5) == expected
 
 
 @pytest.mark.parametrize(

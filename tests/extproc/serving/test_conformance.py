@@ -104,11 +104,14 @@ async def test_request_that_calls_no_model_gets_no_header_and_no_load(running: R
     assert running.in_flight == 0
 
 
-async def test_empty_body_is_placed(running: Running) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b'{"model": "m", "prompt": "' + b"x" * 5_000_000 + b'"}'], ids=["none", "5 MB"]
+)
+async def test_body_of_any_size_is_placed(running: Running, content: bytes) -> None:
     call = running.process()
-    await call.write(head())
+    await call.write(head("/v1/completions"))
     await call.read()
-    await call.write(body(b""))
+    await call.write(body(content))
     assert pick_of(await call.read()) == WORKER
 
 
@@ -224,14 +227,6 @@ async def test_internal_fault_ends_the_stream_without_its_text(
     await until(lambda: gauge in running.metrics.exposition())
     if running.service.config.extproc.server == "lean":
         assert "secret" not in await call.details()
-
-
-async def test_body_of_five_megabytes_is_placed(running: Running) -> None:
-    call = running.process()
-    await call.write(head("/v1/completions"))
-    await call.read()
-    await call.write(body(b'{"model": "m", "prompt": "' + b"x" * 5_000_000 + b'"}'))
-    assert pick_of(await call.read()) == WORKER
 
 
 async def test_message_above_the_limit_is_refused(running: Running) -> None:

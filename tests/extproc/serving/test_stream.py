@@ -186,18 +186,17 @@ def test_mode_override_is_omitted_for_a_proxy_that_names_no_modes() -> None:
     assert not only(looking().receive(read(head(mode=None)))).HasField("mode_override")
 
 
-def test_empty_body_is_placed_as_a_body() -> None:
+@pytest.mark.parametrize(
+    ("sent", "content", "reason"),
+    [(b"", b"", ""), (b"x" * 1000, b"x" * 1000, ""), (b"x" * 1001, None, "body_too_large")],
+)
+def test_body_is_placed_with_its_content_up_to_the_limit(
+    sent: bytes, content: bytes | None, reason: str
+) -> None:
     one = stream()
     one.receive(read(head()))
-    assert ask(one.receive(read(body(b"")))).body == b""
-    assert kinds(one.place(PLACEMENT)) == ["request_body"]
-
-
-def test_body_beyond_the_limit_is_placed_without_its_content() -> None:
-    one = stream()
-    one.receive(read(head()))
-    step = ask(one.receive(read(body(b"x" * 1001))))
-    assert (step.body, step.reason) == (None, "body_too_large")
+    step = ask(one.receive(read(body(sent))))
+    assert (step.body, step.reason) == (content, reason)
     assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
@@ -409,30 +408,26 @@ def test_response_mode_is_independent_of_the_request_mode() -> None:
     assert not one.is_duplex
 
 
-def test_message_without_a_request_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="message without a request"):
-        stream().receive(read(ProcessingRequest()))
-
-
-def test_repeated_request_headers_are_refused() -> None:
-    one = stream()
-    one.receive(read(head()))
-    with pytest.raises(ProtocolError, match="request headers while the request body is awaited"):
-        one.receive(read(head()))
-
-
-def test_body_before_its_headers_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="request body before the request headers"):
-        stream().receive(read(body(b"{}")))
-
-
-def test_message_before_the_previous_answer_is_refused() -> None:
-    one = stream()
-    one.receive(read(head("/metrics")))
-    with pytest.raises(
-        ProtocolError, match="request body before the previous message was answered"
-    ):
-        one.receive(read(body(b"{}")))
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ([ProcessingRequest()], "message without a request"),
+        ([head(), head()], "request headers while the request body is awaited"),
+        ([body(b"{}")], "request body before the request headers"),
+        (
+            [head("/metrics"), body(b"{}")],
+            "request body before the previous message was answered",
+        ),
+        ([head(mode=5)], "body mode GRPC is not supported"),
+        ([head(response_mode=5)], "body mode GRPC is not supported"),
+    ],
+)
+def test_message_out_of_place_is_refused(messages: list[ProcessingRequest], fault: str) -> None:
+    one, *before = stream(), *messages[:-1]
+    for message in before:
+        one.receive(read(message))
+    with pytest.raises(ProtocolError, match=fault):
+        one.receive(read(messages[-1]))
 
 
 @pytest.mark.parametrize("modes", [{"mode": DUPLEX}, {"response_mode": DUPLEX}])
@@ -444,12 +439,6 @@ def test_dialect_buffered_refuses_duplex_modes(
     with pytest.raises(ProtocolError, match=r"extproc\.dialect is buffered"):
         stream(dialect="buffered").receive(read(head(**modes)))
     stream(dialect="buffered").receive(read(head()))
-
-
-@pytest.mark.parametrize("modes", [{"mode": 5}, {"response_mode": 5}])
-def test_unsupported_mode_is_refused_by_name(modes: dict[str, int]) -> None:
-    with pytest.raises(ProtocolError, match="body mode GRPC is not supported"):
-        stream().receive(read(head(**modes)))  # type: ignore[arg-type]
 
 
 def test_body_beyond_the_budget_is_echoed_unread() -> None:

@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from extproc.fleet.discovery import api_access
 from tests.extproc.fleet.discovery.api_server import ApiServer, api_server, pod
 from tests.extproc.fleet.discovery.following import following
@@ -99,27 +101,22 @@ async def test_refused_token_is_renewed(tmp_path: Path) -> None:
         assert (command.runs, api.unauthorized, seen.faults) == (2, 1, [])
 
 
-async def test_expiring_token_is_renewed_before_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "token", "runs"),
+    [(api_access.EARLY.total_seconds() - 5, "token-2", 2), (3600, "token-1", 1)],
+)
+async def test_token_is_renewed_only_before_its_end(
+    tmp_path: Path, seconds: float, token: str, runs: int
+) -> None:
     command = Command(tmp_path)
-    command.gives(**expiring(api_access.EARLY.total_seconds() - 5))
+    command.gives(**expiring(seconds))
     async with api_server(tmp_path, command.user) as (api, kubeconfig):
-        api.lets_in = "token-2"
-        async with following(pods(kubeconfig)) as seen:
-            await until(lambda: api.watches == 1)
-            await watch_anew(api)
-        assert (command.runs, api.unauthorized, seen.faults) == (2, 0, [])
-
-
-async def test_lasting_token_is_not_renewed(tmp_path: Path) -> None:
-    command = Command(tmp_path)
-    command.gives(**expiring(3600))
-    async with api_server(tmp_path, command.user) as (api, kubeconfig):
-        api.lets_in = "token-1"
+        api.lets_in = token
         async with following(pods(kubeconfig)) as seen:
             await until(lambda: api.watches == 1)
             await watch_anew(api)
             await watch_anew(api)
-        assert (command.runs, api.unauthorized, seen.faults) == (1, 0, [])
+        assert (command.runs, api.unauthorized, seen.faults) == (runs, 0, [])
 
 
 async def test_refusal_of_pods_and_pool_together_renews_one_token(tmp_path: Path) -> None:
