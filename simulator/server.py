@@ -38,7 +38,6 @@ from simulator.worker import Faults, SimulatedWorker
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Far above any prompt that fits a context; prevents a client from filling the memory."""
 
-_SHUTDOWN_SECONDS = 0.2  # a simulated worker has no answers worth waiting for
 _BACKLOG = 1024
 
 # The engines' names for themselves, as the owners of their models.
@@ -75,9 +74,9 @@ async def running(settings: Settings) -> AsyncIterator[SimulatedWorker]:
         stack.push_async_callback(worker.handover.close)
         if settings.transfer_listen is not None:
             handing = stack.enter_context(_listen(settings.transfer_listen))
-            await _serve(stack, worker.handover.application(), handing)
+            await _serve(stack, settings, worker.handover.application(), handing)
         api = Api(tokens, Generator(tokens, writer, worker), worker)
-        await _serve(stack, api.application(), listener)
+        await _serve(stack, settings, api.application(), listener)
         yield worker
 
 
@@ -89,12 +88,12 @@ def _read_model(directory: Path, template: Path | None) -> tuple[ModelTokens, An
 
 
 async def _serve(
-    stack: AsyncExitStack, application: web.Application, listener: socket.socket
+    stack: AsyncExitStack, settings: Settings, application: web.Application, listener: socket.socket
 ) -> None:
     # Without handler_cancellation, the blocks of a client that disconnects would stay in use to the
     # end.
     runner = web.AppRunner(
-        application, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
+        application, handler_cancellation=True, shutdown_timeout=settings.shutdown_seconds
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

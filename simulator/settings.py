@@ -130,6 +130,8 @@ class Settings:
     decode_tokens_per_second: float = math.inf
     """Of one request; requests do not slow each other down while decoding."""
     max_running_requests: int = 256
+    shutdown_seconds: float = 0.2
+    """How long it ends what it is doing before it stops; its answers are not worth more."""
 
     def __post_init__(self) -> None:
         split_address(self.listen)

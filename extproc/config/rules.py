@@ -341,12 +341,17 @@ def _taken_twice(config: Config) -> Iterator[str]:
     yield from dict.fromkeys(faults)
 
 
-def clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
-    """Yields a fault for each listener whose place one before it takes; the first such is named."""
+def clashes(
+    listeners: list[tuple[str, str]], parse: Callable[[str], address.Address] = address.parse
+) -> Iterator[str]:
+    """Yields a fault for each listener whose place one before it takes; the first such is named.
+
+    parse: reads a listener's address.
+    """
     taken: dict[tuple[int, object], int] = {}  # by port, and host or family: the first listener
     for position, (key, text) in enumerate(listeners):
         try:
-            place = same_place(address.parse(text))
+            place = same_place(parse(text))
         except ValueError:  # reported as a fault of the address
             continue
         if not place.port:

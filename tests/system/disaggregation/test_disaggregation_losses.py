@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from simulator import server
 from tests.system.disaggregation.test_disaggregation import SGLANG
 from tests.system.system import System, chat, long_text, running
 
@@ -47,6 +46,7 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
         dialect="sglang-0.5.22",
         transfer_timeout_seconds=3.0,
         decode_tokens_per_second=50.0,
+        shutdown_seconds=0.001,  # a kill cuts off whatever they are doing
     ) as system:
 
         async def client() -> None:
@@ -93,10 +93,7 @@ async def _is_whole(system: System, number: int) -> bool:
     return status == 200 and (not is_streamed or answer["text"].rstrip().endswith("[DONE]"))
 
 
-async def test_split_workers_lose_at_most_one_later_request_for_each_kill(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "_SHUTDOWN_SECONDS", 0.001)  # cuts off whatever they are doing
+async def test_split_workers_lose_at_most_one_later_request_for_each_kill() -> None:
     split = await lost_of(SPLIT, {"disaggregation": SGLANG})
     plain = await lost_of(PLAIN, {})
     print(f"\nof {REQUESTS:,} requests each: split {split}, plain {plain}")
