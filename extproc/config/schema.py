@@ -36,8 +36,7 @@ class Accounting:
 
     responses: str = key(
         "which parts of responses Envoy sends to KVSteer: none; headers (status, time to first"
-        " byte, the worker that answered); usage (cached tokens too; costs a message per chunk of"
-        " the response)",
+        " byte, who answered); usage (cached tokens too; a message per chunk)",
         "none",
         choices=RESPONSES,
     )
@@ -119,8 +118,7 @@ class WorkerSettings:
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
     model: str | None = key("the model it serves; optional if only one model is configured", None)
     block_size: int | None = key(
-        "tokens per cache block, used until its events report it; of a prompt that was sent"
-        " there, whole blocks are expected to be cached",
+        "tokens per cache block, used until its events report it",
         None,
         minimum=1,
     )
@@ -143,7 +141,7 @@ class WorkerSettings:
     draining: bool = key("true: the worker gets no new requests", default=False)
     role: str = key(
         "which part of a request it takes: prefill computes prompts for other workers, decode"
-        " generates answers to prompts that others may have computed, both takes whole requests",
+        " answers, both takes whole requests",
         "both",
         choices=ROLES,
     )
@@ -194,8 +192,7 @@ class FoundWorker:
         None,
     )
     block_size: int | None = key(
-        "tokens per cache block, used until their events report it; of a prompt that was sent"
-        " there, whole blocks are expected to be cached",
+        "tokens per cache block, used until its events report it",
         None,
         minimum=1,
     )
@@ -252,8 +249,7 @@ class Kubernetes:
     )
     deletion_cost: bool = key(
         "true: every five minutes the pods get the annotation"
-        " controller.kubernetes.io/pod-deletion-cost, so that those whose caches saved the fewest"
-        " tokens in the last hour are deleted first; needs permission to patch pods",
+        " controller.kubernetes.io/pod-deletion-cost; needs permission to patch pods",
         default=False,
     )
     worker: FoundWorker = key(
@@ -298,8 +294,8 @@ class Envoy:
         minimum=1024,
     )
     eds_directory: str | None = key(
-        "a directory shared with Envoy, in which the router writes the workers' addresses, one file"
-        " for each model; by default Envoy knows only the workers of this file",
+        "a directory shared with Envoy, in which the router writes the workers' addresses; by"
+        " default Envoy knows only the workers of this file",
         None,
     )
 
@@ -337,9 +333,9 @@ class ExtProc:
         choices=SERVERS,
     )
     dialect: str = key(
-        "protocol that proxies may speak: auto uses what each proxy declares, and BUFFERED bodies"
-        " if it declares nothing; buffered refuses the Endpoint Picker Protocol"
-        " (FULL_DUPLEX_STREAMED); epp uses that protocol if a proxy declares nothing",
+        "protocol that proxies may speak: auto uses what each proxy declares, else BUFFERED"
+        " bodies; buffered refuses the Endpoint Picker Protocol (FULL_DUPLEX_STREAMED); epp uses"
+        " that if a proxy declares nothing",
         "auto",
         choices=DIALECTS,
     )
@@ -357,14 +353,12 @@ class ExtProc:
     )
     tls: Tls | None = key("TLS, if listen is host:port; by default plain text", None)
     socket_mode: str = key(
-        "permissions of the socket if listen is unix:PATH, as a chmod mode in quotes: 0600 lets"
-        " the router's user connect, 0660 its group too, 0666 everybody",
+        "permissions of the socket if listen is unix:PATH, as a chmod mode in quotes",
         "0660",
     )
     processes: int = key(
-        "number of router processes, each with its own CPU core, index and feeds; process n adds"
-        " 10 n to the ports of extproc, admin and metrics, and listens on PATH.n instead of"
-        " unix:PATH",
+        "number of router processes; process n adds 10 n to the ports of extproc, admin and"
+        " metrics, and listens on PATH.n instead of unix:PATH",
         1,
         minimum=1,
         maximum=64,
@@ -374,8 +368,8 @@ class ExtProc:
         5_000,
     )
     leave_ms: int = key(
-        "milliseconds before draining in which a stopping router reports that it is not ready but"
-        " still accepts new streams; two of Envoy's health checks fit in 1500",
+        "milliseconds before draining in which a stopping router says that it is not ready but"
+        " still accepts new streams",
         0,
     )
 
@@ -437,14 +431,13 @@ class Cost:
     """The weights of policy `cost`."""
 
     affinity_percent: int = key(
-        "weight of an uncached prompt token on an idle fleet, in percent of a token that is queued"
-        " ahead of the request: 100 weighs both the same",
+        "weight of an uncached prompt token on an idle fleet, in percent of a token that is"
+        " queued ahead of the request",
         100,
     )
     busy_affinity_percent: int = key(
         "percentage points added to that weight on a fleet that is half busy or more, and for"
-        " each second, up to ten, that the shortest queue takes; the higher, the longer prompts"
-        " stay where their prefix is cached",
+        " each second, up to ten, that the shortest queue takes",
         100,
     )
     running_tokens: int = key("cost of each request in flight on a worker, in tokens", 128)
@@ -483,31 +476,28 @@ class Policy:
         "a request header that may name another policy; by default none is read", None
     )
     endpoints: int | None = key(
-        "most endpoints that the proxy is given, best first; it retries on the next one. By"
-        " default 3 in the buffered dialect, and 1 in the Endpoint Picker Protocol, because most"
-        " of its gateways refuse a list (Istio accepts it)",
+        "most endpoints that the proxy is given, best first. By default 3 in the buffered"
+        " dialect, and 1 in the Endpoint Picker Protocol",
         None,
         minimum=1,
         maximum=8,
     )
     session_header: str | tuple[str, ...] | None = key(
-        "what names a client's session: while tokens are not known or a body is not read, its"
-        " requests prefer the same worker. auto: the headers x-claude-code-session-id,"
-        " session-id, x-session-affinity and x-session-id, and without one the body's"
-        " conversation, prompt_cache_key or metadata.user_id; none or null: nothing; or one"
-        " header or a list of them, of which the first that a request has counts",
+        "what names a client's session, whose requests prefer the same worker while tokens are"
+        " not known. auto: the headers x-claude-code-session-id, session-id, x-session-affinity"
+        " and x-session-id, else the body's conversation, prompt_cache_key or metadata.user_id;"
+        " none: nothing; or a header or a list of them, of which the first that a request has"
+        " counts",
         AUTO,
     )
     rank_header: str | None = key(
-        "a request header that KVSteer sets to the data-parallel rank that holds most of the"
-        " prompt, for workers whose ranks share one HTTP port. auto: as each worker's engine and"
-        " release read it on this API, in X-data-parallel-rank or in the body; null: no rank is"
-        " named, and only blocks that all ranks of a worker hold are certain",
+        "a request header that KVSteer sets to the rank that holds most of the prompt, for"
+        " workers whose ranks share one HTTP port. auto: as each worker's release reads it; null:"
+        " no rank is named",
         "auto",
     )
     block_size: int = key(
-        "tokens per cache block of a worker whose events and configuration do not give it; of a"
-        " prompt that was sent there, whole blocks are expected to be cached",
+        "tokens per cache block of a worker whose events and configuration do not give it",
         16,
         minimum=1,
     )
@@ -515,9 +505,8 @@ class Policy:
     cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
     prefix_cache: PrefixCacheSettings = key("the settings of prefix_cache", PrefixCacheSettings)
     sample: int | None = key(
-        "how many workers the policy cost compares: this many chosen at random, and those that"
-        " hold part of the prompt; 0 compares all. By default 32, and 12 while other routers"
-        " share their state",
+        "how many random workers the policy cost compares, besides those that hold part of the"
+        " prompt; 0 compares all. By default 32, and 12 among routers that share",
         None,
     )
     speculative_ms: int = key(
@@ -545,10 +534,9 @@ class Policy:
         0,
     )
     probe_interval_ms: int | None = key(
-        "milliseconds between two probes (GET /health) of each worker; a worker that fails two in"
-        " a row is ejected until it answers one with 2xx. By default a worker is probed only"
-        " while its feed is lost, its answers fail, or it gives no sign of life with requests in"
-        " flight; 0 turns probes off",
+        "milliseconds between two probes (GET /health) of each worker; one that fails two in a"
+        " row is ejected until it answers. By default a worker is probed only when in doubt; 0"
+        " turns probes off",
         None,
     )
     max_in_flight: int | None = key(
@@ -571,8 +559,7 @@ class RemoteTokenizerSettings:
     """The model's workers as its tokenizer (POST /tokenize), instead of local files."""
 
     remote: bool = key(
-        "true: the model's workers tokenize prompts (POST /tokenize); false: the same as no"
-        " tokenizer",
+        "true: the model's workers tokenize prompts (POST /tokenize)",
         default=True,
     )
     deadline_ms: int = key(
@@ -598,9 +585,8 @@ class Model:
         None,
     )
     tokenizer_mode: str = key(
-        "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*, and"
-        " writes conversations as Mistral's library does; hf takes the other files; auto decides by"
-        " the files, as vLLM does",
+        "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*; hf"
+        " takes the other files; auto decides by the files, as vLLM does",
         "auto",
         choices=("auto", "hf", "mistral"),
     )
@@ -611,9 +597,9 @@ class Model:
         "the policy for this model, instead of policy.name", None, choices=POLICIES
     )
     verify: str = key(
-        "start: from its start, the router compares its tokens for a few golden requests with"
-        " each worker's POST /tokenize, and routes approximately to a worker whose tokens differ"
-        " until they agree; off: only live traffic is compared",
+        "start: the router compares its tokens for golden requests with each worker's POST"
+        " /tokenize, and routes approximately to a worker whose tokens differ; off: only live"
+        " traffic is compared",
         "start",
         choices=(START, OFF),
     )

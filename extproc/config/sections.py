@@ -64,16 +64,15 @@ class Disaggregation:
     """How a prompt may be computed by one worker and continued by another."""
 
     mode: str | None = key(
-        "who sends the second request: header, a sidecar beside the decode worker, which reads"
-        " the prefill worker from x-prefiller-host-port; mirror, Envoy itself. By default every"
-        " request has one worker",
+        "who sends the second request: header, a sidecar beside the decode worker; mirror, Envoy"
+        " itself. By default every request has one worker",
         None,
         choices=MODES,
     )
     connector: str = key(
-        "how the engines transfer KV blocks: nixl (vLLM's NixlConnector, header only), offloading"
-        " (vLLM's OffloadingConnector with a p2p tier), mooncake (vLLM's MooncakeConnector) or"
-        " sglang, whose decode workers cannot compute a prompt themselves",
+        "how the engines transfer KV blocks: nixl (vLLM's NixlConnector, header only),"
+        " offloading (vLLM's OffloadingConnector with a p2p tier), mooncake (vLLM's"
+        " MooncakeConnector) or sglang",
         NIXL,
         choices=CONNECTORS,
     )
@@ -88,8 +87,8 @@ class Disaggregation:
         minimum=1,
     )
     interference_percent: int = key(
-        "weight of the delay that computing a prompt on a decode worker causes each request that"
-        " it is answering, in percent of the same delay to the request itself",
+        "weight of the delay that computing a prompt on a decode worker causes each request"
+        " there, in percent",
         50,
     )
     min_pulled_tokens: int | None = key(
@@ -105,9 +104,7 @@ class Disaggregation:
         default=False,
     )
     transfer_port: int = key(
-        "the port on which prefill workers transfer the KV blocks they computed (mirror only):"
-        " SGLang's --disaggregation-bootstrap-port, vLLM's VLLM_MOONCAKE_BOOTSTRAP_PORT, or the"
-        " port of the p2p tier",
+        "the port on which prefill workers transfer the KV blocks they computed (mirror only)",
         8_998,
         minimum=1,
         maximum=65_535,
@@ -134,9 +131,8 @@ class SharingSettings:
     """Several routers that decide as one: where they meet, and how they authenticate each other."""
 
     url: str = key(
-        "where the routers exchange messages: Valkey or Redis at valkey://host:port,"
-        " redis://host:port, or with TLS valkeys:// or rediss://; its socket at unix:///path; or,"
-        " for routers on one host, directory:/path without Valkey or Redis"
+        "where the routers exchange messages: valkey://host:port, redis://host:port, with TLS"
+        " valkeys:// or rediss://, a socket as unix:///path; or, on one host, directory:/path"
     )
     channel: str = key(
         "the channel of Valkey or Redis; routers of one fleet use the same", "kvsteer"
@@ -157,14 +153,12 @@ class SharingSettings:
     )
     password_file: str | None = key("a file with the password for Valkey or Redis", None)
     ca: str | None = key(
-        "a PEM file with certificate authorities: the certificate of Valkey or Redis must come"
-        " from one of them; by default from one of the system's",
+        "a PEM file with the certificate authorities of Valkey or Redis; by default the system's",
         None,
     )
     secret_file: str | None = key(
         "a file with a secret of 16 bytes or more, the same for all routers: it seals messages"
-        " and keys fingerprints of prompts. By default the password is used, and without one the"
-        " channel's name, which is no secret",
+        " and keys fingerprints of prompts. By default the password or the channel's name",
         None,
     )
 
@@ -179,16 +173,15 @@ class SteeringSettings:
     """How many requests are steered; the others are decided and recorded, but left to the proxy."""
 
     percent: float = key(
-        "percentage of requests that are steered (decimals allowed); the proxy routes the others"
-        " itself. 0 only observes. Can be changed at run time by SIGHUP or POST /steering",
+        "percentage of requests that are steered (decimals allowed); 0 only observes. Can be"
+        " changed at run time by SIGHUP or POST /steering",
         ALL_PERCENT,
         maximum=100,
     )
     header: str | tuple[str, ...] | None = key(
-        "a request header that groups requests, or a list of which the first that a request has"
-        " counts: of those with the same value, either all are steered or none. auto: the headers"
-        " of policy.session_header: auto. By default, and for requests without it, they are"
-        " grouped by the beginning of the conversation",
+        "a request header that groups requests, or a list: of those with the same value, either"
+        " all are steered or none. auto: the headers of policy.session_header: auto. By default"
+        " they are grouped by the beginning of the conversation",
         None,
     )
 
@@ -203,9 +196,8 @@ class ReportSettings:
     """What GET /report returns: the results of requests, by time."""
 
     file: str | None = key(
-        "a file that keeps the report across restarts of the router: a few MiB at most, numbers"
-        " only, rewritten every minute; with several processes, process n uses FILE.n. By default"
-        " the report begins when the router starts",
+        "a file that keeps the report across restarts of the router, numbers only; with several"
+        " processes, process n uses FILE.n",
         None,
     )
 
@@ -216,14 +208,12 @@ class State:
 
     file: str | None = key(
         "a file with what the workers hold, how fast they are and what they run, with which the"
-        " router starts again: about 21 bytes a block, no text or tokens of prompts, readable by"
-        " the router's user only; with several processes, process n uses FILE.n. By default a"
-        " router begins with what the workers' publishers can replay",
+        " router starts again: about 21 bytes a block, no text or tokens of prompts; with several"
+        " processes, process n uses FILE.n",
         None,
     )
     interval_ms: int = key(
-        "milliseconds between two writes; it is also written when the router stops. After a crash,"
-        " a worker is known again at once only if its replay buffer reaches back to the last write",
+        "milliseconds between two writes; it is also written when the router stops",
         60_000,
         minimum=1_000,
         maximum=3_600_000,
@@ -241,8 +231,7 @@ class ClassSettings:
         0,
     )
     max_in_flight: int | None = key(
-        "most requests of this class in flight on a worker: one with as many gets no more, and if"
-        " all have as many, the answer is 429",
+        "most requests of this class in flight on a worker; if all have as many, the answer is 429",
         None,
         minimum=1,
     )
@@ -274,8 +263,8 @@ class Isolation:
         " to remove a client's own"
     )
     secret_file: str = key(
-        "a file with a secret of 16 bytes or more, the same for all routers: salts are made with"
-        " it, so that no client can guess another tenant's"
+        "a file with a secret of 16 bytes or more, the same for all routers, with which salts"
+        " are made"
     )
     without_tenant: str = key(
         "a request without that header: refuse answers it with 403; common gives it the salt of"
@@ -287,9 +276,8 @@ class Isolation:
         "names of models whose caches all tenants share: their requests stay as they are", ()
     )
     fail: str = key(
-        "what Envoy does with requests while the router is away: open sends them on without a"
-        " salt, so that tenants share blocks for that time; closed answers 5xx (`kvsteer envoy`"
-        " prints it)",
+        "what Envoy does while the router is away: open sends requests on without a salt; closed"
+        " answers 5xx",
         OPEN,
         choices=(OPEN, CLOSED),
     )
@@ -400,15 +388,14 @@ class Routers:
         " may resolve to several"
     )
     choice: str = key(
-        "which router a request goes to: any, each in turn; standby, the first of addresses that is"
-        " ready; conversation, the same one for equal values of a conversation header while it is"
-        " ready",
+        "which router a request goes to: any, each in turn; standby, the first that is ready;"
+        " conversation, the same one for equal values of a conversation header",
         ANY,
         choices=ROUTER_CHOICES,
     )
     conversation_headers: tuple[str, ...] = key(
         "request headers that name a conversation, for choice conversation; the first that a"
-        " request has counts, and a request without any goes to a random router",
+        " request has counts",
         SESSION_HEADERS,
     )
 
