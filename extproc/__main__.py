@@ -531,11 +531,12 @@ def _show_explanation(arguments: argparse.Namespace, told: "Mapping[str, Any]") 
     if arguments.json:
         print(json.dumps(told, indent=2))
         return 0
-    from extproc.commands.terminal import cut, explained
+    from extproc.commands.look import cut, look_of
+    from extproc.commands.terminal import explained
 
     columns = get_terminal_size().columns if sys.stdout.isatty() else None
     try:
-        lines = explained(told)
+        lines = explained(told, look_of(sys.stdout, os.environ))
     except (KeyError, TypeError) as error:
         words = f"explain: {arguments.admin}: its answer does not match this version; try --json"
         raise StartError(words) from error

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from extproc.commands.look import PLAIN, Look, Tone, width
+
 Row = Sequence[str]
 
 
@@ -11,23 +13,18 @@ def plain(text: object) -> str:
     return "".join(one if one.isprintable() else "?" for one in str(text))
 
 
-def cut(line: str, columns: int) -> str:
-    """Returns the line, shortened to so many columns with a mark at its end if needed."""
-    return line if len(line) <= columns else f"{line[: columns - 1]}~"
-
-
 def table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
     """Returns the lines of a table with columns as wide as their contents; the last is not padded.
 
     sides: < (left) or > (right) for each column.
     """
-    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
-    return [
-        "  ".join(
-            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in [heads, *rows]
-    ]
+    widths = [max(width(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
+    return ["  ".join(map(_padded, row, sides, widths)).rstrip() for row in [heads, *rows]]
+
+
+def _padded(text: str, side: str, columns: int) -> str:
+    blank = " " * (columns - width(text))
+    return f"{blank}{text}" if side == ">" else f"{text}{blank}"
 
 
 # More candidates than these are only counted.
@@ -36,7 +33,7 @@ MAX_CANDIDATES = 20
 _HEADS = ("WORKER", "FEED", "HOLDS", "COMPUTE", "QUEUED", "RUNNING", "COST", "NOTES")
 
 
-def explained(told: Mapping[str, Any]) -> list[str]:
+def explained(told: Mapping[str, Any], look: Look = PLAIN) -> list[str]:
     """Returns the answer of POST /explain as a sentence and a table of the candidates."""
     pick = list(told["pick"])
     order = {endpoint: place for place, endpoint in enumerate(pick)}
@@ -49,7 +46,7 @@ def explained(told: Mapping[str, Any]) -> list[str]:
             one["cost"] or 0.0,
         ),
     )
-    rows = [_candidate(one, order.get(one["endpoint"])) for one in ranked[:MAX_CANDIDATES]]
+    rows = [_candidate(one, order.get(one["endpoint"]), look) for one in ranked[:MAX_CANDIDATES]]
     lines = [_sentence(told, ranked)]
     ids = {"request": told.get("request_id"), "trace": told.get("trace_id")}
     if any(ids.values()):
@@ -117,7 +114,7 @@ def _other_workers(told: Mapping[str, Any]) -> str:
     return said
 
 
-def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
+def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
     terms, notes = one["cost_terms"], []
     if place is not None:
         notes.append("picked" if place == 0 else f"number {place + 1} if that fails")
@@ -138,7 +135,9 @@ def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
         costs = (terms["uncached"] - terms["session"], queued, terms["running"])
         numbers = [f"{number:.0f}" for number in (*costs, one["cost"])]
     held = str(one["overlap_tokens"])
-    return [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]
+    row = [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]
+    tone = Tone.GOOD if place == 0 else Tone.FAINT if one["excluded"] else None
+    return row if tone is None else [look.tone(text, tone) for text in row]
 
 
 # Factors that round to 1.00 are not shown.

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 from extproc.base.errors import StartError
 from extproc.commands.admin_client import ask
-from extproc.commands.terminal import Row, cut, plain, table
+from extproc.commands.look import PLAIN, Look, Tone, cut, look_of
+from extproc.commands.terminal import Row, plain, table
 from extproc.config.sections import ALL_PERCENT
 
 # On terminals of fewer than NARROW columns, the least important fields are left out; from WIDE on,
@@ -23,6 +24,7 @@ from extproc.config.sections import ALL_PERCENT
 NARROW = 72
 WIDE = 120
 LEAST = 32
+BAR_CELLS = 8
 REFRESH_SECONDS = 2.0
 
 # How many decisions are shown without a terminal.
@@ -76,9 +78,12 @@ def run(
     out = sys.stdout if out is None else out
     if once or not out.isatty():
         columns = shutil.get_terminal_size().columns if out.isatty() else 200
-        print("\n".join(_fetch_screen(admin, (columns, 0))), file=out)
+        look = look_of(out, os.environ)
+        print("\n".join(_fetch_screen(admin, (columns, 0), look)), file=out)
         return 0
-    _fetch_screen(admin, (80, 24))  # report a wrong URL in one line, not on the alternate screen
+    _fetch_screen(
+        admin, (80, 24), PLAIN
+    )  # report a wrong URL in one line, not on the alternate screen
     helps = False
     with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
         out.write(_OTHER_SCREEN)
@@ -127,7 +132,8 @@ def _drawn(
 def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     size = shutil.get_terminal_size()
     try:
-        lines = HELP if helps else _fetch_screen(admin, (size.columns, size.lines - 1))
+        look = look_of(out, os.environ)
+        lines = HELP if helps else _fetch_screen(admin, (size.columns, size.lines - 1), look)
     except StartError as error:
         lines = [*textwrap.wrap(str(error), size.columns), "trying again"]
     lines = [cut(line, size.columns) for line in lines[: size.lines - 2]]
@@ -137,7 +143,7 @@ def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     out.flush()
 
 
-def _fetch_screen(admin: str, size: tuple[int, int]) -> list[str]:
+def _fetch_screen(admin: str, size: tuple[int, int], look: Look) -> list[str]:
     paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history", "/apis")
     told = [ask("top", admin, path) for path in paths]
     decisions, events, workers, routers, steering, history, apis = told
@@ -151,6 +157,7 @@ def _fetch_screen(admin: str, size: tuple[int, int]) -> list[str]:
             routers=routers,
             history=history,
             apis=apis,
+            look=look,
         )
         return [lines[0], *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
@@ -166,6 +173,7 @@ def screen(
     routers: Mapping[str, Any] | None = None,
     history: Mapping[str, Any] | None = None,
     apis: Sequence[Mapping[str, Any]] = (),
+    look: Look = PLAIN,
 ) -> list[str]:
     """Returns the lines to show.
 
@@ -177,16 +185,16 @@ def screen(
     columns, lines = max(size[0], LEAST), size[1]
     summary = _summary(workers, events_enabled=events_enabled)
     if history is not None:
-        summary += f"; {_rate(history['fleet'])} of prompt tokens cached"
+        summary += f"; {_rate(_share(history['fleet']))} of prompt tokens cached"
     head = [summary, *_keyed(apis), *_routers(routers), ""]
-    fleet = _workers(workers, columns, {} if history is None else history["workers"])
+    fleet = _workers(workers, columns, {} if history is None else history["workers"], look)
     room = max(len(decisions), 1)
     if lines:
         shown = max(3, lines // 2 - len(head))
         if len(fleet) > shown:
             fleet = [*fleet[: shown - 1], f"... and {len(fleet) - shown + 1} more"]
         room = max(1, lines - len(head) - len(fleet) - 4)
-    told = _decisions(decisions[::-1][:room], columns)
+    told = _decisions(decisions[::-1][:room], columns, look)
     return [cut(line, columns) for line in [*head, *fleet, "", *told]]
 
 
@@ -231,18 +239,26 @@ def _steering(told: Mapping[str, Any]) -> list[str]:
     return [*(lines if left else []), *([plain(told["fault"])] if told["fault"] else [])]
 
 
-def _rate(series: Mapping[str, Any] | None) -> str:
-    """Returns the hit rate of a history, "-" if there were no prompts."""
+def _share(series: Mapping[str, Any] | None) -> float | None:
+    """Returns the hit rate of a history, None if there were no prompts."""
     told = series or {"prompt_tokens": (), "predicted_tokens": ()}
     tokens, held = (sum(filter(None, told[f"{kind}_tokens"])) for kind in ("prompt", "predicted"))
-    return f"{held / tokens:.0%}" if tokens else "-"
+    return held / tokens if tokens else None
+
+
+def _rate(share: float | None, look: Look = PLAIN, about: str = "") -> str:
+    """Returns a share in percent and as a bar; "-" for None. about: "~" if it is not certain."""
+    if share is None:
+        return "-"
+    return f"{about}{share:.0%} {look.bar(share, BAR_CELLS)}".rstrip()
 
 
 def _workers(
-    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any]
+    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any], look: Look
 ) -> list[str]:
     by_need = sorted(workers, key=_is_well)
-    rows = [_worker(one, columns, _rate(histories.get(one["name"]))) for one in by_need]
+    look = look if columns >= NARROW else look._replace(marks="")
+    rows = [_worker(one, columns, _share(histories.get(one["name"])), look) for one in by_need]
     if columns < NARROW:
         short = [[row[at] for at in (0, 1, 3, 4)] for row in rows]
         return table(["WORKER", "FEED", "RUN", "HIT"], short, "<<>>")
@@ -255,7 +271,7 @@ def _is_well(worker: Mapping[str, Any]) -> bool:
     return worker["state"] == "live" and not worker["down"] and not lacks
 
 
-def _worker(worker: Mapping[str, Any], columns: int, rate: str) -> Row:
+def _worker(worker: Mapping[str, Any], columns: int, share: float | None, look: Look) -> Row:
     tiers = worker["blocks_by_tier"]
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
     notes += [_speed(worker["speed"])]
@@ -268,12 +284,13 @@ def _worker(worker: Mapping[str, Any], columns: int, rate: str) -> Row:
     name = _place(worker["name"], worker["endpoint"], columns)
     if columns < NARROW:
         name = cut(name, columns - 23)
+    tone = Tone.BAD if worker["down"] else Tone.GOOD if _is_well(worker) else Tone.FAIR
     return [
         name,
-        plain(worker["state"]),
+        look.tone(plain(worker["state"]), tone),
         str(sum(tiers.values())),
         str(worker["in_flight"]),
-        rate,
+        _rate(share, look),
         plain("; ".join(notes)),
     ]
 
@@ -293,10 +310,11 @@ def _speed(speed: Mapping[str, Any]) -> str:
     return words if used == own else f"{words}; costs use {used}"
 
 
-def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int, look: Look) -> list[str]:
     if not decisions:
         return ["no request yet"]
-    rows = [_decision(one, columns) for one in decisions]
+    look = look if columns >= WIDE else look._replace(marks="")
+    rows = [_decision(one, columns, look) for one in decisions]
     if columns < NARROW:
         short = [[row[0], cut(row[1], columns - 26), row[2]] for row in rows]
         return table(["TIME", "PICKED", "HELD"], short, "<<>")
@@ -313,7 +331,7 @@ def _reason(told: Mapping[str, Any]) -> str:
     return reason if told["prompt_tokens"] or not by else f"{by}: {reason}"
 
 
-def _decision(told: Mapping[str, Any], columns: int) -> Row:
+def _decision(told: Mapping[str, Any], columns: int, look: Look) -> Row:
     at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
     first = told["pick"][0] if told["pick"] else ""
     worker = _place(told["worker"] or "-", first, columns)
@@ -326,7 +344,7 @@ def _decision(told: Mapping[str, Any], columns: int) -> Row:
         worker += ", answered" if answered else f", {plain(told['served'])} answered"
     held, about = _held(told)
     whole = told["weighed_tokens"]
-    rate = f"{about}{min(1.0, held / whole):.0%}" if whole else "-"
+    rate = _rate(min(1.0, held / whole) if whole else None, look, about)
     # the earlier columns already show this part
     why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")
     return [at, worker, f"{about}{held}/{whole}", rate, _reason(told), plain(why)]

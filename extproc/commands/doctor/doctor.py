@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text,
 from extproc.commands.doctor.pulls import judge_ports, judge_puller
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
 from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
+from extproc.commands.look import look_of
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
 from extproc.config.rules import doubts
@@ -130,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     finally:
         logging.disable(logging.NOTSET)
-    print(as_json(findings) if arguments.json else as_text(findings))
+    look = look_of(sys.stdout, os.environ)
+    print(as_json(findings) if arguments.json else as_text(findings, look))
     return exit_status(findings)
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from extproc.commands.look import PLAIN, Look, Tone
 from kvstate.errors import printable
 
 
@@ -320,25 +321,30 @@ def name_list(names: Sequence[str]) -> str:
     return (", ".join(names[:MAX_SHOWN]) or "nothing") + more
 
 
-def as_text(findings: Sequence[Finding]) -> str:
+_TONES = {Severity.WRONG: Tone.BAD, Severity.RIGHT: Tone.GOOD, Severity.NOTE: Tone.FAIR}
+
+
+def as_text(findings: Sequence[Finding], look: Look = PLAIN) -> str:
     """Returns the findings by subject, faults first and with their fixes.
 
     The last line has their numbers, and whether requests are steered now.
     """
     lines: list[str] = []
     for subject in dict.fromkeys(one.subject for one in findings):
-        lines.append(subject)
+        lines.append(look.tone(subject, Tone.STRONG))
         of_subject = [one for one in findings if one.subject == subject]
         for one in sorted(of_subject, key=_rank):
             code = f" [{one.code}]" if one.code else ""
-            lines.append(f"  {one.verdict.value:5}  {one.check}: {one.says}{code}")
+            verdict = look.tone(f"{one.verdict.value:5}", _TONES[one.verdict])
+            lines.append(f"  {verdict}  {one.check}: {one.says}{code}")
             if one.fix:
                 lines.append(f"         fix: {one.fix}")
     counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Severity}
     numbers = (counts[Severity.WRONG], counts[Severity.RIGHT], counts[Severity.NOTE])
     notes = "note" if counts[Severity.NOTE] == 1 else "notes"
     last = "{} wrong, {} right, {} {}".format(*numbers, notes)
-    return "\n".join([*lines, "; ".join((last, *_steering(findings)))])
+    worst = Severity.WRONG if exit_status(findings) else Severity.RIGHT
+    return "\n".join([*lines, look.tone("; ".join((last, *_steering(findings))), _TONES[worst])])
 
 
 def as_json(findings: Sequence[Finding]) -> str:

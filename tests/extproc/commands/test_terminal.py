@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from extproc.commands.terminal import MAX_CANDIDATES, cut, explained, plain, table
+from extproc.commands.look import Look, Tone, cut
+from extproc.commands.terminal import MAX_CANDIDATES, explained, plain, table
 
 
 def test_plain_removes_terminal_controls() -> None:
@@ -13,6 +14,12 @@ def test_plain_removes_terminal_controls() -> None:
 
 def test_table_is_as_wide_as_its_contents() -> None:
     assert table(["A", "NUMBER"], [["long", "1"]], "<>") == ["A     NUMBER", "long       1"]
+
+
+def test_table_pads_a_toned_text_by_what_is_seen_of_it() -> None:
+    toned = Look(has_colours=True).tone("live", Tone.GOOD)
+    (_, row) = table(["FEED", "B"], [[toned, "1"]], "<>")
+    assert row == f"{toned}  1"
 
 
 def candidate(name: str, cost: float | None = 24.0, **told: Any) -> dict[str, Any]:

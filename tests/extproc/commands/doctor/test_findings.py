@@ -1,4 +1,5 @@
 import json
+import re
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from extproc.commands.doctor.findings import (
     exit_status,
     name_list,
 )
+from extproc.commands.look import Look
 
 FIRST = Subject("worker 10.0.0.1:8000")
 SECOND = Subject("worker 10.0.0.2:8000")
@@ -33,6 +35,13 @@ worker 10.0.0.2:8000
 
 def test_as_text_has_a_part_for_each_subject_with_its_faults_first() -> None:
     assert as_text(FINDINGS) == TEXT
+
+
+def test_as_text_tones_verdicts_on_a_terminal() -> None:
+    shown = as_text(FINDINGS, Look(has_colours=True))
+    assert "\x1b[31mwrong\x1b[0m" in shown
+    assert "\x1b[32mright\x1b[0m" in shown
+    assert re.sub(r"\x1b\[[0-9]+m", "", shown) == TEXT
 
 
 def test_as_json_has_the_order_of_the_text() -> None:
