@@ -507,7 +507,9 @@ async def test_check_that_fails_is_no_fault_of_the_request(
 ) -> None:
     async with run() as one:
         one.fleet.fault = text(1)
-        await one.run(text(1))
+        booking = await one.send(text(1))
+        one.fleet.fault = ""
+        await one.settle(booking)
         assert "token check failed with RuntimeError" in caplog.text
         assert not any(word in caplog.text for word in WORDS)
 
