@@ -1,6 +1,6 @@
 """Counts the work of one request in the router: the same in every run, whatever the load.
 
-python benchmarks/extproc_counts.py [--workers N] [--calls] [--turns | --tasks]
+python benchmarks/extproc_counts.py [--workers N] [--calls] [--turns | --tasks] [--part PART]
 python benchmarks/extproc_counts.py --check | --record
 
 The router's own server gets the bytes that an Envoy sends, without a socket: for each request its
@@ -10,6 +10,9 @@ conversations of benchmarks/extproc.py, which the requests continue. Valgrind co
 --check compares the counts at 8 and 128 workers with those of the commit, in extproc_counts.json,
 and fails if one is more than 3 % above; --record writes them. Instructions depend on how Python was
 built: those of another build than the recorded one are not compared.
+
+--part counts less than whole requests: `stream` opens and ends streams without a message, and
+`empty` answers the messages without looking at them, as any handler of this server must at least.
 
 What it saves that a call has no task of its own: --tasks gives every message a task, and lets the
 event loop turn until it is done; --turns lets it turn as often, without tasks.
@@ -34,7 +37,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
-from types import FrameType as Call
+from types import FrameType as Frame
 from typing import Any
 
 import yaml
@@ -53,18 +56,20 @@ from extproc.http2.header_blocks import encode
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderMap,
+    HeadersResponse,
     HeaderValue,
     HttpBody,
     HttpHeaders,
     ProcessingMode,
     ProcessingRequest,
+    ProcessingResponse,
     ProtocolConfiguration,
 )
 from extproc.proof import lookups
 from extproc.requests.request import parse as parse_request
 from extproc.running import event_loop
 from extproc.serving.exchange import Service
-from extproc.serving.lean_call import ExtProcCall
+from extproc.serving.lean_call import Call, ExtProcCall
 from extproc.serving.lean_server import LeanConnection, LeanServer
 from extproc.serving.router import Router
 from extproc.tokenizing import encoder_choice, prompt_tokens
@@ -77,7 +82,15 @@ from kvstate.overlap import Tokens
 from tests.memory_transport import MemoryTransport
 
 WORKERS = 8
-CHECKED = (8, 128)
+# What is checked: its name, the workers, and the part of a request.
+CHECKED = (
+    ("8 workers", 8, "whole"),
+    ("128 workers", 128, "whole"),
+    ("an empty handler", 8, "empty"),
+    ("a stream without a message", 8, "stream"),
+)
+PARTS = ("whole", "empty", "stream")
+FRAME_HEADER_BYTES = 9
 SIZE = 2
 BLOCK = 16
 WARM = 96
@@ -160,6 +173,13 @@ def reads(number: int, text: str) -> list[bytes]:
     ]
 
 
+def opened_and_ended(request: Sequence[bytes]) -> list[bytes]:
+    """Returns the reads of a stream without a message."""
+    opening, *_, end = request
+    length = int.from_bytes(opening[:3], "big")
+    return [opening[: FRAME_HEADER_BYTES + length], end]
+
+
 def _data(stream: int, message: Message) -> bytes:
     sent = message.SerializeToString()
     return frame(FrameType.DATA, 0, stream, b"\0" + len(sent).to_bytes(4, "big") + sent)
@@ -179,9 +199,27 @@ class TaskCall(ExtProcCall):
     def take(self, message: bytes | MessageParts) -> None:
         """Has a task pass the message to the exchange."""
         assert not isinstance(message, MessageParts), "the benchmark's messages are short"
-        answering = self._exchange.receive(self._decoder.decode(message))
+        service = self._service
+        answering = self._opened().receive(service.decoder.decode(message))
         self._awaited = asyncio.get_running_loop().create_task(answering)
         self._awaited.add_done_callback(self._answered)
+
+
+class EmptyCall(Call):
+    """A call that answers each message with the same bytes."""
+
+    answers = (ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),)
+
+    def take(self, _: bytes | MessageParts) -> None:
+        """Answers a message without looking at it."""
+        self.answer(self.answers[0])
+
+    def end(self) -> None:
+        """Ends the call."""
+        self.finish()
+
+    def close(self) -> None:
+        """Does nothing: it holds nothing."""
 
 
 # How often the loop turns after a read: for a task, for what is called when it is done, and for
@@ -192,13 +230,16 @@ TURNS = 3
 class Bench:
     """A router and a connection to it.
 
-    turns: how often the event loop turns after each read. has_tasks: whether every message has a
-    task; it then needs turns.
+    turns: how often the event loop turns after each read. part: of a request that is done. has_tasks:
+    whether every message has a task; it then needs turns.
     """
 
-    def __init__(self, workers: int, turns: int = 0, *, has_tasks: bool = False) -> None:
+    def __init__(
+        self, workers: int, turns: int = 0, part: str = "whole", *, has_tasks: bool = False
+    ) -> None:
         self.workers = workers
         self.turns = turns
+        self.part = part
         self.has_tasks = has_tasks
         self.texts = [json.dumps(request) for request in conversations(SIZE)]
         self.sink = Sink()
@@ -248,8 +289,11 @@ class Bench:
         def route(wire: LeanConnection, stream_id: int, *_: bytes) -> TaskCall:
             return TaskCall(wire, stream_id, service, "")
 
-        if self.has_tasks:
-            host = dataclasses.replace(host, route=route)
+        def route_to_nothing(wire: LeanConnection, stream_id: int, *_: bytes) -> EmptyCall:
+            return EmptyCall(wire, stream_id)
+
+        if self.has_tasks or self.part == "empty":
+            host = dataclasses.replace(host, route=route if self.has_tasks else route_to_nothing)
         self.connection = LeanConnection(host)
         self.connection.connection_made(self.sink)
         ack = frame(FrameType.SETTINGS, Flag.ACK, 0)
@@ -266,7 +310,8 @@ class Bench:
         first = self.served
         self.served += count
         texts = self.texts
-        return [reads(at, texts[at % len(texts)]) for at in range(first, first + count)]
+        whole = [reads(at, texts[at % len(texts)]) for at in range(first, first + count)]
+        return [opened_and_ended(one) for one in whole] if self.part == "stream" else whole
 
     async def serve(self, requests: Sequence[Sequence[bytes]]) -> None:
         """Answers requests, one after the other."""
@@ -284,7 +329,7 @@ async def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]
     found: Counter[str] = Counter()
     names: list[str] = []
 
-    def note(call: Call, event: str, _: object) -> None:
+    def note(call: Frame, event: str, _: object) -> None:
         found[event] += 1
         if event == "call":
             code, depth, above = call.f_code, 0, call.f_back
@@ -304,7 +349,7 @@ async def bytecodes(bench: Bench, requests: int) -> float:
     """Returns the interpreter steps per request."""
     steps = 0
 
-    def note(call: Call, event: str, _: object) -> Any:
+    def note(call: Frame, event: str, _: object) -> Any:
         nonlocal steps
         call.f_trace_opcodes, call.f_trace_lines = True, False
         steps += event == "opcode"
@@ -336,7 +381,7 @@ def _run(options: argparse.Namespace, work: Coroutine[Any, Any, None]) -> None:
 
 def _bench(options: argparse.Namespace) -> Bench:
     turns = TURNS if options.turns or options.tasks else 0
-    return Bench(options.workers, turns, has_tasks=options.tasks)
+    return Bench(options.workers, turns, options.part, has_tasks=options.tasks)
 
 
 async def _rows(one: Run) -> None:
@@ -379,7 +424,7 @@ def instructions(options: argparse.Namespace) -> Figure:
     if shutil.which("valgrind") is None:
         raise CannotRunError("valgrind is missing: apt-get install valgrind")
     named = [f"--{name}" for name in ("turns", "tasks") if getattr(options, name)]
-    named.append(f"--workers={options.workers}")
+    named += [f"--workers={options.workers}", f"--part={options.part}"]
     few, many = (_instructions(count, named) for count in (FEW, MANY))
     return Figure([(many - few) // (MANY - FEW)])
 
@@ -420,9 +465,9 @@ def counts_of(options: argparse.Namespace) -> dict[str, int]:
 def record(options: argparse.Namespace) -> None:
     """Writes the counts of the commit."""
     counts: dict[str, Any] = {"python": platform.python_version(), "build": sys.version}
-    for workers in CHECKED:
-        options.workers = workers
-        counts[str(workers)] = counts_of(options)
+    for name, workers, part in CHECKED:
+        options.workers, options.part = workers, part
+        counts[name] = counts_of(options)
     COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
 
 
@@ -432,14 +477,14 @@ def check(one: Run) -> None:
     if committed["python"].rpartition(".")[0] != platform.python_version().rpartition(".")[0]:
         print(f"not compared: the counts are of Python {committed['python']}")
         return
-    for workers in CHECKED:
-        one.options.workers = workers
+    for name, workers, part in CHECKED:
+        one.options.workers, one.options.part = workers, part
         for what, count in counts_of(one.options).items():
-            known = committed[str(workers)].get(what)
+            known = committed[name].get(what)
             is_compared = known and (what != "instructions" or committed["build"] == sys.version)
             reference: Result = Figure([known]) if is_compared else NO_REFERENCE
             goal = GOAL if is_compared else None
-            one.add([Row(f"{what}, {workers} workers", Figure([count]), reference, goal)])
+            one.add([Row(f"{what}, {name}", Figure([count]), reference, goal)])
     if any(row.met is False for row in one.rows):
         print(RAISE)
 
@@ -453,6 +498,7 @@ def main() -> None:
     parser.add_argument("--calls", action="store_true", help="print the calls of a request")
     parser.add_argument("--turns", action="store_true", help="let the loop turn after each read")
     parser.add_argument("--tasks", action="store_true", help="give every message a task")
+    parser.add_argument("--part", choices=PARTS, default="whole", help="what to do of a request")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     logging.disable(logging.CRITICAL)
     # turn off what depends on time: under valgrind, a template and the check of an encoder would

@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 
 from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import tell_fault
-from extproc.http2.call_events import FAILED, MESSAGE, PART
+from extproc.http2.call_events import ENDED, MESSAGE, PART
 from extproc.http2.grpc_messages import Message, MessageParts, Status
 from extproc.http2.session import Session, SharedBudget
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.requests.request import Ask
-from extproc.serving.exchange import Service
+from extproc.serving.exchange import Exchange, Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
 from extproc.serving.stream_answers import Answers
@@ -153,20 +153,28 @@ class Call(ABC):
         """Calls a function; its error ends this call, but not the connection."""
         try:
             function(*arguments)
-        except CallError as error:
-            self.finish(error.status, str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, other calls go on
-            tell_fault(log, "stream ended by an internal error: %s", error)
-            self.finish(Status.INTERNAL)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, CallError):
+            self.finish(error.status, str(error))
+            return
+        tell_fault(log, "stream ended by an internal error: %s", error)
+        self.finish(Status.INTERNAL)
 
     def _take(self, kind: int, content: Any) -> None:
-        if kind == MESSAGE:
-            self.guarded(self.take, content)
-        elif kind == FAILED:
-            status, text = content
-            self.finish(status, text)
-        else:
-            self.guarded(self.end)
+        """Takes an event; an error ends this call, but not the connection."""
+        try:
+            if kind == MESSAGE:
+                self.take(content)
+            elif kind == ENDED:
+                self.end()
+            else:
+                status, text = content
+                self.finish(status, text)
+        except Exception as error:  # noqa: BLE001 - whatever it is, other calls go on
+            self._fail(error)
 
     def _keep(self, kind: int, content: Any) -> None:
         """Keeps an event; ends the call if there is no room for it."""
@@ -190,12 +198,15 @@ class ExtProcCall(Call):
 
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         super().__init__(wire, stream_id)
-        self._metrics = service.metrics
-        self._encoded = service.stream_settings.phrases.encoded
-        self._decoder = service.decoder
-        self._decode = service.decoder.decode
-        self._joining = service.joining
-        self._exchange = service.open(traceparent)
+        self._service = service
+        self._traceparent = traceparent
+        self._exchange: Exchange | None = None
+
+    def _opened(self) -> Exchange:
+        """Returns the exchange of the stream, which begins with its first message."""
+        if self._exchange is None:
+            self._exchange = self._service.open(self._traceparent)
+        return self._exchange
 
     def take(self, message: Message) -> None:
         """Passes a message to the exchange and sends its answers.
@@ -209,12 +220,13 @@ class ExtProcCall(Call):
         if isinstance(message, MessageParts):
             self._wait_for(self._long(message))
             return
+        exchange = self._exchange or self._opened()
         try:
-            step = self._exchange.step(self._decode(message))
+            step = exchange.step(self._service.decoder.decode(message))
             if not isinstance(step, Ask):
                 self._answer_all(step)
                 return
-            answering = self._exchange.decide(step)
+            answering = exchange.decide(step)
             waited_for = answering.send(None)
         except StopIteration as done:
             self._answer_all(done.value)
@@ -229,8 +241,9 @@ class ExtProcCall(Call):
             self._wait_for(answering)
 
     def _answer_all(self, answers: Answers) -> None:
+        encoded = self._service.stream_settings.phrases.encoded
         for answer in answers:
-            self.answer(self._encoded(answer))
+            self.answer(encoded(answer))
 
     def _wait_for(self, answering: Coroutine[Any, Any, Answers]) -> None:
         self._awaited = asyncio.get_running_loop().create_task(answering)
@@ -238,8 +251,9 @@ class ExtProcCall(Call):
 
     async def _long(self, message: MessageParts) -> Answers:
         """Returns the answers to a long message, which is joined in a thread."""
-        read = await joined(message, self._decoder, self._joining)
-        return await self._exchange.receive(read)
+        service = self._service
+        read = await joined(message, service.decoder, service.joining)
+        return await self._opened().receive(read)
 
     def end(self) -> None:
         """Ends the call with OK: the HTTP request has ended."""
@@ -249,7 +263,8 @@ class ExtProcCall(Call):
         """Releases the request's load, and cancels an awaited answer."""
         if self._awaited is not None:
             self._awaited.cancel()
-        self._exchange.close()
+        if self._exchange is not None:
+            self._exchange.close()
 
     def _answered(self, awaited: asyncio.Task[Answers]) -> None:
         if awaited.cancelled():
@@ -273,7 +288,7 @@ class ExtProcCall(Call):
         return self._refusal(Status.INTERNAL, "malformed message")
 
     def _refusal(self, status: int, text: str) -> CallError:
-        self._metrics.protocol_errors.inc()
+        self._service.metrics.protocol_errors.inc()
         log.warning("stream ended: %s", text)
         return CallError(status, text)
 
