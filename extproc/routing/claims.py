@@ -47,12 +47,11 @@ def claims_of(
     was sent there counts. block_size: returns the block size of a worker's cache, in tokens.
     """
     found: dict[str, Claims] = {}
+    unsure = cost.uncertain_percent / 100
     for overlaps in held:
         for name, overlap in overlaps.items():
-            worth = worth_tokens(overlap, cost.uncertain_percent / 100)
-            if name in found:
-                worth += found[name].saved
-            found[name] = Claims(worth)
+            worth = worth_tokens(overlap, unsure)
+            found[name] = Claims(worth + found[name].saved if name in found else worth)
     for number, each in enumerate(expected):
         overlaps = held[number] if held else _NOTHING_HELD
         for name, lengths in each.items():
@@ -70,7 +69,7 @@ def claims_of(
             percent = cost.speculative_percent if is_live else cost.approximate_percent
             more = behind * percent / 100
             if known is not None:
-                more = max(0.0, more - cost.uncertain_percent / 100 * known.uncertain_tokens)
+                more = max(0.0, more - unsure * known.uncertain_tokens)
             found[name] = _added(found.get(name, NO_CLAIMS), more, behind, is_live=is_live)
     return found
 

@@ -97,9 +97,17 @@ class Queries:
         course.note_parsed()
         if isinstance(read, Query):
             return read
-        query = await self._tokenized(*read, body)
+        query = self._by_turns(*read) or await self._tokenized(*read, body)
         course.note_tokenized()
         return query
+
+    def _by_turns(self, request: InferenceRequest, served: Served) -> Query | None:
+        """Returns the query for a conversation of which most is known; None for any other."""
+        try:
+            keyed = self._tokens.tokenize_turns(request, served.model)
+        except RequestError:
+            return None  # it will be raised again
+        return None if keyed is None else _keyed(request, served, keyed)
 
     def _speaks(self, name: str | None) -> Dialect:
         """Returns the dialect in which a request is read first, by the name of its model."""

@@ -130,6 +130,26 @@ class PromptTokens:
             whole = await self._local(tokenizer, request.prompts, model, body_bytes)
         return _keyed(request, whole)
 
+    def tokenize_turns(self, request: InferenceRequest, model: str) -> Keyed | None:
+        """Returns the same as `tokenize` for one conversation whose turns are known but for a few.
+
+        Returns None if it is not that cheap.
+
+        Raises:
+            RequestError: as `tokenize`.
+        """
+        tokenizer, prompt = self._tokenizers.get(model), request.prompts[0]
+        if not isinstance(tokenizer, Tokenizer) or not isinstance(prompt, Chat):
+            return None
+        if len(request.prompts) != 1 or request.keep_last_tokens is not None:
+            return None
+        if model in self._hung:
+            return None
+        started = tokenizer.start_turns(prompt)
+        if started is None or not started.is_cheap:
+            return None
+        return Keyed([started.finish()], started.forms | forms_of(prompt))
+
     def tokenize_inline(
         self, request: InferenceRequest, model: str, held: ThreadUse
     ) -> Keyed | None:
@@ -286,7 +306,7 @@ def _keyed(request: InferenceRequest, whole: Keyed) -> Keyed:
         forms |= forms_of(prompt)
     if request.keep_last_tokens is not None:
         tokens = list(map(request.truncate, tokens))
-    return whole._replace(tokens=tokens, forms=forms)
+    return Keyed(tokens, forms, whole.parts, whole.drops_media)
 
 
 def _is_short(prompt: Prompt) -> bool:

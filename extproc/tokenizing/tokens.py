@@ -29,7 +29,7 @@ from extproc.tokenizing.tokenizer_config import (
     may_be_framed_otherwise,
     text_of,
 )
-from extproc.tokenizing.tokenizer_layout import Frame
+from extproc.tokenizing.tokenizer_layout import Cutter, Frame
 from extproc.tokenizing.turn_encoder import TurnEncoder
 from extproc.tokenizing.vocabulary import Vocabulary, read_vocabulary
 from kvstate.overlap import Tokens
@@ -278,9 +278,9 @@ class Tokenizer:
             return _start_segments(
                 prompt, self._in_code.renderer, self._in_code.texts, render_seconds
             )
-        turns = self._turns_of(prompt)
-        if turns is not None:
-            return self._start_turns(turns)
+        by_turns = self.start_turns(prompt)
+        if by_turns is not None:
+            return by_turns
         framed = self._forms | self._forms_of_frame(prompt)
         text, forms, added = self._write(prompt, render_seconds)
         forms |= framed
@@ -297,8 +297,11 @@ class Tokenizer:
         is_cheap = self._texts.is_cheap(work.new_characters)
         return Started(work.new_characters, is_cheap, finish, forms, added)
 
-    def _turns_of(self, prompt: Chat | Text) -> list[str] | None:
-        """Returns the texts of a conversation's turns, None if it must be rendered as a whole."""
+    def start_turns(self, prompt: Chat | Text) -> Started | None:
+        """Looks up the turns of a conversation, whose template need not run.
+
+        Returns None if the prompt must be rendered as a whole.
+        """
         if self._cutter is None or not isinstance(prompt, Chat) or prompt.roles is None:
             return None
         if prompt.add_special_tokens or prompt.special_tokens_vary:
@@ -306,20 +309,21 @@ class Tokenizer:
         skeleton = self._templates.chosen(prompt.variables).skeleton(prompt)
         if skeleton is None:
             return None
-        turns = self._turns.get(skeleton)
+        turns = self._turns.get(skeleton) or self._cut(skeleton, self._cutter)
         if turns is None:
-            if skeleton in self._turns:
-                return None
-            if len(self._turns) >= MOST_SEQUENCES:
-                self._turns.clear()
-            turns = self._turns[skeleton] = skeleton.cut(self._cutter.first)
-        return None if turns is None else turns.of(prompt.messages)
-
-    def _start_turns(self, turns: Sequence[str]) -> Started:
+            return None
         encoder = self._turn_encoder
-        found = encoder.find(turns)
+        found = encoder.find(turns.of(prompt.messages))
         new = found.new_characters
         return Started(new, encoder.is_cheap(new), partial(encoder.finish, found), self._forms)
+
+    def _cut(self, skeleton: Skeleton, cutter: Cutter) -> Turns | None:
+        """Returns what is around the turns of a skeleton, None if it cannot be cut so."""
+        if skeleton not in self._turns:
+            if len(self._turns) >= MOST_SEQUENCES:
+                self._turns.clear()
+            self._turns[skeleton] = skeleton.cut(cutter.first)
+        return self._turns[skeleton]
 
     def _forms_of_frame(self, prompt: Chat | Text) -> int:
         """Returns FRAME if the special tokens of a prompt depend on the engine's release.

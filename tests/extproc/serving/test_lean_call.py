@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -44,7 +45,7 @@ class Answering(Asking):
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
-        self.closed = 0
+        self.opened = self.closed = 0
         self.faults: list[str] = []
         self.awaited: asyncio.Future[None] | None = None
 
@@ -132,18 +133,19 @@ class Play(logging.Handler):
     def route(self, wire: LeanConnection, stream_id: int, *_: bytes) -> ExtProcCall:
         metrics = SimpleNamespace(protocol_errors=SimpleNamespace(inc=lambda: None))
         phrases = SimpleNamespace(encoded=lambda answer: answer)
+        self.exchanges.append(self._first.pop(0) if self._first else Answering())
         service = SimpleNamespace(
             metrics=metrics,
             stream_settings=SimpleNamespace(phrases=phrases),
             decoder=ProxyDecoder(()),
             joining=None,
-            open=self.open,
+            open=partial(self.open, self.exchanges[-1]),
         )
         return ExtProcCall(wire, stream_id, cast("Service", service), "")
 
-    def open(self, _: str) -> Answering:
-        self.exchanges.append(self._first.pop(0) if self._first else Answering())
-        return self.exchanges[-1]
+    def open(self, exchange: Answering, _: str) -> Answering:
+        exchange.opened += 1
+        return exchange
 
     def hear(self, *frames: bytes) -> None:
         self.connection.data_received(b"".join(frames))
@@ -265,7 +267,7 @@ def test_call_keeps_its_promises_in_any_order(
     for one, exchange in zip(play.requests, play.exchanges, strict=True):
         assert not exchange.faults
         assert exchange.taken == one.texts[: len(exchange.taken)]
-        assert exchange.closed == 1
+        assert exchange.closed == exchange.opened == bool(exchange.taken)
         frames = play.frames(one)
         assert_answer_is_whole(frames)
         if not one.is_spoilt:
@@ -289,7 +291,7 @@ def test_call_ends_once_when_its_connection_is_lost(events: Sequence[tuple[str, 
         return play
 
     play = asyncio.run(lost())
-    assert [one.closed for one in play.exchanges] == [1] * len(play.requests)
+    assert [one.closed for one in play.exchanges] == [bool(one.taken) for one in play.exchanges]
     assert not any(one.faults for one in play.exchanges)
     assert play.budget.used_bytes == 0
 
@@ -299,7 +301,7 @@ class Early(Asking):
 
     def __init__(self, how: str) -> None:
         self.how = how
-        self.closed = 0
+        self.opened = self.closed = 0
 
     async def receive(self, _: ProxyMessage) -> list[bytes]:
         if self.how == "late timeout":

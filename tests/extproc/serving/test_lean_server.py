@@ -471,7 +471,7 @@ async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
     running.service.is_traced = True
     monkeypatch.setattr(type(running.service), "open", opening)
     peer = await connect()
-    peer.send(GREETING, request(1, traceparent="00-1"), request(3))
+    peer.send(GREETING, request(1, traceparent="00-1"), data(1, HEAD), request(3), data(3, HEAD))
     await peer.answer_to_ping()
     assert told == ["00-1", ""]
 
