@@ -230,8 +230,8 @@ TURNS = 3
 class Bench:
     """A router and a connection to it.
 
-    turns: how often the event loop turns after each read. part: of a request that is done. has_tasks:
-    whether every message has a task; it then needs turns.
+    turns: how often the event loop turns after each read. part: of a request that is done.
+    has_tasks: whether every message has a task; it then needs turns.
     """
 
     def __init__(
