@@ -1,17 +1,18 @@
 """A router with workers that do not exist: decisions are real, requests go nowhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
-from extproc.requests.request import NO_HEAD, Head
+from extproc.requests.request import NO_HEAD, Ask, Head
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
 from extproc.serving.exchange import Service
-from extproc.serving.router import Router
+from extproc.serving.router import Routed, Router
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Prompt
 
@@ -39,10 +40,40 @@ class Seen:
         self.served_by.append(endpoint)
 
 
-class Books(Router):
-    """A router that counts released bookings, and records the events that it shows."""
+class Failing(Router):
+    """A router that fails as nobody foresaw, where a test says so.
+
+    fault: raised by whatever is in `fails`: routing, or noting that another worker answered.
+    """
+
+    fault: Exception = RuntimeError("nobody foresaw this")
+    fails: str = ""
+
+    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+        if self.fails == "route":
+            raise self.fault
+        return await super().route(ask, traceparent)
+
+    def note_answer_elsewhere(self, *told: Any) -> Any:
+        if self.fails == "note_answer_elsewhere":
+            raise self.fault
+        return super().note_answer_elsewhere(*told)
+
+
+class Books(Failing):
+    """A router that counts released bookings, and records the events that it shows.
+
+    routed: called when a request is routed, before that is known to its stream.
+    """
 
     released = 0
+    routed: Callable[[], None] | None = None
+
+    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+        made = await super().route(ask, traceparent)
+        if self.routed is not None:
+            self.routed()
+        return made
 
     def __init__(self, config: Config, workers: Workers, metrics: Metrics) -> None:
         self.seen, self.workers = Seen(), workers
@@ -70,22 +101,25 @@ def of(text: str) -> Service:
     return Service(config, Books(config, workers, metrics), metrics)
 
 
+def books(one: Service) -> Books:
+    """The router of these services."""
+    assert isinstance(one.router, Books)
+    return one.router
+
+
 def released(one: Service) -> int:
     """How often a request's load was released."""
-    assert isinstance(one.router, Books)
-    return one.router.released
+    return books(one).released
 
 
 def seen(one: Service) -> Seen:
     """The events that the router showed."""
-    assert isinstance(one.router, Books)
-    return one.router.seen
+    return books(one).seen
 
 
 def fleet(one: Service) -> Workers:
     """The workers."""
-    assert isinstance(one.router, Books)
-    return one.router.workers
+    return books(one).workers
 
 
 def in_flight(one: Service) -> int:

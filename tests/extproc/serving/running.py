@@ -14,9 +14,9 @@ from extproc.running.app import server_for
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
-from extproc.serving.router import Router
 from extproc.serving.server_bounds import ServerBounds
 from kvstate.fleet import FollowedWorkers
+from tests.extproc.serving.routers import Failing
 from tests.ports import free_port
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -47,7 +47,7 @@ class Running:
         self.listen = listen
         self.ready = True
         self.metrics = Metrics(workers.states)
-        self.router = Router(config, workers, {}, self.metrics, Random(0))
+        self.router = Failing(config, workers, {}, self.metrics, Random(0))
         self.service = Service(config, self.router, self.metrics)
         tls = config.extproc.tls
         self.certificates = None if tls is None else Certificates(tls)

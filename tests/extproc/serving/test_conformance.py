@@ -210,17 +210,12 @@ async def test_message_out_of_order_is_an_invalid_argument(running: Running) -> 
     assert b"kvsteer_protocol_errors_total 1.0" in running.metrics.exposition()
 
 
-async def test_internal_fault_ends_the_stream_without_its_text(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_internal_fault_ends_the_stream_without_its_text(running: Running) -> None:
     call = running.process()
     await call.write(head())
     await call.read()
 
-    def fail(*_: object) -> None:
-        raise ValueError("secret")
-
-    monkeypatch.setattr(running.router, "route", fail)
+    running.router.fails, running.router.fault = "route", ValueError("secret")
     await call.write(body(PROMPT))
     assert await status_of(call) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
     gauge = b"kvsteer_open_streams 0.0"

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from google.protobuf.json_format import ParseDict
@@ -13,17 +14,16 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.requests.request import Ask
 from extproc.routing.decision import Decision
 from extproc.routing.placing import REQUESTS_A_LOOK, Placing
 from extproc.routing.upstreams import FAILURES_UNTIL_EJECTED
 from extproc.serving.exchange import Exchange, Service
-from extproc.serving.router import Routed
 from tests.extproc.messages import body, head, read, response_head
 from tests.extproc.serving.routers import (
     FIRST,
     SECOND,
     Books,
+    books,
     counted,
     fleet,
     in_flight,
@@ -239,15 +239,12 @@ def test_stream_closed_during_the_pick_holds_no_load(
     closing.append(one)
     exchange = one.open()
     answers(exchange, head("/v1/completions"))
-    at_work = one.router.route
 
-    async def late(asked: Ask, traceparent: str) -> Routed:
-        routed = await at_work(asked, traceparent)
+    def routed() -> None:
         assert in_flight(one) == 1
         exchange.close()
-        return routed
 
-    monkeypatch.setattr(one.router, "route", late)
+    books(one).routed = routed
     answers(exchange, body(PROMPT))
     assert in_flight(one) == 0
     assert counted(one, "kvsteer_open_streams") == 0
@@ -360,10 +357,7 @@ def test_accounting_fault_stops_no_response(
     closing.append(one)
     exchange, _ = placed(one)
 
-    def broken(*_: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(one.router, "note_answer_elsewhere", broken)
+    books(one).fails = "note_answer_elsewhere"
     (answer,) = answers(exchange, told(200, "10.9.9.9:9"))
     assert answer.HasField("response_headers")
     exchange.close()
@@ -694,7 +688,7 @@ def test_decision_whose_placing_fails_is_dropped(
 ) -> None:
     one = service()
     closing.append(one)
-    monkeypatch.setattr(one.router, "placing", FailingPlacing(one.router.placing))
+    books(one).placing = cast("Placing", FailingPlacing(one.router.placing))
     exchange = one.open()
     answers(exchange, head("/v1/completions"))
     with pytest.raises(RuntimeError):

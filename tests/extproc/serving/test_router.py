@@ -1,3 +1,4 @@
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from random import Random
@@ -9,9 +10,10 @@ from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
+from extproc.requests.prompt import Prompt
 from extproc.requests.request import Ask, Head
 from extproc.serving.router import Router
-from extproc.tokenizing.tokens import Tokenizer
+from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.fleet import FollowedWorkers
 from simulator.settings import TINY_MODEL
 from tests.extproc.settled import at_once
@@ -30,17 +32,28 @@ def deadline_ms() -> int:
     return 60_000
 
 
-@pytest.fixture
-async def router(deadline_ms: int) -> AsyncIterator[Router]:
+@contextlib.asynccontextmanager
+async def routing(
+    deadline_ms: int = 60_000,
+    tokenizers: type[Tokenizer] = Tokenizer,
+    metrics: type[Metrics] = Metrics,
+) -> AsyncIterator[Router]:
+    """A router; its tokenizer and its metrics may be of a kind that fails."""
     config = parse(CONFIG.format(deadline_ms=deadline_ms, tokenizer=TINY_MODEL), "c")
-    tokenizer = Tokenizer.load(config.models[0])
+    tokenizer = tokenizers.load(config.models[0])
     assert tokenizer is not None
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
-    one = Router(config, workers, {"tiny": tokenizer}, Metrics(workers.states), Random(0))
+    one = Router(config, workers, {"tiny": tokenizer}, metrics(workers.states), Random(0))
     yield one
     one.close()
     await workers.close()
+
+
+@pytest.fixture
+async def router(deadline_ms: int) -> AsyncIterator[Router]:
+    async with routing(deadline_ms) as one:
+        yield one
 
 
 def chat(text: str = "hello", **fields: Any) -> Ask:
@@ -134,41 +147,38 @@ async def test_route_of_token_ids_needs_no_tokenizer(router: Router) -> None:
     assert (decision.reason, decision.basis.prompt_tokens) == ("nothing_cached", 3)
 
 
-async def test_route_places_a_request_despite_an_internal_fault(
-    router: Router, monkeypatch: pytest.MonkeyPatch
+class Quoting(Tokenizer):
+    """Fails, and quotes the prompt."""
+
+    def start(self, prompt: Prompt, *_: Any, **__: Any) -> Started:
+        raise KeyError(prompt)
+
+
+async def test_route_places_a_request_despite_an_internal_fault_and_logs_no_text_of_it(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr("extproc.serving.queries.parse", broken)
-    decision, _ = await router.route(chat())
-    assert (decision.reason, decision.pick) == ("internal_error", ("127.0.0.1:1",))
-    assert (await router.explain(CHAT, b"{}"))["reason"] == "internal_error"
-
-
-async def test_route_logs_no_text_of_an_exception(
-    router: Router, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def quoting(_: str, content: bytes, __: object) -> None:
-        raise KeyError(content)
-
-    monkeypatch.setattr("extproc.serving.queries.parse", quoting)
-    await router.route(chat("a secret"))
+    async with routing(tokenizers=Quoting) as router:
+        decision, _ = await router.route(chat("a secret"))
+        assert (decision.reason, decision.pick) == ("internal_error", ("127.0.0.1:1",))
+        told = await router.explain(CHAT, chat("a secret").body or b"")
+        assert told["reason"] == "internal_error"
     assert "decision failed with KeyError" in caplog.text
-    assert "in quoting" in caplog.text
+    assert "in start" in caplog.text
     assert "secret" not in caplog.text
 
 
-async def test_route_of_an_uncountable_decision_leaves_no_load(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
+class Uncountable(Metrics):
+    """Fails to count a decision."""
+
+    def observe_decision(self, *_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(Metrics, "observe_decision", broken)
-    with pytest.raises(RuntimeError):
-        await router.route(chat())
-    assert router.in_flight("127.0.0.1:1") == 0
+
+async def test_route_of_an_uncountable_decision_leaves_no_load() -> None:
+    async with routing(metrics=Uncountable) as router:
+        with pytest.raises(RuntimeError):
+            await router.route(chat())
+        assert router.in_flight("127.0.0.1:1") == 0
 
 
 @pytest.mark.parametrize("deadline_ms", [1])

@@ -123,15 +123,12 @@ async def test_router_output_contains_nothing_that_a_client_sent(
 
 @pytest.mark.parametrize("kind", ["lean", "grpcio"])
 async def test_internal_error_is_logged_without_its_message(
-    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = Running(f"127.0.0.1:{free_port()}", kind)
     caplog.set_level(logging.DEBUG)
 
-    async def broken(*_: object) -> object:
-        raise ValueError(CANARY)
-
-    monkeypatch.setattr(one.router, "route", broken)
+    one.router.fails, one.router.fault = "route", ValueError(CANARY)
     await one.server.start()
     call = one.process()
     await call.write(head(COMPLETIONS))
