@@ -14,7 +14,7 @@ from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import Status
 from extproc.http2.limits import MIB, Limits
-from extproc.http2.session import Sessions, make_sessions
+from extproc.http2.session import IS_COMPILED, Sessions, make_sessions
 from extproc.observing.fleet_families import ServerFigures
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -248,7 +248,7 @@ class LeanServer:
     """Serves ext_proc and gRPC health.
 
     inherited: sockets that listen already, instead of `extproc.listen`. is_handed_over: whether
-    another router has the sockets, too.
+    another router has the sockets, too. compiled: whether the sessions are.
     """
 
     def __init__(
@@ -259,6 +259,8 @@ class LeanServer:
         certificates: Certificates | None = None,
         bounds: ServerBounds = USUAL,
         inherited: Sequence[socket.socket] = (),
+        *,
+        compiled: bool = IS_COMPILED,
     ) -> None:
         self._inherited = inherited
         self.is_handed_over = False
@@ -272,7 +274,7 @@ class LeanServer:
         self._host = Host(
             limits,
             bounds,
-            make_sessions(limits, longest, most),
+            make_sessions(limits, longest, most, compiled=compiled),
             self._route,
             self._add,
             self._note_rest,

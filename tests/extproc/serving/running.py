@@ -6,15 +6,18 @@ from random import Random
 import grpc
 
 from extproc.config.reader import parse
+from extproc.config.schema import Config
 from extproc.fleet.workers import Workers
+from extproc.http2.session import IS_COMPILED
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.running.app import server_for
 from extproc.serving.certificates import Certificates
-from extproc.serving.exchange import Service
+from extproc.serving.exchange import Exchange, Service
 from extproc.serving.lean_server import LeanServer
-from extproc.serving.server_bounds import ServerBounds
+from extproc.serving.router import Router
+from extproc.serving.server_bounds import USUAL, ServerBounds
 from kvstate.fleet import FollowedWorkers
 from tests.extproc.serving.routers import Failing
 from tests.ports import free_port
@@ -29,6 +32,20 @@ def listen_at(transport: str, folder: Path) -> str:
     return f"127.0.0.1:{free_port()}" if transport == "tcp" else f"unix:{folder}/socket"
 
 
+class Opening(Service):
+    """Keeps the parents of the streams' traces, and may open one exchange of the test's own."""
+
+    exchange: Exchange | None = None
+
+    def __init__(self, config: Config, router: Router, metrics: Metrics) -> None:
+        super().__init__(config, router, metrics)
+        self.parents: list[str] = []
+
+    def open(self, traceparent: str = "") -> Exchange:
+        self.parents.append(traceparent)
+        return self.exchange or super().open(traceparent)
+
+
 class Running:
     """One server of this kind, and what is behind it."""
 
@@ -39,6 +56,8 @@ class Running:
         options: str = "",
         credentials: grpc.ChannelCredentials | None = None,
         bounds: ServerBounds | None = None,
+        *,
+        compiled: bool = IS_COMPILED,
     ) -> None:
         served = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{WORKER}'}}]"
         text = f"extproc: {{listen: '{listen}', server: {kind}{options}}}\n{served}"
@@ -48,13 +67,17 @@ class Running:
         self.ready = True
         self.metrics = Metrics(workers.states)
         self.router = Failing(config, workers, {}, self.metrics, Random(0))
-        self.service = Service(config, self.router, self.metrics)
+        self.service = Opening(config, self.router, self.metrics)
         tls = config.extproc.tls
         self.certificates = None if tls is None else Certificates(tls)
         self.server = server_for(self.service, lambda: self.ready, self.certificates)
-        if bounds is not None:
+        if bounds is not None or compiled is not IS_COMPILED:
             self.server = LeanServer(
-                self.service, lambda: self.ready, certificates=self.certificates, bounds=bounds
+                self.service,
+                lambda: self.ready,
+                certificates=self.certificates,
+                bounds=bounds or USUAL,
+                compiled=compiled,
             )
         self.channel = self.connect(credentials)
 

@@ -4,14 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
 from extproc.base.headers import DESTINATION
-from extproc.http2 import session
+from extproc.http2.session import IS_COMPILED
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpHeaders,
     HttpTrailers,
@@ -21,7 +20,6 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.routing.pins import RANK_HEADER
-from extproc.serving import lean_server
 from extproc.tokenizing.prompt_tokens import TOKENIZER_THREADS
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at
@@ -33,14 +31,10 @@ LONG_PROMPT = b'{"model": "m", "prompt": [%b]}' % b",".join([b"1"] * 50_000)
 
 
 @pytest.fixture(params=["grpcio-tcp", "grpcio-unix", "lean-tcp", "lean-unix", "lean-tcp-plain"])
-async def running(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Running]:
+async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
     kind, transport, *plain = request.param.split("-")
-    if plain:
-        make_plain = partial(session.make_sessions, compiled=False)
-        monkeypatch.setattr(lean_server, "make_sessions", make_plain)
-    one = Running(listen_at(transport, tmp_path), kind)
+    compiled = IS_COMPILED and not plain
+    one = Running(listen_at(transport, tmp_path), kind, compiled=compiled)
     await one.server.start()
     yield one
     await one.stop()

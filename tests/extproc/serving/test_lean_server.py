@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from extproc.http2.limits import Limits
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.running import event_loop
-from extproc.serving.exchange import Exchange, Service
+from extproc.serving.exchange import Exchange
 from extproc.serving.lean_server import TICK_FAULT, LeanConnection, LeanServer
 from extproc.serving.server_bounds import USUAL, ServerBounds
 from tests.extproc.http2.peer import (
@@ -349,9 +350,9 @@ class Later(Asking):
 
 
 @pytest.fixture
-def later(running: Running, monkeypatch: pytest.MonkeyPatch) -> Later:
+def later(running: Running) -> Later:
     one = Later()
-    monkeypatch.setattr(type(running.service), "open", lambda *_: one)
+    running.service.exchange = cast("Exchange", one)
     return one
 
 
@@ -459,21 +460,13 @@ async def test_call_beyond_the_limit_is_refused(running: Running, connect: Conne
 
 
 async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
-    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    running: Running, connect: Connect
 ) -> None:
-    told: list[str] = []
-    opened = type(running.service).open
-
-    def opening(service: Service, parent: str) -> Exchange:
-        told.append(parent)
-        return opened(service, parent)
-
     running.service.is_traced = True
-    monkeypatch.setattr(type(running.service), "open", opening)
     peer = await connect()
     peer.send(GREETING, request(1, traceparent="00-1"), data(1, HEAD), request(3), data(3, HEAD))
     await peer.answer_to_ping()
-    assert told == ["00-1", ""]
+    assert running.service.parents == ["00-1", ""]
 
 
 def test_lean_server_runs_on_the_event_loop_of_the_router() -> None:
