@@ -30,12 +30,21 @@ from tests.ports import free_port
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]"
 
 
+class HangingRouter(Router):
+    """A router some of whose models are hung."""
+
+    hung: frozenset[str] = frozenset()
+
+    def is_hung(self, model: str) -> bool:
+        return model in self.hung or super().is_hung(model)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """The URL of the server, and the objects behind it."""
 
     url: str
-    router: Router
+    router: HangingRouter
     workers: Workers
     observed: Observed
 
@@ -62,7 +71,9 @@ async def serving(
     workers = Workers(parsed, fleet, lambda _: [], discovery.fault)
     await workers.start()
     observed = Observed(lambda: 5.0, kept_at_once=1_000_000)
-    router = Router(parsed, workers, {}, Metrics(workers.states), Random(0), observer=observed)
+    router = HangingRouter(
+        parsed, workers, {}, Metrics(workers.states), Random(0), observer=observed
+    )
     place = Address("127.0.0.1", free_port())
     application = admin_application(
         router,
