@@ -41,8 +41,11 @@ REQUEST_ID = "x-request-id"
 # Longer ids are cut.
 MAX_ID_LETTERS = 128
 
+# Those that a sidecar of a worker obeys.
+OF_SIDECARS = (PREFILLER, KV_SOURCE, ENCODERS)
+
 # Headers that say where a prompt is computed, by `disaggregation.mode`.
 OF_LEGS = {
-    "header": (PREFILLER, KV_SOURCE, ENCODERS),
+    "header": OF_SIDECARS,
     "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL),
 }

@@ -49,6 +49,7 @@ from extproc.base.headers import (
     DESTINATION_NAMESPACE,
     MODEL,
     OF_LEGS,
+    OF_SIDECARS,
     PREFILL_CLUSTER,
     PREFILL_TAIL,
     PREFILLER,
@@ -209,7 +210,9 @@ def client_headers_removed(config: Config) -> core.TypedExtensionConfig:
     names = (DESTINATION, MODEL, *OF_LEGS.get(config.disaggregation.mode or "", ()))
     if config.policy.classes is not None:
         names = (*names, PRIORITY)
-    mutations = [mutation_rules.HeaderMutation(remove=name) for name in names]
+    if config.isolation is not None:
+        names = (*names, *OF_SIDECARS)
+    mutations = [mutation_rules.HeaderMutation(remove=name) for name in dict.fromkeys(names)]
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
         typed_config=Any.pack(early_header_mutation.HeaderMutation(mutations=mutations)),

@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import msgspec
 
-from extproc.base.headers import PRIORITY, TRACEPARENT
+from extproc.base.headers import OF_SIDECARS, PRIORITY, TRACEPARENT
 from extproc.base.structs import Record
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
@@ -114,11 +114,15 @@ class Service:
 
     def _owned(self, config: Config) -> tuple[str, ...]:
         """Returns the headers that only the router may set, besides those of every pick."""
-        of_legs = self.legs.headers if self.legs is not None else ()
+        owned = list(self.legs.headers) if self.legs is not None else []
+        if config.isolation is not None:
+            owned += OF_SIDECARS
         if config.policy.classes is not None:
-            of_legs = (*of_legs, PRIORITY)
+            owned.append(PRIORITY)
         rank = rank_name(config.policy.rank_header)
-        return of_legs if rank is None else (*of_legs, rank)
+        if rank is not None:
+            owned.append(rank)
+        return tuple(dict.fromkeys(owned))
 
     def open(self, traceparent: str = "") -> "Exchange":
         """Returns the exchange of a new stream, which the caller must close.

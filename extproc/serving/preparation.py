@@ -47,8 +47,8 @@ class Preparation:
         Raises:
             StartError: the file with the secret cannot be read.
         """
-        classes, rules = config.policy.classes, config.disaggregation
-        self._cleaning = Cleaning() if rules.mode is not None or rules.changes_bodies else None
+        classes = config.policy.classes
+        self._cleaning = Cleaning() if _cleans(config) else None
         self._classes = None if classes is None else ClassStep(classes)
         self._tenants = _tenants(config)
         steps = (self._tenants, self._classes)
@@ -79,6 +79,12 @@ class Preparation:
             return Prepared(ask)
         outcome, step = await self._tenants.separate(ask, named.get(self._tenants.header, ()))
         return Prepared(step, outcome)
+
+
+def _cleans(config: Config) -> bool:
+    """Returns whether clients may not say from where blocks come: so a tenant reaches others'."""
+    rules = config.disaggregation
+    return rules.mode is not None or rules.changes_bodies or config.isolation is not None
 
 
 def _recorded_header(config: Config) -> str:

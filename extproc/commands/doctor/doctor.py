@@ -26,6 +26,7 @@ from extproc.commands.doctor import (
     feed_visit,
     priority_visit,
     steering_visit,
+    store_visit,
     token_visit,
     worker_visit,
 )
@@ -219,6 +220,7 @@ async def _worker(
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
         parts.append(priority_visit.visit(means, worker, visited, about))
+        parts.append(store_visit.visit(means, worker, visited, about))
     found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
     judged: list[Finding] = []
     if visited.is_there:

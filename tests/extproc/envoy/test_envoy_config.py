@@ -13,6 +13,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from extproc.base.headers import OF_SIDECARS
 from extproc.config.reader import parse
 from extproc.config.schema import (
     Accounting,
@@ -28,6 +29,7 @@ from extproc.config.sections import (
     SESSION_HEADERS,
     Classes,
     ClassSettings,
+    Disaggregation,
     Isolation,
     Routers,
 )
@@ -221,6 +223,15 @@ def test_client_headers_that_steer_are_removed() -> None:
     (extension,) = connection_manager(parsed(configuration()))["early_header_mutation_extensions"]
     removed = {mutation["remove"] for mutation in extension["typed_config"]["mutations"]}
     assert removed == STEERING_HEADERS
+
+
+def test_headers_of_sidecars_are_removed_where_tenants_are_apart() -> None:
+    rules = Isolation("x-tenant", "secret")
+    for mode in (None, "header"):
+        tree = parsed(configuration(isolation=rules, disaggregation=Disaggregation(mode=mode)))
+        (extension,) = connection_manager(tree)["early_header_mutation_extensions"]
+        removed = [mutation["remove"] for mutation in extension["typed_config"]["mutations"]]
+        assert sorted(removed) == sorted({*STEERING_HEADERS, *OF_SIDECARS})
 
 
 def test_priorities_of_clients_are_removed_where_classes_are_on() -> None:

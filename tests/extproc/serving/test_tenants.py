@@ -185,10 +185,15 @@ async def test_request_that_is_not_steered_is_salted_all_the_same(apart: Apart) 
     assert "cache_salt" in sent(answer)
 
 
-async def test_client_transfer_fields_are_removed_from_a_salted_body(apart: Apart) -> None:
-    one = apart.serve(extra="disaggregation: {mode: mirror, connector: offloading}")
+@pytest.mark.parametrize(
+    "extra", ["", "disaggregation: {mode: header}", "disaggregation: {min_pulled_tokens: 64}"]
+)
+async def test_client_names_no_place_from_which_blocks_come(apart: Apart, extra: str) -> None:
+    one = apart.serve(extra=extra.replace("{min", "{connector: offloading, min"))
     answer = await asked(one, prompt(kv_transfer_params={"remote_host": "10.9.9.9"}), "a")
     assert set(sent(answer)) == {"model", "prompt", "cache_salt"}
+    removed = answer.request_body.response.header_mutation.remove_headers
+    assert sum(name == "x-kv-cache-source-host-port" for name in removed) == 1
 
 
 def test_secret_that_cannot_be_read_keeps_the_router_from_starting(tmp_path: Path) -> None:
