@@ -59,7 +59,7 @@ async def prioritizing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     try:
         await engine.start()
         policy = {"classes": CLASSES}
-        async with router_before([engine], directory, policy=policy) as system:
+        async with router_before([engine], directory, waits=True, policy=policy) as system:
             await until(lambda: knows_engine(system), "the router knows the engine")
             yield Prioritizing(system, trace)
     finally:

@@ -71,7 +71,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
     rules = {"header": "x-tenant", "secret_file": str(secret)}
     async with (
         vllm_engine.running(directory, BLOCKS, buffer_batches=10_000) as engines,
-        router_before(engines, directory, isolation=rules) as system,
+        router_before(engines, directory, waits=True, isolation=rules) as system,
     ):
         yield Shared(system)
 

@@ -37,7 +37,7 @@ from tests.engines.held_blocks import Held
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy
-from tests.system.system import System
+from tests.system.system import PATIENCE, System
 from tests.waiting import until
 
 MISSING = vllm_engine.missing()
@@ -222,10 +222,19 @@ def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
 
 @contextlib.asynccontextmanager
 async def router_before(
-    engines: list[Engine], directory: Path, model: Path = TINY_MODEL, **changes: Any
+    engines: list[Engine],
+    directory: Path,
+    model: Path = TINY_MODEL,
+    *,
+    waits: bool = False,
+    **changes: Any,
 ) -> AsyncIterator[System]:
-    """A router and Envoy for the engines. changes: further sections of the configuration."""
-    raw = {
+    """A router and Envoy for the engines.
+
+    waits: whether Envoy waits for decisions however busy the machine is; without them, it lets
+    requests pass as they are. changes: further sections of the configuration.
+    """
+    raw: dict[str, Any] = {
         "extproc": {"listen": f"127.0.0.1:{free_port()}"},
         "admin": {"listen": f"127.0.0.1:{free_port()}"},
         "metrics": {"listen": f"127.0.0.1:{free_port()}"},
@@ -245,6 +254,8 @@ async def router_before(
         ],
         **changes,
     }
+    for section, patience in PATIENCE.items() if waits else ():
+        raw[section] |= patience
     file = directory / "kvsteer.yaml"
     file.write_text(yaml.safe_dump(raw))
     config = load(str(file))

@@ -3,7 +3,7 @@
 import pytest
 
 from extproc.base.engine import Engine, Release
-from extproc.routing.priorities import priority_pin
+from extproc.routing.priorities import apis_without_priority, priority_pin
 
 CHAT = "/v1/chat/completions"
 
@@ -37,3 +37,17 @@ def test_priority_is_named_as_the_release_reads_it(
 )
 def test_priority_is_not_named_where_it_is_not_read(engine: Engine, path: str) -> None:
     assert priority_pin(engine, path) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "paths"),
+    [
+        (Engine("vllm", Release(0, 32)), []),
+        (Engine("vllm", Release(0, 20)), ["/v1/messages"]),
+        (Engine("sglang", Release(0, 5, 23)), ["/v1/responses", "/v1/messages"]),
+    ],
+)
+def test_apis_without_priority_are_those_on_which_it_is_not_read(
+    engine: Engine, paths: list[str]
+) -> None:
+    assert apis_without_priority(engine) == paths
