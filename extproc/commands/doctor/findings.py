@@ -188,9 +188,7 @@ FAULTS = {
     "isolation-engine": Fault(
         "isolation", "update the engine, or name its model in `isolation.share`"
     ),
-    "isolation-store": Fault(
-        "isolation", "take the store away, or use one that keeps salts apart"
-    ),
+    "isolation-store": Fault("isolation", "take the store away, or use one that keeps salts apart"),
     "pull-ports": Fault(
         "pulls", "give the workers that can pull from each other a `transfer_port`"
     ),

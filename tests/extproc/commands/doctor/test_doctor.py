@@ -20,11 +20,13 @@ from extproc.config.schema import (
     Events,
     Kubernetes,
     Model,
+    Policy,
     RemoteTokenizerSettings,
     WorkerEngine,
     WorkerEvents,
     WorkerSettings,
 )
+from extproc.config.sections import Classes, ClassSettings, Isolation
 from simulator import worker as simulated
 from simulator.settings import TINY_MODEL
 from tests.extproc.commands.doctor.fleet import (
@@ -469,3 +471,19 @@ async def test_second_reader_of_a_queue_is_found() -> None:
         found = await codes_of(queue, probes=True, seconds=SILENT_SECONDS)
         thief.cancel()
     assert found == {"drain-shared"}
+
+
+async def test_worker_is_asked_about_its_queue_and_its_store_where_they_matter(
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    isolation = Isolation("x-tenant", str(secret))
+    classes = Classes("x-class", "a", (ClassSettings("a"), ClassSettings("b", 10)))
+    async with one_worker(dialect="sglang-0.5.22") as (_, entry):
+        policy = Policy(classes=classes)
+        found = await findings_of(entry, isolation=isolation, policy=policy)
+    says = [one.says for one in found if one.check == "classes"]
+    assert any("does not say whether it schedules by priority" in one for one in says)
+    assert any("reads no priority on /v1/responses" in one for one in says)
+    assert not [one for one in found if one.code == "isolation-store"]
