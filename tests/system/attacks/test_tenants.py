@@ -175,6 +175,8 @@ async def test_text_that_is_no_utf8_is_salted_at_its_end(target: Target) -> None
 UNREAD = {
     "compressed": (gzip.compress(BODY), [b"content-encoding: gzip"], CHAT),
     "UTF-16": (BODY.decode().encode("utf-16"), [], CHAT),
+    "UTF-16 without a mark": (BODY.decode().encode("utf-16-le"), [], CHAT),
+    "many salts": (b'{%b"a":1,%b}' % (b'"cache_salt":"x",' * 50_000, PROMPT), [], CHAT),
     "order mark": (b"\xef\xbb\xbf" + BODY, [], CHAT),
     "two documents": (BODY + BODY, [], CHAT),
     "a list": (b"[%b]" % BODY, [], CHAT),
