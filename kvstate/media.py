@@ -126,11 +126,6 @@ def padded(tokens: Tokens) -> list[ItemStart]:
     return found
 
 
-def own_ids(tokens: Tokens, begun: ItemStart) -> frozenset[int]:
-    """Returns the ids by which an item is known that begins in a chain."""
-    return frozenset(tokens[max(0, begun.at) : begun.reach][:TURNS])
-
-
 def goes_on(before: Tokens, begun: ItemStart, after: Tokens) -> bool:
     """Returns whether an item of its own ids that reaches the end of a chain goes on in the next.
 

@@ -20,14 +20,13 @@ class Http2Stream:
     window: bytes that the peer may still send. unreturned: used bytes not yet given back by
     WINDOW_UPDATE. credit: WINDOW_UPDATEs minus sent bytes; the peer's initial window plus this may
     still be sent. queue: waiting DATA, None if there is none. trailers: the block that ends the
-    answer. is_received, is_answered: whether the request has ended, and whether the answer has.
+    answer. is_received: whether the request has ended.
     """
 
     __slots__ = (
         "credit",
         "expected",
         "id",
-        "is_answered",
         "is_received",
         "is_used",
         "queue",
@@ -50,7 +49,6 @@ class Http2Stream:
         self.trailers: bytes | None = None
         self.is_used = False
         self.is_received = False
-        self.is_answered = False
 
     @property
     def queued(self) -> int:
@@ -226,5 +224,4 @@ class Outbox:
         if not stream.is_received:
             # RFC 9113, section 8.1: the rest of the request is not needed
             self.chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
-        stream.is_answered = True
         return True

@@ -58,8 +58,7 @@ class Outcome(NamedTuple):
     read to its end. overlaps: what every worker held of the prompt at the pick, by name.
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
-    `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
-    worker certainly held at the pick, whoever answered. forms: the forms of the request. media:
+    `elsewhere.DELIVERIES`; unknown for unsteered ones. forms: the forms of the request. media:
     that of the request, None without any. names_rank: whether the request named a rank. of_class:
     the name of its class, "" without classes.
     """
@@ -78,7 +77,6 @@ class Outcome(NamedTuple):
     overlaps: Mapping[str, Overlap] = {}
     is_steered: bool = True
     delivery: str = UNTOLD
-    picked_tokens: int = 0
     forms: int = 0
     media: Media | None = None
     names_rank: bool = False
@@ -574,7 +572,6 @@ class Account:
             overlaps=basis.overlaps[0] if len(basis.overlaps) == 1 else {},
             is_steered=decision.is_steered,
             delivery=self._delivery,
-            picked_tokens=basis.certain_tokens,
             forms=self._forms,
             media=basis.media,
             names_rank=decision.rank is not None and decision.is_steered,

@@ -46,11 +46,6 @@ class Stamps:
     def __len__(self) -> int:
         return len(self._last) + len(self._sampled)
 
-    @property
-    def stride(self) -> int:
-        """The distance of sampled numbers: a power of two."""
-        return self._stride
-
     def note(self, number: int, stamp: float) -> None:
         """Remembers a batch that was taken."""
         if self._first is None:

@@ -16,7 +16,6 @@ from kvstate.media import (
     beginnings,
     goes_on,
     has_media,
-    own_ids,
     padded,
     plain_keys,
     runs_of,
@@ -148,7 +147,6 @@ def test_long_ids_that_take_turns_are_one_run_and_one_item() -> None:
         ((wide(2), wide(2, 1), wide(2, 2), wide(2, 3)), 8),
     ]
     assert padded(ids) == [ItemStart(1, None, 10), ItemStart(10, None, 18), ItemStart(19, None, 22)]
-    assert own_ids(ids, ItemStart(1, None, 10)) == own_ids(ids[3:], ItemStart(-2, None, 7))
 
 
 @given(st.lists(st.sampled_from([1, 2, FIRST_PAD, *in_turns(1, 4), *in_turns(2, 4)]), max_size=40))

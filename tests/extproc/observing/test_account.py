@@ -101,13 +101,13 @@ def test_steered_request_is_delivered_where_the_picked_worker_answers(
     assert (outcome.is_steered, outcome.delivery) == (True, delivery)
 
 
-def test_outcome_of_an_unsteered_request_holds_both_predictions() -> None:
+def test_outcome_of_an_unsteered_request_predicts_for_the_worker_that_answered() -> None:
     sole = Prompt("m", array("I", range(100)))
     decision = msgspec.structs.replace(decided(1), is_steered=False)
     one = Account(decision, (sole, TEXT), began_at=10.0)
     one.respond(200, "10.0.0.2:1", 10.5)
     outcome = one.outcome()
-    assert (outcome.worker, outcome.predicted_tokens, outcome.picked_tokens) == ("second", 16, 64)
+    assert (outcome.worker, outcome.predicted_tokens) == ("second", 16)
     assert (outcome.is_steered, outcome.is_moved, outcome.delivery) == (False, False, "unknown")
 
 
