@@ -16,7 +16,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     cache will serve. prefill_pending_tokens: prompt tokens of requests in the engine that have no
     output yet. cache_usage: share of the cache in use, 0 to 1; active_cache_usage: the same without
     evictable blocks. max_running: the most requests that run at once. age_ms: age of the figures
-    when they were sent. silence_ms: time since the engine last produced anything while it had work.
+    when they were sent.
     """
 
     running: int
@@ -28,7 +28,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
     tokens_per_second: float = 0.0
     max_running: int | None = None
     age_ms: int = 0
-    silence_ms: int | None = None
 
 
 # An engine's own id of a block: opaque, unique within one rank's feed only. Signed 64-bit hashes

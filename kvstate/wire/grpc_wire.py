@@ -457,7 +457,6 @@ def load_of(message: KvEventBatch) -> EngineLoad | None:
         tokens_per_second=_positive(load.gen_throughput),
         max_running=load.max_running_requests or None,
         age_ms=load.age_ms,
-        silence_ms=said("engine_silence_ms"),
     )
 
 

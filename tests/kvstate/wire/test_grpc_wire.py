@@ -113,7 +113,7 @@ def test_oversized_batch_is_left_out_as_a_whole() -> None:
     assert batch_of(message(CLEARED, CLEARED), max_events=1) == lost
 
 
-def test_load_carries_every_reported_figure() -> None:
+def test_load_carries_the_reported_figures_that_are_used() -> None:
     record = LoadRecord(
         running_requests=1,
         waiting_requests=2,
@@ -124,9 +124,8 @@ def test_load_carries_every_reported_figure() -> None:
         gen_throughput=9.0,
         max_running_requests=4,
         age_ms=5,
-        engine_silence_ms=6,
     )
-    assert load_of(message(load=record)) == EngineLoad(1, 2, 3, 0, 0.5, 0.25, 9.0, 4, 5, 6)
+    assert load_of(message(load=record)) == EngineLoad(1, 2, 3, 0, 0.5, 0.25, 9.0, 4, 5)
 
 
 def test_load_is_none_where_it_is_not_reported() -> None:
