@@ -253,8 +253,16 @@ def _call(call: object) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+_CALL_KEYS = frozenset(("id", "function", "type"))
+_FUNCTION_KEYS = frozenset(("arguments", "name"))
+
+
 def _ordered(call: dict[str, Any]) -> dict[str, Any]:
     """Returns a call with its keys in the order of the engine's validation: known ones first."""
+    function = call["function"]
+    if call.keys() == _CALL_KEYS and function.keys() == _FUNCTION_KEYS:  # as most clients send them
+        printed = {"arguments": function["arguments"], "name": function["name"]}
+        return {"id": call["id"], "function": printed, "type": call["type"]}
     function = _first(call["function"], ("arguments", "name"))
     return _first({**call, "function": function}, ("id", "function", "type"))
 

@@ -61,6 +61,8 @@ _UNNEEDED = (
     "striptags", "truncate", "urlencode", "urlize", "wordwrap", "xmlattr",
 )  # fmt: skip
 
+_WEIGHTLESS = frozenset((bool, int, float, type(None)))
+
 _WIDTHS = re.compile(r"\d+")
 
 
@@ -79,22 +81,41 @@ def weight(value: object, most: int = _MAX_WEIGHT) -> int:
     pending: list[Any] = [value]
     while pending:
         one = pending.pop()
-        if isinstance(one, (str, bytes)):
+        kind = one.__class__
+        if kind is str:
             left -= len(one)
-        elif isinstance(one, Mapping):
+        elif kind is dict:
             left -= _PER_ITEM * len(one)
             if left >= 0:
-                pending.extend(one.keys())
-                pending.extend(one.values())
-        elif isinstance(one, (list, tuple, set, frozenset)):
+                pending += one
+                pending += one.values()
+        elif kind is list:
             left -= _PER_ITEM * len(one)
             if left >= 0:
-                pending.extend(one)
-        elif isinstance(one, Namespace):
-            raise too_large()
+                pending += one
+        elif kind not in _WEIGHTLESS:
+            left = _left_by(one, pending, left)
         if left < 0:
             raise too_large()
     return most - left
+
+
+def _left_by(one: object, pending: list[Any], left: int) -> int:
+    """Returns what is left of a weight beside a value, whose items become pending."""
+    if isinstance(one, (str, bytes)):
+        return left - len(one)
+    if isinstance(one, Mapping):
+        left -= _PER_ITEM * len(one)
+        if left >= 0:
+            pending.extend(one.keys())
+            pending.extend(one.values())
+    elif isinstance(one, (list, tuple, set, frozenset)):
+        left -= _PER_ITEM * len(one)
+        if left >= 0:
+            pending.extend(one)
+    elif isinstance(one, Namespace):
+        raise too_large()
+    return left
 
 
 def measured(value: Any) -> Any:

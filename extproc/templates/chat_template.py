@@ -341,6 +341,10 @@ def rendered(
     return "".join(pieces)
 
 
+# Made once: `json.dumps` makes one for each call. A bounded value contains itself nowhere.
+_plain_json = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+
+
 def _tojson(
     value: object,
     ensure_ascii: bool = False,
@@ -348,6 +352,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if not (ensure_ascii or sort_keys) and indent is None and separators is None:
+        return _plain_json.encode(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

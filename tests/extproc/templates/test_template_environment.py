@@ -1,10 +1,13 @@
 import itertools
+import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
 from extproc.templates.bounds import MAX_CHARACTERS, Tick
@@ -32,6 +35,17 @@ def a_second_each_time() -> Callable[[], float]:
 def test_blocks_leave_no_blank_lines() -> None:
     source = "{% for n in [1, 2] %}\n  {% if true %}\n{{ n }}\n  {% endif %}\n{% endfor %}"
     assert render(source) == "1\n2\n"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(JSON)
+def test_tojson_writes_any_value_as_the_standard_library_does(value: object) -> None:
+    assert render("{{ value | tojson }}", value=value) == json.dumps(value, ensure_ascii=False)
 
 
 def test_tojson_writes_as_transformers_does() -> None:
