@@ -41,11 +41,14 @@ class Conversion(msgspec.Struct, frozen=True, gc=False):
     merged: the messages where the template renders no later system turn; None for the same.
     thinking: whether the request switches it on or off by the template's own argument. effort: that
     the request sets itself, "" if none.
+    continued: the text of the model's last turn, which it goes on with; it is tokenized apart,
+    behind the rendered messages.
     """
 
     merged: list[dict[str, Any]] | None = None
     thinking: bool | None = None
     effort: str = ""
+    continued: str = ""
 
 
 class Chat(msgspec.Struct, frozen=True, gc=False):

@@ -122,8 +122,9 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         raise RequestError("unsupported_session")
     if is_given(body.lora_path):
         raise RequestError("unsupported_lora")
+    continued = None
     if body.continue_final_message and body.messages and _is_models(body.messages[-1]):
-        raise RequestError("unsupported_continuation")
+        continued = _continued(body.messages[-1])
     answers = answers_in(body.n)
     if is_filled(body.input_ids):
         ids = token_ids(body.input_ids)
@@ -134,8 +135,32 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         keywords=body.chat_template_kwargs,
         media=body,
     )
-    chat = conversation(body.messages, settings, rules, dialect)
+    messages = body.messages if continued is None else body.messages[:-1]
+    chat = conversation(messages, settings, rules, dialect)
+    if continued is not None:
+        chat = _going_on(chat, continued)
     return InferenceRequest(body.model, [chat], body.cache_salt, answers=answers)
+
+
+def _continued(message: dict[str, Any]) -> str:
+    """Returns the text of the model's last turn; nothing else of that turn counts."""
+    content = message.get("content")
+    if not isinstance(content, str | None):
+        raise RequestError("unsupported_continuation")  # the template decides what it is
+    return content or ""
+
+
+def _going_on(chat: Chat, continued: str) -> Chat:
+    """Returns a conversation whose last turn the model goes on with.
+
+    Source: SGLang 0.5.9 to 0.5.23, _append_assistant_prefix_to_prompt_ids.
+    """
+    if chat.has_media:
+        raise RequestError("unsupported_continuation")
+    conversion = msgspec.structs.replace(chat.conversion or Conversion(), continued=continued)
+    return msgspec.structs.replace(
+        chat, forms=chat.forms | CONVERTED, roles=None, conversion=conversion
+    )
 
 
 def _is_models(message: dict[str, Any]) -> bool:

@@ -284,6 +284,8 @@ class Tokenizer:
         framed = self._forms | self._forms_of_frame(prompt)
         text, forms, added = self._write(prompt, render_seconds)
         forms |= framed
+        if isinstance(prompt, Chat) and prompt.conversion and prompt.conversion.continued:
+            return self._start_continued(text, prompt.conversion.continued, forms)
         if prompt.add_special_tokens and self._frame is None:
             return self._start_whole(text, forms, has_media=_has_media(prompt))
         around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
@@ -296,6 +298,24 @@ class Tokenizer:
 
         is_cheap = self._texts.is_cheap(work.new_characters)
         return Started(work.new_characters, is_cheap, finish, forms, added)
+
+    def _start_continued(self, text: str, continued: str, forms: int) -> Started:
+        """Starts a text with another one behind it that SGLang tokenizes apart.
+
+        It does not with a multimodal model. So this is certain only where both ways are the same,
+        and where the special tokens that it adds to the second text are those it takes away.
+        """
+        work = self._texts.begin(text + continued)
+
+        def finish() -> Tokens:
+            whole = self._texts.finish(work).ids
+            first = self._texts.finish(self._texts.begin(text)).ids
+            apart = self._library.encode(continued, add_special_tokens=False).ids
+            if not _takes_away(self._frame, whole) or whole.tolist() != [*first, *apart]:
+                raise RequestError("unsupported_continuation")
+            return whole
+
+        return Started(work.new_characters, is_cheap=False, finish=finish, forms=forms)
 
     def start_turns(self, prompt: Chat | Text) -> Started | None:
         """Looks up the turns of a conversation, whose template need not run.
@@ -388,6 +408,11 @@ class Tokenizer:
             ids = [token for token in found if token in self._added_ids]
             self._added_in_texts[text] = array("I", ids)
         return self._added_in_texts[text]
+
+
+def _takes_away(frame: Frame | None, ids: Tokens) -> bool:
+    """Returns whether a tokenizer adds nothing but the token with which a prompt begins."""
+    return frame is not None and not frame.after and tuple(ids[: len(frame.before)]) == frame.before
 
 
 def _model_files(

@@ -142,8 +142,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         CHAT,
-        {"messages": [USER, {"role": "assistant", "content": "x"}], "continue_final_message": True},
-        "unsupported_continuation",
+        {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True},
+        "empty_prompt",
     ),
     (
         CHAT,
