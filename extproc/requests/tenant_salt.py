@@ -78,7 +78,7 @@ class SaltMaker:
 class Salting(NamedTuple):
     """What a body says for itself.
 
-    model: its model, None if it names none as a text. own: its salt, as JSON; None without one.
+    model: its model, None if it names none. own: its salt, as JSON; None without one.
     salts: takes all salts out.
     """
 
@@ -105,15 +105,16 @@ def salting_of(body: bytes) -> Salting | None:
             own = None if value == b"null" else value
             edits.append(FieldEdit(start, end, None))
         else:
-            model = _text(value)
+            model = _name(value)
     return Salting(model, own, edits)
 
 
-def _text(value: bytes) -> str | None:
+def _name(value: bytes) -> str | None:
+    """Returns a name, None for null; anything else as it is written, which names nothing."""
     try:
-        return msgspec.json.decode(value, type=str)
+        return msgspec.json.decode(value, type=str | None)
     except UNDECODABLE:
-        return None
+        return value.decode(errors="replace")
 
 
 def with_salt(body: bytes, said: Salting, salt: str) -> bytes | None:

@@ -174,6 +174,25 @@ async def test_request_for_a_shared_model_stays_as_it_is(apart: Apart, path: str
     assert counted(one, 'kvsteer_isolated_requests_total{outcome="shared"}') == 1
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        b'"model":"m","model":"private"',
+        b'"model":"m","mod\\u0065l":"private"',
+        b'"a":{"model":"m"},"model":"private"',
+        b'"model":["m"]',
+        b'"model":"M"',
+        b'"model":"m "',
+    ],
+)
+async def test_request_that_only_seems_to_be_for_a_shared_model_is_salted(
+    apart: Apart, model: bytes
+) -> None:
+    one = apart.serve(", share: [m]")
+    answer = await asked(one, b'{%b,"prompt":[1]}' % model, "a")
+    assert sent(answer)["cache_salt"] == SaltMaker(SECRET).salt(b"a", None)
+
+
 @pytest.mark.parametrize("path", sorted(PATHS))
 async def test_long_body_is_salted_on_every_path(apart: Apart, path: str) -> None:
     answer = await asked(apart.serve(), prompt(more="x" * INLINE_BYTES), "a", path=path)
