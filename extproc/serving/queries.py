@@ -103,11 +103,10 @@ class Queries:
 
     def _by_turns(self, request: InferenceRequest, served: Served) -> Query | None:
         """Returns the query for a conversation of which most is known; None for any other."""
-        try:
+        with suppress(Exception):  # whatever it is, `_tokenized` meets it again
             keyed = self._tokens.tokenize_turns(request, served.model)
-        except RequestError:
-            return None  # it will be raised again
-        return None if keyed is None else _keyed(request, served, keyed)
+            return None if keyed is None else _keyed(request, served, keyed)
+        return None
 
     def _speaks(self, name: str | None) -> Dialect:
         """Returns the dialect in which a request is read first, by the name of its model."""

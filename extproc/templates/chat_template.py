@@ -19,6 +19,7 @@ single operations are bounded, see `bounds`.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
@@ -472,13 +473,13 @@ class ChatTemplate:
         text = skeletons.text(roles, chat.messages)
         if text is not None:
             return text
-        tick = self._tick(budget_seconds)
 
         def render(messages: Messages) -> str:
-            return self._rendered(messages, chat.variables, tick)
+            return self._rendered(messages, chat.variables, self._tick(budget_seconds))
 
         text = render(chat.messages)
-        skeletons.learn(roles, chat.messages, text, render)
+        with suppress(RequestError):  # it is learned from another conversation
+            skeletons.learn(roles, chat.messages, text, render)
         return text
 
     def _as_sglang(self) -> SglangTemplate:

@@ -366,4 +366,4 @@ def test_version_names_index_core_and_request_path(capsys: pytest.CaptureFixture
         main(["--version"])
     told = capsys.readouterr().out
     assert told.startswith("kvsteer ")
-    assert f"({default_core_name()} index core, {CHOICE.name} request path)" in told
+    assert f"({default_core_name()} index core, requests in {CHOICE.name} Python)" in told

@@ -11,7 +11,7 @@ from extproc.requests.prompt import USUAL_VARIABLES, Chat
 from extproc.templates import skeletons
 from extproc.templates.chat_template import ChatTemplate
 from extproc.templates.skeletons import Skeleton, Skeletons
-from tests.extproc.template_shapes import SHAPES
+from tests.extproc.template_shapes import CHATML, SHAPES
 from tests.extproc.templates.test_content_flow import DECIDES, WRITES_ONLY
 
 Messages = list[dict[str, Any]]
@@ -96,3 +96,11 @@ def test_skeleton_strips_contents_where_the_template_does() -> None:
 
 def test_skeleton_without_any_mark_is_the_text() -> None:
     assert Skeleton("all", 3).fill(["a", "b", "c"]) == "all"
+
+
+def test_template_that_fails_only_for_marks_still_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RequestError("template_too_slow")
+
+    monkeypatch.setattr(Skeletons, "learn", fail)
+    assert text_of(ChatTemplate(CHATML, {}), [HI], ("user",)).startswith("<|im_start|>user\n hi ")
