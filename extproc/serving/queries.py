@@ -103,10 +103,11 @@ class Queries:
 
     def _by_turns(self, request: InferenceRequest, served: Served) -> Query | None:
         """Returns the query for a conversation of which most is known; None for any other."""
-        with suppress(Exception):  # whatever it is, `_tokenized` meets it again
+        try:
             keyed = self._tokens.tokenize_turns(request, served.model)
-            return None if keyed is None else _keyed(request, served, keyed)
-        return None
+        except Exception:  # noqa: BLE001 - whatever it is, `_tokenized` meets it again
+            return None
+        return None if keyed is None else _keyed(request, served, keyed)
 
     def _speaks(self, name: str | None) -> Dialect:
         """Returns the dialect in which a request is read first, by the name of its model."""
