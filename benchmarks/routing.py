@@ -5,6 +5,7 @@ python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace 
 python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json FILE]
 python benchmarks/routing.py --siblings [--quick] [--seeds N] [--tuning] [--json FILE]
 python benchmarks/routing.py --pulls [--quick] [--seeds N] [--tuning] [--json FILE]
+python benchmarks/routing.py --stores [--quick] [--seeds N] [--tuning] [--json FILE]
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
@@ -19,6 +20,7 @@ import routing_legs
 import routing_pulls
 import routing_routers
 import routing_siblings
+import routing_stores
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell, arrivals
 from routing_compare import (
     CONTESTANTS,
@@ -70,6 +72,12 @@ does not know at first). All that an engine has cached is in its host memory. Ha
 double: as the router is configured; it learns better.
 """
 
+STORES_METHOD = """\
+Stores: the engines that mount it copy what they compute to a common store, and each loads 30,000
+tokens a second from it. By half: four of eight mount it. No removals told: it has room for as much
+as two engines cache, and a block counts for 60 s after it was last stored.
+"""
+
 LEGS_METHOD = """\
 How: the engines of the benchmark of policies. Of eight, four compute prompts for the other four, or
 each takes whole requests. The router's own decide_legs() and books pick the workers, and learn
@@ -95,6 +103,7 @@ def main() -> None:
     parser.add_argument("--routers", action="store_true", help="one router against several")
     parser.add_argument("--legs", action="store_true", help="prompts computed on other workers")
     parser.add_argument("--pulls", action="store_true", help="engines that pull from each other")
+    parser.add_argument("--stores", action="store_true", help="engines that share a store")
     parser.add_argument("--siblings", action="store_true", help="one long prefix, many at once")
     parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
@@ -105,6 +114,8 @@ def main() -> None:
             _compare_siblings(one)
         elif one.options.pulls:
             _compare_pulls(one)
+        elif one.options.stores:
+            _compare_stores(one)
         elif one.options.legs:
             _compare_legs(one)
         else:
@@ -175,6 +186,16 @@ def _compare_pulls(one: Run) -> None:
         print(summary(cell.name, results), flush=True)
         one.add(routing_pulls.rows(cell, results))
     print(f"\n{METHOD}{PULLS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
+
+
+def _compare_stores(one: Run) -> None:
+    seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else SEEDS)
+    quick, cells = routing_stores.STORE_CELLS, routing_stores.CELLS
+    for cell in one.amount(quick[:1], quick, cells):
+        results = _results(cell, seeds, routing_stores.CONTESTANTS)
+        print(summary(cell.name, results), flush=True)
+        one.add(routing_stores.rows(cell, results))
+    print(f"\n{METHOD}{STORES_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _compare_legs(one: Run) -> None:

@@ -163,6 +163,17 @@ class Core(Protocol):
         A block that is not held is counted as copied_unknown.
         """
 
+    def lend(
+        self, owner: int, lender: int, hashes: list[BlockHash], medium: str, group: int | None
+    ) -> None:
+        """Adds a copy of each block that another owner of its model holds, as certain as there.
+
+        A block that the lender does not hold is counted as copied_unknown.
+
+        Raises:
+            ValueError: the owners are of different models.
+        """
+
     def remove(
         self,
         owner: int,

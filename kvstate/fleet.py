@@ -22,6 +22,7 @@ from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.owner import Owner
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
+from kvstate.stores import StoreRules, Stores
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -102,7 +103,8 @@ class FollowedWorkers:
     chance: 0 to 1, for jitter. emptied: is called with a worker's name when one of its ranks loses
     all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
     feed loses its connection. times: of all feeds. names_ranks: whether requests can name the rank
-    of a worker that computes them; if not, only blocks that all its ranks hold are certain.
+    of a worker that computes them; if not, only blocks that all its ranks hold are certain. stores:
+    those that workers share.
     take_saved: workers added from then on begin with what it returns. doubted_seconds: how long
     a block on a doubted medium counts. replays_at_once: of all feeds. compiled: which core the
     index has, for tests; None for the compiled one if it was built.
@@ -117,6 +119,7 @@ class FollowedWorkers:
         cut: Callable[[str], None] = lambda _: None,
         times: FeedTimes = USUAL,
         *,
+        stores: Sequence[StoreRules] = (),
         doubted_seconds: float = DOUBTED_SECONDS,
         replays_at_once: int = MAX_REPLAYS,
         compiled: bool | None = None,
@@ -125,6 +128,7 @@ class FollowedWorkers:
         self.names_ranks = False
         self.take_saved: TakeSaved = _nothing_saved
         self.index = Index(secret, compiled=compiled)
+        self.stores = Stores(self.index, stores)
         self._emptied = emptied
         self._cut = cut
         self._clock = clock
@@ -201,6 +205,7 @@ class FollowedWorkers:
             functools.partial(tell, place.worker) for tell in (self._emptied, self._cut)
         )
         owner.note_rules(self._rules[owner.worker])
+        self.stores.attach(owner.worker, owner)
         feed = Feed(transport.recovery)
         restoring = None if saved is None else functools.partial(_restoring, owner, saved)
         subscriber = Subscriber(place, feed, owner, transport, shared, emptied, cut, restoring)
@@ -258,6 +263,12 @@ class FollowedWorkers:
             for worker in list(self._followed):
                 async with self._unchanged:
                     await self._expire(worker)
+            for store in list(self.stores.due(self._clock())):
+                await self._expire_of(store)
+
+    async def _expire_of(self, store: Owner) -> None:
+        while not self.index.expire(store, EXPIRED_AT_ONCE):
+            await self._shared.turns.next()
 
     async def _expire(self, worker: str) -> None:
         followed = self._followed.get(worker, [])
@@ -273,6 +284,7 @@ class FollowedWorkers:
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
         followed = self._followed.pop(worker, [])  # before waiting: it may be added again
+        self.stores.detach(worker)
         self._rules.pop(worker, None)
         self._uncertain.discard(worker)
         self._forget_adapters(worker)
@@ -313,6 +325,7 @@ class FollowedWorkers:
         for worker in list(self._followed):
             await self.remove(worker)
         await asyncio.gather(*self._releasing)
+        self.stores.close()
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """Returns the overlap of every worker that holds the prompt's first block.

@@ -94,6 +94,7 @@ class Index:
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
         self._stored = Stored(secret)
+        self._stores: set[str] = set()  # names of those that are no workers
 
     @property
     def fold(self) -> MediaFold:
@@ -120,6 +121,14 @@ class Index:
         self._further += holder != worker
         owners.append(owner)
         return owner
+
+    def add_store(self, name: str, model: str) -> Owner:
+        """Adds a store of one model's blocks, which no overlap of workers counts.
+
+        name: of no worker, and no other store.
+        """
+        self._stores.add(name)
+        return self.add(name, 0, model)
 
     def remove(self, owner: Owner) -> None:
         """Forgets a rank and frees all it had."""
@@ -191,7 +200,21 @@ class Index:
         for holder, overlap in found.items():
             worker = holder.partition(_FURTHER)[0]
             most[worker] = max(most.get(worker, 0), overlap.certain_tokens)
-        return {worker: tokens for worker, tokens in most.items() if tokens}
+        stores = self._stores
+        return {name: tokens for name, tokens in most.items() if tokens and name not in stores}
+
+    def stored_tokens(self, prompt: Prompt) -> dict[str, int]:
+        """Returns how many first tokens of a prompt stores hold, by name, as far as is known."""
+        model = self._models.get(prompt.model)
+        if model is None or not self._stores:
+            return {}
+        first = encoded(prompt.namespace)
+        found = self.core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
+        return {
+            name: overlap.certain_tokens + overlap.uncertain_tokens
+            for name, overlap in found.items()
+            if name in self._stores
+        }
 
     def overlaps_by_number(self, prompt: Prompt) -> dict[str, Overlap]:
         """Returns possible overlaps for a prompt with an adapter that the events do not name.
@@ -227,6 +250,8 @@ class Index:
                 known = found.get(worker)
                 if known is None or overlap.rank_order > known.rank_order:
                     found[worker] = overlap
+        if self._stores:
+            return {name: one for name, one in found.items() if name not in self._stores}
         return found
 
     def expire(self, owner: Owner, slots: int) -> bool:

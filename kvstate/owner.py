@@ -44,8 +44,14 @@ from kvstate.overlap import Tier, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedOwner
 from kvstate.turnover import Turnover
-from kvstate.wire.extras import ADMISSION_FAULTS, DOUBTFUL_GROUP, Admission, missed_of
-from kvstate.wire.zmq_wire import decoding
+from kvstate.wire.extras import (
+    ADMISSION_FAULTS,
+    DOUBTFUL_GROUP,
+    OTHER_LOCALITY,
+    Admission,
+    missed_of,
+)
+from kvstate.wire.zmq_wire import decoding, shared_events
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -128,6 +134,8 @@ class Owner:
     if they are stopped early, the rest stays undone.
 
     stored: shared by the index. block_size: tokens per block in its last store, read at every pick.
+    store: the owner of the blocks that it puts into a store, which it shares with others; None if
+    they count for nobody. shares: whether it published any of them.
     """
 
     def __init__(
@@ -147,6 +155,8 @@ class Owner:
         self.model = model
         self.orphans = Orphanage()
         self.block_size: int | None = None
+        self.store: Owner | None = None
+        self.shares = False
         self._core = core
         self._stored = stored
         self._trusted = False
@@ -258,7 +268,36 @@ class Owner:
             clears, removal_lost = clears or batch.clears, batch.removal_lost
             if removal_lost:
                 yield from self.demoting()
+        if self.store is not None and OTHER_LOCALITY in faults and isinstance(body, bytes):
+            yield from self._sharing(body, self.store)
+            faults = tuple([name for name in faults if name != OTHER_LOCALITY])
         return self._report(faults, clears=clears, removal_lost=removal_lost)
+
+    def _sharing(self, body: bytes, store: "Owner") -> Generator[None, None, None]:
+        """Applies the events of a message that are about a store to it, in steps."""
+        self.shares = True
+        events = yield from shared_events(body)
+        for event in events:
+            if isinstance(event, BlocksCopied):
+                yield from self._lending(event, store)
+            else:
+                yield from store.applying_events([event])
+        store.note_block_size()
+
+    def _lending(self, event: BlocksCopied, store: "Owner") -> Generator[None, None, None]:
+        """Has a store hold blocks that are named by their hashes alone, as this rank knows them."""
+        if self._core.admission(self.number, event.group) != Admission.INDEXED:
+            return
+        for begin in range(0, len(event.hashes), _COPIES):
+            some = event.hashes[begin : begin + _COPIES]
+            self._core.lend(store.number, self.number, some, event.medium, event.group)
+            yield
+
+    def note_block_size(self) -> None:
+        """Notes the block size of its last store."""
+        size = self.status["block_size"]
+        if size != (self.block_size or 0):
+            self._learn_block_size(size)
 
     def applying_events(self, events: Iterable[Event]) -> Generator[None, None, tuple[str, ...]]:
         """Applies events in order, in steps; returns the names of those skipped.
@@ -358,9 +397,8 @@ class Owner:
 
     def _report(self, faults: tuple[str, ...], *, clears: bool, removal_lost: bool) -> BatchResult:
         """Reports the result of an applied message."""
+        self.note_block_size()
         status = self.status
-        if status["block_size"] != (self.block_size or 0):
-            self._learn_block_size(status["block_size"])
         over_limit, self._over_limit = status["over_limit"] > self._over_limit, status["over_limit"]
         had_uncertain = self._may_be_uncertain
         if had_uncertain:

@@ -460,6 +460,25 @@ class PlainCore:
             segment, source, key = found
             _hold(held, segment, BlockPool.of(medium, group, source.block_size), block, key)
 
+    def lend(
+        self, owner: int, lender: int, hashes: list[BlockHash], medium: str, group: int | None
+    ) -> None:
+        held, lending = self._owners[owner], self._owners[lender]
+        if held.model != lending.model:
+            raise ValueError("owners of different models")
+        for block in hashes:
+            found = lending.find(block)
+            if found is None:
+                held.counts["copied_unknown"] += 1
+                continue
+            if held.is_full(1):
+                held.counts["over_limit"] += 1
+                return
+            lent, source, key = found
+            held.block_size = source.block_size
+            segment = held.certain if lent is lending.certain else held.uncertain
+            _hold(held, segment, BlockPool.of(medium, group, source.block_size), block, key)
+
     def remove(
         self,
         owner: int,

@@ -68,6 +68,7 @@ def broken_rules(config: Config) -> list[str]:
         *config.steering.faults(config.disaggregation),
         *_isolation(config),
         *_classes(config),
+        *_stores(config),
         *_recording(config),
     ]
 
@@ -128,6 +129,17 @@ def _recording(config: Config) -> Iterator[str]:
         yield f"recorder.tenant_header: is not a valid header name: {name!r}"
     elif config.isolation is not None:
         yield "recorder.tenant_header: isolation.header names the tenants already"
+
+
+def _stores(config: Config) -> Iterator[str]:
+    names = Counter(one.name for one in config.stores)
+    yield from (f"stores: the name {one!r} is used twice" for one in names if names[one] > 1)
+    if len(config.stores) > 1 and any(one.workers is None for one in config.stores):
+        yield "stores: with several, each needs a list of its workers"
+    mounts = Counter(worker for one in config.stores for worker in one.workers or ())
+    for worker, count in mounts.items():
+        if count > 1:
+            yield f"stores: {worker!r} mounts more than one store"
 
 
 def _classes(config: Config) -> Iterator[str]:

@@ -23,6 +23,7 @@ from extproc.config.sections import (
     SharingSettings,
     State,
     SteeringSettings,
+    StoreSettings,
     key,
 )
 
@@ -627,6 +628,7 @@ class Config:
     disaggregation: Disaggregation = key(
         "how a prompt may be computed by one worker and continued by another", Disaggregation
     )
+    stores: tuple[StoreSettings, ...] = key("stores of KV blocks that workers share", ())
     sharing: SharingSettings | None = key("several routers that decide as one", None)
     isolation: Isolation | None = key("tenants whose caches are kept apart", None)
     accounting: Accounting = key("which parts of responses are read", Accounting)

@@ -255,6 +255,30 @@ OPEN, CLOSED = "open", "closed"
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """A store of KV blocks that several workers mount: what one put there, each can load."""
+
+    name: str = key("the name of the store, in /explain, /workers and the metrics")
+    workers: tuple[str, ...] | None = key(
+        "the endpoints of the workers that mount it; by default those whose events name blocks of"
+        " the locality REMOTE (vLLM's STORAGE tiers)",
+        None,
+    )
+    worth_percent: int = key(
+        "credit for a token in the store beyond what a worker holds itself, in percent of a token"
+        " in its own cache",
+        20,
+        maximum=100,
+    )
+    max_age_ms: int = key(
+        "milliseconds, and at most twice as long, for which a block counts after it was last"
+        " stored, checked every five minutes: most stores never tell that a block is gone",
+        3_600_000,
+        minimum=300_000,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Isolation:
     """Tenants whose caches are kept apart, by a salt in each request."""
 

@@ -1,7 +1,7 @@
 """The fleet as a picker sees it: who may be picked, and what each worker holds."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from extproc.base.engine import Engine, changes_prompts
 from extproc.config.schema import Config
@@ -16,6 +16,7 @@ from extproc.routing.pins import RankChoice
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tier
+from kvstate.stores import StoredTokens
 
 
 class Candidates:
@@ -140,6 +141,10 @@ class Candidates:
     def tokens_on_host(self, prompt: Prompt) -> Mapping[str, int]:
         """Returns how many first tokens of a prompt each worker has in host memory, by name."""
         return self._fleet.tokens_on(prompt, Tier.HOST)
+
+    def stored(self, prompt: Prompt) -> Iterable[StoredTokens]:
+        """Returns what each store has of a prompt, and the workers that mount it."""
+        return self._fleet.stores.stored(prompt)
 
     def holdings(self, name: str) -> Holdings:
         """Returns the record of what was sent to a worker; an unused one if it was removed."""

@@ -83,6 +83,7 @@ class States:
             "speed": self._loads.speed_as_json(endpoint),
             **worker.identity.as_json(),
             "transfers": self._transfers(endpoint),
+            "store": self._fleet.stores.mounted_by(name),
             "tokens": self._proofs.status(name),
             "pins": self._pins.as_json(worker),
             "reuse": self._reuse.as_json(worker),

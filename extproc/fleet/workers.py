@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from extproc.base.attention import has_hybrid_files
 from extproc.config.schema import AUTO, Config, WorkerEvents
@@ -157,6 +157,10 @@ class Workers:
     def fold(self) -> MediaFold:
         """Returns what brings media into the ids of tokens, for prompts that are looked up."""
         return self._fleet.fold
+
+    def store_blocks(self) -> Iterable[tuple[str, int]]:
+        """Returns the name of each store that workers share, and how many blocks it has."""
+        return self._fleet.stores.blocks()
 
     def listen(self, listener: StoreListener) -> None:
         """Has the stores of all workers told to a listener."""

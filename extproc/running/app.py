@@ -47,6 +47,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.routing.steering import Steering
+from extproc.routing.store_offers import store_rules
 from extproc.running.handover import Handover, Predecessor, place_of
 from extproc.running.parts import Part, nothing, started, task_part
 from extproc.running.processes import ProcessMember
@@ -306,7 +307,14 @@ def _workers(
     def cut(name: str) -> None:
         workers.note_cut(name)
 
-    fleet = FollowedWorkers(secret, time.time, random.random, emptied=emptied, cut=cut)
+    fleet = FollowedWorkers(
+        secret,
+        time.time,
+        random.random,
+        emptied=emptied,
+        cut=cut,
+        stores=store_rules(config.stores),
+    )
     workers = Workers(config, fleet, _open, discovery.fault, telling=telling, tokenizers=tokenizers)
     return fleet, workers
 

@@ -24,6 +24,7 @@ from extproc.observing.decisions import Course, Traces
 from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
+from extproc.observing.store_figures import StoreCollector
 from extproc.requests.costly_json import is_light
 from extproc.requests.request import (
     NOT_INFERENCE,
@@ -41,6 +42,7 @@ from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
 from extproc.routing.query import Query
 from extproc.routing.steering import Steering, beginning_of, hash_of
+from extproc.routing.store_offers import StoreOffers
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.delivery import Delivery
 from extproc.serving.observers import Observer
@@ -129,6 +131,11 @@ class Router:
         self._disaggregator = Disaggregator(
             config, self.placing, workers.upstreams, candidates.tokens_on_host
         )
+        self._stores: StoreOffers | None = None
+        if config.stores:
+            prefill = float(config.policy.cost.prefill_tokens_per_second)
+            self._stores = StoreOffers(config.stores, prefill, candidates.stored)
+            metrics.registry.register(StoreCollector(workers.store_blocks))
         self._learns = config.policy.learn
         self.watched = TokenWatch(workers.proofs, compares=config.accounting.responses == "usage")
         self._observer = observer
@@ -453,6 +460,8 @@ class Router:
             writes_body = ask.body is not None and not ask.wants_endpoint
             ranks = self.placing.ranks(head.path, writes_body=writes_body)
         snapshot = self.placing.snapshot(query, workers, held, trusted.state, now, ranks)
+        if self._stores is not None:
+            snapshot = self._stores.offer(query, snapshot)
         if candidates.has_roles or self._disaggregator.pulls:
             step, has_roles = self._disaggregator, candidates.has_roles
             return step.decide(query, snapshot, now, self._rng, has_roles=has_roles)

@@ -349,6 +349,33 @@ IndexResult index_copy(Index *index, uint32_t number, const PoolName *pool, cons
     return result;
 }
 
+static IndexResult lend_block(Index *index, uint32_t number, uint32_t lender, PoolName name,
+                              uint64_t hash) {
+    Owner *owner = &index->owners[number], *from = &index->owners[lender];
+    uint32_t segment;
+    uint64_t key;
+    const Pool *source = index_find_key(index, from, hash, &segment, &key);
+    if (!source) {
+        owner->copied_unknown++;
+        return INDEX_OK;
+    }
+    if (index_is_full(owner, 1)) return INDEX_OVER_LIMIT;
+    name.block_size = owner->block_size = source->block_size;
+    segment = segment == from->certain ? owner->certain : owner->certain ^ 1;
+    Pool *pool = pool_find(owner, &name);
+    IndexResult result = pool ? INDEX_OK : pool_make(index, owner, &name, &pool);
+    return result == INDEX_OK ? store_block(index, number, pool, segment, hash, key, 0) : result;
+}
+
+IndexResult index_lend(Index *index, uint32_t number, uint32_t lender, const PoolName *pool,
+                       const uint64_t *hashes, uint32_t count) {
+    IndexResult result = INDEX_OK;
+    for (uint32_t n = 0; n < count && result == INDEX_OK; n++)
+        result = lend_block(index, number, lender, *pool, hashes[n]);
+    if (result == INDEX_OVER_LIMIT) index->owners[number].over_limit++;
+    return result;
+}
+
 /* Makes what is left of a certain block uncertain; of a block in both segments, these copies are
  * kept. Without memory it is forgotten. */
 static void doubt(Index *index, uint32_t number, Pool *pool, Slot slot, uint32_t tag) {

@@ -371,6 +371,28 @@ static PyObject *core_copy(Core *self, PyObject *const *given, Py_ssize_t count)
     return constant(Py_None);
 }
 
+static PyObject *core_lend(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 5)) return NULL;
+    Owner *owner = owner_of(self, given[0]), *lender = owner ? owner_of(self, given[1]) : NULL;
+    if (!lender) return NULL;
+    if (owner->model != lender->model) {
+        PyErr_SetString(PyExc_ValueError, "owners of different models");
+        return NULL;
+    }
+    Stored stored = {0};
+    uint64_t *memory = NULL;
+    IndexResult result = INDEX_NO_MEMORY;
+    bool sound = place_of(given[3], given[4], &stored.pool) &&
+                 blocks_of(self, given[2], Py_None, &stored, &memory);
+    if (sound)
+        result = index_lend(&self->index, number_of(self, owner), number_of(self, lender),
+                            &stored.pool, stored.hashes, stored.count);
+    PyMem_Free(memory);
+    if (!sound) return NULL;
+    if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
+    return constant(Py_None);
+}
+
 /* holds_prefix: None, True or False */
 static bool kind_of(PyObject *holds_prefix, GroupKind *kind) {
     int truth = PyObject_IsTrue(holds_prefix);
@@ -959,7 +981,7 @@ static PyObject *core_check(Core *self, PyObject *Py_UNUSED(none)) {
 
 static PyMethodDef core_methods[] = {
     ONE(add_model), FAST(add_owner), ONE(remove_owner), ONE(clear),        ONE(demote),
-    FAST(trust),    FAST(store),     FAST(copy),        FAST(remove),      FAST(apply),
+    FAST(trust),    FAST(store),     FAST(copy),        FAST(lend),        FAST(remove),      FAST(apply),
     FAST(start),    FAST(proceed),   ONE(abandon),      FAST(clear_some),  FAST(demote_some),
     FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
     FAST(overlaps), FAST(overlaps_on), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),

@@ -126,6 +126,10 @@ MAX_WINDOW = 0xFF_FFFF
 # and an event of an unknown kind is assumed to be an addition of a later release.
 HARMLESS = frozenset({"unknown_event", "unknown_medium", "other_locality", "foreign_ownership"})
 
+# The locality of blocks that are not the publisher's alone, and the name under which their events
+# are counted.
+REMOTE, OTHER_LOCALITY = "REMOTE", "other_locality"
+
 # Blocks under this ownership (vLLM 0.30) are managed by a residency agent beside the engine, which
 # stores and removes them itself.
 _RESIDENCY_AGENT = "kvcr"
@@ -172,7 +176,7 @@ def reject_foreign(locality: object, ownership: object) -> None:
         Skipped: other_locality or foreign_ownership.
     """
     if locality is not None and locality != "LOCAL":
-        raise Skipped("other_locality")
+        raise Skipped(OTHER_LOCALITY)
     if isinstance(ownership, str) and ownership.lower() == _RESIDENCY_AGENT:
         raise Skipped("foreign_ownership")
 

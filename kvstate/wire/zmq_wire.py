@@ -13,9 +13,11 @@ TensorRT-LLM use the same, and a few of their own that are named below.
 import math
 import struct
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvstate.errors import WireError
 from kvstate.events import (
@@ -38,6 +40,7 @@ from kvstate.wire.extras import (
     HARMLESS,
     INTEGERS,
     MAX_GROUP,
+    REMOTE,
     Skipped,
     checked_group,
     checked_medium,
@@ -386,6 +389,33 @@ def decoding(payload: bytes, first: int = 0) -> Generator[None, None, EventBatch
                 raise WireError(f"batch of more than {MAX_BLOCKS} blocks")
         yield
     return EventBatch(head.timestamp, events, head.rank, tuple(faults), removal_lost)
+
+
+def shared_events(payload: bytes) -> Generator[None, None, list[Event]]:
+    """Decodes the events of a payload whose blocks are not the publisher's alone, one by one.
+
+    vLLM (0.26) names the locality REMOTE for them: they lie in a store that others reach as well.
+    A removal leaves no copy there. Bad events are left out.
+
+    Raises:
+        WireError: the payload is not an event batch, or exceeds the limits.
+    """
+    events: list[Event] = []
+    blocks = 0
+    for encoded in _list_of(_head(payload).events):
+        raw = _event(encoded)
+        if isinstance(raw, Mapping) and raw.get("locality") == REMOTE:
+            with suppress(Skipped):
+                event = decode_event({**raw, "locality": None})
+                blocks += blocks_of(event)
+                if blocks > MAX_BLOCKS:
+                    raise WireError(f"batch of more than {MAX_BLOCKS} blocks")
+                if isinstance(event, BlocksRemoved):
+                    event = replace(event, remaining_copies=[0] * len(event.hashes))
+                if not isinstance(event, AllCleared):
+                    events.append(event)
+        yield
+    return events
 
 
 def _head(payload: bytes) -> _Head:

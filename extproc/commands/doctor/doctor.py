@@ -34,6 +34,7 @@ from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
 from extproc.commands.doctor.pulls import judge_ports, judge_puller
+from extproc.commands.doctor.shared_stores import judge_mounts, judge_publisher
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
 from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
 from extproc.commands.look import look_of
@@ -163,6 +164,7 @@ async def examine(
     doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
     doubted += judge_secret(config)
     doubted += judge_ports(config, [found.worker for found in fleet])
+    doubted += judge_mounts(config)
     doubted += [
         about.wrong("extra-missing", str(ExtraError(one.key, one.name)))
         for one in missing_extras(config, find_spec)
@@ -226,6 +228,7 @@ async def _worker(
     if visited.is_there:
         judged += judge_engine(means.config, visited.engine, about)
         judged += judge_puller(means.config, worker, visited.engine, about)
+        judged += judge_publisher(means.config, worker, visited.engine, about)
     parts_found = (one for part in found for one in part)
     return list(dict.fromkeys([*visited.findings, *judged, *parts_found]))
 

@@ -193,6 +193,9 @@ FAULTS = {
         "pulls", "give the workers that can pull from each other a `transfer_port`"
     ),
     "pull-engine": Fault("pulls", "leave `transfer_port` out: only vLLM's workers pull"),
+    "store-worker": Fault("stores", "name the workers in `stores` as in `workers`"),
+    "store-events": Fault("stores", "configure the worker's `events`"),
+    "store-engine": Fault("stores", "leave the worker out of `stores[].workers`"),
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(
         "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"

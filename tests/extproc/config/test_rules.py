@@ -169,6 +169,22 @@ def with_events(rest: str) -> str:
             ),
         ),
         (
+            [MODEL, WORKER, "disaggregation: {price_pulls: true}"],
+            "disaggregation.min_pulled_tokens: missing, but disaggregation.price_pulls needs it",
+        ),
+        (
+            [MODEL, WORKER, "stores: [{name: s, workers: []}, {name: s, workers: []}]"],
+            "stores: the name 's' is used twice",
+        ),
+        (
+            [MODEL, WORKER, "stores: [{name: s}, {name: t, workers: []}]"],
+            "stores: with several, each needs a list of its workers",
+        ),
+        (
+            [MODEL, WORKER, 'stores: [{name: s, workers: ["a:1"]}, {name: t, workers: ["a:1"]}]'],
+            "stores: 'a:1' mounts more than one store",
+        ),
+        (
             [MODEL, WORKER, "disaggregation: {min_pulled_tokens: 64}"],
             "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading",
         ),

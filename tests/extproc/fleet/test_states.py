@@ -47,6 +47,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "role": "both",
         "failed_halves": 0,
         "transfers": None,
+        "store": None,
         "saved_tokens": 0,
         "draining": False,
         "down": "",

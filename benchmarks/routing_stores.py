@@ -1,0 +1,123 @@
+"""Cells of stores: engines that copy what they compute to a common store, and load from it.
+
+Today's router does not know the store, though its engines use it. A store that does not tell of
+removals is believed for some time after a block was last stored.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from measure import Figure, Row
+from routing_cells import CACHE_TOKENS, Cell
+from routing_compare import NOT_WORSE, PairedRow
+from routing_pulls import crowds, documents
+from routing_workloads import long_document, mixed, multi_turn, shared_prefix, single_shot
+
+from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledStore, Result
+from extproc.commands.whatif.routers import Contestant, Stage
+
+# Tokens a second that each engine loads: of a model with 128 KiB a token, 4 GB/s.
+LOAD_RATE = 30_000.0
+
+# Large enough that nothing is ever removed; and as much as two engines cache.
+ROOMY_TOKENS, TIGHT_TOKENS = 50_000_000, 2 * CACHE_TOKENS
+
+TODAY = "cost"  # the store is not known
+KNOWN, BY_HALF = "cost, stores", "cost, stores at 50 %"
+PERCENT, HALF_PERCENT = 20, 50
+MAX_AGE_SECONDS = 60.0
+
+
+def _contestant(name: str, percent: int) -> Contestant:
+    return Contestant(
+        name,
+        "cost",
+        expects=True,
+        learns=True,
+        store_percent=percent,
+        max_age_seconds=MAX_AGE_SECONDS,
+    )
+
+
+CONTESTANTS = (
+    _contestant(TODAY, 0),
+    _contestant(KNOWN, PERCENT),
+    _contestant(BY_HALF, HALF_PERCENT),
+)
+
+Results = Mapping[str, Sequence[Result]]
+
+
+class StoreCell(Cell):
+    """A cell whose engines share a store.
+
+    mounted: how many of the engines mount it. store_tokens: its capacity. tells: whether it tells
+    of removals.
+    """
+
+    mounted: float = 1.0
+    store_tokens: int = ROOMY_TOKENS
+    tells: bool = True
+
+    @property
+    def stage(self) -> Stage:
+        """The engines, their faults, and their store."""
+        return super().stage._replace(store=self._maker())
+
+    def _maker(self) -> Callable[[], ModelledStore]:
+        blocks = self.store_tokens // BLOCK_TOKENS
+        engines = frozenset(range(round(self.mounted * self.workers)))
+        tells = self.tells
+
+        def make() -> ModelledStore:
+            return ModelledStore(blocks, engines, LOAD_RATE, tells_removals=tells)
+
+        return make
+
+
+class HalfCell(StoreCell):
+    """Half of its engines mount the store."""
+
+    mounted = 0.5
+
+
+class SilentCell(StoreCell):
+    """Its store is small, and tells of no removal."""
+
+    store_tokens = TIGHT_TOKENS
+    tells = False
+
+
+_SMALL = CACHE_TOKENS // 2
+
+STORE_CELLS = (
+    StoreCell("by all: hot documents", crowds(0.25, 90, 300, 24_000, 5.0)),
+    StoreCell("by all: shared prefix, evictions", shared_prefix(12, 90), cache_tokens=_SMALL),
+    StoreCell("by all: 40 documents of 16k", documents(60, 40, 40, 16_000)),
+    HalfCell("by half: hot documents", crowds(0.25, 90, 300, 24_000, 5.0)),
+    HalfCell("by half: shared prefix, evictions", shared_prefix(12, 90), cache_tokens=_SMALL),
+    SilentCell("no removals told: hot documents", crowds(0.25, 90, 300, 24_000, 5.0)),
+    SilentCell("no removals told: shared prefix", shared_prefix(12, 90), cache_tokens=_SMALL),
+)
+OTHER_CELLS = (
+    StoreCell("shared prefix, 12/s", shared_prefix(12, 90)),
+    StoreCell("shared prefix, 24/s", shared_prefix(24, 60)),
+    StoreCell("multi-turn, busy", multi_turn(6, 60)),
+    StoreCell("long document, busy", long_document(1.2, 90)),
+    StoreCell("single shot, busy", single_shot(28, 60)),
+    StoreCell("mixed", mixed(shared_prefix(8, 60), multi_turn(2, 60), single_shot(6, 60))),
+)
+CELLS = (*STORE_CELLS, *OTHER_CELLS)
+
+
+def rows(cell: Cell, results: Results) -> list[Row]:
+    """Returns the rows of TTFT relative to a router that does not know the store."""
+    ours, today = results[KNOWN], results[TODAY]
+    made: list[Row] = []
+    for what in ("p50", "p90"):
+        name = f"{cell.name}: {what} / store not known"
+        made.append(PairedRow(name, _times(ours, what), _times(today, what), NOT_WORSE))
+    return made
+
+
+def _times(results: Sequence[Result], what: str) -> Figure:
+    return Figure([max(1e-6, getattr(one, what)) for one in results])

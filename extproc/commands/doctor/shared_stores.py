@@ -1,0 +1,47 @@
+"""Checks whether workers tell what they put into a store that they share (`stores`)."""
+
+from collections.abc import Iterator
+
+from extproc.base.engine import VLLM, Engine
+from extproc.commands.doctor.findings import Finding, Subject
+from extproc.config.schema import Config, WorkerSettings
+
+CHECK = "stores"
+
+# The first release whose events name the locality of blocks.
+FIRST_RELEASE = (0, 26)
+
+
+def judge_mounts(config: Config) -> Iterator[Finding]:
+    """Yields whether the workers that mount stores are there; nothing without stores."""
+    known = {worker.endpoint for worker in config.workers}
+    discovers = bool(config.discovery.file or config.discovery.dns or config.discovery.kubernetes)
+    about = Subject("configuration")
+    for store in config.stores:
+        missing = sorted(set(store.workers or ()) - known)
+        if missing and not discovers:
+            words = ", ".join(missing)
+            yield about.wrong("store-worker", f"{store.name} names no worker: {words}")
+        else:
+            yield about.right(CHECK, f"{store.name} is configured")
+
+
+def judge_publisher(
+    config: Config, worker: WorkerSettings, engine: Engine | None, about: Subject
+) -> Iterator[Finding]:
+    """Yields whether a worker that mounts a store tells what it puts there.
+
+    engine: None if it is unknown.
+    """
+    if not any(one.workers is None or worker.endpoint in one.workers for one in config.stores):
+        return
+    if worker.events is None:
+        yield about.wrong("store-events", "it has no events, so nothing tells what it stores")
+    elif engine is None:
+        yield about.note(CHECK, "not checked: the worker does not tell its engine and release")
+    elif engine.name != VLLM or engine.release < FIRST_RELEASE:
+        says = f"{engine} does not tell which blocks lie in a store: vLLM 0.26 is the first"
+        yield about.wrong("store-engine", says)
+    else:
+        says = f"{engine} tells of blocks in a store, whole with `self_describing_kv_events`"
+        yield about.right(CHECK, says)

@@ -1,0 +1,53 @@
+"""What workers could load of a prompt from the stores that they mount."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from extproc.config.sections import StoreSettings
+from extproc.routing.fetching import Offers, StoredPrefix
+from extproc.routing.query import Query, Snapshot
+from kvstate.overlap import Prompt
+from kvstate.stores import StoredTokens, StoreRules
+
+
+def store_rules(stores: Sequence[StoreSettings]) -> list[StoreRules]:
+    """Returns the rules of the configured stores."""
+    return [
+        StoreRules(
+            one.name,
+            None if one.workers is None else frozenset(one.workers),
+            one.max_age_ms / 1000,
+        )
+        for one in stores
+    ]
+
+
+class StoreOffers:
+    """The stores of a router's fleet.
+
+    stored: returns what each has of a prompt, and who mounts it.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[StoreSettings],
+        prefill_tokens_per_second: float,
+        stored: Callable[[Prompt], Iterable[StoredTokens]],
+    ) -> None:
+        self._worth: Mapping[str, float] = {one.name: one.worth_percent / 100 for one in stores}
+        self._prefill = prefill_tokens_per_second
+        self._stored = stored
+
+    def offer(self, query: Query, snapshot: Snapshot) -> Snapshot:
+        """Returns the snapshot with what workers could load of a query's only prompt."""
+        if len(query.prompts) != 1 or not query.reads_cache:
+            return snapshot
+        others = frozenset([name for one in query.variants for name in one.workers])
+        found = [
+            StoredPrefix(one.store, one.tokens, self._worth[one.store], set(one.workers) - others)
+            for one in self._stored(query.prompts[0])
+        ]
+        if not found:
+            return snapshot
+        return replace(snapshot, offers=Offers(self._prefill, stores=found))

@@ -1,0 +1,46 @@
+"""What the doctor says of stores that workers share."""
+
+import pytest
+
+from extproc.base.engine import Engine, Release
+from extproc.commands.doctor.findings import Subject
+from extproc.commands.doctor.shared_stores import judge_mounts, judge_publisher
+from extproc.config.schema import Config, DiscoverySettings, WorkerEvents, WorkerSettings
+from extproc.config.sections import StoreSettings
+
+EVENTS = WorkerEvents(zmq="tcp://127.0.0.1:1")
+WORKER = WorkerSettings("a:1", events=EVENTS)
+ALL, ONE, OTHER = (StoreSettings("s", workers) for workers in (None, ("a:1",), ("b:1",)))
+FOUND = DiscoverySettings(file="workers.yaml")
+
+
+@pytest.mark.parametrize(
+    ("config", "codes"),
+    [
+        (Config(workers=(WORKER,)), []),
+        (Config(workers=(WORKER,), stores=(ALL,)), [""]),
+        (Config(workers=(WORKER,), stores=(ONE,)), [""]),
+        (Config(workers=(WORKER,), stores=(OTHER,)), ["store-worker"]),
+        (Config(stores=(OTHER,), discovery=FOUND), [""]),
+    ],
+)
+def test_store_names_workers_that_are_there(config: Config, codes: list[str]) -> None:
+    assert [one.code for one in judge_mounts(config)] == codes
+
+
+@pytest.mark.parametrize(
+    ("store", "worker", "engine", "codes"),
+    [
+        (OTHER, WORKER, None, []),
+        (ALL, WORKER, None, [""]),
+        (ALL, WORKER, Engine("vllm", Release(0, 32)), [""]),
+        (ONE, WORKER, Engine("vllm", Release(0, 25)), ["store-engine"]),
+        (ONE, WORKER, Engine("sglang", Release(0, 5, 23)), ["store-engine"]),
+        (ONE, WorkerSettings("a:1"), None, ["store-events"]),
+    ],
+)
+def test_worker_that_mounts_a_store_tells_what_it_puts_there(
+    store: StoreSettings, worker: WorkerSettings, engine: Engine | None, codes: list[str]
+) -> None:
+    found = judge_publisher(Config(stores=(store,)), worker, engine, Subject("it"))
+    assert [one.code for one in found] == codes

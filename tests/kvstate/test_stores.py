@@ -1,0 +1,232 @@
+"""Stores that workers share, from recorded and made-up events."""
+
+import base64
+import json
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstate.errors import WireError
+from kvstate.events import BlocksRemoved, BlocksStored, finished
+from kvstate.index import Index
+from kvstate.overlap import Prompt, Tier
+from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
+from kvstate.stores import StoreRules, Stores
+from kvstate.wire.zmq_wire import MAX_BLOCKS, shared_events
+from tests.kvstate.cores import needs_compiled_core
+
+HERE = Path(__file__).parent / "stores"
+CORES = [pytest.param(True, marks=needs_compiled_core), False]
+
+
+def frames(name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The frames of a recording, and their payloads."""
+    with (HERE / f"vllm_0.32.0_{name}.jsonl").open() as lines:
+        for record in map(json.loads, lines):
+            if record["kind"] == "frame":
+                yield record, base64.b64decode(record["payload_b64"])
+
+
+class SharedFleet:
+    """Two workers and the stores that they mount."""
+
+    def __init__(self, *rules: StoreRules, compiled: bool | None = None) -> None:
+        self.index = Index(12345678, compiled=compiled)
+        self.stores = Stores(self.index, rules or [StoreRules("s")])
+        self.ranks = {name: self._follow(name) for name in "ab"}
+
+    def _follow(self, name: str) -> Owner:
+        owner = self.index.add(name, 0, "m")
+        owner.trusted = True
+        self.stores.attach(name, owner)
+        return owner
+
+    def apply(self, name: str, payload: bytes) -> tuple[str, ...]:
+        return self.index.apply_message(self.ranks[name], payload).faults
+
+    def stored(self, tokens: list[int]) -> list[tuple[str, int, set[str]]]:
+        prompt = Prompt("m", array("I", tokens))
+        return [(one.store, one.tokens, set(one.workers)) for one in self.stores.stored(prompt)]
+
+
+@pytest.mark.parametrize("name", ["full", "hashes_blocks"])
+@pytest.mark.parametrize("compiled", CORES)
+def test_recorded_blocks_belong_to_the_store_and_count_for_all_that_mount_it(
+    name: str, *, compiled: bool
+) -> None:
+    fleet = SharedFleet(compiled=compiled)
+    prompts: dict[str, list[int]] = {}
+    whole, last = (256, 192) if name == "full" else (288, 240)  # in chunks of 64 or 16 tokens
+    for record, payload in frames(name):
+        if record["worker"] == "b" and "b" not in prompts:
+            assert fleet.stored(prompts["a"]) == [("s", whole, {"a"})]
+        prompts.setdefault(record["worker"], record["prompt_token_ids"])
+        assert fleet.apply(record["worker"], payload) == ()
+    assert fleet.stored(prompts["a"]) == [("s", whole, {"a", "b"})]
+    assert fleet.stored(prompts["b"]) == [("s", last, {"a", "b"})]  # its last chunk was removed
+    overlaps = fleet.index.overlaps(Prompt("m", array("I", prompts["a"])))
+    tiers = {name: one.tiers for name, one in overlaps.items()}
+    assert tiers == {"a": (18, 0, 0, 0), "b": (8, 0, 0, 0)}
+    fleet.index.check()
+
+
+def test_recorded_chunks_named_by_their_last_hash_are_not_credited() -> None:
+    fleet = SharedFleet()
+    for record, payload in frames("hashes"):
+        fleet.apply(record["worker"], payload)
+        assert fleet.stored(record["prompt_token_ids"]) == []
+    fleet.index.check()
+
+
+@pytest.mark.parametrize("compiled", CORES)
+def test_blocks_are_lent_within_their_model_and_the_limit(*, compiled: bool) -> None:
+    index = Index(12345678, IndexLimits(bytes=3 * BYTES_PER_BLOCK), compiled=compiled)
+    one, other, third = (
+        index.add(*place) for place in (("a", 0, "m"), ("b", 0, "n"), ("c", 0, "m"))
+    )
+    index.apply(one, [BlocksStored([1, 2, 3], None, array("I", [1, 2, 3]), 1)])
+    with pytest.raises(ValueError, match="different models"):
+        index.core.lend(other.number, one.number, [1], "STORAGE", None)
+    index.core.lend(third.number, one.number, [1, 9, 2, 3], "STORAGE", None)
+    assert (third.blocks, third.status["copied_unknown"]) == (3, 1)
+    index.core.lend(third.number, one.number, [1], "CPU", None)
+    assert (third.blocks, third.status["over_limit"]) == (3, 1)
+    index.check()
+
+
+def message(*events: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([1.0, list(events), 0])
+
+
+def stored(blocks: range, **fields: Any) -> dict[str, Any]:
+    """A store of blocks with one token each, which is their hash."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(blocks),
+        "parent_block_hash": blocks.start - 1 if blocks.start else None,
+        "token_ids": list(blocks),
+        "block_size": 1,
+        "lora_id": None,
+        "medium": "STORAGE",
+        "lora_name": None,
+        "locality": "REMOTE",
+        **fields,
+    }
+
+
+def removed(*blocks: int) -> dict[str, Any]:
+    fields = {"block_hashes": list(blocks), "medium": "STORAGE", "locality": "REMOTE"}
+    return {"type": "BlockRemoved", **fields}
+
+
+TOKENS = list(range(10))
+
+
+@pytest.mark.parametrize("compiled", CORES)
+def test_removal_by_any_publisher_removes_for_all_however_often_it_was_stored(
+    *, compiled: bool
+) -> None:
+    fleet = SharedFleet(compiled=compiled)
+    for _ in range(2):
+        for name in "ab":
+            fleet.apply(name, message(stored(range(8))))
+    assert fleet.stored(TOKENS) == [("s", 8, {"a", "b"})]
+    fleet.apply("b", message(removed(5)))
+    assert fleet.stored(TOKENS) == [("s", 5, {"a", "b"})]
+    fleet.apply("a", message(stored(range(8))))
+    for _ in range(2):  # from now on copies are counted
+        fleet.apply("b", message(stored(range(8))))
+    fleet.apply("a", message(removed(3)))
+    assert fleet.stored(TOKENS) == [("s", 3, {"a", "b"})]
+
+
+def test_clear_or_end_of_a_worker_leaves_the_store_as_it_is() -> None:
+    fleet = SharedFleet()
+    fleet.apply("a", message(stored(range(8))))
+    fleet.apply("a", message({"type": "AllBlocksCleared"}))
+    fleet.apply("a", message({"type": "AllBlocksCleared", "locality": "REMOTE"}))
+    assert fleet.stored(TOKENS) == [("s", 8, {"a"})]
+    fleet.stores.detach("a")
+    fleet.index.remove(fleet.ranks["a"])
+    assert fleet.stored(TOKENS) == [("s", 8, set())]
+
+
+@pytest.mark.parametrize(
+    ("rules", "worker", "expected"),
+    [
+        (StoreRules("s", frozenset("ab")), "a", [("s", 8, {"a", "b"})]),
+        (StoreRules("s", frozenset("b")), "a", []),
+        (StoreRules("s"), "b", [("s", 8, {"b"})]),
+    ],
+)
+def test_store_counts_for_the_workers_that_mount_it(
+    rules: StoreRules, worker: str, expected: list[tuple[str, int, set[str]]]
+) -> None:
+    fleet = SharedFleet(rules)
+    fleet.apply(worker, message(stored(range(8))))
+    assert fleet.stored(TOKENS) == expected
+    mounts = {name for name in "ab" if fleet.stores.mounted_by(name)}
+    assert mounts == (set(rules.workers) if rules.workers else {worker})
+    assert list(fleet.stores.blocks()) == [("s", 8 if expected else 0)]
+
+
+def test_blocks_are_no_tokens_of_workers_on_any_tier() -> None:
+    fleet = SharedFleet()
+    fleet.apply("a", message(stored(range(8), medium="CPU")))
+    prompt = Prompt("m", array("I", TOKENS))
+    assert fleet.index.overlaps(prompt) == {}
+    assert fleet.index.tokens_on(prompt, Tier.HOST) == {}
+    assert fleet.index.stored_tokens(Prompt("other", prompt.tokens)) == {}
+
+
+def test_blocks_are_forgotten_some_time_after_they_were_stored() -> None:
+    fleet = SharedFleet(StoreRules("s", max_age_seconds=100.0))
+    fleet.apply("a", message(stored(range(4))))
+    held = []
+    for now in (0.0, 50.0, 150.0, 160.0, 260.0):
+        for store in fleet.stores.due(now):
+            assert fleet.index.expire(store, 1_000_000)
+        held.append(sum(tokens for _, tokens, _ in fleet.stored(TOKENS)))
+    assert held == [4, 4, 4, 4, 0]
+    fleet.stores.close()
+    assert fleet.stored(TOKENS) == []
+
+
+def test_shared_events_leave_out_what_is_local_or_damaged() -> None:
+    local = stored(range(2), locality="LOCAL")
+    damaged = [stored(range(2), block_size=-1), {"type": "Unknown", "locality": "REMOTE"}]
+    events = finished(shared_events(message(local, *damaged, stored(range(3)), removed(1, 2))))
+    assert [type(one) for one in events] == [BlocksStored, BlocksRemoved]
+    assert isinstance(events[1], BlocksRemoved)
+    assert events[1].remaining_copies == [0, 0]
+    many = [removed(*range(MAX_BLOCKS // 2 + 1)) for _ in range(2)]
+    with pytest.raises(WireError):
+        finished(shared_events(message(*many)))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(0, 7), st.integers(1, 8)),
+        max_size=12,
+    )
+)
+def test_store_holds_what_was_stored_since_it_was_last_removed(
+    steps: list[tuple[str, bool, int, int]],
+) -> None:
+    fleet, held = SharedFleet(), set[int]()
+    for name, stores, first, last in steps:
+        if stores:
+            fleet.apply(name, message(stored(range(last))))
+            held |= set(range(last))
+        else:
+            fleet.apply(name, message(removed(first)))
+            held.discard(first)
+    leading = next(count for count in range(9) if count not in held)
+    assert sum(tokens for _, tokens, _ in fleet.stored(TOKENS)) == leading
+    fleet.index.check()
