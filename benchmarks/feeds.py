@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +42,8 @@ on the socket to the last one applied, for each batch of 16 blocks of 16 tokens;
 (least-most) of rounds. Picks: a lookup of a prompt of 257 tokens that all workers hold, due every
 2 ms, from when it was due to when it was done, so that whatever held the loop counts; the worst p99
 of ten parts of the time. The reference is the same with one worker that has nothing to say.
-Several processes: each follows all feeds, as with `serve --processes`; a batch of each worker every
-20 ms or more, of 16 blocks; the CPU time of all of them, against that of one.
+Several processes: one follows all feeds and passes them on, as with `serve --processes`; a batch of
+each worker every 20 ms or more, of 16 blocks; the CPU time of all of them, against that of one.
 A start: from the first connection until all of a full buffer (10,000 batches of 64 blocks, 3.6 kB
 each) is certain, beside a publisher that drops of a replay what vLLM drops; the reference drops
 nothing. The slowest of the starts; our CPU time is their median.
@@ -217,19 +218,23 @@ async def start(endpoints: tuple[str, str]) -> None:
     await fleet.close()
 
 
-def followed_by(processes: int, workers: int, batches: int) -> float:
-    """Returns the CPU microseconds of a batch in so many processes that all follow all feeds."""
+def followed_by(roles: Sequence[Sequence[str]], workers: int, batches: int) -> float:
+    """Returns the CPU microseconds of a batch in one process for each role, all together."""
     with publishers(workers, 1) as (publisher, endpoints):
-        command = [sys.executable, str(HERE / "feeds_follower.py"), str(batches)]
-        followers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for _ in range(processes)
-        ]
+        followers = []
         try:
-            for each in followers:
+            for role in roles:
+                script = str(HERE / "feeds_follower.py")
+                command = [sys.executable, script, str(batches), *role]
+                each = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+                followers.append(each)
                 assert each.stdin
                 each.stdin.write(json.dumps(endpoints) + "\n")
                 each.stdin.flush()
+                if role[:1] == ["lead"]:
+                    await_file(Path(role[1]))
             for each in followers:
                 assert each.stdout
                 each.stdout.readline()
@@ -244,6 +249,15 @@ def followed_by(processes: int, workers: int, batches: int) -> float:
     return 1e6 * seconds / (workers * batches)
 
 
+def await_file(path: Path) -> None:
+    """Waits until a file is there."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{path} was not made")
+        time.sleep(0.01)
+
+
 def applied(batches: int) -> float:
     """Returns the CPU microseconds of applying a batch to the index, without its feed."""
     index = Index(1)
@@ -256,15 +270,20 @@ def applied(batches: int) -> float:
 
 
 def several(rounds: int, workers: int, batches: int) -> list[Row]:
-    """Returns what several processes of one host cost, which each follow all feeds."""
-    one, four = [], []
+    """Returns what the feeds cost in several processes of one host, and in one."""
+    one, each, four = [], [], []
     for _ in range(rounds):
-        one.append(followed_by(1, workers, batches))
-        four.append(followed_by(PROCESSES, workers, batches))
+        with tempfile.TemporaryDirectory() as directory:
+            socket = f"{directory}/feeds"
+            lead, read = ["lead", socket], ["read", socket]
+            one.append(followed_by([[]], workers, batches))
+            four.append(followed_by([lead, *[read] * (PROCESSES - 1)], workers, batches))
+            each.append(followed_by([[]] * PROCESSES, workers, batches))
     what = f"a batch of one of {workers} workers in {PROCESSES} processes (us of CPU)"
     return [
         Row(what, Figure(four), Figure(one), Goal(1.3, "<= 1.3x of one")),
-        Row("of that, in each, applying it (us of CPU)", Figure([applied(5_000)]), Figure(one)),
+        Row("the same if each followed all feeds (us of CPU)", Figure(each), Figure(one)),
+        Row("applying it, in each (us of CPU)", Figure([applied(5_000)]), Figure(one)),
     ]
 
 

@@ -10,6 +10,7 @@ and no method returns one, so that collisions are hard to construct from outside
 computes its keys differently (kvstate/native/index.h).
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol, TypedDict
@@ -68,6 +69,9 @@ OTHER_KIND = False
 
 # The most work in one step, in table lookups or their equivalent: a fraction of a 1 ms slice.
 WORK = 2_048
+
+# Marks an owner in `Core.apply_run`.
+SPECIAL = 0x80000000
 
 # The result of applying a message: events applied, events in all, whether it cleared the cache, and
 # the names of the skipped events among those applied.
@@ -274,6 +278,19 @@ class Core(Protocol):
 
         It stops before a store whose parent is unknown or whose group is doubtful. Returns None,
         with nothing applied, if anything in the message is unexpected.
+        """
+
+    def apply_run(
+        self, records: bytes, at: int, owners: "array[int]", marks: bytearray, work: int
+    ) -> tuple[int, Outcome | None]:
+        """Applies as many raw batches as it can, from records that another process passes on.
+
+        records: see `kvstate.relay.records`. owners: by rank, 1 more than the owner's number; 0 for
+        ranks to skip, with `SPECIAL` for those whose batches the caller applies. marks: takes
+        number and stamp of each rank's last batch. work: it stops after about this much.
+
+        Returns where it stopped: at the end, at an incomplete record, at one for the caller, or at
+        one of which it applied something that the caller has to look at; then with the outcome.
         """
 
     def overlaps(

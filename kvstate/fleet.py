@@ -5,12 +5,15 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from kvstate.events import EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Feed, FeedState, Restoration
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import MAX_REPLAYS, ReplaySlots
 from kvstate.feeds.subscriber import SharedByFeeds, Subscriber
@@ -20,6 +23,11 @@ from kvstate.index import Index
 from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.owner import Owner
+from kvstate.relay.passing import TakeRank
+from kvstate.relay.reading import Reading
+from kvstate.relay.records import MAX_ORPHANS, Beginning, Hello
+from kvstate.relay.relayed import RelayedFeed, RelayedRank
+from kvstate.relay.taps import Tap, Taps
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
 from kvstate.stores import StoreRules, Stores
@@ -78,6 +86,13 @@ class FeedStatus:
     unapplied: int
 
 
+# Puts into a rank what is known of it, in steps; returns where its feed was, None if nothing is.
+Restoring = Callable[[], Generator[None, None, SavedFeed | None]]
+
+# Connects to a worker; returns one transport for each rank.
+OpenTransports = Callable[[], Sequence[FeedTransport]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Followed:
     """One rank that is followed."""
@@ -85,6 +100,22 @@ class _Followed:
     owner: Owner
     subscriber: Subscriber
     task: asyncio.Task[None]
+    tap: Tap | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Relayed:
+    """One rank that another process follows."""
+
+    owner: Owner
+    subscriber: RelayedRank
+
+
+class _Source(NamedTuple):
+    """How a worker that another process follows is followed here if need be."""
+
+    model: str
+    open_transports: OpenTransports
 
 
 # Returns what was saved of a worker's ranks, once, by rank. Its arguments: the worker's name, its
@@ -104,10 +135,10 @@ class FollowedWorkers:
     all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
     feed loses its connection. times: of all feeds. names_ranks: whether requests can name the rank
     of a worker that computes them; if not, only blocks that all its ranks hold are certain. stores:
-    those that workers share.
-    take_saved: workers added from then on begin with what it returns. doubted_seconds: how long
-    a block on a doubted medium counts. replays_at_once: of all feeds. compiled: which core the
-    index has, for tests; None for the compiled one if it was built.
+    those that workers share. take_saved: workers added from then on begin with what it returns.
+    taps: of the ranks that are followed from then on, None if no other process may read them.
+    doubted_seconds: how long a block on a doubted medium counts. replays_at_once: of all feeds.
+    compiled: which core the index has, for tests; None for the compiled one if it was built.
     """
 
     def __init__(
@@ -135,7 +166,10 @@ class FollowedWorkers:
         self._doubted_seconds = doubted_seconds
         slots = ReplaySlots(replays_at_once)
         self._shared = SharedByFeeds(Turns(), slots, clock, chance, times=times)
-        self._followed: dict[str, list[_Followed]] = {}
+        self.taps: Taps | None = None
+        self._reading: Reading | None = None
+        self._followed: dict[str, Sequence[_Followed | _Relayed]] = {}
+        self._sources: dict[str, _Source] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._rules: dict[str, ReuseRules] = {}
         self._uncertain: set[str] = set()  # of which nothing is certain, by their rules
@@ -171,6 +205,77 @@ class FollowedWorkers:
         Raises:
             ValueError: it is followed already.
         """
+        self._begin(worker, adapters)
+        log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
+        saved = self.take_saved(worker, model, len(transports))
+        owners = self._owners(worker, model, len(transports))
+        self._followed[worker] = [
+            self._follow(owner, transport, shared, _begun(owner, transport, saved.get(owner.rank)))
+            for owner, transport, shared in zip(
+                owners, transports, repeat(self._shared_by_worker()), strict=False
+            )
+        ]
+
+    def add_source(
+        self,
+        worker: str,
+        model: str,
+        ranks: int,
+        open_transports: OpenTransports,
+        adapters: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        """Does as `add`, but connects only if no other process follows the workers.
+
+        Raises:
+            ValueError: it is followed already.
+        """
+        reading = self._reading
+        if reading is None:
+            self.add(worker, model, open_transports(), adapters)
+            return
+        self._begin(worker, adapters)
+        owners = self._owners(worker, model, ranks)
+        relayed = [RelayedRank(owner, *self._news_of(worker)) for owner in owners]
+        self._sources[worker] = _Source(model, open_transports)
+        self._followed[worker] = list(map(_Relayed, owners, relayed))
+        reading.add(worker, model, relayed)
+
+    def read(self, hello: Hello) -> Reading:
+        """Has another process follow the workers that are added from then on; see `take_over`.
+
+        hello: who reads. Returns what has to be run for that.
+        """
+        self._reading = Reading(self.index, self._shared.turns, hello)
+        return self._reading
+
+    async def take_over(self) -> None:
+        """Follows all workers here from now on; what `read` returned must have ended.
+
+        Each rank continues where the other process was, once its publisher proves that it is the
+        same one.
+        """
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return
+        for worker, source in list(self._sources.items()):
+            followed = self._followed.get(worker)
+            if followed is None or self._sources.get(worker) is not source:
+                continue  # it was removed meanwhile
+            try:
+                transports = source.open_transports()
+            except Exception:
+                log.exception("worker %s: its feed cannot be followed", worker)
+                continue
+            del self._sources[worker]
+            shared, pairs = self._shared_by_worker(), zip(followed, transports, strict=True)
+            self._followed[worker] = [
+                self._follow(each.owner, transport, shared, _continued(each, transport, reading))
+                for each, transport in pairs
+            ]
+            reading.remove(worker)
+            await asyncio.sleep(0)
+
+    def _begin(self, worker: str, adapters: Sequence[tuple[int, str]]) -> None:
         if worker in self._followed:
             raise ValueError(f"{worker} is followed already")
         self._rules.setdefault(worker, NO_RULES)
@@ -178,38 +283,66 @@ class FollowedWorkers:
             self._adapters.setdefault(name, {}).setdefault(number, set()).add(worker)
         if self._expiring is None:
             self._expiring = asyncio.create_task(self._keep_expiring())
-        log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
+
+    def _shared_by_worker(self) -> SharedByFeeds:
         now, times = asyncio.get_running_loop().time(), self._shared.times
         allowance = Allowance(now, times.burst_seconds, times.behind_seconds)
-        shared = self._shared._replace(allowance=allowance)
-        saved = self.take_saved(worker, model, len(transports))
-        self._followed[worker] = [
-            self._follow(
-                self.index.add(worker, rank, model, len(transports)),
-                transport,
-                shared,
-                saved.get(rank),
-            )
-            for rank, transport in enumerate(transports)
-        ]
+        return self._shared._replace(allowance=allowance)
+
+    def _owners(self, worker: str, model: str, ranks: int) -> list[Owner]:
+        owners = [self.index.add(worker, rank, model, ranks) for rank in range(ranks)]
+        for owner in owners:
+            owner.note_rules(self._rules[worker])
+            self.stores.attach(worker, owner)
+        return owners
+
+    def _news_of(self, worker: str) -> tuple[Callable[[], None], Callable[[], None]]:
+        return functools.partial(self._emptied, worker), functools.partial(self._cut, worker)
 
     def _follow(
         self,
         owner: Owner,
         transport: FeedTransport,
         shared: SharedByFeeds,
-        saved: SavedRows | None,
+        restoring: Restoring | None,
     ) -> _Followed:
         place = RankName(owner.worker, owner.rank)
-        emptied, cut = (
-            functools.partial(tell, place.worker) for tell in (self._emptied, self._cut)
-        )
-        owner.note_rules(self._rules[owner.worker])
-        self.stores.attach(owner.worker, owner)
+        emptied, cut = self._news_of(place.worker)
         feed = Feed(transport.recovery)
-        restoring = None if saved is None else functools.partial(_restoring, owner, saved)
-        subscriber = Subscriber(place, feed, owner, transport, shared, emptied, cut, restoring)
-        return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()))
+        tap = None if self.taps is None else self.taps.add(owner.worker)
+        subscriber = Subscriber(
+            place, feed, owner, transport, shared, emptied, cut, restoring, witness=tap
+        )
+        if tap is not None:
+            tap.watch(subscriber)
+        return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()), tap)
+
+    async def hand_over(self, worker: str, take: TakeRank) -> bool:
+        """Passes a worker's ranks to a function, each as it is between two batches.
+
+        Returns whether it could: they are followed here, and hold what they began with.
+        """
+        followed = self._followed.get(worker, ())
+        is_done = [False] * len(followed)
+        for number, each in enumerate(followed):
+            if not isinstance(each, _Followed) or not each.subscriber.has_begun.is_set():
+                return False
+            rows: list[bytes] = []
+
+            def steps(
+                each: _Followed = each, number: int = number, rows: list[bytes] = rows
+            ) -> Generator[None, None, None]:
+                owner, tap = each.owner, each.tap
+                saved = yield from owner.saving(rows)
+                if tap is not None and self._followed.get(worker) is followed:
+                    ranks, orphans = len(followed), owner.orphans.first(MAX_ORPHANS)
+                    beginning = Beginning(worker, owner.rank, ranks, owner.model, saved, orphans)
+                    take(tap, beginning, rows, owner.trusted)
+                    is_done[number] = True
+
+            async with self._unchanged:
+                await each.subscriber.visit(steps)
+        return bool(followed) and all(is_done)
 
     async def saved(self, identity: Callable[[str], str]) -> AsyncIterator[SavedRows]:
         """Yields what is to be saved of every rank that can be proven later, one after the other.
@@ -224,22 +357,20 @@ class FollowedWorkers:
                 if saved is not None:
                     yield saved
 
-    async def _saved(self, followed: _Followed, identity: str) -> SavedRows | None:
-        owner, feed = followed.owner, followed.subscriber.feed
+    async def _saved(self, followed: _Followed | _Relayed, identity: str) -> SavedRows | None:
+        owner = followed.owner
         rows: list[bytes] = []
         made: list[SavedOwner] = []
 
         def steps() -> Generator[None, None, None]:
             made.append((yield from owner.saving(rows)))
 
-        at = feed.saved()
-        if at is None:
+        if isinstance(followed, _Followed):
+            at = await followed.subscriber.save(steps)
+        else:
+            at = await self._reading.save(followed.subscriber, steps) if self._reading else None
+        if at is None or not made:  # its feed failed, or it was removed
             return None
-        await followed.subscriber.visit(steps)
-        if not made:  # its feed failed, or it was removed
-            return None
-        # what a batch that was still to be applied then lacks, is missing too
-        at = replace(at, incomplete=at.incomplete or feed.incomplete)
         ranks = len(self._followed.get(owner.worker, ()))
         rank = SavedRank(owner.worker, identity, owner.model, owner.rank, ranks, at, made[0])
         return SavedRows(rank, rows) if rank.is_sound else None
@@ -271,7 +402,7 @@ class FollowedWorkers:
             await self._shared.turns.next()
 
     async def _expire(self, worker: str) -> None:
-        followed = self._followed.get(worker, [])
+        followed = self._followed.get(worker, ())
         for each in followed:
             is_done = False
             while not is_done:
@@ -283,8 +414,13 @@ class FollowedWorkers:
 
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
-        followed = self._followed.pop(worker, [])  # before waiting: it may be added again
+        followed = self._followed.pop(worker, ())  # before waiting: it may be added again
         self.stores.detach(worker)
+        self._sources.pop(worker, None)
+        if self._reading is not None:
+            self._reading.remove(worker)
+        if self.taps is not None:
+            self.taps.remove(worker)
         self._rules.pop(worker, None)
         self._uncertain.discard(worker)
         self._forget_adapters(worker)
@@ -303,15 +439,17 @@ class FollowedWorkers:
             if not numbers:
                 del self._adapters[name]
 
-    async def _release(self, followed: Sequence[_Followed]) -> None:
-        for each in followed:
-            each.task.cancel()
-        await asyncio.gather(*(each.task for each in followed), return_exceptions=True)
-        for each in followed:
+    async def _release(self, followed: Sequence[_Followed | _Relayed]) -> None:
+        own = [each for each in followed if isinstance(each, _Followed)]
+        for one in own:
+            one.task.cancel()
+        await asyncio.gather(*(one.task for one in own), return_exceptions=True)
+        for one in own:
             try:
-                await each.subscriber.close()
+                await one.subscriber.close()
             except Exception:  # its blocks must be forgotten all the same
-                log.exception("feed of %s rank %d: cannot be closed", *each.subscriber.place)
+                log.exception("feed of %s rank %d: cannot be closed", *one.subscriber.place)
+        for each in followed:
             for _ in each.owner.forgetting():
                 await asyncio.sleep(0)  # in steps so small that nothing waits for them
             self.index.remove(each.owner)
@@ -398,7 +536,9 @@ class FollowedWorkers:
 
     def batches(self, worker: str) -> int:
         """Returns how many batches a worker has sent so far, on all its feeds."""
-        return sum([each.subscriber.counts["batches"] for each in self._followed.get(worker, ())])
+        return sum(
+            [each.subscriber.counts.get("batches", 0) for each in self._followed.get(worker, ())]
+        )
 
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens per block, learned from the worker's events; None if not known yet."""
@@ -423,17 +563,17 @@ class FollowedWorkers:
         """Returns each rank's last load report, in order of rank; None without one."""
         return [self._load(each.subscriber) for each in self._followed.get(worker, [])]
 
-    def _load(self, subscriber: Subscriber) -> ReportedLoad | None:
+    def _load(self, subscriber: Subscriber | RelayedRank) -> ReportedLoad | None:
         if subscriber.load is None:
             return None
         return ReportedLoad(subscriber.load, max(0.0, self._clock() - subscriber.load_at))
 
-    def _status(self, followed: _Followed) -> FeedStatus:
+    def _status(self, followed: _Followed | _Relayed) -> FeedStatus:
         feed, owner = followed.subscriber.feed, followed.owner
         return FeedStatus(
             rank=owner.rank,
             state=feed.state,
-            reason=followed.subscriber.news.reason,
+            reason=followed.subscriber.reason,
             last_sequence=feed.last_sequence,
             blocks=owner.blocks,
             uncertain_blocks=owner.uncertain_blocks + owner.doubted_blocks
@@ -450,11 +590,36 @@ class FollowedWorkers:
         )
 
 
+def _begun(owner: Owner, transport: FeedTransport, saved: SavedRows | None) -> Restoring | None:
+    """Returns what puts into a rank what was saved of it, None if nothing that can be proven."""
+    if saved is None or transport.recovery is not Recovery.REPLAY:
+        return None
+    return functools.partial(_restoring, owner, saved)
+
+
+def _continued(
+    followed: _Followed | _Relayed, transport: FeedTransport, reading: Reading
+) -> Restoring:
+    """Returns what continues with a rank that another process followed."""
+    rank, at = followed.subscriber, None
+    if isinstance(rank, RelayedRank) and transport.recovery is Recovery.REPLAY:
+        at = reading.position(rank)
+    return functools.partial(_continuing, followed.owner, at)
+
+
 def _restoring(owner: Owner, saved: SavedRows) -> Generator[None, None, SavedFeed | None]:
     """Puts what was saved into a rank, in steps; returns where its feed was, None if it failed."""
     is_whole = yield from owner.restoring(saved.rank.owner, saved.rows)
     return saved.rank.feed if is_whole else None
 
 
-def _dropped(feed: Feed) -> dict[str, int]:
+def _continuing(owner: Owner, at: SavedFeed | None) -> Generator[None, None, SavedFeed | None]:
+    """Begins with what a rank holds, in steps; if that cannot be proven, forgets it."""
+    if at is None:
+        yield from owner.forgetting()
+    owner.resume()
+    return at
+
+
+def _dropped(feed: Feed | RelayedFeed) -> dict[str, int]:
     return {"dropped_batch": feed.dropped} if feed.dropped else {}

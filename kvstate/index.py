@@ -101,6 +101,12 @@ class Index:
         """Returns what brings media into the ids of tokens, for prompts that are looked up."""
         return self._stored.fold
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether a listener wants to know of all stores of some worker now."""
+        listener = self._stored.listener
+        return listener is not None and not listener.is_idle
+
     def listen(self, listener: StoreListener) -> None:
         """Has all stores told to a listener."""
         self._stored.listener = listener

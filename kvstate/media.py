@@ -54,6 +54,10 @@ class ItemStart(NamedTuple):
 class StoreListener(Protocol):
     """Is told of the blocks that workers store."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it listens to no worker now."""
+
     def listens(self, worker: str) -> bool:
         """Returns whether it wants to know of all stores of a worker, not only of those with media.
 

@@ -235,6 +235,20 @@ class Owner:
         """Sets whether its certain blocks count as certain now."""
         self.trusted = trusted
 
+    @property
+    def is_special(self) -> bool:
+        """Whether its messages have to be decoded one by one now."""
+        listener = self._stored.listener  # while an orphan waits, each store may be its parent's
+        return self.orphans.bytes > 0 or (listener is not None and listener.listens(self.worker))
+
+    def resume(self) -> None:
+        """Notes that its blocks were changed by others than its feed, which begins now."""
+        status = self.status
+        self._learn_block_size(status["block_size"])
+        self._may_be_uncertain = self.uncertain_blocks > 0
+        self._over_limit = status["over_limit"]
+        self._turnover.begin(status["removed_certain"])
+
     def note_rules(self, rules: ReuseRules) -> None:
         """Notes how its engine announces and reuses blocks; what its feed showed still holds."""
         self._rules = rules
@@ -253,11 +267,19 @@ class Owner:
             WireError: it is not an event batch; nothing was changed.
         """
         outcome: Outcome | None = None
-        listener = self._stored.listener
-        is_heard = listener is not None and listener.listens(self.worker)
-        if isinstance(body, bytes) and not self.orphans.bytes and not is_heard:  # no orphan waits
+        if isinstance(body, bytes) and not self.is_special:
             progress = self._core.start(self.number, body, WORK)
             outcome = (yield from self._proceeding()) if progress is True else progress or None
+        return (yield from self.finishing(body, outcome))
+
+    def finishing(self, body: Body, outcome: Outcome | None) -> Generator[None, None, BatchResult]:
+        """Applies what the core has left of a message, in steps.
+
+        outcome: what the core has done; None if nothing.
+
+        Raises:
+            WireError: it is not an event batch; nothing was changed.
+        """
         done, events, clears, faults = outcome or NOTHING_APPLIED
         removal_lost = False
         if done != events:  # the rest is for the decoder
@@ -375,9 +397,7 @@ class Owner:
             self._stored.numbered[self] = set(saved.numbered[:MAX_NUMBERED_ADAPTERS])
         if saved.has_bigrams:
             self._stored.bigrams.add(self.model)
-        self._learn_block_size(self.status["block_size"])
-        self._may_be_uncertain = self.uncertain_blocks > 0
-        self._turnover.begin(self.status["removed_certain"])
+        self.resume()
         return True
 
     def _proceeding(self) -> Generator[None, None, Outcome | None]:

@@ -9,6 +9,7 @@ Invariants, which `check()` verifies:
 """
 
 import sys
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -572,6 +573,11 @@ class PlainCore:
 
     def apply(self, owner: int, payload: bytes) -> None:
         return None  # this core has only the typed decoder
+
+    def apply_run(
+        self, records: bytes, at: int, owners: "array[int]", marks: bytearray, work: int
+    ) -> tuple[int, None]:
+        return at, None  # this core has only the typed decoder
 
     def overlaps(
         self,

@@ -40,6 +40,7 @@ BESIDES = (
     "tests/extproc/templates/test_dialects.py",
     "tests/kvstate/test_saved_fleet.py",
     "tests/kvstate/test_saved_owner.py",
+    "tests/kvstate/relay/test_relay.py",
     "tests/extproc/sharing/test_rows.py",
     "tests/extproc/tokenizing/test_kimi_chat.py",
 )

@@ -27,6 +27,7 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
 from extproc.observing.store_figures import StoreCollector
 from extproc.routing.steering import Steering
+from extproc.running.standing import StandingCollector
 from extproc.running.state_file import StateCollector
 from extproc.sharing.sharing import SharingCollector
 from tests.documented import PAGES
@@ -105,6 +106,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(SharingCollector(None))
     metrics.registry.register(StateCollector(None))
+    metrics.registry.register(StandingCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))

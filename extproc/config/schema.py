@@ -358,8 +358,8 @@ class ExtProc:
         "0660",
     )
     processes: int = key(
-        "number of router processes; process n adds 10 n to the ports of extproc, admin and"
-        " metrics, and listens on PATH.n instead of unix:PATH",
+        "number of router processes, of which one follows the feeds for all; process n adds 10 n to"
+        " the ports of extproc, admin and metrics, and listens on PATH.n instead of unix:PATH",
         1,
         minimum=1,
         maximum=64,

@@ -86,6 +86,11 @@ def configured(events: WorkerEvents) -> FeedSource:
     )
 
 
+def ranks_of(source: FeedSource) -> int:
+    """Returns how many ranks a source has."""
+    return len(source) if isinstance(source, tuple) else source.ranks
+
+
 def discovered(path: str, answer: bytes, host: str) -> tuple[ZmqSource, ...]:
     """Returns the sources in a worker's answer to one of `PATHS`, in the order of ranks.
 

@@ -1,6 +1,7 @@
 """Follows the workers' feeds, and asks workers where they publish if that is configured."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from extproc.base.errors import StartError
 from extproc.config.schema import Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, places
+from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, places, ranks_of
 from extproc.fleet.polling import MAX_QUESTIONS, Polling, Question
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker
@@ -158,8 +159,8 @@ class Feeds:
             await self._fleet.remove(worker.name)
 
     def _open(self, worker: Worker, one: FeedPlan, source: FeedSource) -> None:
-        transports = self._open_transports(source)
-        self._fleet.add(worker.name, one.model, transports, one.adapters)
+        connect = functools.partial(self._open_transports, source)
+        self._fleet.add_source(worker.name, one.model, ranks_of(source), connect, one.adapters)
         self._reuse.note_followed(worker)
 
     async def _ask(self, worker: Worker, one: FeedPlan) -> float:

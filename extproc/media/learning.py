@@ -111,6 +111,11 @@ class MediaLearning:
         if waiting is not None:
             self._drop(waiting)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits to learn."""
+        return not self._waiting
+
     def listens(self, worker: str) -> bool:
         """Returns whether a request waits to learn from what a worker stores."""
         if worker not in self._waiting:

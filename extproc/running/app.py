@@ -48,6 +48,7 @@ from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
 from extproc.routing.steering import Steering
 from extproc.routing.store_offers import store_rules
+from extproc.running.common_secret import common_secret
 from extproc.running.handover import Handover, Predecessor, place_of
 from extproc.running.parts import Part, nothing, started, task_part
 from extproc.running.processes import ProcessMember
@@ -58,6 +59,7 @@ from extproc.running.restored_workers import (
     Keeper,
     RestoredWorkers,
 )
+from extproc.running.standing import Standing, StandingCollector
 from extproc.running.state_file import StateCollector, StateFile, read
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -156,11 +158,12 @@ class Running:
     """What a router is made of, and what signals and commands act on.
 
     certificates: None if it speaks plain text. recorder: None if requests are not recorded.
-    telling, sharing, state: None if they are not configured. own_readiness: that of this process
-    alone. readiness: that of all processes. steer: changes the percentage of requests that are
-    steered, here and in all other processes. inherited: listening sockets of the router that it
-    replaces, by section. listening: return the numbers of those that it has now. unlisten: stop the
-    HTTP servers from accepting connections. replaced: set once a successor serves.
+    telling, sharing, state: None if they are not configured. standing: None for a single process.
+    own_readiness: that of this process alone. readiness: that of all processes. steer: changes the
+    percentage of requests that are steered, here and in all other processes. inherited: listening
+    sockets of the router that it replaces, by section. listening: return the numbers of those that
+    it has now. unlisten: stop the HTTP servers from accepting connections. replaced: set once a
+    successor serves.
     """
 
     config: Config
@@ -182,6 +185,7 @@ class Running:
     readiness: Readiness
     steer: Callable[[float], None]
     inherited: Mapping[str, Sequence[socket.socket]]
+    standing: Standing | None
     listening: dict[str, Callable[[], Sequence[int]]] = field(default_factory=dict)
     unlisten: list[Callable[[], None]] = field(default_factory=list)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -207,6 +211,11 @@ async def running(
     saved = await _saved_state(config, shared)
     digests = await asyncio.to_thread(_file_digests, config)
     secret = saved.about.secret if saved else secrets.randbits(64) if shared is None else shared
+    if member is not None:
+        secret = await common_secret(member.directory, member.number, secret)
+    if saved is not None and saved.about.secret != secret:
+        log.warning("state.file: %s is not used: other processes have another", config.state.file)
+        saved = None
     fleet, workers = _workers(config, discovery, telling, tokenizers, secret)
     metrics = Metrics(workers.states)
     async with telemetry(os.environ, metrics) as traces:
@@ -233,6 +242,10 @@ async def running(
             restored.add(saved)
         ready_seconds = config.events.ready_deadline_ms / 1000
         own = Readiness(lambda: _awaited(discovery, workers), ready_seconds, time.monotonic)
+
+        def follows_feeds() -> bool:
+            return workers.events_enabled if own.is_listening else config.events.enabled
+
         made = Running(
             config=config,
             member=member,
@@ -253,6 +266,7 @@ async def running(
             readiness=own if member is None else with_others(own, member, ready_seconds),
             steer=functools.partial(_steer, router.steering, member),
             inherited={} if before is None else before.sockets,
+            standing=member and Standing(member.directory, fleet, follows_feeds),
         )
         if made.sharing is not None:
             made.sharing.rows = _rows(made, shared)
@@ -280,6 +294,7 @@ def parts_of(made: Running) -> list[Part]:
         _site_part(made, "admin", _admin(made), made.config.admin.listen),
         _site_part(made, "metrics", _scraped(made), made.config.metrics.listen),
         *_joining_parts(made),
+        *_standing_parts(made),
         Part("workers", workers.start, workers.close),
         *_endpoint_file_parts(made),
         Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
@@ -289,6 +304,7 @@ def parts_of(made: Running) -> list[Part]:
         _server_part(made),
         *_member_parts(made),
         *_handover_parts(made),
+        *_leaving_parts(made),
     ]
 
 
@@ -475,6 +491,7 @@ def _show(made: Running) -> None:
         StateCollector(made.state, _restored_if_any(made)),
         DiscoveryCollector(made.discovery.status),
         VerifiedCollector(made.workers.verifying.of_models),
+        StandingCollector(made.standing),
     ]
     if made.recorder is not None:
         collectors.append(RecorderCollector(made.recorder))
@@ -503,6 +520,18 @@ def _recorder_parts(made: Running) -> Iterator[Part]:
     recorder = made.recorder
     if recorder is not None:
         yield Part("recorder", recorder.start, lambda: asyncio.to_thread(recorder.close))
+
+
+def _standing_parts(made: Running) -> Iterator[Part]:
+    """Yields what finds the role of one of several processes, before any worker is followed."""
+    if made.standing is not None:
+        yield Part("standing", made.standing.start)
+
+
+def _leaving_parts(made: Running) -> Iterator[Part]:
+    """Yields what ends that role first, so that no other process takes over while all stop."""
+    if made.standing is not None:
+        yield Part("leaving", nothing, made.standing.close)
 
 
 def _sharing_parts(made: Running) -> Iterator[Part]:

@@ -1,8 +1,9 @@
 """Several router processes on one host, and the parent that keeps them running.
 
-Each is a complete router with its own listener, index and feeds; Envoy spreads requests over their
-addresses. The parent starts them, restarts one that ends, forwards signals, and does nothing else,
-so that little can fail in it. They share a private directory.
+Each is a complete router with its own listener and index; Envoy spreads requests over their
+addresses. One of them follows the feeds for all (`extproc.running.standing`). The parent starts
+them, restarts one that ends, forwards signals, and does nothing else, so that little can fail in
+it. They share a private directory.
 """
 
 import asyncio
@@ -23,7 +24,9 @@ from extproc.base import address
 from extproc.base.errors import StartError
 from extproc.config.schema import Config
 from extproc.config.sections import ALL_PERCENT, SharingSettings
+from extproc.running.common_secret import KEYS
 from extproc.running.hangup import Hangup
+from extproc.running.standing import LOCK, SOCKET
 from kvstate.feeds.backoff import Backoff
 
 log = logging.getLogger("kvsteer.processes")
@@ -166,7 +169,8 @@ class ProcessMember(NamedTuple):
         The parent does so normally; this is for a parent that was killed.
         """
         with contextlib.suppress(OSError):  # other processes still use it
-            (Path(self.directory) / _SHARE).unlink(missing_ok=True)
+            for name in (_SHARE, KEYS, LOCK, SOCKET):
+                (Path(self.directory) / name).unlink(missing_ok=True)
             self._mark(self.number).unlink(missing_ok=True)
             Path(self.directory).rmdir()
 

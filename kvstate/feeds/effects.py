@@ -36,6 +36,44 @@ class Sink(Protocol):
         """Sets whether certain blocks count as certain now."""
 
 
+class Witness(Protocol):
+    """Is told of each effect on the sink when it is complete, or a step before."""
+
+    def note_restored(self, number: int, stamp: float) -> None:
+        """Notes that the sink holds what was saved after this batch."""
+
+    def note_applied(self, batch: Batch) -> None:
+        """Notes that a batch was applied."""
+
+    def note_forgotten(self) -> None:
+        """Notes that everything is being forgotten."""
+
+    def note_demoted(self) -> None:
+        """Notes that everything is becoming uncertain."""
+
+    def note_trust(self, *, trusted: bool) -> None:
+        """Notes whether certain blocks count as certain now, whenever effects are carried out."""
+
+
+class NoWitness:
+    """Is told of nothing that matters."""
+
+    def note_restored(self, number: int, stamp: float) -> None:
+        """Part of `Witness`."""
+
+    def note_applied(self, batch: Batch) -> None:
+        """Part of `Witness`."""
+
+    def note_forgotten(self) -> None:
+        """Part of `Witness`."""
+
+    def note_demoted(self) -> None:
+        """Part of `Witness`."""
+
+    def note_trust(self, *, trusted: bool) -> None:
+        """Part of `Witness`."""
+
+
 class Visit(NamedTuple):
     """Work on the sink between two batches, in steps: saving it, or restoring it.
 
@@ -53,6 +91,7 @@ class Effects:
     """The effects of one feed that are not carried out yet.
 
     start_replay: starts a replay from a number on. allowance: of the worker; None if unlimited.
+    witness: is told of each effect.
     """
 
     def __init__(
@@ -63,8 +102,10 @@ class Effects:
         news: FeedNews,
         start_replay: Callable[[int], None],
         allowance: Allowance | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self._feed = feed
+        self._witness = witness or NoWitness()
         self._sink = sink
         self._turns = turns
         self._news = news
@@ -88,7 +129,7 @@ class Effects:
     def put_off(self, effects: Sequence[Effect]) -> None:
         """Queues effects to precede the next ones; nothing is certain until they are done."""
         self._pending.extend(effects)
-        self._sink.trust(trusted=False)
+        self._trust(trusted=False)
 
     async def await_allowance(self) -> None:
         """Waits while the worker has used up its allowance."""
@@ -113,7 +154,7 @@ class Effects:
             began_at = asyncio.get_running_loop().time()
         self._pending.extend(effects)
         if not self._feed.certain or not _LOWERING.isdisjoint(map(type, effects)):
-            self._sink.trust(trusted=False)
+            self._trust(trusted=False)
         while self._pending or self._work is not None:
             if self._turns.is_over():
                 self._spend(began_at)
@@ -125,7 +166,7 @@ class Effects:
             self._healed = False
             self._feed.heal()
         self._news.note_behind(is_behind=self._spend(began_at))
-        self._sink.trust(trusted=self._feed.certain and not self._news.is_behind)
+        self._trust(trusted=self._feed.certain and not self._news.is_behind)
         self._news.tell_change()
 
     def _spend(self, began_at: float) -> bool:
@@ -160,11 +201,14 @@ class Effects:
                     yield from self._missing(error)
                 else:
                     self._note(taken)
+                    self._witness.note_applied(effect)
             case Forget():
+                self._witness.note_forgotten()
                 yield from self._sink.forgetting()
                 self._healed = False  # a hole is noted from here on
                 self._news.tell_restart()
             case Demote():
+                self._witness.note_demoted()
                 yield from self._sink.demoting()
                 self._healed = False
             case RequestReplay(start=start):
@@ -175,10 +219,15 @@ class Effects:
     def _missing(self, error: WireError) -> Generator[None, None, None]:
         """Handles a batch that could not be decoded: a hole."""
         self._news.tell_undecodable(error)
-        self._sink.trust(trusted=False)
+        self._trust(trusted=False)
+        self._witness.note_demoted()
         yield from self._sink.demoting()
         self._healed = False
         self._feed.miss(f"a batch could not be decoded: {error}")
+
+    def _trust(self, *, trusted: bool) -> None:
+        self._sink.trust(trusted=trusted)
+        self._witness.note_trust(trusted=trusted)
 
     def _note(self, taken: BatchResult) -> None:
         self._news.tell_taken(taken)

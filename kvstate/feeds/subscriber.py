@@ -8,14 +8,15 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.backoff import Backoff, FailureWaits
-from kvstate.feeds.effects import Effects, Sink, Visit
+from kvstate.feeds.effects import Effects, NoWitness, Sink, Visit, Witness
 from kvstate.feeds.feed import Effect, Feed, FeedState, Restoration
 from kvstate.feeds.feed_news import Call, FeedNews
-from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.transport import (
@@ -56,7 +57,7 @@ class Subscriber:
 
     feed: created with the transport's recovery. emptied, cut: see `FeedNews`. restoring: puts what
     was saved of the rank into the sink, in steps, and returns where its feed was; None if it could
-    not.
+    not. witness: is told of all effects on the sink. has_begun: set once that is done.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Subscriber:
         emptied: Call = lambda: None,
         cut: Call = lambda: None,
         restoring: Callable[[], Generator[None, None, SavedFeed | None]] | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.place = place
         self.feed = feed
@@ -77,10 +79,12 @@ class Subscriber:
         self.lag_seconds = 0.0
         self.load: EngineLoad | None = None
         self.load_at = -math.inf
+        self.has_begun = asyncio.Event()
+        self._witness = witness or NoWitness()
         self._sink = sink
         self._transport = transport
         self._shared = shared
-        self._restoring = restoring if transport.recovery is Recovery.REPLAY else None
+        self._restoring = restoring
         self._replays = Replays(
             place,
             transport,
@@ -91,7 +95,13 @@ class Subscriber:
             fail=self._distrust,
         )
         self._effects = Effects(
-            self.feed, sink, shared.turns, self.news, self._replays.start, shared.allowance
+            self.feed,
+            sink,
+            shared.turns,
+            self.news,
+            self._replays.start,
+            shared.allowance,
+            self._witness,
         )
         self._retries = Backoff(*shared.times.retry_seconds, shared.chance)
         self._retry_at = 0.0
@@ -109,6 +119,7 @@ class Subscriber:
         """
         try:
             await self._restore()
+            self.has_begun.set()
             while True:
                 try:
                     await self._step()
@@ -126,11 +137,28 @@ class Subscriber:
         """
         await self._effects.carry_out([Visit(steps)])
 
+    async def save(self, steps: Callable[[], Generator[None, None, None]]) -> SavedFeed | None:
+        """Visits the sink to save it; returns where the feed is then.
+
+        None if the publisher could not be proven later; then it does nothing.
+        """
+        at = self.feed.saved()
+        if at is None:
+            return None
+        await self.visit(steps)
+        # what a batch that was still to be applied then lacks, is missing too
+        return replace(at, incomplete=at.incomplete or self.feed.incomplete)
+
     async def close(self) -> None:
         """Closes the connection, after `run` was cancelled or even before it began."""
         self._effects.drop()  # a replaced replay may still wait for its turn
         await self._replays.close()
         await self._transport.close()
+
+    @property
+    def reason(self) -> str:
+        """Why the feed is in its state."""
+        return self.news.reason
 
     @property
     def unapplied(self) -> int:
@@ -159,6 +187,7 @@ class Subscriber:
             await self.visit(self._sink.forgetting)
         for saved in filter(None, at):
             self.feed.restore(saved)
+            self._witness.note_restored(*saved.stamps[-1])
         self._restoring = None
 
     async def _step(self) -> None:

@@ -779,6 +779,117 @@ static PyObject *core_abandon(Core *self, PyObject *number) {
     return constant(Py_None);
 }
 
+/* A record of several processes (kvstate/relay/records.py): rank, kind, length, then the number and
+ * the stamp of its batch, which are kept together as the rank's mark. */
+#define RECORD_BYTES 28u
+#define MARK_AT 12u
+#define MARK_BYTES 16u
+#define RAW_BATCH 0u
+#define IS_SPECIAL 0x80000000u /* a rank whose batches are left to Python */
+#define MAX_RUN_PAYLOAD 65536u /* a longer one is applied in steps */
+
+typedef struct {
+    Py_buffer records, owners, marks;
+} RelayedBuffers;
+
+typedef enum { RECORD_APPLIED, RECORD_LEFT, RECORD_NOTABLE, RECORD_FAILED } RecordResult;
+
+/* Applies one batch; LEFT: nothing of it. NOTABLE: it, or a part, with an outcome to look at. */
+static RecordResult apply_record(Core *self, uint32_t number, const unsigned char *payload,
+                                 uint32_t length) {
+    Owner *owner = &self->index.owners[number];
+    Message *message = &self->message;
+    abandon(owner);
+    message->parsed = true;
+    message->clears = false;
+    message->done = message->offset = 0;
+    if (wire_begin(&message->batch, payload, length) != WIRE_OK) return RECORD_LEFT;
+    index_begin(&self->index, UINT64_MAX);
+    WireResult parsed = wire_parse(&self->index, &message->batch);
+    if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory(), RECORD_FAILED;
+    if (parsed != WIRE_OK) return RECORD_LEFT;
+    if (owner->ends) owner->ends->message = (owner->ends->message + 1) & END_MESSAGES;
+    uint32_t block_size = owner->block_size;
+    uint64_t over_limit = owner->over_limit;
+    Step step;
+    if (!apply_events(self, number, message, &step)) return RECORD_FAILED;
+    bool is_usual = step == STEP_DONE && !message->clears && !PyList_Size(message->faults) &&
+                    owner->block_size == block_size && owner->over_limit == over_limit;
+    return is_usual ? RECORD_APPLIED : RECORD_NOTABLE;
+}
+
+/* Applies records from `at` on; returns where it stopped, or -1 with an exception. */
+static Py_ssize_t apply_records(Core *self, const RelayedBuffers *given, Py_ssize_t at, uint64_t work,
+                                bool *is_notable) {
+    const unsigned char *bytes = given->records.buf;
+    const uint32_t *owners = given->owners.buf;
+    uint64_t used = 0;
+    while (given->records.len - at >= (Py_ssize_t)RECORD_BYTES && used < work) {
+        uint32_t head[3]; /* rank, kind, length */
+        memcpy(head, bytes + at, sizeof head);
+        uint32_t rank = head[0], length = head[2];
+        if (length > (size_t)(given->records.len - at) - RECORD_BYTES) break;
+        bool is_known = rank < (size_t)given->owners.len / sizeof *owners && owners[rank];
+        if (head[1] != RAW_BATCH) break;
+        if (is_known) {
+            uint32_t number = owners[rank] - 1;
+            if (owners[rank] & IS_SPECIAL || length > MAX_RUN_PAYLOAD) break;
+            if (number >= self->index.owner_count || !self->index.owners[number].present ||
+                (size_t)given->marks.len < (rank + 1ull) * MARK_BYTES)
+                return PyErr_SetString(PyExc_ValueError, "no such owner"), -1;
+            RecordResult result = apply_record(self, number, bytes + at + RECORD_BYTES, length);
+            if (result == RECORD_FAILED) return -1;
+            if (result == RECORD_LEFT) break;
+            *is_notable = result == RECORD_NOTABLE;
+            if (*is_notable) break;
+            memcpy((unsigned char *)given->marks.buf + (size_t)rank * MARK_BYTES,
+                   bytes + at + MARK_AT, MARK_BYTES);
+            used += self->index.work;
+        }
+        used++;
+        at += (Py_ssize_t)(RECORD_BYTES + length);
+    }
+    return at;
+}
+
+static PyObject *apply_run(Core *self, const RelayedBuffers *given, Py_ssize_t at, uint64_t work) {
+    Message *message = &self->message;
+    bool is_notable = false;
+    message->faults = PyList_New(0);
+    if (!message->faults) return NULL;
+    at = at < 0 ? 0 : at;
+    at = apply_records(self, given, at, work, &is_notable);
+    PyObject *answer = NULL;
+    if (at >= 0 && !is_notable)
+        answer = Py_BuildValue("(nO)", at, Py_None);
+    else if (at >= 0)
+        answer = Py_BuildValue("(n(nnON))", at, (Py_ssize_t)message->done,
+                               (Py_ssize_t)message->batch.event_count,
+                               message->clears ? Py_True : Py_False,
+                               PyList_AsTuple(message->faults));
+    message_end(message);
+    return answer;
+}
+
+static PyObject *core_apply_run(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work;
+    if (!arguments_are(count, 5) || !work_of(given[4], &work)) return NULL;
+    Py_ssize_t at = PyLong_AsSsize_t(given[1]);
+    if (at == -1 && PyErr_Occurred()) return NULL;
+    RelayedBuffers buffers;
+    if (PyObject_GetBuffer(given[0], &buffers.records, PyBUF_SIMPLE)) return NULL;
+    PyObject *answer = NULL;
+    if (!PyObject_GetBuffer(given[3], &buffers.marks, PyBUF_WRITABLE)) {
+        if (tokens_of(given[2], &buffers.owners)) {
+            answer = apply_run(self, &buffers, at, work);
+            PyBuffer_Release(&buffers.owners);
+        }
+        PyBuffer_Release(&buffers.marks);
+    }
+    PyBuffer_Release(&buffers.records);
+    return answer;
+}
+
 /* Makes an overlap by the constructor of tuples, which knows what else a tuple has. */
 static PyObject *constructed(Core *self, const Overlap *overlap) {
     PyObject *arguments = Py_BuildValue(
@@ -989,7 +1100,7 @@ static PyMethodDef core_methods[] = {
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
     FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
-    ONE(announce_copies),
+    ONE(announce_copies), FAST(apply_run),
     {NULL, NULL, 0, NULL},
 };
 

@@ -34,6 +34,7 @@ ABSENT = (
     "kvsteer_state_file_",
     "kvsteer_discovery_",
     "kvsteer_prediction_drifts_total",
+    "kvsteer_process_role",
     "kvsteer_recorded_total",
     "kvsteer_not_recorded_total",
     "kvsteer_remote_tokenizer",
@@ -67,6 +68,7 @@ def test_dashboard_and_alerts_query_existing_metrics() -> None:
 
 def test_dashboard_shows_every_metric() -> None:
     unshown = {
+        "kvsteer_process_role",
         "kvsteer_worker_block_size_tokens",
         "kvsteer_worker_engine",
         "kvsteer_worker_transfer_tokens_per_second",

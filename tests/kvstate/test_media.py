@@ -98,6 +98,7 @@ class Listener:
 
     def __init__(self, *, listens: bool) -> None:
         self._listens = listens
+        self.is_idle = not listens
         self.heard: list[BlocksStored] = []
 
     def listens(self, _: str) -> bool:

@@ -1,0 +1,231 @@
+"""Passes on what is learned here to the other processes of this host, over a Unix socket.
+
+A process that reads says which workers it wants. Each of their ranks is passed on as it is between
+two batches, and from then on all that happens to it (`kvstate.relay.records`). All that happens is
+sent to every process, which skips ranks that it did not want.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from kvstate.errors import DamagedError
+from kvstate.relay.records import Beginning, Hello, Kind, Wish, encoded
+from kvstate.relay.taps import Tap, Taps
+
+log = logging.getLogger("kvsteer.feed")
+
+# What happens is collected for this long; the more is sent at once, the less each process wakes up.
+TICK_SECONDS = 0.01
+CHUNK_BYTES = 128 * 1024
+
+# How often counts are passed on, and a sign of life if nothing else is.
+COUNTS_SECONDS = 1.0
+BEAT_SECONDS = 0.25
+
+# A process that does not read is disconnected; it begins again once it runs.
+MAX_UNREAD_BYTES = 256 * 1024 * 1024
+
+# The longest line of a process that reads, and how long it is waited before a rank that cannot be
+# passed on now is tried again.
+MAX_LINE_BYTES = 64 * 1024
+AGAIN_SECONDS = 0.1
+
+# Rows that are one record.
+ROWS_BYTES = 1024 * 1024
+
+# Takes a rank as it is now: its tap, what is known of it, its rows, and whether it is trusted.
+TakeRank = Callable[[Tap, Beginning, list[bytes], bool], None]
+# Passes all ranks of a worker to such a function; returns whether it could.
+HandOver = Callable[[str, TakeRank], Awaitable[bool]]
+
+
+class Passing:
+    """Serves the processes that read.
+
+    hand_over: hands over a worker's ranks as they are. hello: what a process has to say to be
+    answered.
+    """
+
+    def __init__(self, taps: Taps, hand_over: HandOver, hello: Hello) -> None:
+        self.hello = hello
+        self.hand_over = hand_over
+        self.taps = taps
+        self._readers: set[_Reader] = set()
+        self._chunk: list[bytes] = []
+        self._chunk_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self, path: Path) -> None:
+        """Listens on a path, which no other process serves.
+
+        Raises:
+            OSError: it is not possible.
+        """
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        self.taps.put, self.taps.added = self._put, self._hurry
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Reader(self), str(path))
+        await asyncio.to_thread(path.chmod, 0o600)
+        self._beating = asyncio.create_task(self._beat())
+
+    async def close(self) -> None:
+        """Disconnects all processes."""
+        self.taps.stop()
+        self.taps.put, self.taps.added = lambda _: None, lambda: None
+        if self._server is not None:
+            self._server.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for reader in list(self._readers):
+            reader.close()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+
+    def note_reader(self, reader: "_Reader", *, is_there: bool) -> None:
+        """Notes a process that reads from now on, or does not any more."""
+        if is_there:
+            self._readers.add(reader)
+            return
+        self._readers.discard(reader)
+        if not self._readers:
+            self.taps.stop()
+
+    def flush(self) -> None:
+        """Sends all that happened so far."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._chunk:
+            return
+        chunk = b"".join(self._chunk)
+        self._chunk.clear()
+        self._chunk_bytes = 0
+        for reader in list(self._readers):
+            reader.write(chunk)
+
+    def _put(self, record: bytes) -> None:
+        self._chunk.append(record)
+        self._chunk_bytes += len(record)
+        if self._chunk_bytes >= CHUNK_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self.flush)
+
+    def _hurry(self) -> None:
+        for reader in self._readers:
+            reader.due.set()
+
+    async def _beat(self) -> None:
+        time = asyncio.get_running_loop().time
+        counts_at = time()
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            if time() >= counts_at + COUNTS_SECONDS:
+                counts_at = time()
+                self.taps.refresh()
+            self._put(encoded(Kind.BEAT))
+
+
+class _Reader(asyncio.Protocol):
+    """One process that reads. due: set when there may be something to hand over."""
+
+    def __init__(self, passing: Passing) -> None:
+        self.due = asyncio.Event()
+        self._passing = passing
+        self._transport: asyncio.Transport | None = None
+        self._line = b""
+        self._is_welcome = False
+        self._wanted: set[str] = set()
+        self._given: dict[str, list[Tap]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def write(self, data: bytes) -> None:
+        """Sends bytes, unless the process does not read them."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            log.warning("a process does not read what is passed on to it")
+            self.close()
+
+    def close(self) -> None:
+        """Disconnects it."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Part of asyncio.Protocol."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol."""
+        *lines, self._line = (self._line + data).split(b"\n")
+        try:
+            for line in lines:
+                self._take(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DamagedError):
+            self.close()
+        if len(self._line) > MAX_LINE_BYTES:
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        """Part of asyncio.Protocol."""
+        if self._task is not None:
+            self._task.cancel()
+        self._passing.note_reader(self, is_there=False)
+
+    def _take(self, line: bytes) -> None:
+        if not self._is_welcome:
+            if msgspec.json.decode(line, type=Hello) != self._passing.hello:
+                log.warning("another process has another version: it follows the feeds itself")
+                raise DamagedError("another version")
+            self._is_welcome = True
+            self.write(encoded(Kind.HELLO))
+            self._passing.note_reader(self, is_there=True)
+            self._task = asyncio.create_task(self._hand_over())
+            return
+        wish = msgspec.json.decode(line, type=Wish)
+        self._given.pop(wish.worker, None)  # it may be wanted again
+        if wish.is_wanted:
+            self._wanted.add(wish.worker)
+            self.due.set()
+        else:
+            self._wanted.discard(wish.worker)
+
+    async def _hand_over(self) -> None:
+        """Hands over what is wanted as soon as it is followed here."""
+        while True:
+            await self.due.wait()
+            self.due.clear()
+            is_missing = False
+            for worker in list(self._wanted):
+                present = self._passing.taps.of(worker)
+                if present is None or self._given.get(worker) is present:
+                    continue
+                if await self._passing.hand_over(worker, self._begin):
+                    self._given[worker] = present
+                else:
+                    is_missing = True
+            if is_missing:
+                await asyncio.sleep(AGAIN_SECONDS)
+                self.due.set()
+
+    def _begin(self, tap: Tap, beginning: Beginning, rows: list[bytes], trusted: bool) -> None:
+        self._passing.flush()  # the others need all of it; this one begins behind it
+        self.write(encoded(Kind.BEGIN, tap.number, msgspec.msgpack.encode(beginning)))
+        some: list[bytes] = []
+        for piece in rows:
+            some.append(piece)
+            if sum(map(len, some)) >= ROWS_BYTES:
+                self.write(encoded(Kind.ROWS, tap.number, b"".join(some)))
+                some = []
+        self.write(encoded(Kind.ROWS, tap.number, b"".join(some)))
+        status = tap.begin(trusted=trusted)
+        self.write(encoded(Kind.END, tap.number, status, tap.mark))

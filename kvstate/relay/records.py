@@ -1,0 +1,268 @@
+"""The records by which one process passes on what it learns of the workers' caches.
+
+A record is a head and its payload, back to back in a stream between two processes of one host and
+one installation, so numbers are in the machine's order: u32 rank (a number of its own, given with
+BEGIN), u32 kind, u32 length of the payload, u64 number and f64 stamp of a batch (elsewhere of the
+last batch, where they mean something; a stamp of -inf stands for none).
+
+    BATCH    a batch as published, msgpack    TYPED   a batch of another feed, see `typed_payload`
+    FORGET   its publisher restarted          DEMOTE  there is a hole
+    STATUS   its feed's `RelayedStatus`       GONE    the rank is not followed any more
+    BEGIN    a rank's `Beginning`             ROWS    a piece of the rows that it holds
+    END      the last row came; a `RelayedStatus`
+    HELLO    the versions agree               BEAT    nothing happened
+
+BEGIN, ROWS and END describe a rank as it is between two batches; everything that follows happens
+to it afterwards. The compiled core reads batches by itself (`Core.apply_run`).
+"""
+
+import math
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvstate.errors import DamagedError
+from kvstate.events import (
+    AllCleared,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    EngineLoad,
+    Event,
+    EventBatch,
+    OtherGroupStored,
+)
+from kvstate.feeds.feed import FeedState
+from kvstate.orphans import Orphan
+from kvstate.overlap import Tokens
+from kvstate.saved import SavedOwner
+
+# Counts every change of the records or of their meaning.
+VERSION = 1
+
+HEAD = struct.Struct("=IIIQd")
+
+# Number and stamp of a rank's last batch, as the compiled core copies them from a head.
+MARK = struct.Struct("=Qd")
+
+# The longest payload: a batch has at most 8 MiB, and rows are passed on in smaller pieces.
+MAX_PAYLOAD = 64 * 1024 * 1024
+
+
+# A rank that has more begins without the others, which only costs credit.
+MAX_ORPHANS = 1_024
+
+
+class Kind(IntEnum):
+    """What a record says; the module describes each."""
+
+    BATCH = 0
+    TYPED = 1
+    FORGET = 2
+    DEMOTE = 3
+    STATUS = 4
+    BEGIN = 5
+    ROWS = 6
+    END = 7
+    GONE = 8
+    HELLO = 9
+    BEAT = 10
+
+
+class Mark(NamedTuple):
+    """Number and stamp of the last batch that was applied to a rank."""
+
+    number: int
+    stamp: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was such a batch."""
+        return math.isfinite(self.stamp)
+
+
+NO_MARK = Mark(0, -math.inf)
+
+
+class RelayedStatus(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a feed in the process that follows it.
+
+    trusted: whether its certain blocks count as certain. incomplete, wants_everything: as in
+    `SavedFeed`. lag_seconds, load_at: by the same clock as here. The rest is as in `FeedStatus`.
+    """
+
+    state: FeedState
+    reason: str
+    trusted: bool
+    last_sequence: int | None
+    gaps: int
+    replays: int
+    restarts: int
+    dropped: int
+    incomplete: str
+    wants_everything: bool
+    lag_seconds: float
+    counts: dict[str, int]
+    load: EngineLoad | None
+    load_at: float
+    unapplied: int
+
+
+class Beginning(msgspec.Struct, frozen=True, array_like=True):
+    """Which rank has a number from now on, and what is known of it besides its rows.
+
+    orphans: blocks that wait for their parents, at most `MAX_ORPHANS`.
+    """
+
+    worker: str
+    rank: int
+    ranks: int
+    model: str
+    saved: SavedOwner
+    orphans: list[Orphan]
+
+
+class Wish(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a process that reads: it wants a worker's ranks, or does not want them any more."""
+
+    worker: str
+    is_wanted: bool
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The first line of a process that reads.
+
+    layout: whose rows it can use. proof: shows that its block keys have the same secret.
+    """
+
+    version: int
+    layout: str
+    proof: str
+
+
+class Record(NamedTuple):
+    """One record."""
+
+    rank: int
+    kind: int
+    payload: bytes
+    mark: Mark
+
+    @property
+    def size(self) -> int:
+        """Its length in the stream."""
+        return HEAD.size + len(self.payload)
+
+
+def encoded(kind: Kind, rank: int = 0, payload: bytes = b"", mark: Mark = NO_MARK) -> bytes:
+    """Returns the bytes of a record."""
+    return HEAD.pack(rank, kind, len(payload), mark.number, mark.stamp) + payload
+
+
+def record_at(data: bytes, at: int) -> Record | None:
+    """Returns the record that begins at a byte, None if the rest of it is missing.
+
+    Raises:
+        DamagedError: there can be no such record.
+    """
+    if len(data) - at < HEAD.size:
+        return None
+    rank, kind, length, number, stamp = HEAD.unpack_from(data, at)
+    if kind > Kind.BEAT or length > MAX_PAYLOAD:
+        raise DamagedError("a record that cannot be")
+    begin = at + HEAD.size
+    if len(data) - begin < length:
+        return None
+    return Record(rank, kind, data[begin : begin + length], Mark(number, stamp))
+
+
+_KINDS: tuple[type[Event], ...] = (
+    BlocksStored,
+    BlocksCopied,
+    OtherGroupStored,
+    BlocksRemoved,
+    AllCleared,
+)
+
+
+class _TypedEvent(msgspec.Struct, frozen=True, array_like=True):
+    kind: int
+    fields: msgspec.Raw
+
+
+class _TypedBatch(msgspec.Struct, frozen=True, array_like=True):
+    timestamp: float
+    rank: int | None
+    faults: tuple[str, ...]
+    removal_lost: bool
+    events: list[_TypedEvent]
+
+
+def _plain(tokens: Any) -> bytes:
+    return bytes(memoryview(tokens).cast("B"))
+
+
+def _tokens(_: type, data: Any) -> Tokens:
+    tokens = Tokens("I")
+    tokens.frombytes(data)
+    return tokens
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_batch_decoder = msgspec.msgpack.Decoder(_TypedBatch)
+_decoders = [msgspec.msgpack.Decoder(kind, dec_hook=_tokens) for kind in _KINDS]
+
+
+def typed_payload(batch: EventBatch) -> bytes:
+    """Encodes a batch of typed events."""
+    events = [
+        _TypedEvent(_KINDS.index(type(event)), msgspec.Raw(_encoder.encode(event)))
+        for event in batch.events
+    ]
+    return _encoder.encode(
+        _TypedBatch(batch.timestamp, batch.rank, batch.faults, batch.removal_lost, events)
+    )
+
+
+def typed_batch(payload: bytes) -> EventBatch:
+    """Decodes a batch of typed events.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    try:
+        batch = _batch_decoder.decode(payload)
+        events = [_decoders[each.kind].decode(each.fields) for each in batch.events]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError, ValueError):
+        raise DamagedError("a batch that cannot be read") from None
+    return EventBatch(batch.timestamp, events, batch.rank, batch.faults, batch.removal_lost)
+
+
+def status_in(payload: bytes) -> RelayedStatus:
+    """Decodes the state of a feed.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    try:
+        return _statuses.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DamagedError("a state of a feed that cannot be read") from None
+
+
+def beginning_in(payload: bytes) -> Beginning:
+    """Decodes what begins a rank.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    try:
+        return _beginnings.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DamagedError("a rank that cannot be read") from None
+
+
+_statuses = msgspec.msgpack.Decoder(RelayedStatus)
+_beginnings = msgspec.msgpack.Decoder(Beginning)

@@ -1,0 +1,156 @@
+"""A rank whose feed another process of this host follows: repeats here what happened there."""
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from kvstate.core import Outcome
+from kvstate.errors import DamagedError, WireError
+from kvstate.events import Body, EngineLoad
+from kvstate.feeds.feed import FeedState, Restoration
+from kvstate.owner import Owner
+from kvstate.relay.records import (
+    Beginning,
+    Kind,
+    Record,
+    RelayedStatus,
+    beginning_in,
+    status_in,
+    typed_batch,
+)
+from kvstate.saved import SavedFeed
+
+NOT_PASSED_ON = "the process that follows the feeds has not passed it on yet"
+
+
+@dataclass(slots=True)
+class RelayedFeed:
+    """What is shown of a feed; the fields are those of `kvstate.feeds.feed.Feed`."""
+
+    state: FeedState = FeedState.CONNECTING
+    last_sequence: int | None = None
+    gaps: int = 0
+    replays: int = 0
+    restarts: int = 0
+    dropped: int = 0
+    incomplete: str = ""
+    wants_everything: bool = False
+
+
+class RelayedRank:
+    """One rank, without a connection of its own.
+
+    emptied, cut: see `kvstate.fleet.FollowedWorkers`. The other attributes are those of a
+    subscriber, which it stands for.
+    """
+
+    restoration = Restoration.NONE
+
+    def __init__(self, owner: Owner, emptied: Callable[[], None], cut: Callable[[], None]) -> None:
+        self.owner = owner
+        self.feed = RelayedFeed()
+        self.reason = NOT_PASSED_ON
+        self.counts: dict[str, int] = {}
+        self.lag_seconds = 0.0
+        self.load: EngineLoad | None = None
+        self.load_at = -math.inf
+        self.unapplied = 0
+        self._emptied = emptied
+        self._cut = cut
+        self._beginning: Beginning | None = None
+        self._rows: list[bytes] = []
+
+    def lose(self, reason: str) -> None:
+        """Notes that nothing is passed on any more: nothing is certain until something is."""
+        self.owner.trusted = False
+        self.reason = reason
+        self._beginning = None
+        if self.feed.state is not FeedState.CONNECTING:
+            self.feed.state = FeedState.STALE
+
+    def leave(self) -> Generator[None, None, None]:
+        """Notes, in steps, that the other process follows this rank no more."""
+        self.lose(NOT_PASSED_ON)
+        self.feed.state = FeedState.CONNECTING
+        yield from self.owner.forgetting()
+
+    def position(self, number: int, stamp: float) -> SavedFeed | None:
+        """Returns where its feed was after its last batch, None if there was none."""
+        if not math.isfinite(stamp):
+            return None
+        feed = self.feed
+        stamps = ((number, stamp),)
+        saved = SavedFeed(number + 1, stamps, stamp, feed.incomplete, feed.wants_everything)
+        return saved if saved.is_sound else None
+
+    def taking(self, record: Record, outcome: Outcome | None) -> Generator[None, None, None]:
+        """Repeats what a record says, in steps.
+
+        outcome: what the core has done of a batch; None if nothing.
+
+        Raises:
+            DamagedError: it is not possible here.
+        """
+        match record.kind:
+            case Kind.BATCH:
+                yield from self._applying(record.payload, outcome)
+            case Kind.TYPED:
+                yield from self._applying(typed_batch(record.payload), None)
+            case Kind.FORGET:
+                yield from self.owner.forgetting()
+            case Kind.DEMOTE:
+                self.owner.trusted = False
+                yield from self.owner.demoting()
+            case Kind.STATUS:
+                self._show(status_in(record.payload))
+            case Kind.BEGIN:
+                self._beginning, self._rows = beginning_in(record.payload), []
+            case Kind.ROWS:
+                self._rows.append(record.payload)
+            case Kind.END:
+                yield from self._beginning_again(status_in(record.payload))
+            case _:
+                yield from self.leave()
+
+    def _applying(self, body: Body, outcome: Outcome | None) -> Generator[None, None, None]:
+        try:
+            if outcome is None:
+                result = yield from self.owner.applying(body)
+            else:
+                result = yield from self.owner.finishing(body, outcome)
+        except WireError:
+            return  # it was a hole there as well, which follows
+        if result.clears:
+            self._emptied()
+
+    def _beginning_again(self, status: RelayedStatus) -> Generator[None, None, None]:
+        beginning, rows = self._beginning, self._rows
+        self._beginning, self._rows = None, []
+        if beginning is None:
+            raise DamagedError("rows without their rank")
+        self.owner.trusted = False
+        yield from self.owner.forgetting()
+        if not (yield from self.owner.restoring(beginning.saved, rows)):
+            raise DamagedError("rows that cannot be used")
+        for orphan in beginning.orphans:
+            self.owner.orphans.park(orphan)
+        self.feed.restarts = status.restarts
+        self._show(status)
+
+    def _show(self, status: RelayedStatus) -> None:
+        feed, before = self.feed, self.feed.state
+        if status.restarts > feed.restarts:
+            self._emptied()
+        feed.state = status.state
+        feed.last_sequence = status.last_sequence
+        feed.gaps, feed.replays = status.gaps, status.replays
+        feed.restarts, feed.dropped = status.restarts, status.dropped
+        feed.incomplete, feed.wants_everything = status.incomplete, status.wants_everything
+        self.reason = status.reason
+        self.counts = status.counts
+        self.lag_seconds = status.lag_seconds
+        self.load, self.load_at = status.load, status.load_at
+        self.unapplied = status.unapplied
+        self.owner.trusted = status.trusted
+        if before is not FeedState.STALE and feed.state is FeedState.STALE:
+            self._cut()

@@ -1,0 +1,74 @@
+"""A rank that another process follows: what cannot have been passed on, and what is not."""
+
+import math
+
+import msgspec
+import pytest
+
+from kvstate.errors import DamagedError
+from kvstate.events import finished
+from kvstate.feeds.feed import FeedState
+from kvstate.index import Index
+from kvstate.relay.records import NO_MARK, Beginning, Kind, Mark, Record, RelayedStatus
+from kvstate.relay.relayed import RelayedRank
+from kvstate.saved import SavedOwner
+from tests.kvstate.publishing import block, payload
+
+STATUS = RelayedStatus(
+    FeedState.LIVE, "", True, 0, 0, 0, 0, 0, "", False, 0.0, {"batches": 1}, None, -math.inf, 0
+)
+NOTHING = SavedOwner(b"no such thing", 0, None, None, (), False)
+
+
+@pytest.fixture
+def rank() -> RelayedRank:
+    return RelayedRank(Index(1).add("w", 0, "m"), lambda: None, lambda: None)
+
+
+def take(rank: RelayedRank, kind: Kind, data: object = b"", mark: Mark = NO_MARK) -> None:
+    body = data if isinstance(data, bytes) else msgspec.msgpack.encode(data)
+    finished(rank.taking(Record(0, kind, body, mark), None))
+
+
+def test_rows_without_their_rank_are_refused(rank: RelayedRank) -> None:
+    with pytest.raises(DamagedError):
+        take(rank, Kind.END, STATUS)
+
+
+def test_rows_that_cannot_be_used_are_refused_and_leave_nothing(rank: RelayedRank) -> None:
+    take(rank, Kind.BATCH, payload(0, block(1)))
+    take(rank, Kind.BEGIN, Beginning("w", 0, 1, "m", NOTHING, []))
+    take(rank, Kind.ROWS, b"no rows")
+    with pytest.raises(DamagedError):
+        take(rank, Kind.END, STATUS)
+    assert rank.owner.blocks == 0
+    assert not rank.owner.trusted
+
+
+def test_an_undecodable_batch_changes_nothing(rank: RelayedRank) -> None:
+    take(rank, Kind.BATCH, payload(0, block(1)))
+    take(rank, Kind.BATCH, b"no batch")
+    assert rank.owner.blocks == 1
+    take(rank, Kind.FORGET)
+    assert rank.owner.blocks == 0
+
+
+def test_a_rank_that_is_lost_is_not_trusted_until_its_state_comes_again(rank: RelayedRank) -> None:
+    take(rank, Kind.STATUS, STATUS)
+    assert rank.owner.trusted
+    rank.lose("gone")
+    assert (rank.owner.trusted, rank.feed.state) == (False, FeedState.STALE)
+    take(rank, Kind.STATUS, STATUS)
+    assert rank.owner.trusted
+    take(rank, Kind.GONE)
+    rank.lose("gone")
+    assert (rank.owner.trusted, rank.feed.state) == (False, FeedState.CONNECTING)
+
+
+def test_a_position_needs_a_batch_and_a_reason_that_can_be_kept(rank: RelayedRank) -> None:
+    assert rank.position(*NO_MARK) is None
+    found = rank.position(7, 1.5)
+    assert found is not None
+    assert (found.next, found.stamps) == (8, ((7, 1.5),))
+    take(rank, Kind.STATUS, msgspec.structs.replace(STATUS, incomplete="x" * 501))
+    assert rank.position(7, 1.5) is None
