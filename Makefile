@@ -39,9 +39,9 @@ clients: $(TESTED)
 	-$(BIN)/python -m tests.clients.install
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
-# The pictures of the live page in docs/, made anew; needs chromium and chromedriver.
+# The pictures in docs/, made anew from agents' traffic, in light and dark: four minutes; needs chromium and chromedriver.
 pictures: $(TESTED)
-	$(BIN)/python -m tests.page.screenshots docs
+	$(BIN)/python -m tests.page.pictures docs
 
 # The property tests with examples that no run before has had.
 explore: $(TESTED)

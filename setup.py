@@ -102,7 +102,8 @@ def description() -> str:
         kind = "raw" if link[1] else "blob"
         return f"{link[1]}[{link[2]}]({REPOSITORY}/{kind}/{REF}/{link[3]})"
 
-    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)", absolute, text)
+    text = re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)", absolute, text)
+    return re.sub(r'\b(src|srcset)="(?!https?:)([^"]+)"', rf'\1="{REPOSITORY}/raw/{REF}/\2"', text)
 
 
 cores = [

@@ -149,7 +149,10 @@ def test_published_page_links_to_its_repository(
     assert links["Changelog"] == f"{REPOSITORY}/blob/v1/CHANGELOG.md"
     targets = re.findall(r"\]\(([^)]+)\)", str(told.get_payload()))
     assert f"{REPOSITORY}/blob/v1/docs/faq.md#why-kvsteer" in targets
-    assert f"{REPOSITORY}/raw/v1/docs/page-desktop.png" in targets
+    pictures = re.findall(r'src(?:set)?="([^"]+)"', str(told.get_payload()))
+    both = [f"{REPOSITORY}/raw/v1/docs/page-desktop{one}.png" for one in ("-dark", "")]
+    assert [one for one in pictures if one in both] == both
+    assert [one for one in pictures if not one.startswith("https://")] == []
     assert [one for one in targets if not one.startswith("https://")] == []
 
 

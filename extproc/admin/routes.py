@@ -9,11 +9,13 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import metadata, version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 
+from extproc.admin import documents
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observed import Observed
 from extproc.admin.prefixes import prefixes, spread
@@ -65,9 +67,11 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
     """Returns GET /, a page for browsers and JSON for other clients, and GET /page/FILE.
 
     The page consists of static files of this package, under a policy that allows no other script.
+    GET /docs/FILE shows the documentation, where its files are beside the package.
     """
-    found = _page_files()
-    documentation = documentation_in(metadata("kvsteer").get_all("Project-URL") or ())
+    found, pages = _page_files(), _documents()
+    published = documentation_in(metadata("kvsteer").get_all("Project-URL") or ())
+    documentation = documents.PATH if pages else published
 
     async def get_root(request: web.Request) -> web.Response:
         if "text/html" in request.headers.get("Accept", ""):
@@ -87,7 +91,26 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
             raise web.HTTPNotFound
         return _page(name, found[name])
 
-    return [web.get("/", get_root), web.get("/page/{name}", get_file)]
+    async def get_document(request: web.Request) -> web.Response:
+        path = pages.get(request.match_info["name"])
+        if path is None:
+            raise web.HTTPNotFound
+        content = documents.as_page(await asyncio.to_thread(path.read_text, "utf-8"))
+        return _page(INDEX, content.encode())
+
+    return [
+        web.get("/", get_root),
+        web.get("/page/{name}", get_file),
+        web.get(f"{documents.PATH}/{{name}}", get_document),
+    ]
+
+
+def _documents() -> dict[str, Path]:
+    """Returns the pages of the documentation by name; none where only the package is installed."""
+    folder = Path(__file__).parents[2] / "docs"
+    if not (folder / "index.md").is_file():
+        return {}
+    return {path.name: path for path in folder.glob("*.md")}
 
 
 def documentation_in(links: Iterable[str]) -> str | None:

@@ -189,6 +189,8 @@ def test_page_names_its_version_and_documentation(
     opened(browser, system)
     told = f"KVSteer {version('kvsteer')} · documentation"
     browser.until(lambda: browser.texts("#about")[0].startswith(told), "the version")
+    links = [one.get_attribute("href") for one in browser.all("#about a")]
+    assert f"{system.it.admin}/docs/metrics.md#reasons-of-a-decision" in links
 
 
 def test_page_with_eight_workers_is_two_screens_tall(browser: Browser) -> None:

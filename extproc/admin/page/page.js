@@ -48,8 +48,10 @@ function openNamed() {
 
 async function tellAbout() {
   const { version, documentation } = await ask("/", { headers: { Accept: "application/json" } });
-  const docs = documentation ? make("a", { href: documentation, rel: "noreferrer" }, "documentation") : "documentation: docs/ in the source";
-  find("about").replaceChildren(`KVSteer ${version} · `, docs);
+  find("about").replaceChildren(`KVSteer ${version}`);
+  if (!documentation) return;
+  const pages = [["documentation", "index.md"], ["this page", "admin.md"], ["reasons", "metrics.md#reasons-of-a-decision"], ["troubleshooting", "troubleshooting.md"]];
+  for (const [name, target] of pages) find("about").append(" · ", make("a", { href: `${documentation}/${target}`, rel: "noreferrer" }, name));
 }
 
 tellAbout().catch(() => {});

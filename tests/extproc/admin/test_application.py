@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from extproc.admin import documents
 from extproc.admin.application import AT_ONCE, Fill, Sampling, listen, metrics_application
 from extproc.admin.observed import Observed
 from extproc.admin.routes import documentation_in
@@ -34,6 +35,19 @@ def test_documentation_in_returns_the_address_of_the_package() -> None:
     links = ["Source, https://git.example/k", "Documentation, https://git.example/k/docs"]
     assert documentation_in(links) == "https://git.example/k/docs"
     assert documentation_in(["Documentation, javascript:alert(1)"]) is None
+
+
+async def test_documentation_is_served_where_its_files_are(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
+    async with client.get(f"{served.url}/") as response:
+        assert (await response.json())["documentation"] == documents.PATH
+    async with client.get(f"{served.url}/docs/metrics.md") as response:
+        assert 'id="reasons-of-a-decision"' in await response.text()
+        assert "script-src 'self'" in response.headers["Content-Security-Policy"]
+    for name in ("none.md", "..%2fREADME.md"):
+        async with client.get(f"{served.url}/docs/{name}") as response:
+            assert response.status == 404
 
 
 async def test_workers_are_a_list(served: Served, client: aiohttp.ClientSession) -> None:

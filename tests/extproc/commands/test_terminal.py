@@ -59,6 +59,12 @@ def answer(*candidates: dict[str, Any], **told: Any) -> dict[str, Any]:
     return one | told
 
 
+def test_explanation_names_the_ids_of_a_request_that_was_decided() -> None:
+    ids = {"request_id": "x7", "trace_id": "4b"}
+    assert explained(answer(candidate("a"), **ids))[1] == "request x7, trace 4b"
+    assert explained(answer(candidate("a"), **ids | {"trace_id": ""}))[1] == "request x7"
+
+
 def test_explained_is_a_sentence_and_a_table() -> None:
     named = candidate("w1", endpoint="10.0.0.1:8000")
     other = candidate("w2", 296.4, overlap_tokens=0, uncertain_tokens=96)

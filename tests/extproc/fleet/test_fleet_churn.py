@@ -47,8 +47,9 @@ from tests.waiting import until
 AT_ONCE = 100
 # One in this many workers has a feed: those take most of the time.
 WITH_FEED = 20
-# Rings of the last decisions, and the table of what was sent: bounded, whatever the fleet.
-BOUNDED = ("Decision.", "Candidate.", "Recent.", "Claim.")
+# Rings of the last decisions, counts of the last minutes (a new minute may begin at any time), and
+# the table of what was sent: bounded, whatever the fleet.
+BOUNDED = ("Decision.", "Candidate.", "Recent.", "RecentCounts.", "Claim.")
 IDS = array("I", range(200))
 BODY = json.dumps({"model": "a", "prompt": list(IDS)}).encode()
 # The table of what was sent is bounded in bytes, not by the fleet: kept small, or it would count.
