@@ -4,7 +4,9 @@ A page is shown as it is written in Markdown, with its headings as targets and i
 """
 
 import re
+from collections.abc import Collection
 from html import escape
+from posixpath import dirname, join, normpath
 
 # The folder of all pages, where the server has them.
 PATH = "/docs"
@@ -13,7 +15,6 @@ PATH = "/docs"
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 _HEADING = re.compile(r"(#{1,6}) +(.*)")
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
-_PAGE = re.compile(r"([\w-]+\.md)?(#[\w-]+)?")
 
 
 def anchor_of(heading: str) -> str:
@@ -21,12 +22,16 @@ def anchor_of(heading: str) -> str:
     return _NOT_IN_ANCHORS.sub("", heading.lower()).replace(" ", "-")
 
 
-def as_page(text: str) -> str:
-    """Returns a page of Markdown as HTML; whatever it has, no other markup comes out."""
+def as_page(text: str, name: str, pages: Collection[str]) -> str:
+    """Returns a page of Markdown as HTML; whatever it has, no other markup comes out.
+
+    name: of the page, as in `pages`, the names of all below the documentation's folder. Links
+    elsewhere on this server are left out.
+    """
     lines, is_code = [], False
     for line in text.splitlines():
         is_code ^= line.lstrip().startswith("```")
-        lines.append(escape(line) if is_code else _shown(line))
+        lines.append(escape(line) if is_code else _shown(line, name, pages))
     title = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("# ")), "")
     shown = "\n".join(lines)
     return (
@@ -37,24 +42,25 @@ def as_page(text: str) -> str:
     )
 
 
-def _shown(line: str) -> str:
+def _shown(line: str, page: str, pages: Collection[str]) -> str:
     heading = _HEADING.fullmatch(line)
     if heading is None:
-        return _with_links(line)
-    level, name = len(heading[1]), heading[2]
-    anchor = escape(anchor_of(_LINK.sub(r"\1", name)))
-    return f'<h{level} id="{anchor}">{_with_links(name)}</h{level}>'
+        return _with_links(line, page, pages)
+    level, words = len(heading[1]), heading[2]
+    anchor = escape(anchor_of(_LINK.sub(r"\1", words)))
+    return f'<h{level} id="{anchor}">{_with_links(words, page, pages)}</h{level}>'
 
 
-def _with_links(line: str) -> str:
+def _with_links(line: str, page: str, pages: Collection[str]) -> str:
     shown, at = "", 0
     for link in _LINK.finditer(line):
         shown += escape(line[at : link.start()])
-        name, target = escape(link[1]), link[2]
-        is_ours = bool(_PAGE.fullmatch(target))
+        words, target = escape(link[1]), link[2]
+        to = target.partition("#")[0]
+        is_ours = not to or normpath(join(dirname(page), to)) in pages
         if is_ours or target.startswith("https://"):
-            shown += f'<a href="{escape(target)}" rel="noreferrer">{name}</a>'
+            shown += f'<a href="{escape(target)}" rel="noreferrer">{words}</a>'
         else:
-            shown += name
+            shown += words
         at = link.end()
     return shown + escape(line[at:])

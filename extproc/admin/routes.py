@@ -92,16 +92,17 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
         return _page(name, found[name])
 
     async def get_document(request: web.Request) -> web.Response:
-        path = pages.get(request.match_info["name"])
-        if path is None:
+        name = request.match_info["name"]
+        if name not in pages:
             raise web.HTTPNotFound
-        content = documents.as_page(await asyncio.to_thread(path.read_text, "utf-8"))
+        text = await asyncio.to_thread(pages[name].read_text, "utf-8")
+        content = documents.as_page(text, name, pages)
         return _page(INDEX, content.encode())
 
     return [
         web.get("/", get_root),
         web.get("/page/{name}", get_file),
-        web.get(f"{documents.PATH}/{{name}}", get_document),
+        web.get(f"{documents.PATH}/{{name:.+}}", get_document),
     ]
 
 
@@ -110,7 +111,7 @@ def _documents() -> dict[str, Path]:
     folder = Path(__file__).parents[2] / "docs"
     if not (folder / "index.md").is_file():
         return {}
-    return {path.name: path for path in folder.glob("*.md")}
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.md")}
 
 
 def documentation_in(links: Iterable[str]) -> str | None:
