@@ -43,6 +43,7 @@ BESIDES = (
     "tests/kvstate/relay/test_relay.py",
     "tests/extproc/sharing/test_rows.py",
     "tests/extproc/tokenizing/test_kimi_chat.py",
+    "tests/extproc/tokenizing/test_turn_encoder.py",
 )
 
 # Impure modules that tests may import as well, to set something up.

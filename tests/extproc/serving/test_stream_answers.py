@@ -157,3 +157,12 @@ def test_pick_of_leaves_no_owned_header_of_a_client(
     )
     assert told <= {*settled, *mutation.remove_headers}
     assert settled.keys().isdisjoint(mutation.remove_headers)
+
+
+def test_placements_of_picks_are_kept_up_to_a_limit() -> None:
+    phrases = Phrases(most=1)
+    first = phrases.placement(("a:1", "b:1", "c:1"), "m", 2)
+    assert first == Placement("a:1,b:1", "m")
+    assert phrases.placement(("a:1", "b:1", "c:1"), "m", 2) is first
+    assert phrases.placement(("b:1",), "m", 2) == Placement("b:1", "m")
+    assert phrases.placement(("a:1", "b:1", "c:1"), "m", 2) is not first
