@@ -57,6 +57,7 @@ def worker(name: str) -> dict[str, Any]:
         "astray": "",
         "failed_halves": 2,
         "saved_tokens": 77,
+        "transfers": {"tokens_per_second": 4_000, "sent_tokens": 12},
         "tokens": {
             "matched": 0,
             "mismatched": 0,
