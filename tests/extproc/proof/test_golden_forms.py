@@ -62,6 +62,12 @@ def test_every_form_that_the_model_knows_has_a_question(dialect: Dialect, forms:
     assert own_prompts(tokenizer(), dialect, asked) == []
 
 
+def test_request_that_a_release_refuses_is_not_asked() -> None:
+    spoken = dialect_of(Engine(VLLM, Release(0, 10, 2)))
+    asked = {own.question.path for own in own_prompts(tokenizer(), spoken, 0)}
+    assert "/v1/messages" not in asked
+
+
 class EngineAnswers:
     """An engine's answers by path, and what it was asked."""
 

@@ -244,9 +244,11 @@ def test_golden_requests_that_are_not_compared_leave_what_was_compared() -> None
     proof = TokenProof("w")
     proof.uncompared("no answer", 0.0, for_now=True)
     assert (proof.reason, proof.summary.proof) == ("no answer", Proof.UNPROVED)
+    assert not proof.is_shown(TOOLS)
     proof.compare(Comparison(3, dict.fromkeys(FORM_NAMES, SAME)), 1.0)
     proof.uncompared("no answer", 2.0, for_now=True)
     assert (proof.reason, proof.summary.proof) == ("", Proof.PROVED)
+    assert proof.is_shown(TOOLS)
     proof.uncompared("status 404", 3.0, for_now=False)
     assert (proof.reason, proof.summary.proof) == ("status 404", Proof.UNPROVED)
 
