@@ -209,6 +209,9 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     held, rank = _overlaps_of(first, order, eligible, snapshot, now)
     certain, uncertain = _tokens_of(first, held)
     claimed = claims.get(first, NO_CLAIMS)
+    uncached = weighed - _expected(first, claimed, belonging)
+    if fetches:
+        uncached = _uncached(uncached, fetches.get(first))
     count = len(snapshot.workers)
     basis = Basis(
         policy=snapshot.policy,
@@ -237,7 +240,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         pick=tuple([worker.endpoint for worker in order]),
         worker=first,
         reason=_reason(query, snapshot.policy, verdict, certain, uncertain, claimed),
-        uncached_tokens=weighed - _expected(first, claimed, belonging),
+        uncached_tokens=uncached,
         marks=marks,
         basis=basis,
         rank=rank,
@@ -305,6 +308,11 @@ def _fetches(
 
     weight = snapshot.rules.cost.affinity_percent / 100
     return lower_costs(survey.costs, survey.workers, survey.loads, weight, offers, held)
+
+
+def _uncached(tokens: float, fetch: Fetch | None) -> float:
+    """Returns how many of the tokens a worker computes, if it loads others from a store."""
+    return tokens if fetch is None or fetch.peer is not None else max(0.0, tokens - fetch.tokens)
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:

@@ -473,8 +473,8 @@ class Router:
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
             return None
         is_whole = query.media is None or query.media.is_whole
-        if not is_whole or decision.source is not None:  # a pull would be measured, too
-            return None
+        if not is_whole or decision.basis.fetches.get(decision.worker) or decision.source:
+            return None  # the time of a transfer would be measured, too
         picked = decision.prefill or decision
         if self._proofs.trust_for(query.forms).state(picked.worker) != FeedState.LIVE:
             return None

@@ -474,7 +474,7 @@ class _Router:
         is_told = self._contestant.learns and not self._view.holds(
             int(served), last_block(request.blocks)
         )
-        if request.source >= 0:
+        if request.source >= 0 or served in decision.basis.fetches:
             is_told = False  # it also takes the time of a transfer
         prompt = Prompt("m", array("I")) if is_told else None
         booking = self._loads.begin(

@@ -121,3 +121,12 @@ def test_idle_worker_that_can_fetch_is_picked_over_a_busy_holder() -> None:
     assert decided(offers(peer(4_000, queued=40_000)), busy=8) == "p"
     assert decided(Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "wp"),)), busy=8) == "w"
     assert decided(offers(peer(4_000)), busy=0) == "p"
+
+
+def test_worker_that_loads_from_a_store_computes_only_the_rest() -> None:
+    of = Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "w"),))
+    loads = Loads({"w:1": EndpointLoad()})
+    workers = [Candidate("w", "w:1")]
+    snapshot = Snapshot(workers, [{}], loads.load, "cost", 0, offers=of)
+    query = Query("m", [Prompt("m", array("I", range(4_100)))])
+    assert decide(query, snapshot, 0.0, Random(0)).uncached_tokens == 100
