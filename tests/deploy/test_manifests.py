@@ -13,7 +13,7 @@ import yaml
 from extproc.base.headers import DESTINATION, MODEL
 from extproc.config.reader import parse
 from extproc.config.schema import Config
-from extproc.envoy.envoy_config import render
+from extproc.envoy.envoy_config import IDLE_TIMEOUT, render
 from tests.deploy.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -371,6 +371,15 @@ def test_scrapes_are_off_where_routers_know_all_requests() -> None:
         for one in of_kind(overlay, "ConfigMap"):
             if text := one["data"].get("kvsteer.yaml"):
                 assert parse(text, overlay).policy.scrape_interval_ms == 0
+
+
+def test_istio_closes_idle_connections_as_early_as_our_own_configuration() -> None:
+    (policy,) = of_kind("istio-envoyfilter", "EnvoyFilter")
+    patches = [one["patch"]["value"] for one in policy["spec"]["configPatches"]]
+    key = "typed_extension_protocol_options"
+    (options,) = [one for each in patches for one in each.get(key, {}).values()]
+    idle = options["common_http_protocol_options"]["idle_timeout"]
+    assert idle == f"{IDLE_TIMEOUT.seconds}s"
 
 
 def _name(manifest: Manifest) -> str:
