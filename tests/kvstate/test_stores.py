@@ -100,6 +100,19 @@ def test_blocks_are_lent_within_their_model_and_the_limit(*, compiled: bool) -> 
     index.check()
 
 
+@pytest.mark.parametrize("compiled", CORES)
+def test_tokens_on_a_tier_are_not_told_where_overlaps_may_be_cut(*, compiled: bool) -> None:
+    index, prompt = Index(12345678, compiled=compiled), Prompt("m", array("I", [1, 2, 3]))
+    assert index.tokens_on(prompt, Tier.DEVICE) == {}
+    owner = index.add("a", 0, "m")
+    owner.trusted = True
+    index.apply(owner, [BlocksStored([1, 2], None, array("I", [1, 2]), 1)])
+    assert index.tokens_on(prompt, Tier.DEVICE) == {"a": 2}
+    assert index.tokens_on(prompt, Tier.HOST) == {}
+    index.core.drop_last(owner.number, 1)
+    assert index.tokens_on(prompt, Tier.DEVICE) == {}
+
+
 def message(*events: dict[str, Any]) -> bytes:
     return msgspec.msgpack.encode([1.0, list(events), 0])
 
@@ -186,7 +199,8 @@ def test_blocks_are_no_tokens_of_workers_on_any_tier() -> None:
 
 
 def test_blocks_are_forgotten_some_time_after_they_were_stored() -> None:
-    fleet = SharedFleet(StoreRules("s", max_age_seconds=100.0))
+    other = StoreRules("t", frozenset("b"), 1e9)
+    fleet = SharedFleet(StoreRules("s", frozenset("a"), 100.0), other)
     fleet.apply("a", message(stored(range(4))))
     held = []
     for now in (0.0, 50.0, 150.0, 160.0, 260.0):
@@ -194,6 +208,8 @@ def test_blocks_are_forgotten_some_time_after_they_were_stored() -> None:
             assert fleet.index.expire(store, 1_000_000)
         held.append(sum(tokens for _, tokens, _ in fleet.stored(TOKENS)))
     assert held == [4, 4, 4, 4, 0]
+    fleet.apply("b", message(stored(range(4))))
+    assert fleet.stored(TOKENS) == [("t", 4, {"b"})]
     fleet.stores.close()
     assert fleet.stored(TOKENS) == []
 

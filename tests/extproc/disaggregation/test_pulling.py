@@ -155,6 +155,13 @@ def test_offers_of_stores_stay_beside_those_of_peers() -> None:
     assert [peer.name for peer in offers.peers] == ["a"]
 
 
+def test_request_of_one_leg_is_booked_as_any_other() -> None:
+    one = PricedFleet()
+    booking = one.step.book(one.decide(), 0.0)
+    assert booking is not None
+    assert (booking.endpoint, one.step.legs) == ("a:1", {})
+
+
 def test_workers_with_roles_are_not_priced() -> None:
     one = PricedFleet()
     one.loads.begin("a:1", 3_000.0, 0.0)

@@ -34,6 +34,13 @@ def test_queue_is_what_was_begun_less_what_the_speed_has_sent_since() -> None:
     assert one.queued_tokens(CONFIGURED, 2.0) == 0.0
 
 
+def test_transfers_are_shown_with_their_speed_and_queue() -> None:
+    one = Transfers()
+    one.begin(50_000, CONFIGURED, 1.0)
+    shown = {"tokens_per_second": 100_000, "measured": 0, "sent_tokens": 50_000}
+    assert one.as_json(CONFIGURED, 1.0) == {**shown, "queued_tokens": 50_000}
+
+
 @given(
     st.lists(
         st.tuples(st.floats(1, 1e6), st.floats(0, 40), st.floats(0, 1e4)), min_size=1, max_size=8
