@@ -31,6 +31,9 @@ from simulator.settings import TINY_MODEL
 KVSTEER = [sys.executable, "-m", "extproc"]
 MODEL = "tiny"
 
+# Where commands expect the admin server without --admin.
+ADMIN_PORT = 9090
+
 # Probes show that a killed worker is down; without them only its feed would be reported as lost.
 PROBE_INTERVAL_MS = 2000
 
@@ -259,6 +262,9 @@ def _router_of(place: DemoPlaces) -> DemoProcess:
 
 def _welcome(place: DemoPlaces) -> str:
     worker, router = place.parts[0], _router_of(place)
+    top = f"{_command()} top"
+    if place.admin != f"http://127.0.0.1:{ADMIN_PORT}":
+        top += f" --admin {place.admin}"
     pids = "".join(f"\n  {part.pid:>7}  {part.name}" for part in place.parts)
     return f"""\
 Simulated workers, the router and Envoy run as these processes:{pids}
@@ -278,7 +284,7 @@ Or point a coding agent at it, ask it to list the files, and go on for some turn
 
 {agents(place.envoy)}
 
-`{_command()} top` shows that its turns stay with one worker, and why.
+`{top}` shows that its turns stay with one worker, and why.
 (The model answers in random words; docs/coding-agents.md has other agents.)
 
 Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
@@ -475,7 +481,7 @@ def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
     """
     ports.take(port)
     # the usual ports if they are free, so that `kvsteer explain` needs no --admin
-    admin, metrics, envoy_admin = map(ports.free, (9090, 9091, 9901))
+    admin, metrics, envoy_admin = map(ports.free, (ADMIN_PORT, 9091, 9901))
     listen = f"unix:{directory}/extproc.sock"
     if len(listen) > 100:
         listen = f"127.0.0.1:{ports.any()}"

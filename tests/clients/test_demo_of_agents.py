@@ -98,7 +98,8 @@ async def test_agent_works_with_the_demo_and_its_turns_stay(client: str, tmp_pat
             assert held > 0.8 * turn["prompt_tokens"]
             assert turn["decided_by"] == "cache"
         last = turns[-1]
-        top = await output_of("top", "--once", "--admin", admin)
+        (words,) = re.findall(r"^`kvsteer top(.*)` shows", printed, re.MULTILINE)
+        top = await output_of("top", "--once", *words.split())
         assert last["why"].partition(" is expected to ")[2][:60] in top
         why = await output_of("explain", "--admin", admin, "--request-id", last["request_id"])
         assert why.startswith(f"It went to {last['worker']}: it ")
