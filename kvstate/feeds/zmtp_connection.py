@@ -152,7 +152,7 @@ class ZmtpConnection(asyncio.Protocol):
             self._transport.pause_reading()
         self._changed(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+    def connection_lost(self, _: Exception | None) -> None:
         """Part of asyncio.Protocol."""
         self.is_lost = True
         self._stop_timer()

@@ -175,7 +175,7 @@ class _Reader(asyncio.Protocol):
         if len(self._line) > MAX_LINE_BYTES:
             self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+    def connection_lost(self, _: Exception | None) -> None:
         """Part of asyncio.Protocol."""
         if self._task is not None:
             self._task.cancel()

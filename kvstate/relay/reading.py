@@ -284,7 +284,7 @@ class _Stream(asyncio.Protocol):
             self._transport.pause_reading()
         self._wake.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+    def connection_lost(self, _: Exception | None) -> None:
         """Part of asyncio.Protocol."""
         self._is_lost = True
         self._wake.set()

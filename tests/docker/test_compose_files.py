@@ -25,9 +25,13 @@ def _marked(loader: Compose, _: str, node: yaml.Node) -> Any:
 Compose.add_multi_constructor("!", _marked)
 
 
+def composed(file: str = "docker-compose.yml") -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.load((ROOT / file).read_text(), Compose)  # noqa: S506 - a SafeLoader
+    return tree
+
+
 def services(file: str = "docker-compose.yml") -> dict[str, dict[str, Any]]:
-    tree = yaml.load((ROOT / file).read_text(), Compose)  # noqa: S506 - a SafeLoader
-    found: dict[str, dict[str, Any]] = tree["services"]
+    found: dict[str, dict[str, Any]] = composed(file)["services"]
     return found
 
 
@@ -87,8 +91,8 @@ def test_envoy_and_router_share_the_sockets_volume_and_one_user(
     assert listen in services()["kvsteer"]["healthcheck"]["test"]
     user, _, _ = services()["envoy"]["user"].partition(":")
     assert f"USER {user}:" in (ROOT / "deploy/Dockerfile").read_text()
-    tree = yaml.load((ROOT / "docker-compose.yml").read_text(), Compose)  # noqa: S506 - a SafeLoader
-    assert f"uid={user},gid={user},mode=0700" in tree["volumes"]["sockets"]["driver_opts"]["o"]
+    options = composed()["volumes"]["sockets"]["driver_opts"]["o"]
+    assert f"uid={user},gid={user},mode=0700" in options
 
 
 @pytest.mark.parametrize("name", services())

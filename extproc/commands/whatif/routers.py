@@ -603,7 +603,7 @@ class _Envoy:
         self._turn = self._chance.randrange(len(stage.speeds))
         self._takes_turns = policy == ENVOY_ROUND_ROBIN
 
-    def pick(self, request: Request, now: float) -> int:  # noqa: ARG002 - as a router's
+    def pick(self, _request: Request, _now: float) -> int:
         count = len(self._active)
         if self._takes_turns:
             self._turn = number = (self._turn + 1) % count
@@ -613,7 +613,7 @@ class _Envoy:
         self._active[number] += 1
         return number
 
-    def over(self, request: Request, now: float) -> None:  # noqa: ARG002 - as a router's
+    def over(self, request: Request, _now: float) -> None:
         self._active[request.worker] -= 1
 
 

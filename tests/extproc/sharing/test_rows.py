@@ -67,12 +67,11 @@ class Router:
         self.is_ready = bool(own)
         self.is_alone = True
         tag = sender_tag("router", len(net.routers))
-        send = lambda wire: net.carry(self, wire)  # noqa: E731
         self.exchange = RowsExchange(
             keys,
             tag,
             layout,
-            send,
+            lambda wire: net.carry(self, wire),
             self.sections,
             lambda: self.is_ready,
             lambda: self.is_alone,
