@@ -43,12 +43,17 @@ class Conversion(msgspec.Struct, frozen=True, gc=False):
     the request sets itself, "" if none.
     continued: the text of the model's last turn, which it goes on with; it is tokenized apart,
     behind the rendered messages.
+    thinking_config: how it is to think, in the words of chat completions; None if it does not say.
+    checks_calls: whether the engine checks that calls and results of tools belong together, for
+    models for which it does that.
     """
 
     merged: list[dict[str, Any]] | None = None
     thinking: bool | None = None
     effort: str = ""
     continued: str = ""
+    thinking_config: Any = None
+    checks_calls: bool = True
 
 
 class Chat(msgspec.Struct, frozen=True, gc=False):

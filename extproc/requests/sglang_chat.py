@@ -75,6 +75,7 @@ class _SglangChatBody(MediaFields, frozen=True, kw_only=True):
     tool_choice: Any = None
     reasoning_effort: Any = None
     reasoning: Any = None
+    thinking: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: Any = None
     input_ids: msgspec.Raw = NULL
@@ -93,8 +94,8 @@ class TemplateSettings(msgspec.Struct, frozen=True, gc=False):
     """What a request says besides its messages.
 
     tools: as templates get them, None for none. effort: "" for none; sets_switches: whether it sets
-    the arguments that switch thinking. merged, thinking: as in `Conversion`. media: by which the
-    engine reads the media.
+    the arguments that switch thinking. merged, thinking, thinking_config, checks_calls: as in
+    `Conversion`. media: by which the engine reads the media.
     """
 
     tools: Messages | None = None
@@ -103,6 +104,8 @@ class TemplateSettings(msgspec.Struct, frozen=True, gc=False):
     keywords: Mapping[str, Any] | None = None
     merged: Messages | None = None
     thinking: bool | None = None
+    thinking_config: Any = None
+    checks_calls: bool = True
     media: MediaFields = _NO_FIELDS
 
 
@@ -133,6 +136,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         tools=printed_tools(body.tools, body.tool_choice, rules),
         effort=effort_in(_effort(body)),
         keywords=body.chat_template_kwargs,
+        thinking_config=body.thinking,
         media=body,
     )
     messages = body.messages if continued is None else body.messages[:-1]
@@ -213,7 +217,13 @@ def conversation(
         forms=0 if is_alike else CONVERTED,
         media=media,
         processor_arguments=arguments_of(settings.media, media) if media else {},
-        conversion=Conversion(merged, settings.thinking, settings.effort),
+        conversion=Conversion(
+            merged,
+            settings.thinking,
+            settings.effort,
+            thinking_config=settings.thinking_config,
+            checks_calls=settings.checks_calls,
+        ),
     )
 
 

@@ -84,6 +84,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         effort=_effort(body.reasoning),
         keywords=body.chat_template_kwargs,
         merged=merged,
+        checks_calls=False,
     )
     chat = conversation(messages, settings, rules, dialect)
     return InferenceRequest(body.model, [chat], body.cache_salt)

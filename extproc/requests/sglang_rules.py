@@ -46,7 +46,8 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     takes. labels_developers: a developer's turn in a response begins with a label.
     takes_custom_tools: as functions with one text, and reasoning that comes back is read.
     reads_phases: a part of a model's turn may name its phase, which keeps it apart from others.
-    keeps_system_turns: in responses, where the template renders them. wrapping: of the worker's
+    keeps_system_turns: in responses, where the template renders them. changes_minimax_m3: the
+    conversations of this model (`extproc.templates.minimax_m3`). wrapping: of the worker's
     reasoning parser, None if it has none.
     """
 
@@ -60,12 +61,15 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     takes_custom_tools: bool = True
     reads_phases: bool = True
     keeps_system_turns: bool = True
+    changes_minimax_m3: bool = True
     reasoning_parser: str = ""
     wrapping: Wrapping | None = None
 
 
 _0_5_23 = SglangRules()
-_0_5_22 = msgspec.structs.replace(_0_5_23, keeps_tool_order=False, reads_phases=False)
+_0_5_22 = msgspec.structs.replace(
+    _0_5_23, keeps_tool_order=False, reads_phases=False, changes_minimax_m3=False
+)
 _0_5_20 = msgspec.structs.replace(_0_5_22, keeps_system_turns=False)
 _0_5_16 = msgspec.structs.replace(_0_5_20, labels_developers=False, takes_custom_tools=False)
 _0_5_11 = msgspec.structs.replace(_0_5_16, converts=False, switches=Switches.OFF)
@@ -103,6 +107,7 @@ _WRAPPINGS: Mapping[str, Wrapping] = {
     "mimo": Wrapping(_THINK, _END, "enable_thinking"),
     "minimax": Wrapping(_THINK, _END, "enable_thinking"),
     "minimax-append-think": Wrapping(_THINK, _END, "always"),
+    "minimax-m3": Wrapping("<mm:think>", "</mm:think>", "always"),
     "mistral": Wrapping("[THINK]", "[/THINK]", "mistral"),
     "nanbeige": Wrapping(_THINK, _END, "enable_thinking"),
     "nemotron_3": Wrapping(_THINK, _END, "enable_thinking"),

@@ -409,6 +409,7 @@ class ChatTemplate:
         *,
         tick: Callable[[float], Tick] = Tick,
         now: Callable[[], datetime] = datetime.now,
+        model_type: str = "",
     ) -> None:
         environment = Sandbox(now)
         try:
@@ -428,6 +429,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._tick = tick
         self._source, self._now = source, now
+        self._model_type = model_type
         self._keeps_later_systems: bool | None = None
         self._off_effort = ""
         self._text_for_media: dict[str, str] = {}
@@ -485,7 +487,9 @@ class ChatTemplate:
     def _as_sglang(self) -> SglangTemplate:
         if self._sglang is None:
             tree = Sandbox(self._now).parse(self._source)
-            self._sglang = SglangTemplate(self._source, tree, self._rendered, self._probed)
+            self._sglang = SglangTemplate(
+                self._source, tree, self._rendered, self._probed, self._model_type
+            )
         return self._sglang
 
     def _of_parts(

@@ -15,6 +15,7 @@ from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import CONVERTED, Chat, Conversion
 from extproc.requests.sglang_media import has_media
 from extproc.requests.sglang_rules import SglangRules
+from extproc.templates import minimax_m3
 from extproc.templates.bounds import Tick
 from extproc.templates.thinking_mode import Special, ThinkingMode, thinking_mode
 
@@ -24,7 +25,7 @@ _MEDIA_WORDS = ("image", "audio", "video", "vision")
 # Names that loops over messages give to one; others are not recognized.
 _MESSAGE_NAMES = ("message", "msg", "m")
 
-# A model whose conversations this engine changes in code of its own.
+# A mark of templates of MiniMax-M3, whose conversations this engine changes in code of its own.
 _MINIMAX_M3 = "<mm:think>"
 
 _SENTINEL = "__sglang_inline_system_sentinel__"
@@ -36,7 +37,8 @@ class SglangTemplate:
     """A chat template as SGLang uses it.
 
     tree: its syntax. render: renders messages with variables. probe: does so without what
-    transformers adds, and returns None if the template fails.
+    transformers adds, and returns None if the template fails. model_type: of the model's
+    config.json, "" if that is unknown.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class SglangTemplate:
         tree: nodes.Template,
         render: Render,
         probe: Callable[[Messages], str | None],
+        model_type: str = "",
     ) -> None:
         self._source = source
+        self._is_minimax_m3 = model_type == minimax_m3.MODEL_TYPE
+        self._may_be_minimax_m3 = not model_type and _MINIMAX_M3 in source
         self._tree = tree
         self._render = render
         self._probe = probe
@@ -78,13 +83,20 @@ class SglangTemplate:
             forms |= CONVERTED
         if rules.reasoning_parser == "hunyuan":
             forms |= CONVERTED
-        if forms & CONVERTED and _MINIMAX_M3 in self._source:
+        is_changed = rules.changes_minimax_m3 and self._is_minimax_m3
+        if conversion.thinking_config is not None and is_changed:
+            forms |= CONVERTED
+        if forms & CONVERTED and rules.changes_minimax_m3 and self._may_be_minimax_m3:
             raise RequestError("unsupported_by_engine")
         if self._writes_first_token:
             forms |= CONVERTED
         messages: Messages = chat.messages
         if conversion.merged is not None and not self.renders_later_systems:
             messages = conversion.merged
+        if is_changed and forms & CONVERTED:
+            if conversion.checks_calls:
+                minimax_m3.check_pairs(messages, is_continued=bool(conversion.continued))
+            messages = minimax_m3.in_call_order(messages)
         shaped = _ended([self._shaped(one, rules) for one in messages])
         if not shaped:
             raise RequestError("empty_prompt")
@@ -143,6 +155,8 @@ class SglangTemplate:
             variables["reasoning_effort"] = chat.variables["reasoning_effort"]
         if rules.default_effort:
             variables.setdefault("reasoning_effort", rules.default_effort)
+        if rules.changes_minimax_m3 and self._is_minimax_m3:
+            variables = minimax_m3.with_thinking(variables, conversion)
         mode = self.mode
         if mode is not None and mode.low_effort and variables.get("reasoning_effort") == "low":
             variables.setdefault(mode.low_effort, True)

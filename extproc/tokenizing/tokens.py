@@ -76,7 +76,9 @@ def load(directory: Path, override: Path | None = None) -> ChatTemplates:
         name: text for name in KINDS if (text := text_of(settings.get(name))) is not None
     }
     own = [_Source("default", _template(override), override)] if override else _sources(directory)
-    return ChatTemplates(_compiled(own, special_tokens))
+    model_type = _json(directory / "config.json").get("model_type")
+    kind = model_type if isinstance(model_type, str) else ""
+    return ChatTemplates(_compiled(own, special_tokens, kind))
 
 
 class _Source(NamedTuple):
@@ -88,7 +90,7 @@ class _Source(NamedTuple):
 
 
 def _compiled(
-    sources: Iterable[_Source], special_tokens: Mapping[str, str]
+    sources: Iterable[_Source], special_tokens: Mapping[str, str], model_type: str
 ) -> dict[str, ChatTemplate]:
     """Returns the templates by name; of two with one name, the last."""
     left, compiled, named = MAX_TEMPLATE_BYTES, dict[str, ChatTemplate](), dict[str, ChatTemplate]()
@@ -98,7 +100,7 @@ def _compiled(
             raise ValueError(f"{file}: chat templates of more than {MAX_TEMPLATE_BYTES} characters")
         try:
             if text not in compiled:
-                compiled[text] = ChatTemplate(text, special_tokens)
+                compiled[text] = ChatTemplate(text, special_tokens, model_type=model_type)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
         named[name] = compiled[text]
