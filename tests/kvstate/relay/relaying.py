@@ -120,6 +120,21 @@ class Process:
         return self.fleet.state("w")
 
 
+async def until_alike(one: Process, other: Process, prompts: list[Prompt]) -> None:
+    """Waits until two processes that follow by themselves hold the same, or one doubts its feed.
+
+    Each asks the publisher at moments of its own, so that restarts one after the other may look to
+    one of them as if replays contradicted what is published.
+    """
+
+    def is_alike() -> bool:
+        if FeedState.DEGRADED in (one.state, other.state):
+            return True
+        return one.held(prompts) == other.held(prompts)
+
+    await until(is_alike)
+
+
 async def until_same(one: Process, other: Process, prompts: list[Prompt]) -> None:
     """Waits until two processes know the same, and could save the same."""
 
@@ -128,4 +143,4 @@ async def until_same(one: Process, other: Process, prompts: list[Prompt]) -> Non
             return False
         return await one.position() == await other.position()
 
-    await until(is_same, seconds=10.0)
+    await until(is_same)

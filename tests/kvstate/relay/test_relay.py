@@ -18,7 +18,7 @@ from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.records import VERSION, Hello
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.publishing import block, chain
-from tests.kvstate.relay.relaying import Process, Publisher, until_same
+from tests.kvstate.relay.relaying import Process, Publisher, until_alike, until_same
 from tests.waiting import until
 
 # Blocks 1 to 4 are a chain, and 5 is a child of 2.
@@ -79,7 +79,7 @@ async def play(steps: list[tuple[str, int]], socket: Path, *, compiled: bool) ->
             reader.read(socket)
         publish(publisher, step, number)
         await until(lambda: alone.sequence == publisher.number - 1)
-        await until_same(alone, leader, PROMPTS)
+        await until_alike(alone, leader, PROMPTS)
         await until_same(leader, reader, PROMPTS)
     for each in (reader, leader, alone):
         await each.end()
