@@ -40,6 +40,7 @@ class PromptArguments(NamedTuple):
     chat_template: the name of one of its own, or the path of a file on the worker.
     hf_chat_template_name: which of a tokenizer's several templates is used.
     default_chat_template_kwargs: the JSON of an object, added to every request.
+    enable_multimodal: whether models that can are to be served with media.
     """
 
     chat_template: str | None = None
@@ -47,6 +48,7 @@ class PromptArguments(NamedTuple):
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     default_chat_template_kwargs: str | None = None
+    enable_multimodal: bool | None = None
 
 
 def changes_prompts(arguments: PromptArguments | None, *, is_given: bool) -> bool:

@@ -56,6 +56,7 @@ class _Arguments(msgspec.Struct):
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     default_chat_template_kwargs: dict[str, Any] | None = None
+    enable_multimodal: bool | None = None
 
 
 def owner_in(models: bytes) -> str | None:
@@ -116,8 +117,14 @@ def arguments_in(answer: bytes) -> PromptArguments | None:
         given.tool_call_parser,
         given.reasoning_parser,
         None if keywords is None else msgspec.json.encode(keywords).decode(),
+        given.enable_multimodal,
     )
-    return read if all(len(one or "") <= MAX_ARGUMENT for one in read) else None
+    return read if are_short(read) else None
+
+
+def are_short(arguments: PromptArguments) -> bool:
+    """Returns whether no argument is longer than `MAX_ARGUMENT`."""
+    return all(len(one) <= MAX_ARGUMENT for one in arguments if isinstance(one, str))
 
 
 class EngineAnswer(NamedTuple):

@@ -11,7 +11,7 @@ import msgspec
 
 from extproc.base.engine import ENGINES, Engine, PromptArguments
 from extproc.fleet.identifying import Identifying
-from extproc.fleet.identity import MAX_ARGUMENT, EngineAnswer
+from extproc.fleet.identity import EngineAnswer, are_short
 from extproc.fleet.record import Worker
 from extproc.routing.speed import SavedSpeed
 from kvstate.undecodable import decode_saved
@@ -27,10 +27,10 @@ class _Remembered(NamedTuple):
     @property
     def is_sound(self) -> bool:
         """Whether a worker can have been like that."""
-        engine, arguments = self.engine, self.arguments or ()
+        engine, arguments = self.engine, self.arguments
         return (
             (engine is None or (engine.name in ENGINES and min(engine.release) >= 0))
-            and all(len(one or "") <= MAX_ARGUMENT for one in arguments)
+            and (arguments is None or are_short(arguments))
             and (self.speed is None or self.speed.is_sound)
         )
 

@@ -48,7 +48,7 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     reads_phases: a part of a model's turn may name its phase, which keeps it apart from others.
     keeps_system_turns: in responses, where the template renders them. changes_minimax_m3: the
     conversations of this model (`extproc.templates.minimax_m3`). wrapping: of the worker's
-    reasoning parser, None if it has none.
+    reasoning parser, None if it has none. enable_multimodal: as in `PromptArguments`.
     """
 
     converts: bool = True
@@ -64,6 +64,7 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     changes_minimax_m3: bool = True
     reasoning_parser: str = ""
     wrapping: Wrapping | None = None
+    enable_multimodal: bool | None = None
 
 
 _0_5_23 = SglangRules()
@@ -132,6 +133,8 @@ def with_parsers(rules: SglangRules, arguments: PromptArguments | None) -> Sglan
         return rules
     if arguments.tool_call_parser in _RENDERS_IN_CODE:
         return None
+    if arguments.enable_multimodal is not None:
+        rules = msgspec.structs.replace(rules, enable_multimodal=arguments.enable_multimodal)
     if not arguments.reasoning_parser:
         return rules
     wrapping = _WRAPPINGS.get(arguments.reasoning_parser)

@@ -56,8 +56,7 @@ class SglangTemplate:
         self._render = render
         self._probe = probe
         self._reads_effort = "reasoning_effort" in source
-        # SGLang encodes the text of a multimodal model's prompt once more, with special tokens, so
-        # that it begins with two of these: Gemma 3 by 0.5.23's own functions
+        # some models' texts are tokenized once more and begin with two (`sglang_multimodal`)
         self._writes_first_token = "bos_token" in source
 
     def render(self, chat: Chat, rules: SglangRules, tick: Tick) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,13 +15,14 @@ from extproc.base.errors import RequestError, StartError
 from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
 from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
-from extproc.requests.prompt import CUT, FRAME, IN_CODE, Chat, Prompt, Text
+from extproc.requests.prompt import CONVERTED, CUT, FRAME, IN_CODE, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Turns
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.kimi_chat import as_kimis
+from extproc.tokenizing.sglang_multimodal import is_multimodal
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
 from extproc.tokenizing.tokenizer_classes import may_be_cut_otherwise
 from extproc.tokenizing.tokenizer_config import (
@@ -178,7 +180,7 @@ class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads.
 
     in_code: how its conversations are rendered if no template does that. frame_forms: those of
-    texts to which the engine adds special tokens.
+    texts to which the engine adds special tokens. config: of config.json.
     """
 
     def __init__(
@@ -188,7 +190,9 @@ class Tokenizer:
         vocabulary: Vocabulary,
         in_code: InCode | None = None,
         frame_forms: int = 0,
+        config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self._config = config
         self._forms = vocabulary.forms
         self._frame_forms = frame_forms
         self._kimi = vocabulary.kimi
@@ -230,7 +234,7 @@ class Tokenizer:
             id_of = vocabulary.library.token_to_id
             may_vary = may_be_framed_otherwise(settings, choice.frame, id_of)
             frame_forms = FRAME if may_vary else 0
-            return cls(choice, templates, vocabulary, code, frame_forms)
+            return cls(choice, templates, vocabulary, code, frame_forms, config)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -283,16 +287,20 @@ class Tokenizer:
         by_turns = self.start_turns(prompt)
         if by_turns is not None:
             return by_turns
-        framed = self._forms | self._forms_of_frame(prompt)
-        text, forms, added = self._write(prompt, render_seconds)
+        framed, sent = self._forms, prompt
+        if isinstance(prompt, Chat) and prompt.conversion and self._is_framed_by_sglang(prompt):
+            sent = msgspec.structs.replace(prompt, add_special_tokens=True)
+            framed |= CONVERTED
+        framed |= self._forms_of_frame(sent)
+        text, forms, added = self._write(sent, render_seconds)
         forms |= framed
-        if isinstance(prompt, Chat) and prompt.conversion and prompt.conversion.continued:
-            return self._start_continued(text, prompt.conversion.continued, forms)
-        if prompt.add_special_tokens and self._frame is None:
-            return self._start_whole(text, forms, has_media=_has_media(prompt))
-        around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
+        if isinstance(sent, Chat) and sent.conversion and sent.conversion.continued:
+            return self._start_continued(text, sent, forms)
+        if sent.add_special_tokens and self._frame is None:
+            return self._start_whole(text, forms, has_media=_has_media(sent))
+        around = (self._frame or NO_FRAME) if sent.add_special_tokens else NO_FRAME
         work = self._texts.begin(text)
-        is_cut = _has_media(prompt) and not added
+        is_cut = _has_media(sent) and not added
 
         def finish() -> Tokens:
             encoded = self._texts.finish(work)
@@ -301,12 +309,16 @@ class Tokenizer:
         is_cheap = self._texts.is_cheap(work.new_characters)
         return Started(work.new_characters, is_cheap, finish, forms, added)
 
-    def _start_continued(self, text: str, continued: str, forms: int) -> Started:
+    def _start_continued(self, text: str, chat: Chat, forms: int) -> Started:
         """Starts a text with another one behind it that SGLang tokenizes apart.
 
-        It does not with a multimodal model. So this is certain only where both ways are the same,
-        and where the special tokens that it adds to the second text are those it takes away.
+        It does not with a model that is multimodal, or may be. So this is certain only where both
+        ways are the same, and where the special tokens that it adds to the second text are those
+        it takes away.
         """
+        assert chat.conversion is not None
+        continued = chat.conversion.continued
+        around = (self._frame or NO_FRAME) if chat.add_special_tokens else NO_FRAME
         work = self._texts.begin(text + continued)
 
         def finish() -> Tokens:
@@ -315,7 +327,7 @@ class Tokenizer:
             apart = self._library.encode(continued, add_special_tokens=False).ids
             if not _takes_away(self._frame, whole) or whole.tolist() != [*first, *apart]:
                 raise RequestError("unsupported_continuation")
-            return whole
+            return framed_ids(whole, around)
 
         return Started(work.new_characters, is_cheap=False, finish=finish, forms=forms)
 
@@ -358,6 +370,13 @@ class Tokenizer:
         if isinstance(prompt, Text) or prompt.dialect is None:
             raise RequestError("unsupported_special_tokens")
         return FRAME
+
+    def _is_framed_by_sglang(self, chat: Chat) -> bool:
+        """Returns whether SGLang adds special tokens to a conversation without media."""
+        rules = None if chat.dialect is None else chat.dialect.sglang
+        if rules is None or chat.has_media or self._frame == NO_FRAME:
+            return False
+        return is_multimodal(self._config, enabled=rules.enable_multimodal)
 
     def _start_whole(self, text: str, forms: int, *, has_media: bool) -> Started:
         if has_media:

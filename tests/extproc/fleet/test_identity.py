@@ -112,7 +112,7 @@ def test_arguments_of_sglang_are_read() -> None:
 
 
 @pytest.mark.parametrize("field", PromptArguments._fields)
-@pytest.mark.parametrize("value", [7, ["x"], True])
+@pytest.mark.parametrize("value", [7, ["x"], 1.5])
 def test_arguments_of_a_wrong_type_are_unknown(field: str, value: object) -> None:
     assert arguments_in(encoded(SERVER_INFO | {field: value})) is None
 
@@ -179,6 +179,7 @@ def test_known_engine_is_shown_with_its_source() -> None:
             "tool_call_parser": None,
             "reasoning_parser": None,
             "default_chat_template_kwargs": None,
+            "enable_multimodal": None,
         },
     }
     assert EngineRecord(None, "", "why", None).as_json() == {

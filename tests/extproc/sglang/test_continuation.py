@@ -28,11 +28,16 @@ def chat(content: object, user: dict[str, Any] = USER) -> Chat:
     return prompt
 
 
-def tokenizer(folder: Path, template: str | None = None, *, adds: str = "") -> Tokenizer:
-    """Returns the tiny model, with a template and a token that it adds to texts, if given."""
+def tokenizer(
+    folder: Path, template: str | None = None, *, adds: str = "", config: str = ""
+) -> Tokenizer:
+    """Returns the tiny model, with a template, a token that it adds to texts, and a
+    config.json, if given."""
     shutil.copytree(TINY_MODEL, folder / "m")
     if template is not None:
         (folder / "m/chat_template.jinja").write_text(template)
+    if config:
+        (folder / "m/config.json").write_text(config)
     if adds:
         file = folder / "m/tokenizer.json"
         read = json.loads(file.read_text())

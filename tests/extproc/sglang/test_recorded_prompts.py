@@ -29,9 +29,9 @@ def template(name: str) -> ChatTemplate:
     return ChatTemplate((HERE / f"{name}.jinja").read_text(), SPECIAL)
 
 
-def dialect(patch: int = 23, **parsers: str) -> Dialect:
+def dialect(patch: int = 23, **arguments: Any) -> Dialect:
     engine = Engine(SGLANG, Release(0, 5, patch))
-    return spoken_by({"w": engine}, (), {"w": PromptArguments(**parsers)}).first
+    return spoken_by({"w": engine}, (), {"w": PromptArguments(**arguments)}).first
 
 
 def prompt(path: str, body: dict[str, Any], rules: Dialect, name: str = "text") -> str:
