@@ -114,6 +114,7 @@ class Replays:
         self._end = end
         self._fail = fail
         self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # of one that ended, what it ends is under way
         self._due_at = -math.inf
 
     def start(self, start: int) -> None:
@@ -123,7 +124,9 @@ class Replays:
         spacing_seconds = self._times.replay_spacing_seconds
         credit_seconds = self._times.replays_at_once * spacing_seconds
         self._due_at = max(self._due_at + spacing_seconds, now - credit_seconds)
-        self._running = asyncio.create_task(self._run(start, self._due_at - now))
+        self._running = task = asyncio.create_task(self._run(start, self._due_at - now))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
         """Stops the replay under way; one that is replaced notices that it is no longer current."""
@@ -132,11 +135,13 @@ class Replays:
             running.cancel()
 
     async def close(self) -> None:
-        """Stops the replay under way, and waits for its end."""
-        running = self._running
+        """Stops the replay under way, and what an ended one leads to, and waits for both."""
         self.stop()
-        if running is not None:
-            await asyncio.wait([running])
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _run(self, start: int, wait_seconds: float) -> None:
         try:

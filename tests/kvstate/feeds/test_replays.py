@@ -137,6 +137,27 @@ async def test_unforeseen_error_is_logged_and_reported(caplog: pytest.LogCapture
         assert (one.ended, caplog.messages) == ([], ["replay of w rank 0 failed"])
 
 
+async def test_close_stops_what_an_ended_replay_leads_to() -> None:
+    begun, went_on = asyncio.Event(), []
+
+    async def end(_: ReplayError | None) -> None:
+        begun.set()
+        await asyncio.sleep(0)
+        went_on.append(True)
+
+    async def take(_: Batch | Malformed) -> None: ...
+
+    def fail() -> None: ...
+
+    place = RankName("w", 0)
+    replays = Replays(place, publisher(), ReplaySlots(), take=take, end=end, fail=fail)
+    replays.start(0)
+    await begun.wait()
+    await replays.close()
+    await asyncio.sleep(0)
+    assert went_on == []
+
+
 async def test_replays_beyond_the_burst_are_spaced() -> None:
     transport = publisher()
     times = FeedTimes(replays_at_once=3, replay_spacing_seconds=100.0)
