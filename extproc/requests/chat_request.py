@@ -368,18 +368,21 @@ def texts_before_media(messages: Messages) -> list[str]:
 _KEYS = {"name", "description", "parameters", "strict"}
 
 
-def tools_of(tools: list[dict[str, Any]], choice: object) -> tuple[list[dict[str, Any]], int]:
+def tools_of(
+    tools: list[dict[str, Any]], choice: object, *, may_be_empty: bool = False
+) -> tuple[list[dict[str, Any]], int]:
     """Returns the tools as the chat template gets them, and NO_TOOLS if they must not be used.
 
     choice: the request's tool_choice. Templates do not get it, but with "none" engines leave the
         tools out if --exclude-tools-when-tool-choice-none is set, which it is not by default.
+    may_be_empty: the engine passes an empty list on, if nothing is said about its use.
 
     Raises:
         RequestError: the engine's releases or settings differ in what templates get.
     """
     if choice not in (None, "auto", "required", "none") and not _names_a_tool(choice):
         raise RequestError("unsupported_tool_choice")
-    if not tools:
+    if not tools and not (may_be_empty and choice in (None, "auto")):
         raise RequestError("unsupported_tools")
     return [_tool(tool) for tool in tools], NO_TOOLS if choice == "none" else 0
 
@@ -442,14 +445,15 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls,
-    calls_by_text: as in `messages_of`. effort, effort_rule, dialect, forms, processor_arguments: as
-    in `Chat`.
+    calls_by_text: as in `messages_of`. may_have_no_tools: `tools` may be an empty list. effort,
+    effort_rule, dialect, forms, processor_arguments: as in `Chat`.
     """
 
     chat_template: str | None = None
     template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: object = None
+    may_have_no_tools: bool = False
     response_format: object = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -657,7 +661,9 @@ def _variables(options: Options) -> tuple[dict[str, Any], int]:
     }
     forms = 0
     if options.tools is not None:
-        variables["tools"], forms = tools_of(options.tools, options.tool_choice)
+        variables["tools"], forms = tools_of(
+            options.tools, options.tool_choice, may_be_empty=options.may_have_no_tools
+        )
     if options.documents is not None:
         variables["documents"] = options.documents
     return variables, forms

@@ -2,7 +2,8 @@
 
 Source: vLLM 0.19.1, 0.24.0 to 0.32.0; earlier releases wrote tool results in another form. System
 turns among the messages stay in their place here, and the effort is only named: what becomes of
-both depends on the release, and on the template (`extproc.templates`).
+both depends on the release, and on the template (`extproc.templates`). An empty list of tools
+reaches the template, while it is refused in chat completions.
 """
 
 from typing import Any
@@ -74,6 +75,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     options = Options(
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_choice(body.tool_choice),
+        may_have_no_tools=dialect is not None,
         response_format=(body.output_config or {}).get("format"),
         effort=effort,
         effort_rule=rule,

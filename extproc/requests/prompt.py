@@ -136,8 +136,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
-CUT, PRINTED = 262144, 524288
-BY_RELEASE = 1048576 - 16
+CUT, PRINTED, EMPTY_TOOLS = 262144, 524288, 1048576
+BY_RELEASE = 2097152 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -159,6 +159,7 @@ FORM_NAMES = {
     ASKED: "conversations that a worker tokenizes",
     CUT: "texts that some releases cut otherwise than tokenizer.json says",
     PRINTED: "responses whose tools a library prints",
+    EMPTY_TOOLS: "messages with an empty list of tools",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE

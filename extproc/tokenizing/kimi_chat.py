@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.base.errors import RequestError
 from extproc.renderers.kimi_tools import declarations
 from extproc.requests.prompt import IN_CODE, Chat
 from extproc.templates.conversions import with_sorted_keys
@@ -27,6 +28,8 @@ def as_kimis(chat: Chat, code: KimiCode) -> tuple[Chat, int]:
     variables: Mapping[str, Any] = {**code.switches, **chat.variables}
     forms = 0
     tools = variables.get("tools")
+    if tools == []:
+        raise RequestError("unsupported_tools")
     if tools and (code.sorts_tools or code.writes_tools):
         tools = with_sorted_keys(tools)
         variables = {**variables, "tools": tools}

@@ -15,7 +15,7 @@ from extproc.base.errors import RequestError, StartError
 from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
 from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
-from extproc.requests.prompt import CONVERTED, CUT, FRAME, IN_CODE, Chat, Prompt, Text
+from extproc.requests.prompt import CONVERTED, CUT, EMPTY_TOOLS, FRAME, IN_CODE, Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Turns
 from extproc.tokenizing.cpu_limit import run_within
@@ -402,7 +402,21 @@ class Tokenizer:
         if self._in_code is not None:
             return _rendered_in_code(chat, self._in_code.renderer, seconds)
         template = self._templates.chosen(chat.variables)
-        return template.render(chat, budget_seconds=seconds)
+        if chat.variables.get("tools") != []:
+            return template.render(chat, budget_seconds=seconds)
+        text, forms = template.render(chat, budget_seconds=seconds / 2)
+        is_same = self._is_same_without_tools(chat, text, seconds / 2)
+        return text, forms if is_same else forms | EMPTY_TOOLS
+
+    def _is_same_without_tools(self, chat: Chat, text: str, seconds: float) -> bool:
+        """Returns whether it makes no difference to a text that its list of tools is empty."""
+        variables = {name: value for name, value in chat.variables.items() if name != "tools"}
+        other = msgspec.structs.replace(chat, variables=variables)
+        try:
+            template = self._templates.chosen(variables)
+            return template.render(other, budget_seconds=seconds)[0] == text
+        except RequestError:
+            return False
 
     def _render_media(self, chat: Chat) -> tuple[str, int, tuple[Tokens, ...]]:
         """Returns the text of a chat with media, its forms, and what is written for each item.
@@ -412,6 +426,8 @@ class Tokenizer:
         """
         if self._in_code is not None:
             raise RequestError("unsupported_media")
+        if chat.variables.get("tools") == []:
+            raise RequestError("unsupported_tools")
         template = self._templates.chosen(chat.variables)
         text, forms = template.render_with_media(chat)
         is_sglang = chat.conversion is not None
@@ -465,6 +481,8 @@ def _rendered_in_code(chat: Chat, renderer: Renderer, seconds: float) -> tuple[s
         raise RequestError("unsupported_media")
     if chat.conversion is not None:
         raise RequestError("unsupported_by_engine")  # SGLang's code is not vLLM's
+    if chat.variables.get("tools") == []:
+        raise RequestError("unsupported_tools")
     text, forms = renderer.render(chat, budget_seconds=seconds)
     return text, forms | IN_CODE
 

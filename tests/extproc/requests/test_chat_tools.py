@@ -57,6 +57,7 @@ def test_tools_that_releases_print_differently_are_refused(tool: dict[str, Any])
         tools_of([TOOL, tool], None)
 
 
-def test_empty_list_of_tools_is_refused() -> None:
+def test_empty_list_of_tools_is_refused_unless_the_engine_passes_it_on() -> None:
     with pytest.raises(RequestError, match="unsupported_tools"):
         tools_of([], None)
+    assert tools_of([], "auto", may_be_empty=True) == ([], 0)
