@@ -62,6 +62,11 @@ QUESTIONS: Sequence[FormQuestion] = (
     ),
     _chat("tools that must not be used", _USER, tools=[_TOOL], tool_choice="none"),
     FormQuestion(
+        "messages with an empty list of tools",
+        _MESSAGES,
+        {"max_tokens": 1, "messages": [_USER], "tools": []},
+    ),
+    FormQuestion(
         "messages with a system turn among them",
         _MESSAGES,
         {

@@ -9,6 +9,7 @@ import pytest
 
 from extproc.base.engine import VLLM, Engine, Release
 from extproc.base.errors import RequestError
+from extproc.proof.golden_forms import own_prompts
 from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import EMPTY_TOOLS, Chat, forms_of
 from extproc.requests.request import CHAT_PATH, parse
@@ -51,6 +52,12 @@ def test_list_that_changes_a_prompt_needs_proof(
     model = tokenizer(tmp_path, template)
     assert shown(model, chat()) == (text, forms)
     assert shown(model, chat(tool_choice={"type": "auto"})) == (text, forms)
+
+
+@pytest.mark.parametrize(("template", "number"), [(READS_TOOLS, 0), (COUNTS_TOOLS, 1)])
+def test_list_is_asked_for_where_it_needs_proof(tmp_path: Path, template: str, number: int) -> None:
+    own = own_prompts(tokenizer(tmp_path, template), NEWEST, 0)
+    assert [one.forms for one in own].count(EMPTY_TOOLS) == number
 
 
 @pytest.mark.parametrize("minor", [19, 24, 27, 32])
