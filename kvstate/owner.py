@@ -308,10 +308,10 @@ class Owner:
 
     def _lending(self, event: BlocksCopied, store: "Owner") -> Generator[None, None, None]:
         """Has a store hold blocks that are named by their hashes alone, as this rank knows them."""
-        if self._core.admission(self.number, event.group) != Admission.INDEXED:
-            return
-        for begin in range(0, len(event.hashes), _COPIES):
-            some = event.hashes[begin : begin + _COPIES]
+        is_known = self._core.admission(self.number, event.group) == Admission.INDEXED
+        hashes = event.hashes if is_known else []
+        for begin in range(0, len(hashes), _COPIES):
+            some = hashes[begin : begin + _COPIES]
             self._core.lend(store.number, self.number, some, event.medium, event.group)
             yield
 

@@ -69,9 +69,8 @@ def members(body: bytes, names: Collection[bytes]) -> tuple[Span, ...] | None:
 
     names: of lower-case letters and underscores.
     """
-    if not IS_COMPILED:
-        return plain_members(body, names)
-    return _members(body, b"".join([b"%b\0" % name for name in names]))
+    ended = b"".join([b"%b\0" % name for name in names])
+    return _members(body, ended) if IS_COMPILED else plain_members(body, names)
 
 
 def named(body: bytes, member: Span) -> tuple[bytes, int]:

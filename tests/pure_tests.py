@@ -15,6 +15,7 @@ BESIDES = (
     "tests/extproc/admin/test_report.py",
     "tests/extproc/fleet/test_computed.py",
     "tests/extproc/fleet/test_proof_memory.py",
+    "tests/extproc/commands/test_admin_client.py",
     "tests/extproc/requests/test_paths.py",
     "tests/extproc/serving/test_router.py",
     "tests/extproc/serving/test_exchange.py",

@@ -220,6 +220,9 @@ def test_valid_configuration_is_accepted() -> None:
     config = parse("\n".join([MODEL, workers, listen]), "c")
     assert config.envoy.router == "unix:/tmp/x"
     assert parse("\n".join([MODEL, WORKER, MIRROR]), "c").disaggregation.mode == "mirror"
+    named = [MODEL, WORKER, "recorder: {tenant_header: x-tenant}"]
+    named += ["stores: [{name: s, workers: ['a:1']}]"]
+    assert parse("\n".join(named), "c").recorder.tenant_header == "x-tenant"
 
 
 ONE = Config(models=(Model("m"),))

@@ -76,6 +76,15 @@ def lab() -> Lab:
     return Lab()
 
 
+def test_learning_is_idle_unless_a_request_waits(lab: Lab) -> None:
+    idle = [lab.learning.is_idle]
+    sent = lab.begin(HEAD, CAT)
+    idle.append(lab.learning.is_idle)
+    lab.learning.drop(sent)
+    idle.append(lab.learning.is_idle)
+    assert idle == [True, False, True]
+
+
 def test_learns_what_stands_between_the_texts(lab: Lab) -> None:
     lab.send(HEAD, CAT, ASK)
     assert lab.known(CAT) == Identity("CAT", ((START, 1), (PAD, 6), (END, 1)), lead=1)

@@ -352,3 +352,10 @@ def test_counts_stay_true_for_any_order_of_begin_and_end(
             assert loads.in_flight(endpoint) == len(mine)
             total = sum(one.uncached_tokens for one in mine)
             assert 0.0 <= loads.load(endpoint, float(now)).backlog_tokens <= total + 1e-6
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_unseen_work_spoils_what_is_learned_of_the_speed(*, learns: bool) -> None:
+    loads = Loads({"a": EndpointLoad()}, 100, learns=learns)
+    loads.note_unseen("a", 2.0, 0.0)
+    assert loads.load("a", 0.0) == Load()

@@ -111,6 +111,8 @@ def test_decoder_reads_only_the_headers_that_it_is_asked_for() -> None:
     read = ProxyDecoder((":path",)).decode(head("/v1", headers={"x": "y"}).SerializeToString())
     assert read.headers == {":path": "/v1"}
     assert ProxyDecoder(()).decode(b"").kind == NO_KIND
+    plain = ProxyDecoder((":path",), compiled=False).decode(head("/v1").SerializeToString())
+    assert plain.headers == {":path": "/v1"}
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=compiled)])

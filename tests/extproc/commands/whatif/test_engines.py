@@ -1,6 +1,12 @@
 import pytest
 
-from extproc.commands.whatif.engines import ModelledFleet, ModelledSpeed, Request
+from extproc.commands.whatif.engines import (
+    STORE,
+    ModelledFleet,
+    ModelledSpeed,
+    ModelledStore,
+    Request,
+)
 
 # A thousand prompt tokens per second, and steps that take almost no time.
 SPEED = ModelledSpeed(1_000.0, 1_000, 0.000_1, 0.0)
@@ -61,3 +67,27 @@ def test_block_computed_twice_is_stored_once() -> None:
     served(fleet, *requests)
     stored = [block for _, _, blocks, _ in fleet.published for block in blocks]
     assert sorted(stored) == [1, 2, 99]
+
+
+def test_pull_waits_for_the_one_before_it_and_spares_the_prompt() -> None:
+    fleet = ModelledFleet([SPEED, SPEED], 1_000, 0.0, transfer_rate=1_280.0)
+    holder, first, second, other = request(0, 0), request(5, 0), request(5, 0), request(5, 50)
+    first.source = second.source = other.source = 0
+    workers = iter([0, 1, 1, 1])
+    fleet.run([holder, first, second, other], lambda *_: next(workers), lambda *_: None)
+    assert (first.fetched, second.fetched, other.fetched) == (9, 9, 0)
+    assert first.fetched_at == pytest.approx(5 + 9 * 128 / 1_280 + 0.010)
+    assert second.fetched_at == pytest.approx(first.fetched_at + 0.010)  # connected once more
+    assert first.cached == 9 * 128
+
+
+@pytest.mark.parametrize("tells_removals", [False, True])
+def test_store_gives_its_blocks_to_those_that_mount_it(*, tells_removals: bool) -> None:
+    store = ModelledStore(10, frozenset({0, 1}), 12_800.0, tells_removals=tells_removals)
+    fleet = ModelledFleet([SPEED] * 3, 1_000, 0.0, store=store)
+    requests = [request(0, 0), request(5, 0), request(5, 0), request(10, 50), request(20, 0)]
+    workers = iter([0, 1, 2, 0, 1])
+    fleet.run(requests, lambda *_: next(workers), lambda *_: None)
+    assert [one.fetched for one in requests] == [0, 9, 0, 0, 0]
+    told = [sorted(removed) for _, number, _, removed in fleet.published if number == STORE]
+    assert any(told) is tells_removals

@@ -89,4 +89,7 @@ def test_result_of_summarizes_requests() -> None:
     ],
 )
 def test_cost_of_isolation_is_a_sentence(tenants: int, told: str) -> None:
-    assert str(Isolating("cost", tenants, ONE, OTHER)).startswith(told)
+    isolating = Isolating("cost", tenants, ONE, OTHER)
+    assert str(isolating).startswith(told)
+    assert isolating.as_json()["sentence"] == str(isolating)
+    assert isolating.as_json()["apart"] == OTHER._asdict()
