@@ -401,9 +401,10 @@ class ModelledFleet:
     def _note_arrival(self, request: Request, arrived_at: float) -> None:
         request.fetched_at = arrived_at
         arriving = self._arriving[request.worker]
-        for block in request.blocks[: request.fetched]:
-            if arriving.get(block, arrived_at) < arrived_at + HANDOVER_SECONDS / 2:
-                arriving.pop(block, None)
+        later = arrived_at + HANDOVER_SECONDS / 2
+        fetched = request.blocks[: request.fetched]
+        for block in [one for one in fetched if arriving.get(one, arrived_at) < later]:
+            arriving.pop(block, None)
 
     def _plan(self, number: int) -> None:
         """Schedules the next change of an engine, instead of the one scheduled before."""
