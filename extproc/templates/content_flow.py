@@ -126,7 +126,7 @@ class _Flow:
                 self._clean(value)
 
     def _name(self, target: nodes.Node, kind: Kind) -> None:
-        """Gives a name at least this kind; messages and texts are never mixed."""
+        """Gives a name at least this kind."""
         if kind is Kind.CLEAN:
             return
         if not isinstance(target, nodes.Name):
