@@ -9,7 +9,8 @@ conversations of benchmarks/extproc.py, which the requests continue. Valgrind co
 
 --check compares the counts at 8 and 128 workers with those of the commit, in extproc_counts.json,
 and fails if one is more than 3 % above; --record writes them. Instructions depend on how Python was
-built: those of another build than the recorded one are not compared.
+built: those of another build than the recorded one are not compared. Those that are above are
+counted a second time, since the start of a process varies.
 
 --part counts less than whole requests: `stream` opens and ends streams without a message, and
 `empty` answers the messages without looking at them, as any handler of this server must at least.
@@ -94,7 +95,10 @@ FRAME_HEADER_BYTES = 9
 SIZE = 2
 BLOCK = 16
 WARM = 96
-FEW, MANY = 200, 1_000
+# How many requests are counted, fewer subtracted from more, by part. The start of a process varies
+# by a million instructions, so that what is cheap needs more of them.
+FEW = 200
+MANY = {"whole": 1_000, "empty": 6_000, "stream": 6_000}
 NEVER = 1_000_000_000
 
 COUNTS = Path(__file__).with_suffix(".json")
@@ -411,7 +415,7 @@ async def _rows(one: Run) -> None:
 async def _serve(options: argparse.Namespace) -> None:
     bench = _bench(options)
     await bench.start()
-    requests = bench.packed(WARM + MANY)  # all at once, so that creating them is not counted
+    requests = bench.packed(WARM + MANY[options.part])  # all at once, so that creating them is not counted
     gc.collect()
     gc.freeze()  # as in the router, where old objects are collected only while it is idle
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
@@ -429,8 +433,9 @@ def instructions(options: argparse.Namespace) -> Figure:
         raise CannotRunError("valgrind is missing: apt-get install valgrind")
     named = [f"--{name}" for name in ("turns", "tasks") if getattr(options, name)]
     named += [f"--workers={options.workers}", f"--part={options.part}"]
-    few, many = (_instructions(count, named) for count in (FEW, MANY))
-    return Figure([(many - few) // (MANY - FEW)])
+    most = MANY[options.part]
+    few, many = (_instructions(count, named) for count in (FEW, most))
+    return Figure([(many - few) // (most - FEW)])
 
 
 def _instructions(count: int, named: Sequence[str]) -> int:
@@ -488,6 +493,9 @@ def check(one: Run) -> None:
             is_compared = known and (what != "instructions" or committed["build"] == sys.version)
             reference: Result = Figure([known]) if is_compared else NO_REFERENCE
             goal = GOAL if is_compared else None
+            if is_compared and what == "instructions" and not GOAL.met(count / known):
+                # what the start of a process adds varies: a second count tells luck from work
+                count = min(count, round(instructions(one.options).median))
             one.add([Row(f"{what}, {name}", Figure([count]), reference, goal)])
     if any(row.met is False for row in one.rows):
         print(RAISE)
