@@ -122,7 +122,12 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
         epilog=f"{listed.strip()}\n\n`kvsteer COMMAND --help` shows the options of a command.",
         formatter_class=_Raw,
     )
-    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version and core")
+    parser.add_argument(
+        "--version",
+        action=_ShowVersion,
+        nargs=0,
+        help="show the version, and which parts are compiled",
+    )
     commands = parser.add_subparsers(
         required=True, prog="kvsteer", metavar="COMMAND", help=argparse.SUPPRESS
     )
@@ -149,7 +154,10 @@ def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
     for configured in (made["serve"], made["check"], made["envoy"]):
         add_config(configured)
         configured.add_argument(
-            "--processes", type=_count, metavar="N", help="overrides its extproc.processes"
+            "--processes",
+            type=_count,
+            metavar="N",
+            help="run N processes instead of extproc.processes of the file",
         )
     made["serve"].add_argument(
         "--take-over",
@@ -164,8 +172,10 @@ def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
     health.add_argument(
         "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="the router's extproc.listen"
     )
-    health.add_argument("--ca", metavar="FILE", help="use TLS and trust these authorities")
-    health.add_argument("--name", help="the name in its certificate, if --at has another")
+    health.add_argument(
+        "--ca", metavar="FILE", help="use TLS, and trust the authorities in this PEM file"
+    )
+    health.add_argument("--name", help="the name in the router's certificate, if --at has another")
     health.add_argument(
         "--certificate", metavar="FILE", help="the client certificate, if the router requires one"
     )
@@ -178,7 +188,9 @@ def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
     demo.add_argument(
-        "--check", action="store_true", help="send a sample workload, check the result, and exit"
+        "--check",
+        action="store_true",
+        help="send sample requests, check the results, and exit: 0 if correct, 1 if not",
     )
     demo.set_defaults(run=_demo)
 
@@ -244,7 +256,7 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     )
     for asks in (explain, top):
         asks.add_argument(
-            "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+            "--admin", default=DEFAULT_ADMIN, metavar="URL", help="the router's admin server"
         )
     explain.add_argument(
         "--path", default="/v1/chat/completions", metavar="URL-PATH", help="the request's path"
@@ -255,7 +267,7 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
         default=[],
         type=_header,
         metavar="NAME:VALUE",
-        help="a header of the request, such as the one that names its tenant; once for each",
+        help="a header of the request, such as its tenant's or class's; may be repeated",
     )
     explain.add_argument(
         "--request-id",
@@ -270,18 +282,20 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     explain.add_argument("--json", action="store_true", help="print all details as JSON")
     explain.set_defaults(run=_explain)
 
-    top.add_argument("--once", action="store_true", help="show it once and exit")
+    top.add_argument("--once", action="store_true", help="show the picture once and exit")
     top.set_defaults(run=_top)
 
     report.add_argument(
-        "--admin", "--url", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+        "--admin", "--url", default=DEFAULT_ADMIN, metavar="URL", help="the router's admin server"
     )
     report.add_argument(
         "--since", metavar="TIME", help="only the last TIME, such as 90m, 12h or 7d"
     )
     form = report.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print it as JSON")
-    form.add_argument("--html", metavar="FILE", help="write it as a page with plots to FILE")
+    form.add_argument("--json", action="store_true", help="print the report as JSON")
+    form.add_argument(
+        "--html", metavar="FILE", help="write the report as a page with plots to FILE"
+    )
     report.set_defaults(run=_report)
 
 
@@ -293,17 +307,17 @@ def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--patch", metavar="FILE", help="print this envoy.yaml (or JSON) with KVSteer added"
     )
-    group.add_argument("--diff", action="store_true", help="print what would change, as a diff")
+    group.add_argument("--diff", action="store_true", help="print the changes as a diff")
     group.add_argument(
         "--cluster",
         action="append",
         default=[],
         metavar="NAME",
-        help="the workers' cluster, if their addresses do not show it; once for each model",
+        help="the workers' cluster, if it cannot be found by their addresses; once for each model",
     )
     group.add_argument("--listener", metavar="NAME", help="change only this listener")
     group.add_argument(
-        "--access-log", action="store_true", help="add two fields to its JSON access logs"
+        "--access-log", action="store_true", help="add two fields to the JSON access logs"
     )
 
 
@@ -315,6 +329,15 @@ class _Help(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_columns() - 2)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        """Returns an option's help with its default, unless it has none or names it itself."""
+        told = action.help or ""
+        has_default = action.default not in (None, False, "", [], argparse.SUPPRESS)
+        if not action.option_strings or not has_default or "default" in told:
+            return told
+        shown = f"{action.default:g}" if isinstance(action.default, float) else "%(default)s"
+        return f"{told} (default: {shown})"
 
 
 class _Raw(_Help, argparse.RawDescriptionHelpFormatter):

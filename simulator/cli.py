@@ -13,12 +13,13 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
 
 _NOWHERE = "none"
-_REPLAY_LIMIT = "messages of a replay that wait for a slow reader; 0: any (default: %(default)s)"
-_ROLES = "which part of requests it takes (default: %(default)s)"
+_REPLAY_LIMIT = "messages of a replay queued for a slow reader; 0: no limit"
+_ROLES = "which part of requests it takes"
+_SPEED = "tokens that one worker computes per second (default: no delay)"
 _RATE = "transfer speed of blocks to this worker (default: no delay)"
-_WAIT = "seconds to wait for the other worker of a request (default: %(default)s)"
+_WAIT = "seconds to wait for the other worker of a request"
 _VERSION = "release that it names, as in 0.32.0 (default: that of the dialect)"
-_DIALECTS = f"engine and release to imitate: {', '.join(DIALECTS)} (default: %(default)s)"
+_DIALECTS = f"engine and release to imitate: {', '.join(DIALECTS)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,16 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dialect", choices=DIALECTS, default=defaults.dialect, metavar="NAME", help=_DIALECTS)
     add("--engine-version", metavar="VERSION", help=_VERSION)
     add("--ranks", type=int, default=defaults.ranks, help="data-parallel ranks, each with a cache")
-    add("--model", default=defaults.model, help="the name requests use (default: %(default)s)")
-    add("--lora", action="append", default=[], metavar="NAME", help="an adapter; repeatable")
+    add("--model", default=defaults.model, help="the name requests use")
+    add(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name of an adapter; may be repeated",
+    )
     add("--model-dir", type=Path, default=TINY_MODEL, help="tokenizer and chat template")
     add("--chat-template", type=Path, help="a template instead of the model's own")
-    add("--block-size", type=int, default=defaults.block_size_tokens, help="tokens a block")
-    add("--blocks", type=int, default=defaults.blocks, help="blocks of the cache")
+    add("--block-size", type=int, default=defaults.block_size_tokens, help="tokens per block")
+    add("--blocks", type=int, default=defaults.blocks, help="number of blocks in the cache")
     add("--bigrams", action="store_true", help="SGLang: blocks of pairs of tokens, as with EAGLE")
-    add("--host-blocks", type=int, default=defaults.host_blocks, help="evicted blocks to keep")
+    add(
+        "--host-blocks",
+        type=int,
+        default=defaults.host_blocks,
+        help="number of evicted blocks kept in host memory",
+    )
     add("--placeholders", action="store_true", help="vLLM: announce kept blocks by hashes alone")
-    add("--max-model-len", type=int, default=defaults.max_model_len_tokens, help="tokens")
+    add(
+        "--max-model-len",
+        type=int,
+        default=defaults.max_model_len_tokens,
+        help="most tokens of a request",
+    )
     add("--events", default="tcp://127.0.0.1:5557", help="ZMQ endpoint of KV-cache events, or none")
     add(
         "--connect",
@@ -49,18 +66,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replay", default="tcp://127.0.0.1:5558", help="ZMQ endpoint for replays, or none")
     add("--load", default=_NOWHERE, help="ZMQ endpoint of its load (SGLang), or none")
     add("--topic", default=defaults.topic, help="topic of the events")
-    add("--buffer-steps", type=int, default=defaults.buffer_batches, help="batches to replay")
+    add(
+        "--buffer-steps",
+        type=int,
+        default=defaults.buffer_batches,
+        help="number of batches kept for replays",
+    )
     add("--replay-limit", type=int, default=defaults.replay_limit_messages, help=_REPLAY_LIMIT)
-    add("--drain-events", type=int, default=defaults.drain_events, help="TensorRT-LLM: kept events")
+    add(
+        "--drain-events",
+        type=int,
+        default=defaults.drain_events,
+        help="TensorRT-LLM: number of events kept",
+    )
     add("--misbehave", action="store_true", help="serve POST /misbehave, which injects faults")
     for phase in ("prefill", "decode"):
         name = f"--{phase}-tokens-per-second"
-        add(name, type=float, default=math.inf, metavar="RATE", help="default: no delay")
+        add(name, type=float, default=math.inf, metavar="RATE", help=_SPEED)
     add("--role", choices=("prefill", "decode", "both"), default=defaults.role, help=_ROLES)
     add("--transfer", metavar="HOST:PORT", help="address for fetching computed blocks (prefill)")
     add("--transfer-tokens-per-second", type=float, default=math.inf, metavar="RATE", help=_RATE)
     add("--transfer-timeout", type=float, default=defaults.transfer_timeout_seconds, help=_WAIT)
-    add("--max-running", type=int, default=defaults.max_running_requests, help="requests at once")
+    add(
+        "--max-running",
+        type=int,
+        default=defaults.max_running_requests,
+        help="most requests that run at once",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

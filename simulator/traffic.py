@@ -34,14 +34,14 @@ _TEXT = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `kvsteer traffic` to its parser."""
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:10000", help="Envoy's address (default: %(default)s)")
-    add("--model", default=Settings().model, help="the name requests use (default: %(default)s)")
-    add("--chats", type=_chats, default=12, help="simultaneous chats (default: %(default)s)")
-    add("--turns", type=int, default=5, help="of each chat (default: %(default)s)")
-    add("--words", type=int, default=800, help="in a chat's first question (default: %(default)s)")
-    add("--think", type=float, default=1.0, help="seconds between turns (default: %(default)s)")
-    add("--answer-tokens", type=int, default=32, help="of each answer (default: %(default)s)")
-    add("--seconds", type=float, default=60.0, help="when to stop (default: %(default)s)")
+    add("--url", default="http://127.0.0.1:10000", help="Envoy's address")
+    add("--model", default=Settings().model, help="the name requests use")
+    add("--chats", type=_chats, default=12, help="number of chats at a time")
+    add("--turns", type=int, default=5, help="number of turns of each chat")
+    add("--words", type=int, default=800, help="number of words in a chat's first question")
+    add("--think", type=float, default=1.0, help="seconds between turns")
+    add("--answer-tokens", type=int, default=32, help="tokens of each answer")
+    add("--seconds", type=float, default=60.0, help="how long to run")
 
 
 def _chats(text: str) -> int:

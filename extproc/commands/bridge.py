@@ -35,10 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", metavar="tcp://HOST:PORT", help="the engine's replay endpoint")
     parser.add_argument("--topic", default="", metavar="T", help="topic prefix to subscribe to")
     parser.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="rank r uses both ports + r"
+        "--ranks",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="number of ranks: rank r uses both ports + r",
     )
     parser.add_argument(
-        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}"
+        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="address to serve"
     )
     limits = BridgeLimits()
     parser.add_argument(
@@ -46,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=limits.history_batches,
         metavar="N",
-        help="batches kept for each rank, so that a subscriber may resume",
+        help="batches kept for each rank, for subscribers that reconnect",
     )
     parser.add_argument(
         "--history-bytes",
         type=_positive,
         default=limits.history_bytes,
         metavar="N",
-        help="most memory for these batches, all ranks together",
+        help="memory for these batches in bytes, all ranks together",
     )
 
 

@@ -13,7 +13,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds both ways to name the configuration to a command's parser."""
     words = f"the configuration file, by default ${VARIABLE} or {FILE}"
     parser.add_argument("file", nargs="?", metavar="FILE", help=words)
-    parser.add_argument("--config", metavar="FILE", help="the same")
+    parser.add_argument("--config", metavar="FILE", help="the same as FILE")
 
 
 def config_of(arguments: argparse.Namespace) -> str:

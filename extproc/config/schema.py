@@ -36,8 +36,8 @@ class Accounting:
     """Which parts of responses are read: Envoy holds each until KVSteer lets it pass unchanged."""
 
     responses: str = key(
-        "which parts of responses Envoy sends to KVSteer: none; headers (status, time to first"
-        " byte, who answered); usage (cached tokens too; a message per chunk)",
+        "what Envoy sends of responses: headers (status, first byte, server); usage (also"
+        " cached tokens; a message per chunk)",
         "none",
         choices=RESPONSES,
     )
@@ -57,27 +57,24 @@ MAX_NAMED_RANKS = 64
 class WorkerEvents:
     """Where a worker publishes its KV-cache events: over ZMQ, over gRPC, or in a queue to drain."""
 
-    zmq: str | None = key("the ZMQ PUB endpoint of rank 0, tcp://host:port", None)
+    zmq: str | None = key("ZMQ PUB endpoint of rank 0, tcp://host:port", None)
     replay: str | None = key(
-        "the ZMQ replay endpoint of rank 0, tcp://host:port; without one, events published before"
-        " KVSteer connected, or lost later, cannot be recovered",
+        "ZMQ replay endpoint of rank 0, tcp://host:port; without it, missed events are lost",
         None,
     )
-    topic: str = key("the topic prefix to subscribe to; empty subscribes to every topic", "")
+    topic: str = key("topic prefix; empty subscribes to every topic", "")
     bind: bool = key(
-        "true: KVSteer binds the zmq endpoint, one for each worker and rank; the worker connects",
+        "true: KVSteer binds the zmq endpoint, one for each rank; the worker connects",
         default=False,
     )
     ranks: int = key(
-        "number of publishers inside this worker (data parallel); over ZMQ, rank r uses both"
-        " ports + r",
+        "data-parallel publishers in this worker; over ZMQ, rank r uses ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
     load: str | None = key(
-        "the ZMQ endpoint of rank 0 on which SGLang publishes its load (--load-publish-endpoint),"
-        " tcp://host:port; rank r uses the port + r",
+        "ZMQ endpoint of SGLang's load (--load-publish-endpoint), rank 0, tcp://host:port",
         None,
     )
     grpc: str | None = key(
@@ -86,8 +83,8 @@ class WorkerEvents:
     )
     service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: str | None = key(
-        "http://host:port of a TensorRT-LLM server, whose events are drained by POST"
-        " /kv_cache_events; only one client may drain them",
+        "http://host:port of a TensorRT-LLM server to drain by POST /kv_cache_events; only"
+        " one client may",
         None,
     )
 
@@ -106,10 +103,7 @@ class WorkerEngine:
         return None if release is None else Engine(self.name, release)
 
 
-_ENGINE = (
-    "the engine and its release, which decide how requests become prompts; by default the {}"
-    " asked for them (/v1/models, /version, /server_info)"
-)
+_ENGINE = "the engine and its release; by default the {} asked (/v1/models, /version, /server_info)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,38 +111,35 @@ class WorkerSettings:
     """One engine server."""
 
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
-    model: str | None = key("the model it serves; optional if only one model is configured", None)
+    model: str | None = key("the model it serves; not needed if one is configured", None)
     block_size: int | None = key(
-        "tokens per cache block, used until its events report it",
+        "tokens per cache block until its events report it",
         None,
         minimum=1,
     )
     events: WorkerEvents | Literal["auto"] | None = key(
-        "its event feed; without one, it is routed by load and by the prompts sent there; auto"
-        " asks the worker for it (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "its event feed; auto asks the worker (/kv_event_sources of vLLM, /server_info of"
+        " SGLang); none: routed by load and by what was sent there",
         None,
     )
     lora: tuple[str, ...] | None = key(
-        "the adapters that it serves, [] for none; by default all adapters of its model, or with"
-        " learn: true those that the worker lists",
+        "its adapters, [] for none; by default all of its model, or with learn: true those"
+        " that it lists",
         None,
     )
     learn: bool = key(
-        "true: KVSteer asks the worker for its model, adapters and block size if they are not"
-        " given here (/v1/models, /server_info)",
+        "true: the worker is asked for model, adapters and block size not given here",
         default=False,
     )
     engine: WorkerEngine | None = key(_ENGINE.format("worker is"), None)
-    draining: bool = key("true: the worker gets no new requests", default=False)
+    draining: bool = key("true: it gets no new requests", default=False)
     role: str = key(
-        "which part of a request it takes: prefill computes prompts for other workers, decode"
-        " answers, both takes whole requests",
+        "prefill computes prompts for others, decode answers, both takes whole requests",
         "both",
         choices=ROLES,
     )
     transfer_port: int | None = key(
-        "the port on which a prefill worker transfers the KV blocks it computed, instead of"
-        " disaggregation.transfer_port",
+        "overrides disaggregation.transfer_port for this worker",
         None,
         minimum=1,
         maximum=65_535,
@@ -159,25 +150,22 @@ class WorkerSettings:
 class EventPorts:
     """Where a discovered worker publishes its events, on its own address."""
 
-    zmq_port: int | None = key("the ZMQ PUB port of rank 0", None, minimum=1)
-    replay_port: int | None = key("the ZMQ replay port of rank 0", None, minimum=1)
-    topic: str = key("the topic prefix to subscribe to; empty subscribes to every topic", "")
+    zmq_port: int | None = key("ZMQ PUB port of rank 0", None, minimum=1)
+    replay_port: int | None = key("ZMQ replay port of rank 0", None, minimum=1)
+    topic: str = key("topic prefix; empty subscribes to every topic", "")
     ranks: int = key(
-        "number of publishers inside each worker (data parallel); rank r uses both ports + r",
+        "data-parallel publishers in each worker; rank r uses ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
-    load_port: int | None = key(
-        "the ZMQ port of rank 0 on which SGLang publishes its load", None, minimum=1
-    )
+    load_port: int | None = key("ZMQ port of SGLang's load, rank 0", None, minimum=1)
     grpc_port: int | None = key(
-        "the port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
+        "port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
     )
     service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: bool = key(
-        "true: events are drained by POST /kv_cache_events on the worker's HTTP port, instead of"
-        " zmq_port",
+        "true: drained by POST /kv_cache_events on the worker's HTTP port, instead of zmq_port",
         default=False,
     )
 
@@ -188,30 +176,25 @@ class FoundWorker:
 
     port: int = key("the port that Envoy sends requests to", 8000, minimum=1)
     model: str | None = key(
-        "the model they serve; by default the only configured one, or the one that the worker"
-        " lists",
+        "the model; by default the only configured one, or the one that the worker lists",
         None,
     )
     block_size: int | None = key(
-        "tokens per cache block, used until its events report it",
+        "tokens per cache block until events report it",
         None,
         minimum=1,
     )
     lora: tuple[str, ...] | None = key(
-        "the adapters they serve, [] for none; by default those that the worker lists", None
+        "adapters, [] for none; by default those that the worker lists", None
     )
-    role: str = key(
-        "which part of a request they take: prefill, decode or both", "both", choices=ROLES
-    )
+    role: str = key("as `workers[].role`", "both", choices=ROLES)
     learn: bool = key(
-        "true: KVSteer asks the workers for model, adapters and block size if they are not given"
-        " here (/v1/models, /server_info)",
+        "as `workers[].learn`",
         default=True,
     )
     engine: WorkerEngine | None = key(_ENGINE.format("workers are"), None)
     events: EventPorts | Literal["auto"] | None = key(
-        "their event feeds; without them, they are routed by load and by the prompts sent there;"
-        " auto asks each worker for its own (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "as `workers[].events`, with ports on each worker's own address",
         None,
     )
 
@@ -221,16 +204,13 @@ class DnsName:
     """A DNS name whose addresses are workers."""
 
     name: str = key("the name to look up; the hosts file is not read")
-    srv: bool = key("true: look up SRV records, which also give the ports", default=False)
+    srv: bool = key("true: look up SRV records, which also give ports", default=False)
     interval_ms: int = key(
-        "longest time between two lookups, in milliseconds; a shorter DNS time to live is honoured,"
-        " but not below 1 s",
+        "longest time between lookups; a shorter DNS time to live is honoured, but not below 1 s",
         5_000,
         minimum=1_000,
     )
-    nameserver: str | None = key(
-        "the ip:port of the name server to ask; by default the system's", None
-    )
+    nameserver: str | None = key("ip:port of the name server; by default the system's", None)
     worker: FoundWorker = key("settings of every worker that the name leads to", FoundWorker)
 
 
@@ -238,19 +218,19 @@ class DnsName:
 class Kubernetes:
     """Pods that are workers."""
 
-    namespace: str | None = key("the namespace of the pods; by default KVSteer's own", None)
-    selector: str | None = key("the label selector of the pods, such as app=vllm", None)
+    namespace: str | None = key("the pods' namespace; by default KVSteer's own", None)
+    selector: str | None = key("the pods' label selector, such as app=vllm", None)
     inference_pool: str | None = key(
-        "the name of an InferencePool, whose selector and targetPorts are used instead",
+        "an InferencePool, whose selector and targetPorts are used instead",
         None,
     )
     kubeconfig: str | None = key(
-        "a kubeconfig file for the API server; by default the service account of KVSteer's own pod",
+        "a kubeconfig file; by default the service account of KVSteer's pod",
         None,
     )
     deletion_cost: bool = key(
-        "true: every five minutes the pods get the annotation"
-        " controller.kubernetes.io/pod-deletion-cost; needs permission to patch pods",
+        "true: pods get the annotation controller.kubernetes.io/pod-deletion-cost every five"
+        " minutes; needs permission to patch pods",
         default=False,
     )
     worker: FoundWorker = key(
@@ -263,8 +243,7 @@ class DiscoverySettings:
     """Sources of workers besides `workers`, followed while the router runs."""
 
     file: str | None = key(
-        "a YAML file with a list of workers, in the form of `workers`; read again whenever it"
-        " changes",
+        "a YAML list in the form of `workers`, read again when it changes",
         None,
     )
     dns: tuple[DnsName, ...] = key("names whose addresses are workers", ())
@@ -275,28 +254,27 @@ class DiscoverySettings:
 class Envoy:
     """Settings for `kvsteer envoy`; the router compares its own limits with Envoy's."""
 
-    listen: str = key("address Envoy serves clients on, ip:port", "127.0.0.1:10000")
-    admin: str = key("address of Envoy's own admin server, ip:port", "127.0.0.1:9901")
+    listen: str = key("where Envoy serves clients, ip:port", "127.0.0.1:10000")
+    admin: str = key("Envoy's own admin server, ip:port", "127.0.0.1:9901")
     router: str | None = key(
-        "address at which Envoy reaches the router, host:port or unix:PATH; by default"
-        " extproc.listen",
+        "where Envoy reaches the router, host:port or unix:PATH; by default extproc.listen",
         None,
     )
     routers: Routers | None = key("several routers, instead of envoy.router", None)
     router_tls: RouterTls | None = key("TLS to the router; by default plain text", None)
     message_timeout_ms: int = key(
-        "milliseconds Envoy waits for each answer of the router before it goes on without it",
+        "how long Envoy waits for each answer of the router before it goes on without it",
         500,
         minimum=1,
     )
     request_body_buffer_limit_bytes: int = key(
-        "largest request body, in bytes, that Envoy can hold for the router and for retries",
+        "largest request body that Envoy holds for the router and for retries",
         32 * 1024 * 1024,
         minimum=1024,
     )
     eds_directory: str | None = key(
-        "a directory shared with Envoy, in which the router writes the workers' addresses; by"
-        " default Envoy knows only the workers of this file",
+        "a directory shared with Envoy, in which the router writes the workers' addresses;"
+        " else Envoy knows only this file's workers",
         None,
     )
 
@@ -312,65 +290,62 @@ class Tls:
     The files are checked once a second: new ones are used for new connections.
     """
 
-    certificate: str = key("a PEM file with the certificate, followed by its chain up to the root")
+    certificate: str = key("PEM file: the certificate, then its chain up to the root")
     client_ca: str | None = key(
-        "a PEM file with certificate authorities: only clients with a certificate from one of"
-        " them may connect; by default any client may",
+        "PEM file: only clients with a certificate of these authorities may connect; by"
+        " default any",
         None,
     )
     # last, since it hides the function of the same name
-    key: str = key("a PEM file with the certificate's private key, without a password")
+    key: str = key("PEM file: the private key, without a password")
 
 
 @dataclass(frozen=True, slots=True)
 class ExtProc:
     """The gRPC server that Envoy talks to."""
 
-    listen: str = key("address of the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
+    listen: str = key("the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
     server: str = key(
-        "gRPC server to use: lean is KVSteer's own; grpcio is the reference and uses many times"
-        " its CPU",
+        "lean is KVSteer's own; grpcio, the reference, uses many times its CPU",
         "lean",
         choices=SERVERS,
     )
     dialect: str = key(
-        "protocol that proxies may speak: auto uses what each proxy declares, else BUFFERED"
-        " bodies; buffered refuses the Endpoint Picker Protocol (FULL_DUPLEX_STREAMED); epp uses"
-        " that if a proxy declares nothing",
+        "auto: what each proxy declares, else BUFFERED bodies; buffered refuses the Endpoint"
+        " Picker Protocol; epp assumes it if a proxy declares nothing",
         "auto",
         choices=DIALECTS,
     )
     deadline_ms: int = key(
-        "time limit of a decision, in milliseconds; a request that takes longer is routed without"
-        " its tokens; must be below envoy.message_timeout_ms",
+        "time limit of a decision; after it a request is routed without its tokens; below"
+        " envoy.message_timeout_ms",
         250,
         minimum=1,
     )
     max_body_bytes: int = key(
-        "largest request body that is read, in bytes; a larger one is routed by load as soon as"
-        " its headers arrive; prompts in bodies over 4 MiB are routed without their tokens",
+        "largest body that is read; a larger one is routed by its headers and load; above 4"
+        " MiB tokens are not computed",
         32 * 1024 * 1024,
         minimum=1024,
     )
     tls: Tls | None = key("TLS, if listen is host:port; by default plain text", None)
     socket_mode: str = key(
-        "permissions of the socket if listen is unix:PATH, as a chmod mode in quotes",
+        "permissions of a unix:PATH socket, in quotes",
         "0660",
     )
     processes: int = key(
-        "number of router processes, of which one follows the feeds for all; process n adds 10 n to"
-        " the ports of extproc, admin and metrics, and listens on PATH.n instead of unix:PATH",
+        "router processes; one follows the feeds for all; process n adds 10 n to the ports of"
+        " extproc, admin and metrics, or listens on PATH.n",
         1,
         minimum=1,
         maximum=64,
     )
     drain_ms: int = key(
-        "milliseconds that open streams have to finish when the router is stopped (draining)",
+        "time that open streams have to finish when the router stops",
         5_000,
     )
     leave_ms: int = key(
-        "milliseconds before draining in which a stopping router says that it is not ready but"
-        " still accepts new streams",
+        "time before draining in which a stopping router is not ready but accepts streams",
         0,
     )
 
@@ -379,12 +354,10 @@ class ExtProc:
 class Admin:
     """The operator's HTTP server: /workers, /explain, /events."""
 
-    listen: str = key(
-        "address of the admin server, host:port; keep it on loopback", "127.0.0.1:9090"
-    )
+    listen: str = key("the admin server, host:port; keep it on loopback", "127.0.0.1:9090")
     hosts: tuple[str, ...] = key(
-        "names under which browsers and clients reach the admin server, without ports; its own"
-        " address and loopback need not be named",
+        "names under which the admin server is reached, without ports, besides its address"
+        " and loopback",
         (),
     )
 
@@ -393,7 +366,7 @@ class Admin:
 class MetricsSettings:
     """The HTTP server for scrapers: /metrics, /healthz, /readyz."""
 
-    listen: str = key("address of the metrics server, host:port", "127.0.0.1:9091")
+    listen: str = key("the metrics server, host:port", "127.0.0.1:9091")
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,23 +374,19 @@ class Events:
     """Whether the workers' events are used at all."""
 
     enabled: bool = key(
-        "false routes as if no worker had events; can be changed at run time by SIGHUP or"
-        " POST /events",
+        "false routes as if no worker had events; changed at run time by SIGHUP or POST /events",
         default=True,
     )
     ready_deadline_ms: int = key(
-        "milliseconds after which the router reports ready even if it does not yet know"
-        " everything that the workers hold; unknown blocks earn no credit",
+        "the router reports ready after this time even if replays are not done",
         10_000,
     )
     auto_hosts: tuple[str, ...] = key(
-        "hosts, besides its own, that a worker with `events: auto` may report as the host of its"
-        " publisher",
+        "hosts, besides its own, that a worker with `events: auto` may name as its publisher's",
         (),
     )
     auto_ranks: int = key(
-        "most ranks that a worker with `events: auto` may report; each takes a connection and"
-        " memory",
+        "most ranks that such a worker may name",
         MAX_NAMED_RANKS,
         minimum=1,
         maximum=MAX_RANKS,
@@ -432,37 +401,31 @@ class Cost:
     """The weights of policy `cost`."""
 
     affinity_percent: int = key(
-        "weight of an uncached prompt token on an idle fleet, in percent of a token that is"
-        " queued ahead of the request",
+        "weight of an uncached prompt token on an idle fleet, against a token queued ahead",
         100,
     )
     busy_affinity_percent: int = key(
-        "percentage points added to that weight on a fleet that is half busy or more, and for"
-        " each second, up to ten, that the shortest queue takes",
+        "added to that weight on a fleet half busy or more, and for each second, up to ten,"
+        " of the shortest queue",
         100,
     )
-    running_tokens: int = key("cost of each request in flight on a worker, in tokens", 128)
-    uncertain_percent: int = key(
-        "credit for a token in an uncertain block, in percent of a certain one", 50
-    )
+    running_tokens: int = key("cost of each request in flight on a worker", 128)
+    uncertain_percent: int = key("credit for a token in an uncertain block", 50)
     speculative_percent: int = key(
-        "credit for a token of a request in flight on that worker, in percent of a certain one",
+        "credit for a token of a request in flight on that worker",
         90,
     )
     siblings_percent: int = key(
-        "credit for a token that is queued on a worker for another request and that this request"
-        " would wait for there, besides speculative_percent: so requests that begin with one long"
-        " new prefix at the same time go to one worker, although each may wait longer by this part"
-        " of it; 0 turns it off",
+        "further credit for a token queued there for another request: requests with one long"
+        " new prefix that come together go to one worker, and wait longer",
         0,
     )
     approximate_percent: int = key(
-        "credit for a token that was sent to a worker without events, in percent of a certain one",
+        "credit for a token that was sent to a worker without events",
         90,
     )
     prefill_tokens_per_second: int = key(
-        "uncached prompt tokens that a worker is assumed to compute in a second, until policy.learn"
-        " knows better",
+        "assumed speed of a worker, until policy.learn knows better",
         8_000,
         minimum=1,
     )
@@ -472,33 +435,29 @@ class Cost:
 class Policy:
     """How a worker is picked."""
 
-    name: str = key("the policy by which workers are picked", "cost", choices=POLICIES)
-    header: str | None = key(
-        "a request header that may name another policy; by default none is read", None
-    )
+    name: str = key("how workers are picked", "cost", choices=POLICIES)
+    header: str | None = key("a request header that may name another policy", None)
     endpoints: int | None = key(
-        "most endpoints that the proxy is given, best first. By default 3 in the buffered"
-        " dialect, and 1 in the Endpoint Picker Protocol",
+        "most endpoints that the proxy is given, best first; by default 3, and 1 in the"
+        " Endpoint Picker Protocol",
         None,
         minimum=1,
         maximum=8,
     )
     session_header: str | tuple[str, ...] | None = key(
-        "what names a client's session, whose requests prefer the same worker while tokens are"
-        " not known. auto: the headers x-claude-code-session-id, session-id, x-session-affinity"
-        " and x-session-id, else the body's conversation, prompt_cache_key or metadata.user_id;"
-        " none: nothing; or a header or a list of them, of which the first that a request has"
-        " counts",
+        "what names a session, for requests whose tokens are not known. auto: the headers"
+        " x-claude-code-session-id, session-id, x-session-affinity, x-session-id, else the"
+        " body's conversation, prompt_cache_key or metadata.user_id; none; or one header or a"
+        " list",
         AUTO,
     )
     rank_header: str | None = key(
-        "a request header that KVSteer sets to the rank that holds most of the prompt, for"
-        " workers whose ranks share one HTTP port. auto: as each worker's release reads it; null:"
-        " no rank is named",
+        "the request header that names the rank with most of the prompt, for ranks behind one"
+        " port. auto: as each worker's release reads it; null: none",
         "auto",
     )
     block_size: int = key(
-        "tokens per cache block of a worker whose events and configuration do not give it",
+        "tokens per cache block where nothing else gives it",
         16,
         minimum=1,
     )
@@ -506,43 +465,40 @@ class Policy:
     cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
     prefix_cache: PrefixCacheSettings = key("the settings of prefix_cache", PrefixCacheSettings)
     sample: int | None = key(
-        "how many random workers the policy cost compares, besides those that hold part of the"
-        " prompt; 0 compares all. By default 32, and 12 among routers that share",
+        "random workers that cost compares, besides those that hold part of the prompt; 0:"
+        " all. By default 32, or 12 among routers that share",
         None,
     )
     speculative_ms: int = key(
-        "milliseconds for which the blocks of a request in flight are expected on its worker",
+        "how long the blocks of a request in flight are expected on its worker",
         60_000,
     )
     approximate_ms: int = key(
-        "milliseconds for which a worker without events is expected to hold what was sent there",
+        "how long a worker without events is expected to hold what was sent there",
         600_000,
     )
     sent_bytes: int = key(
-        "memory for the record of prompts sent to workers, in bytes; a prompt of 8k tokens takes"
-        " about 40 entries of 160 bytes each",
+        "memory for the record of sent prompts; one of 8k tokens takes about 40 entries of"
+        " 160 bytes",
         64 * 1024 * 1024,
         minimum=1024,
     )
     learn: bool = key(
-        "true: how fast each worker computes prompts is learned from its feed; false:"
-        " policy.cost.prefill_tokens_per_second holds for all",
+        "true: each worker's speed is learned from its feed; false:"
+        " policy.cost.prefill_tokens_per_second",
         default=True,
     )
     scrape_interval_ms: int = key(
-        "milliseconds between two reads of each worker's /metrics; 0 turns them off: a single"
-        " router's own count of requests is enough",
+        "time between reads of each worker's /metrics; 0: never",
         0,
     )
     probe_interval_ms: int | None = key(
-        "milliseconds between two probes (GET /health) of each worker; one that fails two in a"
-        " row is ejected until it answers. By default a worker is probed only when in doubt; 0"
-        " turns probes off",
+        "time between GET /health of each worker; two failures in a row eject it until it"
+        " answers. By default only in doubt; 0: never",
         None,
     )
     max_in_flight: int | None = key(
-        "most requests in flight on a worker: one with more is picked only if all workers have"
-        " more",
+        "most requests in flight on a worker, unless all have more",
         None,
         minimum=1,
     )
@@ -560,17 +516,16 @@ class RemoteTokenizerSettings:
     """The model's workers as its tokenizer (POST /tokenize), instead of local files."""
 
     remote: bool = key(
-        "true: the model's workers tokenize prompts (POST /tokenize)",
+        "true: the model's workers tokenize (POST /tokenize)",
         default=True,
     )
     deadline_ms: int = key(
-        "milliseconds to wait for an answer, within extproc.deadline_ms; then the request is"
-        " routed without its tokens",
+        "how long an answer may take, within extproc.deadline_ms",
         200,
         minimum=1,
     )
     connections: int = key("most connections to each worker", 8, minimum=1)
-    cache_bytes: int = key("memory for cached answers, in bytes; 0 caches none", 64 * 1024 * 1024)
+    cache_bytes: int = key("memory for cached answers; 0: none", 64 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,29 +533,24 @@ class Model:
     """A model as requests name it, and how its prompts become tokens."""
 
     name: str = key("the name that requests use")
-    aliases: tuple[str, ...] = key("other names for the same model", ())
+    aliases: tuple[str, ...] = key("other names for it", ())
     lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
     tokenizer: str | RemoteTokenizerSettings | None = key(
-        "a directory, a tokenizer.json, a hub id found in the local Hugging Face cache, or"
-        " {remote: true}; without a tokenizer texts are compared, not tokens",
+        "a directory, a tokenizer.json, a hub id in the local Hugging Face cache, or {remote:"
+        " true}; without one, texts are compared",
         None,
     )
     tokenizer_mode: str = key(
-        "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*; hf"
-        " takes the other files; auto decides by the files, as vLLM does",
+        "as the engine's --tokenizer-mode: mistral takes tekken.json or tokenizer.model.v*;"
+        " auto decides as vLLM does",
         "auto",
         choices=("auto", "hf", "mistral"),
     )
-    chat_template: str | None = key(
-        "a Jinja file used instead of the model's own chat template", None
-    )
-    policy: str | None = key(
-        "the policy for this model, instead of policy.name", None, choices=POLICIES
-    )
+    chat_template: str | None = key("a Jinja file instead of the model's chat template", None)
+    policy: str | None = key("overrides policy.name for this model", None, choices=POLICIES)
     verify: str = key(
-        "start: the router compares its tokens for golden requests with each worker's POST"
-        " /tokenize, and routes approximately to a worker whose tokens differ; off: only live"
-        " traffic is compared",
+        "start: tokens of golden requests are compared with each worker's POST /tokenize;"
+        " off: only live traffic is",
         "start",
         choices=(START, OFF),
     )

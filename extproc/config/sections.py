@@ -43,10 +43,10 @@ LOG_FORMATS = ("text", "json")
 class Log:
     """What is logged to standard error."""
 
-    level: str = key("lowest severity that is logged", "info", choices=LOG_LEVELS)
-    format: str = key("log records as lines of text or as JSON", "text", choices=LOG_FORMATS)
+    level: str = key("lowest severity logged", "info", choices=LOG_LEVELS)
+    format: str = key("lines of text or JSON", "text", choices=LOG_FORMATS)
     decisions_percent: int = key(
-        "percentage of decisions that are logged with all candidates and costs, as JSON",
+        "percentage of decisions logged with all candidates and costs",
         0,
         maximum=100,
     )
@@ -64,47 +64,43 @@ class Disaggregation:
     """How a prompt may be computed by one worker and continued by another."""
 
     mode: str | None = key(
-        "who sends the second request: header, a sidecar beside the decode worker; mirror, Envoy"
-        " itself. By default every request has one worker",
+        "who sends the second request: header, a sidecar beside the decode worker; mirror,"
+        " Envoy; none: one worker per request",
         None,
         choices=MODES,
     )
     connector: str = key(
-        "how the engines transfer KV blocks: nixl (vLLM's NixlConnector, header only),"
-        " offloading (vLLM's OffloadingConnector with a p2p tier), mooncake (vLLM's"
-        " MooncakeConnector) or sglang",
+        "vLLM's NixlConnector (header only), OffloadingConnector with a p2p tier,"
+        " MooncakeConnector, or SGLang's",
         NIXL,
         choices=CONNECTORS,
     )
     min_uncached_tokens: int = key(
-        "a prefill worker is used only if the decode worker lacks at least this many tokens of"
-        " the prompt",
+        "a prefill worker is used only if the decode worker lacks this many tokens",
         128,
     )
     transfer_tokens_per_second: int = key(
-        "speed at which KV blocks are transferred between workers, in tokens per second",
+        "assumed speed of KV transfers",
         100_000,
         minimum=1,
     )
     interference_percent: int = key(
-        "weight of the delay that computing a prompt on a decode worker causes each request"
-        " there, in percent",
+        "weight of the delay that computing a prompt causes each request on a decode worker",
         50,
     )
     min_pulled_tokens: int | None = key(
-        "the picked worker pulls blocks from another worker only if that one holds at least this"
-        " many more tokens of the prompt (vLLM's OffloadingConnector with a p2p tier, between"
-        " workers whose transfer_port is set); by default it never does",
+        "a picked worker pulls blocks from another that holds this many more tokens"
+        " (OffloadingConnector with a p2p tier, transfer_port set); by default never",
         None,
         minimum=1,
     )
     price_pulls: bool = key(
-        "true: the pick considers what each worker could pull, and how long that would take;"
-        " nothing is pulled where computing is faster; needs min_pulled_tokens",
+        "true: the pick counts what each worker could pull and how long that takes; needs"
+        " min_pulled_tokens",
         default=False,
     )
     transfer_port: int = key(
-        "the port on which prefill workers transfer the KV blocks they computed (mirror only)",
+        "port on which prefill workers transfer KV blocks (mirror only)",
         8_998,
         minimum=1,
         maximum=65_535,
@@ -131,34 +127,29 @@ class SharingSettings:
     """Several routers that decide as one: where they meet, and how they authenticate each other."""
 
     url: str = key(
-        "where the routers exchange messages: valkey://host:port, redis://host:port, with TLS"
-        " valkeys:// or rediss://, a socket as unix:///path; or, on one host, directory:/path"
+        "valkey://, valkeys:// (TLS), redis:// or rediss://host:port, unix:///path; on one"
+        " host, directory:/path"
     )
-    channel: str = key(
-        "the channel of Valkey or Redis; routers of one fleet use the same", "kvsteer"
-    )
+    channel: str = key("channel of Valkey or Redis, one for a fleet", "kvsteer")
     tick_ms: int = key(
-        "milliseconds between two messages of a router while something changes",
+        "time between two messages of a router",
         10,
         minimum=1,
         maximum=1_000,
     )
     name: str | None = key(
-        "this router's name, shown to the others and on the page; by default its host name and"
-        " process id",
+        "this router's name; by default host name and process id",
         None,
     )
-    username: str | None = key(
-        "the user at Valkey or Redis (ACL); by default its default user", None
-    )
-    password_file: str | None = key("a file with the password for Valkey or Redis", None)
+    username: str | None = key("user at Valkey or Redis (ACL)", None)
+    password_file: str | None = key("file with the password for Valkey or Redis", None)
     ca: str | None = key(
-        "a PEM file with the certificate authorities of Valkey or Redis; by default the system's",
+        "PEM file with the server's authorities; by default the system's",
         None,
     )
     secret_file: str | None = key(
-        "a file with a secret of 16 bytes or more, the same for all routers: it seals messages"
-        " and keys fingerprints of prompts. By default the password or the channel's name",
+        "file with 16 bytes or more, the same for all routers, that seals messages; by"
+        " default the password or the channel's name",
         None,
     )
 
@@ -173,15 +164,14 @@ class SteeringSettings:
     """How many requests are steered; the others are decided and recorded, but left to the proxy."""
 
     percent: float = key(
-        "percentage of requests that are steered (decimals allowed); 0 only observes. Can be"
-        " changed at run time by SIGHUP or POST /steering",
+        "percentage of requests steered, with decimals; changed at run time by SIGHUP or POST"
+        " /steering",
         ALL_PERCENT,
         maximum=100,
     )
     header: str | tuple[str, ...] | None = key(
-        "a request header that groups requests, or a list: of those with the same value, either"
-        " all are steered or none. auto: the headers of policy.session_header: auto. By default"
-        " they are grouped by the beginning of the conversation",
+        "a header or list: requests with the same value are all steered, or none. auto: those"
+        " of policy.session_header: auto. By default the conversation's beginning",
         None,
     )
 
@@ -196,8 +186,7 @@ class ReportSettings:
     """What GET /report returns: the results of requests, by time."""
 
     file: str | None = key(
-        "a file that keeps the report across restarts of the router, numbers only; with several"
-        " processes, process n uses FILE.n",
+        "file that keeps the report across restarts; process n uses FILE.n",
         None,
     )
 
@@ -207,13 +196,12 @@ class State:
     """A file with what the router knows, so that it is not cold after a restart."""
 
     file: str | None = key(
-        "a file with what the workers hold, how fast they are and what they run, with which the"
-        " router starts again: about 21 bytes a block, no text or tokens of prompts; with several"
-        " processes, process n uses FILE.n",
+        "file with what the workers hold, with which the router starts again: about 21 bytes"
+        " a block; process n uses FILE.n",
         None,
     )
     interval_ms: int = key(
-        "milliseconds between two writes; it is also written when the router stops",
+        "time between two writes; also written at the stop",
         60_000,
         minimum=1_000,
         maximum=3_600_000,
@@ -224,14 +212,13 @@ class State:
 class ClassSettings:
     """A class of requests."""
 
-    name: str = key("its name, as the header writes it")
+    name: str = key("its name in the header")
     priority: int = key(
-        "its number for the engines' queues: of two classes, the lower number goes first; 0 is"
-        " what engines assume of requests without one",
+        "its number for the engines' queues, lower first",
         0,
     )
     max_in_flight: int | None = key(
-        "most requests of this class in flight on a worker; if all have as many, the answer is 429",
+        "most requests of this class in flight on a worker; if all have as many: 429",
         None,
         minimum=1,
     )
@@ -242,10 +229,10 @@ class Classes:
     """Classes of requests, such as interactive and batch, in the order of the engines' queues."""
 
     header: str = key(
-        "the request header that names the class: a filter before the router has to set it, and to"
+        "the request header that names the class; a filter before the router must set it and"
         " remove a client's own"
     )
-    default: str = key("the class of requests that name none, or one that is not known")
+    default: str = key("the class of requests that name none or an unknown one")
     of: tuple[ClassSettings, ...] = key("the classes, two at least")
 
 
@@ -258,21 +245,19 @@ OPEN, CLOSED = "open", "closed"
 class StoreSettings:
     """A store of KV blocks that several workers mount: what one put there, each can load."""
 
-    name: str = key("the name of the store, in /explain, /workers and the metrics")
+    name: str = key("its name in /explain, /workers and metrics")
     workers: tuple[str, ...] | None = key(
-        "the endpoints of the workers that mount it; by default those whose events name blocks of"
-        " the locality REMOTE (vLLM's STORAGE tiers)",
+        "endpoints that mount it; by default those whose events name blocks of locality"
+        " REMOTE (vLLM's STORAGE tiers)",
         None,
     )
     worth_percent: int = key(
-        "credit for a token in the store beyond what a worker holds itself, in percent of a token"
-        " in its own cache",
+        "credit for a token in the store beyond what a worker holds",
         20,
         maximum=100,
     )
     max_age_ms: int = key(
-        "milliseconds, and at most twice as long, for which a block counts after it was last"
-        " stored, checked every five minutes: most stores never tell that a block is gone",
+        "a block counts for this long after it was last stored, at most twice as long",
         3_600_000,
         minimum=300_000,
     )
@@ -283,25 +268,20 @@ class Isolation:
     """Tenants whose caches are kept apart, by a salt in each request."""
 
     header: str = key(
-        "the request header that names the tenant: a filter before the router has to set it, and"
-        " to remove a client's own"
+        "the request header that names the tenant; a filter before the router must set it and"
+        " remove a client's own"
     )
     secret_file: str = key(
-        "a file with a secret of 16 bytes or more, the same for all routers, with which salts"
-        " are made"
+        "file with 16 bytes or more, the same for all routers, from which salts are made"
     )
     without_tenant: str = key(
-        "a request without that header: refuse answers it with 403; common gives it the salt of"
-        " all requests that name no tenant",
+        "requests without that header: 403, or one salt for all of them",
         REFUSE,
         choices=(REFUSE, COMMON),
     )
-    share: tuple[str, ...] = key(
-        "names of models whose caches all tenants share: their requests stay as they are", ()
-    )
+    share: tuple[str, ...] = key("models whose caches all tenants share", ())
     fail: str = key(
-        "what Envoy does while the router is away: open sends requests on without a salt; closed"
-        " answers 5xx",
+        "while the router is away, Envoy sends requests on without a salt, or answers 5xx",
         OPEN,
         choices=(OPEN, CLOSED),
     )
@@ -312,32 +292,29 @@ class RecorderSettings:
     """A file in which requests are recorded, without their prompts."""
 
     file: str | None = key(
-        "a file to which each request is written, without its prompt, in the format of Mooncake's"
-        " trace; by default none is written",
+        "file to which each request is written, without its prompt, as in Mooncake's trace",
         None,
     )
     hours: int = key(
-        "hours that the recording covers at most; after half of them, FILE is renamed to FILE.old",
+        "hours that the recording covers at most; after half of them FILE becomes FILE.old",
         24,
         minimum=1,
         maximum=24 * 366,
     )
     bytes: int = key(
-        "most bytes that FILE and the older files take together; FILE may take half",
+        "most bytes of FILE and the older files together",
         256 * 1024 * 1024,
         minimum=1024 * 1024,
         maximum=MAX_BYTES,
     )
     block_size: int = key(
-        "prompt tokens for each number written: fewer show shared prefixes more exactly but take"
-        " more space; Mooncake uses 512",
+        "prompt tokens for each number written; Mooncake uses 512",
         64,
         minimum=1,
         maximum=65_536,
     )
     tenant_header: str | None = key(
-        "the request header that names the tenant, if isolation.header does not: lines then have a"
-        " digest of it, for `kvsteer whatif --tenants`",
+        "the header that names the tenant, if isolation.header does not; lines have a digest of it",
         None,
     )
 
@@ -347,17 +324,15 @@ class CacheAware:
     """The settings of policy `cache_aware`, the same as SMG's."""
 
     cache_threshold_percent: int = key(
-        "smallest share of the prompt that a worker must hold to be preferred for it, in percent",
+        "smallest share of the prompt for which a worker is preferred",
         30,
     )
     balance_abs_requests: int = key(
-        "workers are picked by load alone if the busiest has over this many requests more than"
-        " the idlest",
+        "load alone decides if the busiest has this many requests more than the idlest",
         64,
     )
     balance_rel_percent: int = key(
-        "and also over this percentage of the idlest worker's requests: 150 means half as many"
-        " again",
+        "and this percentage of the idlest's",
         150,
     )
 
@@ -367,13 +342,11 @@ class PrefixCacheSettings:
     """The settings of policy `prefix_cache`, the same as AIBrix's."""
 
     imbalance_requests: int = key(
-        "workers are picked by load alone if the busiest has over this many requests more than"
-        " the idlest",
+        "load alone decides if the busiest has this many requests more than the idlest",
         8,
     )
     sigma_percent: int = key(
-        "how far above the mean number of requests a worker with a match may be, in percent of the"
-        " standard deviation",
+        "how far above the mean a worker with a match may be, in percent of the standard deviation",
         100,
     )
 
@@ -408,18 +381,17 @@ class Routers:
     """Several routers, and how Envoy chooses among them."""
 
     addresses: tuple[str, ...] = key(
-        "addresses at which Envoy reaches the routers, host:port or unix:PATH each; a host name"
-        " may resolve to several"
+        "where Envoy reaches the routers, host:port or unix:PATH; a host name may resolve to"
+        " several"
     )
     choice: str = key(
-        "which router a request goes to: any, each in turn; standby, the first that is ready;"
-        " conversation, the same one for equal values of a conversation header",
+        "any: each in turn; standby: the first that is ready; conversation: the same for"
+        " equal conversation headers",
         ANY,
         choices=ROUTER_CHOICES,
     )
     conversation_headers: tuple[str, ...] = key(
-        "request headers that name a conversation, for choice conversation; the first that a"
-        " request has counts",
+        "headers that name a conversation; the first that a request has counts",
         SESSION_HEADERS,
     )
 
@@ -428,17 +400,13 @@ class Routers:
 class RouterTls:
     """How Envoy checks the router's certificate and presents its own; PEM files on Envoy's host."""
 
-    ca: str = key(
-        "a PEM file with certificate authorities: the router's certificate must come from one of"
-        " them"
-    )
+    ca: str = key("PEM file: authorities of the router's certificate")
     name: str | None = key(
-        "the DNS name that the router's certificate must have, and that Envoy asks for (SNI); by"
-        " default any",
+        "DNS name that the router's certificate must have, and for SNI; by default any",
         None,
     )
     certificate: str | None = key(
-        "a PEM file with Envoy's own certificate, needed if extproc.tls.client_ca is set", None
+        "PEM file: Envoy's own certificate, if extproc.tls.client_ca is set", None
     )
     # last, since it hides the function of that name
-    key: str | None = key("a PEM file with the private key of Envoy's own certificate", None)
+    key: str | None = key("PEM file: its private key", None)

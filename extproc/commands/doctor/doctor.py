@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=DEFAULT_SECONDS,
         metavar="SECONDS",
-        help="for each question and each wait (default: %(default)g)",
+        help="time limit of each request and each wait (default: %(default)g)",
     )
     parser.add_argument(
         "--envoy",

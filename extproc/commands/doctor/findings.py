@@ -1,7 +1,7 @@
 """Findings of the doctor: every fault by its code, and how findings are shown as text and as JSON.
 
-A fault's code determines the check that finds it and the fix. docs/doctor.md has the same table and
-explains each fault; a test compares them.
+A fault's code determines the check that finds it and the fix. docs/doctor.md lists the codes by
+check; a test compares them.
 """
 
 import enum

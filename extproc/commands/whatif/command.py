@@ -66,38 +66,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help="recordings, JSON lines; - is standard input")
-    add("--workers", type=_whole_number(_MOST_WORKERS), default=8, metavar="N", help="default 8")
+    add(
+        "--workers",
+        type=_whole_number(_MOST_WORKERS),
+        default=8,
+        metavar="N",
+        help="number of simulated workers",
+    )
     add("--speed", type=_speed, default=ModelledSpeed().prefill_rate, metavar="TOKENS/S",
         help="prompt tokens that a worker computes in a second, or `learned`: as a running router"
-        " has learned it; default 12000")  # fmt: skip
+        " has learned it")  # fmt: skip
     add("--admin", default="http://127.0.0.1:9090", metavar="URL",
-        help="that router's admin server")  # fmt: skip
+        help="the admin server of that router")  # fmt: skip
     add("--decode", type=_positive, default=_DECODE_RATE, metavar="TOKENS/S",
-        help="tokens a second of one answer; default 100")  # fmt: skip
+        help="tokens per second of one answer")  # fmt: skip
     add("--cache-blocks", type=_whole_number(10**8), metavar="N",
         help="blocks of a worker's cache; by default room for 400,000 tokens")  # fmt: skip
     add("--block-size", type=_whole_number(65_536), metavar="TOKENS",
-        help="by default that of the trace, or a part of it")  # fmt: skip
+        help="tokens per block; by default as in the trace, or a part of it")  # fmt: skip
     add("--policy", action="append", choices=POLICIES, metavar="NAME",
-        help="play only this policy and Envoy's; may be repeated; default all")  # fmt: skip
+        help="play only this policy and Envoy's; may be repeated; by default all")  # fmt: skip
     add("--routers", type=_whole_number(_MOST_ROUTERS), default=1, metavar="N",
-        help="routers that share; default 1")  # fmt: skip
+        help="number of routers that share")  # fmt: skip
     add("--rate", type=_positive, default=1.0, metavar="X",
-        help="play so many times as fast as recorded")  # fmt: skip
+        help="play X times as fast as recorded")  # fmt: skip
     add("--seeds", type=_whole_number(_MOST_SEEDS), default=3, metavar="N",
-        help="runs of each policy, which differ in what is left to chance; default 3")  # fmt: skip
+        help="runs of each policy, with different random seeds")  # fmt: skip
     add("--first", type=_whole_number(10**9), metavar="N", help="play only the first N requests")
     add("--model", metavar="NAME", help="the model whose requests are played")
-    add("--config", metavar="FILE", help="a router's: its policy and its models' tokenizers")
-    add("--tokenizer", metavar="PATH", help="for requests with bodies, as models[].tokenizer")
+    add(
+        "--config",
+        metavar="FILE",
+        help="the router's configuration: its policy and tokenizers are used",
+    )
+    add(
+        "--tokenizer",
+        metavar="PATH",
+        help="tokenizer for requests with bodies, like models[].tokenizer",
+    )
     add("--arrivals", type=_positive, metavar="RATE",
-        help="requests a second, evenly, where lines have no time")  # fmt: skip
+        help="requests per second, evenly spaced, for lines without a time")  # fmt: skip
     add("--answer-tokens", type=_whole_number(10**6), default=128, metavar="N",
-        help="where a line does not tell how long its answer was; default 128")  # fmt: skip
+        help="length of answers whose length is not recorded")  # fmt: skip
     add("--new-answers", action="store_true",
-        help="take no answer as part of the prompt that follows it")  # fmt: skip
+        help="do not treat an answer as part of the prompt that follows it")  # fmt: skip
     add("--tenants", action="store_true",
-        help="tell what it costs if only lines of one `tenant` or `user` share blocks")  # fmt: skip
+        help="say what it costs if only lines of one `tenant` or `user` share blocks")  # fmt: skip
     add("--svg", type=Path, metavar="FILE", help="draw TTFT p90 by policy and number of workers")
     add("--json", action="store_true", help="print the results as JSON")
 
