@@ -1,9 +1,13 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from extproc.http2.session import Session, SharedBudget
 from extproc.routing.claim_table import Claim, Expected, Lifetimes
+from extproc.routing.claims import Beyond, Claims
+from extproc.routing.load import Rates
 from extproc.routing.load_columns import LoadColumns
+from extproc.routing.load_numbers import PlainNumbers, PlainPace
+from kvstate.overlap import Overlap
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
 def CompiledSession(  # noqa: N802
@@ -17,8 +21,12 @@ def CompiledDecoder(  # noqa: N802
     record: type, names: tuple[str, ...], every: tuple[str, ...], /
 ) -> _Decoder: ...
 def CompiledColumns(  # noqa: N802
-    load: type, endpoints: dict[str, Any], workers: Sequence[Any], rules: tuple[float, ...], /
+    load: type, endpoints: dict[str, Any], workers: Sequence[Any], now: float, rates: Rates, /
 ) -> LoadColumns: ...
+
+class CompiledPace(PlainPace): ...
+class CompiledNumbers(PlainNumbers): ...
+
 def chained(
     key: Callable[[memoryview, int], int],
     view: memoryview,
@@ -44,10 +52,19 @@ def recorded(
     since: float,
     /,
 ) -> tuple[int, int]: ...
+def weighed(
+    held: Sequence[Mapping[str, Overlap]],
+    expected: Sequence[Mapping[str, Expected]],
+    unsure: float,
+    worth: Callable[[Overlap, float], float],
+    claims: type[Claims],
+    /,
+) -> tuple[dict[str, Claims], list[Beyond]]: ...
+def held_tokens(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple[int, int]: ...
 def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
 def lowest(
     ranks: Sequence[float] | Sequence[tuple[float, float]],
     count: int,
     random: Callable[[], float],
     /,
-) -> list[int]: ...
+) -> list[int] | None: ...

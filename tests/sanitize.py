@@ -42,6 +42,7 @@ TESTED = (
     "extproc/http2/test_sessions.py",
     "extproc/routing/test_claim_walks.py",
     "extproc/routing/test_load_columns.py",
+    "extproc/routing/test_load_numbers.py",
     "extproc/serving/test_proxy_message.py",
 )
 

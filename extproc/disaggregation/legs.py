@@ -32,6 +32,7 @@ from extproc.routing.eligibility import Candidate, why_excluded
 from extproc.routing.load import Load
 from extproc.routing.policies import Chance
 from extproc.routing.query import Query, Snapshot
+from extproc.routing.spread import Rows
 from kvstate.overlap import Overlap
 
 Value = TypeVar("Value")
@@ -176,7 +177,7 @@ def _split(
     return Split(None if outcome == HERE else prefill, WORDS[outcome], here, apart, outcome)
 
 
-def _of_pick(decision: Decision, column: Sequence[Value]) -> Value:
+def _of_pick(decision: Decision, column: Rows[Value]) -> Value:
     """Returns the entry of the first pick in a column of all workers."""
     places = [worker.name for worker in decision.basis.workers]
     return column[places.index(decision.worker)]

@@ -1,5 +1,6 @@
-/* The walks over claims of extproc._core: extproc/routing/claim_table.py and marks.py describe them
- * and have the same in Python. They work on the same objects: dictionaries of tuples of claims. */
+/* The walks over claims of extproc._core: extproc/routing/claim_table.py, claims.py and marks.py
+ * describe them and have the same in Python. They work on the same objects: dictionaries of tuples
+ * of claims, and of overlaps. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -9,10 +10,10 @@
 
 #include "claims.h"
 
-enum { HOLDINGS, WORKER, LOST_AT, SENT_AT, ENDED_AT, MARK_BYTES, WORDS };
+enum { HOLDINGS, WORKER, LOST_AT, SENT_AT, ENDED_AT, MARK_BYTES, SAVED, WORDS };
 
-static const char *const SPELLED[WORDS] = {"holdings", "worker",   "lost_at",
-                                           "sent_at",  "ended_at", "mark_bytes"};
+static const char *const SPELLED[WORDS] = {"holdings", "worker",     "lost_at", "sent_at",
+                                           "ended_at", "mark_bytes", "saved"};
 
 static PyObject *words[WORDS];
 
@@ -253,6 +254,144 @@ PyObject *module_recorded(PyObject *Py_UNUSED(module), PyObject *given) {
     bool is_sound = new.holdings && record_claim(young, keys, &new, &alone_at, &added);
     Py_XDECREF(new.holdings);
     return is_sound ? Py_BuildValue("(nL)", alone_at, added) : NULL;
+}
+
+/* --- what overlaps are worth --- */
+
+/* An overlap of kvstate.overlap: sizes in blocks. */
+typedef struct {
+    long long block_size, device, certain, uncertain;
+    bool is_plain; /* all on the device, and certain */
+} HeldBlocks;
+
+static bool read_overlap(PyObject *overlap, HeldBlocks *held) {
+    if (!PyTuple_Check(overlap) || PyTuple_Size(overlap) != 5) {
+        PyErr_SetString(PyExc_TypeError, "no overlap");
+        return false;
+    }
+    long long host, disk, remote;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(overlap, 1), "LLLL", &held->device, &host, &disk,
+                          &remote))
+        return false;
+    held->block_size = PyLong_AsLongLong(PyTuple_GetItem(overlap, 0));
+    held->uncertain = PyLong_AsLongLong(PyTuple_GetItem(overlap, 2));
+    held->certain = held->device + host + disk + remote;
+    held->is_plain = !(host || disk || remote || held->uncertain);
+    return !PyErr_Occurred();
+}
+
+typedef struct {
+    PyObject *found, *unsure, *worth, *claims_class;
+} Weighing;
+
+/* Returns the claims of a worker with one more overlap; NULL after an error. */
+static PyObject *claims_with(const Weighing *weighing, PyObject *before, PyObject *overlap) {
+    HeldBlocks held;
+    if (!read_overlap(overlap, &held)) return NULL;
+    PyObject *worth = held.is_plain
+                          ? PyLong_FromLongLong(held.block_size * held.device)
+                          : PyObject_CallFunctionObjArgs(weighing->worth, overlap,
+                                                         weighing->unsure, NULL);
+    if (worth && before) {
+        PyObject *own = worth, *saved = PyObject_GetAttr(before, words[SAVED]);
+        worth = saved ? PyNumber_Add(own, saved) : NULL;
+        Py_XDECREF(saved);
+        Py_DECREF(own);
+    }
+    PyObject *made =
+        worth ? PyObject_CallFunctionObjArgs(weighing->claims_class, worth, NULL) : NULL;
+    Py_XDECREF(worth);
+    return made;
+}
+
+/* Adds what workers hold of one prompt; false after an error. */
+static bool weigh_overlaps(const Weighing *weighing, PyObject *overlaps) {
+    PyObject *name, *overlap;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(overlaps, &at, &name, &overlap)) {
+        PyObject *before = PyDict_GetItemWithError(weighing->found, name);
+        if (!before && PyErr_Occurred()) return false;
+        PyObject *after = claims_with(weighing, before, overlap);
+        bool is_set = after && !PyDict_SetItem(weighing->found, name, after);
+        Py_XDECREF(after);
+        if (!is_set) return false;
+    }
+    return true;
+}
+
+/* Appends the expected lengths of one prompt that go beyond what is certain; false after an error. */
+static bool append_beyond(PyObject *beyond, Py_ssize_t number, PyObject *overlaps,
+                          PyObject *expected) {
+    PyObject *name, *lengths;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(expected, &at, &name, &lengths)) {
+        long long speculative, approximate;
+        HeldBlocks held = {0};
+        if (!PyArg_ParseTuple(lengths, "LL", &speculative, &approximate)) return false;
+        PyObject *overlap = overlaps ? PyDict_GetItemWithError(overlaps, name) : NULL;
+        if (overlap && !read_overlap(overlap, &held)) return false;
+        if (PyErr_Occurred()) return false;
+        long long most = speculative > approximate ? speculative : approximate;
+        if (most <= held.certain * held.block_size) continue;
+        PyObject *row = Py_BuildValue("(nOO)", number, name, lengths);
+        bool is_added = row && !PyList_Append(beyond, row);
+        Py_XDECREF(row);
+        if (!is_added) return false;
+    }
+    return true;
+}
+
+/* Returns one of a sequence of dictionaries, borrowed from a list or a tuple. */
+static PyObject *dictionary_at(PyObject *list, Py_ssize_t at) {
+    PyObject *one = PyList_Check(list) ? PyList_GetItem(list, at) : PyTuple_GetItem(list, at);
+    if (!one || PyDict_Check(one)) return one;
+    PyErr_SetString(PyExc_TypeError, "no dictionary");
+    return NULL;
+}
+
+/* weighed(held, expected, unsure, worth, claims) */
+PyObject *module_weighed(PyObject *Py_UNUSED(module), PyObject *given) {
+    PyObject *held, *expected;
+    Weighing weighing;
+    if (!PyArg_ParseTuple(given, "OOOOO", &held, &expected, &weighing.unsure, &weighing.worth,
+                          &weighing.claims_class))
+        return NULL;
+    Py_ssize_t prompts = PySequence_Size(held), known = PySequence_Size(expected);
+    if (prompts < 0 || known < 0) return NULL;
+    PyObject *beyond = PyList_New(0);
+    weighing.found = PyDict_New();
+    bool is_sound = beyond && weighing.found;
+    for (Py_ssize_t n = 0; is_sound && n < prompts; n++) {
+        PyObject *overlaps = dictionary_at(held, n);
+        is_sound = overlaps && weigh_overlaps(&weighing, overlaps);
+    }
+    for (Py_ssize_t n = 0; is_sound && n < known; n++) {
+        PyObject *each = dictionary_at(expected, n);
+        PyObject *overlaps = prompts ? dictionary_at(held, n) : NULL;
+        is_sound = each && (overlaps || !prompts) && append_beyond(beyond, n, overlaps, each);
+    }
+    PyObject *made = is_sound ? PyTuple_Pack(2, weighing.found, beyond) : NULL;
+    Py_XDECREF(weighing.found);
+    Py_XDECREF(beyond);
+    return made;
+}
+
+/* held_tokens(name, overlaps): how many tokens a worker certainly holds of prompts, and how many perhaps. */
+PyObject *module_held(PyObject *Py_UNUSED(module), PyObject *given) {
+    PyObject *name, *prompts;
+    if (!PyArg_ParseTuple(given, "OO", &name, &prompts)) return NULL;
+    long long certain = 0, uncertain = 0;
+    Py_ssize_t count = PySequence_Size(prompts);
+    for (Py_ssize_t n = 0; n < count; n++) {
+        HeldBlocks held;
+        PyObject *overlaps = dictionary_at(prompts, n);
+        PyObject *overlap = overlaps ? PyDict_GetItemWithError(overlaps, name) : NULL;
+        if (PyErr_Occurred() || (overlap && !read_overlap(overlap, &held))) return NULL;
+        if (!overlap) continue;
+        certain += held.block_size * held.certain;
+        uncertain += held.block_size * held.uncertain;
+    }
+    return count < 0 ? NULL : Py_BuildValue("(LL)", certain, uncertain);
 }
 
 bool claims_prepare(void) {

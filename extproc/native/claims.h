@@ -10,6 +10,8 @@
 PyObject *module_chained(PyObject *module, PyObject *given);
 PyObject *module_expected(PyObject *module, PyObject *given);
 PyObject *module_recorded(PyObject *module, PyObject *given);
+PyObject *module_weighed(PyObject *module, PyObject *given);
+PyObject *module_held(PyObject *module, PyObject *given);
 
 /* Prepares the names of attributes; false after an error. */
 bool claims_prepare(void);

@@ -5,7 +5,7 @@
 #include <Python.h>
 
 #include "columns.h"
-#include "survey.h"
+#include "numbers.h"
 
 typedef struct {
     WorkerLoad load;
@@ -23,26 +23,21 @@ typedef struct {
 enum {
     ENDPOINT,
     NAME,
-    BOOKINGS,
-    BACKLOG_TOKENS,
-    BACKLOG_AT,
-    LATELY_TOKENS,
-    SHARED,
+    NUMBERS,
     REPORT,
-    OTHERS,
-    EXCESS_TOKENS,
-    ASKED_AT,
-    SPEED,
-    SLOWNESS,
-    PACE,
-    IS_EVEN,
+    AFFINITY_PERCENT,
+    BUSY_AFFINITY_PERCENT,
+    PREFILL_TOKENS_PER_SECOND,
     WORDS
 };
 
-static const char *const SPELLED[WORDS] = {
-    "endpoint", "name",          "bookings", "backlog_tokens", "backlog_at",
-    "lately_tokens", "shared",   "report",   "others",         "excess_tokens",
-    "asked_at", "speed",         "slowness", "pace",           "is_even"};
+static const char *const SPELLED[WORDS] = {"endpoint",
+                                           "name",
+                                           "numbers",
+                                           "report",
+                                           "affinity_percent",
+                                           "busy_affinity_percent",
+                                           "prefill_tokens_per_second"};
 
 static PyObject *words[WORDS];
 
@@ -55,50 +50,6 @@ static bool get_number(PyObject *object, int word, double *number) {
     return *number != -1.0 || !PyErr_Occurred();
 }
 
-static bool get_truth(PyObject *object, int word, bool *truth) {
-    PyObject *value = PyObject_GetAttr(object, words[word]);
-    int is_true = value ? PyObject_IsTrue(value) : -1;
-    Py_XDECREF(value);
-    *truth = is_true > 0;
-    return is_true >= 0;
-}
-
-static bool get_count(PyObject *object, int word, double *number) {
-    PyObject *value = PyObject_GetAttr(object, words[word]);
-    Py_ssize_t size = value ? PyObject_Size(value) : -1;
-    Py_XDECREF(value);
-    *number = (double)size;
-    return size >= 0;
-}
-
-static bool read_speed(PyObject *state, WorkerRecord *record) {
-    PyObject *speed = PyObject_GetAttr(state, words[SPEED]);
-    bool is_read = speed && get_number(speed, SLOWNESS, &record->slowness) &&
-                   get_number(speed, PACE, &record->pace) &&
-                   get_truth(speed, IS_EVEN, &record->is_even);
-    Py_XDECREF(speed);
-    return is_read;
-}
-
-/* Reads a worker's record. report: a new reference, NULL if there is none. */
-static bool read_record(PyObject *state, WorkerRecord *record, PyObject **report) {
-    *record = (WorkerRecord){0};
-    *report = PyObject_GetAttr(state, words[REPORT]);
-    if (!*report) return false;
-    record->has_report = *report != Py_None;
-    bool is_read = get_count(state, BOOKINGS, &record->in_flight) &&
-                   get_number(state, BACKLOG_TOKENS, &record->backlog_tokens) &&
-                   get_number(state, BACKLOG_AT, &record->backlog_at) &&
-                   get_number(state, LATELY_TOKENS, &record->lately_tokens) &&
-                   get_number(state, SHARED, &record->shared) && read_speed(state, record);
-    if (is_read && record->has_report)
-        is_read = get_number(state, OTHERS, &record->others) &&
-                  get_number(state, EXCESS_TOKENS, &record->excess_tokens) &&
-                  get_number(*report, ASKED_AT, &record->asked_at);
-    if (!is_read || !record->has_report) Py_CLEAR(*report);
-    return is_read;
-}
-
 static bool read_row(PyObject *endpoints, PyObject *worker, const SurveyRules *rules, Row *row) {
     *row = (Row){.load = {.slowness = 1.0}};
     PyObject *endpoint = PyObject_GetAttr(worker, words[ENDPOINT]);
@@ -107,15 +58,14 @@ static bool read_row(PyObject *endpoints, PyObject *worker, const SurveyRules *r
     Py_DECREF(endpoint);
     if (!state) return !PyErr_Occurred();
     WorkerRecord record;
-    PyObject *report;
-    if (!read_record(state, &record, &report)) return false;
+    PyObject *numbers = PyObject_GetAttr(state, words[NUMBERS]);
+    bool is_read = numbers && numbers_read(numbers, &record);
+    Py_XDECREF(numbers);
+    if (!is_read) return false;
     row->is_known = true;
     row->load = survey_load(&record, rules);
-    if (row->load.counts)
-        row->report = report;
-    else
-        Py_XDECREF(report);
-    return true;
+    if (row->load.counts) row->report = PyObject_GetAttr(state, words[REPORT]);
+    return row->report || !row->load.counts;
 }
 
 static void columns_dealloc(CoreColumns *self) {
@@ -146,7 +96,7 @@ static bool read_rows(CoreColumns *self, PyObject *endpoints, PyObject *workers,
 static PyObject *columns_new(PyTypeObject *type, PyObject *given, PyObject *Py_UNUSED(named)) {
     PyObject *load_class, *endpoints, *workers;
     SurveyRules rules;
-    if (!PyArg_ParseTuple(given, "OO!O(dddddd)", &load_class, &PyDict_Type, &endpoints, &workers,
+    if (!PyArg_ParseTuple(given, "OO!Od(ddddd)", &load_class, &PyDict_Type, &endpoints, &workers,
                           &rules.now, &rules.rate, &rules.capacity_tokens,
                           &rules.common_slowness, &rules.utilization_seconds,
                           &rules.report_seconds))
@@ -182,14 +132,20 @@ static PyObject *columns_item(PyObject *object, Py_ssize_t at) {
     return made;
 }
 
-/* typical(count): the mean utilization of the first ones, and the least queue in tokens. */
-static PyObject *columns_typical(CoreColumns *self, PyObject *given) {
-    Py_ssize_t count = PyLong_AsSsize_t(given);
-    if (count == -1 && PyErr_Occurred()) return NULL;
-    if (count < 1 || count > self->count) {
+/* affinity(count, cost): by the mean utilization and the shortest queue of the first workers. */
+static PyObject *columns_affinity(CoreColumns *self, PyObject *given) {
+    Py_ssize_t count;
+    PyObject *cost;
+    if (!PyArg_ParseTuple(given, "nO", &count, &cost)) return NULL;
+    if (count < 0 || count > self->count) {
         PyErr_SetString(PyExc_ValueError, "not so many workers");
         return NULL;
     }
+    double percent, busy_percent, rate;
+    if (!get_number(cost, AFFINITY_PERCENT, &percent) ||
+        !get_number(cost, BUSY_AFFINITY_PERCENT, &busy_percent) ||
+        !get_number(cost, PREFILL_TOKENS_PER_SECOND, &rate))
+        return NULL;
     double used = 0.0, least = Py_HUGE_VAL;
     for (Py_ssize_t n = 0; n < count; n++) {
         const WorkerLoad *load = &self->rows[n].load;
@@ -197,18 +153,8 @@ static PyObject *columns_typical(CoreColumns *self, PyObject *given) {
         used += load->utilization;
         if (queued < least) least = queued;
     }
-    return Py_BuildValue("(dd)", used / (double)count, least);
-}
-
-static PyObject *columns_costs(CoreColumns *self, PyObject *given) {
-    double uncached, running;
-    if (!PyArg_ParseTuple(given, "dd", &uncached, &running)) return NULL;
-    PyObject *costs = PyList_New(self->count);
-    for (Py_ssize_t n = 0; costs && n < self->count; n++) {
-        PyObject *cost = PyFloat_FromDouble(survey_cost(&self->rows[n].load, uncached, running));
-        if (!cost || PyList_SetItem(costs, n, cost)) Py_CLEAR(costs);
-    }
-    return costs;
+    double waiting = count ? survey_waiting(used / (double)count, least / rate) : 0.0;
+    return PyFloat_FromDouble((percent + busy_percent * waiting) / 100.0);
 }
 
 static PyObject *columns_requests(CoreColumns *self, PyObject *Py_UNUSED(none)) {
@@ -221,46 +167,46 @@ static PyObject *columns_requests(CoreColumns *self, PyObject *Py_UNUSED(none)) 
     return requests;
 }
 
-/* Adds to a cost the weighed tokens of its worker, if it has any; false after an error. */
-static bool add_tokens(const Row *row, PyObject *costs, Py_ssize_t at, PyObject *worker,
-                       PyObject *tokens, double weight) {
+/* Returns what a worker costs: with what it saves of the prompt, if it does; NULL after an error. */
+static PyObject *cost_of(const Row *row, double cost, PyObject *worker, PyObject *saved,
+                         double weight) {
     PyObject *name = PyObject_GetAttr(worker, words[NAME]);
-    PyObject *more = name ? PyDict_GetItemWithError(tokens, name) : NULL;
+    PyObject *less = name ? PyDict_GetItemWithError(saved, name) : NULL;
     Py_XDECREF(name);
-    if (!more) return !PyErr_Occurred();
-    double added = weight * PyFloat_AsDouble(more) * row->load.slowness;
-    double cost = PyFloat_AsDouble(PyList_GetItem(costs, at));
-    if (PyErr_Occurred()) return false;
-    PyObject *sum = PyFloat_FromDouble(cost + added);
-    return sum && !PyList_SetItem(costs, at, sum);
+    if (less) cost += weight * PyFloat_AsDouble(less) * row->load.slowness;
+    return PyErr_Occurred() ? NULL : PyFloat_FromDouble(cost);
 }
 
-/* add(costs, workers, tokens, weight) */
-static PyObject *columns_add(CoreColumns *self, PyObject *given) {
-    PyObject *costs, *workers, *tokens;
-    double weight;
-    if (!PyArg_ParseTuple(given, "O!OO!d", &PyList_Type, &costs, &workers, &PyDict_Type, &tokens,
-                          &weight))
+/* costs(workers, saved, uncached, affinity, running) */
+static PyObject *columns_costs(CoreColumns *self, PyObject *given) {
+    PyObject *workers, *saved;
+    double weighed, affinity, running;
+    if (!PyArg_ParseTuple(given, "OO!ddd", &workers, &PyDict_Type, &saved, &weighed, &affinity,
+                          &running))
         return NULL;
-    if (PyList_Size(costs) != self->count || PySequence_Size(workers) != self->count) {
-        PyErr_SetString(PyExc_ValueError, "other workers");
+    if (PySequence_Size(workers) != self->count) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "other workers");
         return NULL;
     }
-    for (Py_ssize_t n = 0; n < self->count; n++) {
-        PyObject *worker = PySequence_GetItem(workers, n);
-        bool is_added = worker && add_tokens(&self->rows[n], costs, n, worker, tokens, weight);
+    bool saves = PyDict_Size(saved) > 0;
+    PyObject *costs = PyList_New(self->count);
+    for (Py_ssize_t n = 0; costs && n < self->count; n++) {
+        const Row *row = &self->rows[n];
+        double whole = survey_cost(&row->load, affinity * weighed, running);
+        PyObject *worker = saves ? PySequence_GetItem(workers, n) : NULL;
+        PyObject *cost = worker   ? cost_of(row, whole, worker, saved, -affinity)
+                         : !saves ? PyFloat_FromDouble(whole)
+                                  : NULL;
         Py_XDECREF(worker);
-        if (!is_added) return NULL;
+        if (!cost || PyList_SetItem(costs, n, cost)) Py_CLEAR(costs);
     }
-    Py_IncRef(Py_None);
-    return Py_None;
+    return costs;
 }
 
 static PyMethodDef columns_methods[] = {
-    {"typical", (PyCFunction)columns_typical, METH_O, NULL},
+    {"affinity", (PyCFunction)columns_affinity, METH_VARARGS, NULL},
     {"costs", (PyCFunction)columns_costs, METH_VARARGS, NULL},
     {"requests", (PyCFunction)columns_requests, METH_NOARGS, NULL},
-    {"add", (PyCFunction)columns_add, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -276,6 +222,11 @@ static PyType_Slot columns_slots[] = {
 
 PyType_Spec columns_spec = {"extproc._core.CompiledColumns", sizeof(CoreColumns), 0,
                             Py_TPFLAGS_DEFAULT, columns_slots};
+
+static PyObject *none(void) {
+    Py_IncRef(Py_None); /* kvstate/native/module.c says why */
+    return Py_None;
+}
 
 /* Returns random(), a number from 0 to below 1; -1 after an error. */
 static double drawn_number(PyObject *random) {
@@ -306,36 +257,89 @@ PyObject *module_drawn(PyObject *Py_UNUSED(module), PyObject *given) {
     return made;
 }
 
-/* Returns each rank with a random number and its place, sorted. */
-static PyObject *ranked(PyObject *ranks, PyObject *random) {
-    Py_ssize_t count = PySequence_Size(ranks);
-    PyObject *rows = count < 0 ? NULL : PyList_New(count);
-    for (Py_ssize_t n = 0; rows && n < count; n++) {
-        double chance = drawn_number(random);
-        PyObject *rank = chance < 0.0 ? NULL : PySequence_GetItem(ranks, n);
-        PyObject *row = rank ? Py_BuildValue("(Ndn)", rank, chance, n) : NULL;
-        if (!row || PyList_SetItem(rows, n, row)) Py_CLEAR(rows);
-    }
-    if (rows && PyList_Sort(rows)) Py_CLEAR(rows);
-    return rows;
+/* --- the lowest ranks --- */
+
+typedef struct {
+    double rank, chance;
+    Py_ssize_t place;
+} Ranked;
+
+static bool is_lower(const Ranked *one, const Ranked *other) {
+    return one->rank < other->rank || (one->rank == other->rank && one->chance < other->chance);
 }
 
-/* lowest(ranks, count, random): the places of the lowest ranks, ties in random order. */
+/* Copies the lowest rows, in their order, of equal ones the first; returns how many. */
+static Py_ssize_t find_lowest(const Ranked *rows, Py_ssize_t number, Ranked *found,
+                              Py_ssize_t most) {
+    Py_ssize_t known = 0;
+    for (Py_ssize_t n = 0; n < number; n++) {
+        Py_ssize_t at = known;
+        while (at && is_lower(&rows[n], &found[at - 1])) at--;
+        if (at == most) continue;
+        if (known < most) known++;
+        for (Py_ssize_t to = known - 1; to > at; to--) found[to] = found[to - 1];
+        found[at] = rows[n];
+    }
+    return known;
+}
+
+/* Reads ranks; false if one is no plain number. */
+static bool read_ranks(PyObject *ranks, Ranked *rows, Py_ssize_t number) {
+    for (Py_ssize_t n = 0; n < number; n++) {
+        PyObject *rank = PyList_GetItem(ranks, n);
+        if (!PyFloat_CheckExact(rank)) return false;
+        rows[n] = (Ranked){PyFloat_AsDouble(rank), 0.0, n};
+    }
+    return true;
+}
+
+static bool draw_chances(Ranked *rows, Py_ssize_t number, PyObject *random) {
+    for (Py_ssize_t n = 0; n < number; n++) {
+        rows[n].chance = drawn_number(random);
+        if (rows[n].chance < 0.0) return false;
+    }
+    return true;
+}
+
+static PyObject *places_of(const Ranked *found, Py_ssize_t count) {
+    PyObject *places = PyList_New(count);
+    for (Py_ssize_t n = 0; places && n < count; n++) {
+        PyObject *place = PyLong_FromSsize_t(found[n].place);
+        if (!place || PyList_SetItem(places, n, place)) Py_CLEAR(places);
+    }
+    return places;
+}
+
+/* Returns the places of the lowest rows, at most `count`, with room for one more in `found`. */
+static PyObject *lowest_of(Ranked *rows, Py_ssize_t number, Ranked *found, Py_ssize_t count,
+                           PyObject *random) {
+    /* one more than is wanted: whether the last one is among them may be a matter of chance */
+    Py_ssize_t known = find_lowest(rows, number, found, count + 1);
+    bool is_tie = false;
+    for (Py_ssize_t n = 1; n < known; n++) is_tie = is_tie || found[n].rank == found[n - 1].rank;
+    if (is_tie) {
+        if (!draw_chances(rows, number, random)) return NULL;
+        known = find_lowest(rows, number, found, count + 1);
+    }
+    return places_of(found, known < count ? known : count);
+}
+
+/* lowest(ranks, count, random): the places of the lowest ranks, ties in random order; None if they
+ * are no list of numbers. */
 PyObject *module_lowest(PyObject *Py_UNUSED(module), PyObject *given) {
     PyObject *ranks, *random;
     Py_ssize_t count;
     if (!PyArg_ParseTuple(given, "OnO", &ranks, &count, &random)) return NULL;
-    PyObject *rows = ranked(ranks, random);
-    if (!rows) return NULL;
-    if (count > PyList_Size(rows)) count = PyList_Size(rows);
-    PyObject *places = PyList_New(count < 0 ? 0 : count);
-    for (Py_ssize_t n = 0; places && n < count; n++) {
-        PyObject *place = PyTuple_GetItem(PyList_GetItem(rows, n), 2);
-        Py_XINCREF(place);
-        if (!place || PyList_SetItem(places, n, place)) Py_CLEAR(places);
-    }
-    Py_DECREF(rows);
-    return places;
+    Py_ssize_t number = PyList_CheckExact(ranks) ? PyList_Size(ranks) : -1;
+    if (count > number) count = number;
+    if (count < 0) return none();
+    Ranked *rows = PyMem_Malloc(sizeof(Ranked) * (size_t)(number + count + 1));
+    if (!rows) return PyErr_NoMemory();
+    PyObject *made = read_ranks(ranks, rows, number)
+                         ? lowest_of(rows, number, rows + number, count, random)
+                         : none();
+    PyMem_Free(rows);
+    return made;
 }
 
 bool columns_prepare(void) {

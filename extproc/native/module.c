@@ -9,6 +9,7 @@
 #include "claims.h"
 #include "columns.h"
 #include "message.h"
+#include "numbers.h"
 #include "session.h"
 
 /* Returns a constant with a reference taken at run time: kvstate/native/module.c says why. */
@@ -527,6 +528,8 @@ static PyMethodDef module_functions[] = {
     {"chained", module_chained, METH_VARARGS, NULL},
     {"expected", module_expected, METH_VARARGS, NULL},
     {"recorded", module_recorded, METH_VARARGS, NULL},
+    {"weighed", module_weighed, METH_VARARGS, NULL},
+    {"held_tokens", module_held, METH_VARARGS, NULL},
     {"drawn", module_drawn, METH_VARARGS, NULL},
     {"lowest", module_lowest, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -557,6 +560,13 @@ PyMODINIT_FUNC PyInit__core(void) {
         Py_DECREF(made);
         return NULL;
     }
+    PyObject *pace = add_type(made, "CompiledPace", &pace_spec);
+    PyObject *numbers = pace ? add_type(made, "CompiledNumbers", &numbers_spec) : NULL;
+    if (!numbers) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    numbers_prepare(pace, numbers);
     budget_type = (PyTypeObject *)budget;
     return made;
 }

@@ -27,6 +27,19 @@ WorkerLoad survey_load(const WorkerRecord *record, const SurveyRules *rules) {
     return load;
 }
 
+double survey_waiting(double utilization, double queued_seconds) {
+    double waiting = 1.0;
+    if (utilization < 0.5) {
+        waiting = utilization / (1.0 - utilization);
+        if (utilization < FULL_WEIGHT_UTILIZATION) waiting *= utilization / FULL_WEIGHT_UTILIZATION;
+    }
+    if (queued_seconds > 0.0) {
+        double more = WAITING_A_SECOND * queued_seconds;
+        waiting += more < MAX_WAITING ? more : MAX_WAITING;
+    }
+    return waiting;
+}
+
 double survey_cost(const WorkerLoad *load, double uncached, double running) {
     return (uncached + load->backlog_tokens + running * (load->in_flight + load->others)) *
            load->slowness;

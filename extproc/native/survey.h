@@ -26,6 +26,15 @@ typedef struct {
 
 WorkerLoad survey_load(const WorkerRecord *record, const SurveyRules *rules);
 
+/* As in extproc.routing.policies, whose affinity_of is the formula. */
+#define FULL_WEIGHT_UTILIZATION 0.25
+#define WAITING_A_SECOND 1.0
+#define MAX_WAITING 10.0
+
+/* Returns how much a token delays later requests: by the fleet's mean utilization, and by how long
+ * the shortest queue takes. */
+double survey_waiting(double utilization, double queued_seconds);
+
 /* Returns what a worker costs if it holds nothing of a prompt, in tokens. */
 double survey_cost(const WorkerLoad *load, double uncached, double running);
 

@@ -10,7 +10,8 @@ from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
 from extproc.routing.belonging import CONVERSATION, RESPONSE, Belonging, belonging_of
 from extproc.routing.claim_table import ClaimTable
-from extproc.routing.claims import NO_CLAIMS, Claims, claims_of
+from extproc.routing.claims import NO_CLAIMS, Claims, claims_of, held_tokens
+from extproc.routing.draws import lowest
 from extproc.routing.eligibility import ANY, Candidate, Roster, places_without, why_excluded
 from extproc.routing.fetching import Fetch, Offers, lower_costs
 from extproc.routing.load import Load
@@ -22,13 +23,14 @@ from extproc.routing.policies import (
     POLICIES,
     Chance,
     Columns,
-    best,
+    Order,
     endpoints_named,
 )
 from extproc.routing.query import Media, Query, Snapshot
-from extproc.routing.ranks import rank_of
+from extproc.routing.ranks import Ranks, rank_of
 from extproc.routing.sampling import SAMPLED, sample_of
 from extproc.routing.siblings import prefer_siblings, siblings_of
+from extproc.routing.spread import Rows
 from extproc.routing.survey import Survey, is_full, survey_of
 from kvstate.overlap import Overlap, of_any_rank
 
@@ -103,13 +105,13 @@ class Basis(Frozen, frozen=True):
     uncertain_tokens: int
     workers: Sequence[Candidate]
     excluded: Sequence[str]
-    loads: Sequence[Load | None]
-    costs: Sequence[float | None]
+    loads: Rows[Load | None]
+    costs: Rows[float | None]
     sampled: Sequence[int] | None
     overlaps: Sequence[Mapping[str, Overlap]]
     claims: Mapping[str, Claims]
     belonging: Belonging
-    crowding: Sequence[float | None]
+    crowding: Rows[float | None]
     affinity: float
     running: float
     patience: float = 0.0
@@ -171,12 +173,9 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     now: seconds of the loads' clock.
     """
     prompt_tokens = sum([len(prompt.tokens) for prompt in query.prompts])
-    weighed = float(prompt_tokens) if query.prompts else _text_tokens(query)
-    state = snapshot.state
-    if query.media is not None:
-        weighed = query.media.weighed_tokens
-        if not query.media.is_whole:  # feeds show nothing of what is behind
-            state = _unknown
+    weighed, state = _weighed(query, prompt_tokens), snapshot.state
+    if query.media is not None and not query.media.is_whole:
+        state = _unknown  # feeds show nothing of what is behind
     marks = _marks(query, snapshot.claims)
     claims = _claims(snapshot.overlaps, marks, snapshot, state, now) if query.reads_cache else {}
     roster = snapshot.roster or Roster(snapshot.workers)
@@ -185,7 +184,9 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     belonging = belonging_of(query, marks, eligible, snapshot, saved, weighed, now)
     for name, more in belonging.credit.items():
         saved[name] = max(saved.get(name, 0.0), more)
-    sampled = _sampled(eligible, excluded, saved, snapshot, roster, rng)
+    sampled: list[int] | None = None
+    if 0 < snapshot.sample < len(eligible):
+        sampled = _sampled(eligible, excluded, saved, snapshot, roster, rng)
     siblings: Mapping[str, int] = {}
     if snapshot.rules.cost.siblings_percent:
         siblings = _siblings(claims, marks, snapshot, now)
@@ -206,13 +207,14 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         candidates = _sole(candidates, survey, belonging.sole)
     order = _order(candidates, survey, saved, weighed, snapshot, rng)
     first = order[0].name if order else ""
-    held, rank = _overlaps_of(first, order, eligible, snapshot, now)
-    certain, uncertain = _tokens_of(first, held)
+    held: Sequence[Mapping[str, Overlap]] = snapshot.overlaps
+    rank: PinnedRank | None = None
+    if snapshot.ranks is not None:
+        held, rank = _overlaps_of(first, order, eligible, snapshot, snapshot.ranks, now)
+    certain, uncertain = held_tokens(first, held)
     claimed = claims.get(first, NO_CLAIMS)
-    uncached = weighed - _expected(first, claimed, belonging)
-    if fetches:
-        uncached = _uncached(uncached, fetches.get(first))
-    count = len(snapshot.workers)
+    uncached = _uncached(first, weighed, claimed, belonging, fetches)
+    loads, costs, crowding = survey.columns(len(snapshot.workers))
     basis = Basis(
         policy=snapshot.policy,
         prompt_tokens=prompt_tokens,
@@ -221,13 +223,13 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         uncertain_tokens=uncertain,
         workers=snapshot.workers,
         excluded=excluded,
-        loads=survey.spread(survey.loads, count),
-        costs=survey.spread(survey.costs, count),
+        loads=loads,
+        costs=costs,
         sampled=sampled,
         overlaps=held,
         claims=claims,
         belonging=belonging,
-        crowding=survey.spread(survey.crowding, count) if survey.crowding else (),
+        crowding=crowding,
         affinity=survey.affinity,
         running=snapshot.rules.cost.running_tokens,
         patience=patience,
@@ -254,8 +256,12 @@ def _unknown(_: str) -> str:
     return ""
 
 
-def _text_tokens(query: Query) -> float:
-    """Returns the estimated tokens of a query whose prompts are not known."""
+def _weighed(query: Query, prompt_tokens: int) -> float:
+    """Returns the tokens of a query, estimated if its prompts are not known."""
+    if query.media is not None:
+        return query.media.weighed_tokens
+    if query.prompts:
+        return float(prompt_tokens)
     if query.outline is not None:
         return query.outline.tokens
     return min(query.unread_bytes, MAX_UNREAD_BYTES) / BYTES_PER_TOKEN
@@ -310,8 +316,22 @@ def _fetches(
     return lower_costs(survey.costs, survey.workers, survey.loads, weight, offers, held)
 
 
-def _uncached(tokens: float, fetch: Fetch | None) -> float:
-    """Returns how many of the tokens a worker computes, if it loads others from a store."""
+def _uncached(
+    first: str,
+    weighed: float,
+    claimed: Claims,
+    belonging: Belonging,
+    fetches: Mapping[str, Fetch],
+) -> float:
+    """Returns how many tokens the first pick probably has to compute.
+
+    A conversation's worker has had all of its earlier turns, so there the claim counts fully: else
+    each turn of a long conversation would look like much work to all others.
+    """
+    tokens = weighed - claimed.saved
+    if belonging.by == CONVERSATION and first in belonging.credit:
+        tokens = weighed - claimed.approximate
+    fetch = fetches.get(first)
     return tokens if fetch is None or fetch.peer is not None else max(0.0, tokens - fetch.tokens)
 
 
@@ -339,10 +359,11 @@ def _sampled(
 ) -> list[int] | None:
     """Returns the indices of the workers to compare, random ones first; None for all.
 
-    Failing workers are drawn only if no others are left.
+    Failing workers are drawn only if no others are left. The snapshot's sample is not 0, and fewer
+    than the eligible.
     """
     count, workers, ejected = snapshot.sample, snapshot.workers, snapshot.ejected
-    if not 0 < count < len(eligible) or snapshot.policy not in SAMPLED:
+    if snapshot.policy not in SAMPLED:
         return None
     if ejected:
         sound = [place for place in eligible if workers[place].endpoint not in ejected]
@@ -416,16 +437,6 @@ def _without_bad(
     return [at for at in candidates if not excluded[survey.places[at]]]
 
 
-def _expected(first: str, claimed: Claims, belonging: Belonging) -> float:
-    """Returns how many tokens the first pick probably need not compute.
-
-    A conversation's worker has had all of its earlier turns, so there the claim counts fully: else
-    each turn of a long conversation would look like much work to all others.
-    """
-    is_at_home = belonging.by == CONVERSATION and first in belonging.credit
-    return float(claimed.approximate) if is_at_home else claimed.saved
-
-
 def _sole(candidates: Sequence[int], survey: Survey, sole: str) -> Sequence[int]:
     """Returns the only candidate that can answer, or all if it is none of them."""
     return [at for at in candidates if survey.workers[at].name == sole] or candidates
@@ -440,10 +451,28 @@ def _order(
     chance: Chance,
 ) -> list[Candidate]:
     """Returns the best candidates, at most as many as are named to the proxy."""
-    workers, costs, rules = survey.workers, survey.costs, snapshot.rules
+    workers, costs = survey.workers, survey.costs
     if len(candidates) != len(workers):
         workers = [workers[at] for at in candidates]
         costs = [costs[at] for at in candidates]
+    ranks: Order = costs
+    if snapshot.policy != "cost":  # the usual one needs nothing more
+        ranks = _ranks(candidates, survey, workers, costs, saved, weighed, snapshot)
+    count = endpoints_named(snapshot.rules, is_duplex=False)
+    return [workers[at] for at in lowest(ranks, count, chance.random)]
+
+
+def _ranks(
+    candidates: Sequence[int],
+    survey: Survey,
+    workers: Sequence[Candidate],
+    costs: Sequence[float],
+    saved: Mapping[str, float],
+    weighed: float,
+    snapshot: Snapshot,
+) -> Order:
+    """Returns the ranks of candidates by the snapshot's policy."""
+    rules = snapshot.rules
 
     def requests() -> list[float]:
         each = survey.loads.requests()
@@ -458,8 +487,7 @@ def _order(
         rules.cache_aware,
         rules.prefix_cache,
     )
-    ranked = POLICIES[snapshot.policy](columns)
-    return [workers[at] for at in best(ranked, chance, endpoints_named(rules, is_duplex=False))]
+    return POLICIES[snapshot.policy](columns)
 
 
 def _overlaps_of(
@@ -467,6 +495,7 @@ def _overlaps_of(
     order: Sequence[Candidate],
     eligible: Sequence[int],
     snapshot: Snapshot,
+    ranks: Ranks,
     now: float,
 ) -> tuple[Sequence[Mapping[str, Overlap]], PinnedRank | None]:
     """Returns the overlaps of each prompt, and the rank that the request should name, if any.
@@ -474,9 +503,7 @@ def _overlaps_of(
     If an engine with several ranks chooses one itself, it may not be the one that holds the blocks;
     then the first pick's overlaps are those that any of its ranks holds.
     """
-    held, ranks = snapshot.overlaps, snapshot.ranks
-    if not ranks:
-        return held, None
+    held = snapshot.overlaps
     overlaps = [each[first] for each in held if first in each]
     if not overlaps:
         return held, None
@@ -493,18 +520,6 @@ def _overlaps_of(
     return [
         {**each, first: of_any_rank(each[first])} if first in each else each for each in held
     ], None
-
-
-def _tokens_of(name: str, held: Sequence[Mapping[str, Overlap]]) -> tuple[int, int]:
-    """Returns how many tokens a worker certainly holds of the prompts, and how many perhaps."""
-    certain = uncertain = 0
-    for each in held:
-        overlap = each.get(name)
-        if overlap is not None:
-            size, tiers, behind, _, _ = overlap
-            certain += size * sum(tiers)
-            uncertain += size * behind
-    return certain, uncertain
 
 
 def _reason(

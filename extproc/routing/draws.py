@@ -25,12 +25,25 @@ def plain_drawn(places: Sequence[int], count: int, random: Random) -> list[int]:
 
 
 def plain_lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
-    """Returns the indices of the lowest ranks, at most `count`; ties are broken at random."""
+    """Returns the indices of the lowest ranks, at most `count`; ties are broken at random.
+
+    Without ties among them, no random number is drawn.
+    """
+    first = sorted(ranks)[: count + 1]
+    if len(set(first)) == len(first):
+        return [ranks.index(rank) for rank in first[:count]]
     rows = sorted([(rank, random(), place) for place, rank in enumerate(ranks)])
     return [place for _, _, place in rows[:count]]
 
 
 try:
-    from extproc._core import drawn, lowest
+    from extproc._core import drawn
+    from extproc._core import lowest as _lowest_numbers
 except ImportError:  # there was no C compiler at installation
     drawn, lowest = plain_drawn, plain_lowest
+else:
+
+    def lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
+        """Does the same as `plain_lowest`; only numbers are ranked in C."""
+        found = _lowest_numbers(ranks, count, random)
+        return plain_lowest(ranks, count, random) if found is None else found

@@ -10,10 +10,9 @@ record when they arrive, so that a decision costs the same with any number of ro
 join this router's in one queue, since the worker computes one prompt after the other.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from math import exp
 from typing import NamedTuple, Protocol
@@ -21,6 +20,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from extproc.base.structs import Light, Record
+from extproc.routing.load_numbers import LoadNumbers
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
 from extproc.routing.transfers import Transfers
@@ -137,38 +137,41 @@ class LevelLoad:
     queued_tokens: float = 0.0
 
 
-@dataclass(eq=False, slots=True)
 class EndpointLoad:
     """The load record of one endpoint: its requests in flight, and its worker's last report.
 
     It is removed with the endpoint. Requests still in flight then keep the record until they end;
     a later worker at the same address starts with a new one.
 
-    queued: its requests that are not known to be computed, oldest first; booked_tokens: their
-    uncached tokens. gauges: the last figures of each other router; shared, shared_tokens: the sums
-    of their requests and booked tokens. ahead_tokens: other routers' tokens after this router's
-    last request whose end of computing is announced: the next such request waits for them.
-    levels: its requests by the level of their class, empty without classes. transfers: what other
-    workers pull from it.
+    numbers: what decisions read. queued: its requests that are not known to be computed, oldest
+    first. gauges: the last figures of each other router. ahead_tokens: other routers' tokens after
+    this router's last request whose end of computing is announced: the next such request waits for
+    them. levels: its requests by the level of their class, empty without classes. transfers: what
+    other workers pull from it.
     """
 
-    bookings: set["Booking"] = field(default_factory=set)
-    queued: dict["Booking", None] = field(default_factory=dict)
-    booked_tokens: float = 0.0
-    backlog_tokens: float = 0.0
-    backlog_at: float = -math.inf
-    report: LoadSample | None = None
-    others: float = 0.0
-    excess_tokens: float = 0.0
-    lately_tokens: float = 0.0
-    sent_tokens: float = 0.0
-    shared: int = 0
-    shared_tokens: int = 0
-    ahead_tokens: float = 0.0
-    gauges: dict[str, GaugesOf] = field(default_factory=dict)
-    levels: dict[int, LevelLoad] = field(default_factory=dict)
-    speed: Speed["Booking"] = field(default_factory=Speed)
-    transfers: Transfers = field(default_factory=Transfers)
+    __slots__ = (
+        "ahead_tokens",
+        "bookings",
+        "gauges",
+        "levels",
+        "numbers",
+        "queued",
+        "report",
+        "speed",
+        "transfers",
+    )
+
+    def __init__(self) -> None:
+        self.speed: Speed[Booking] = Speed()
+        self.numbers = LoadNumbers(self.speed)
+        self.bookings: set[Booking] = set()
+        self.queued: dict[Booking, None] = {}
+        self.report: LoadSample | None = None
+        self.ahead_tokens = 0.0
+        self.gauges: dict[str, GaugesOf] = {}
+        self.levels: dict[int, LevelLoad] = {}
+        self.transfers = Transfers()
 
 
 class Booking(Record, eq=False):
@@ -192,8 +195,11 @@ class Booking(Record, eq=False):
     level: int | None = None
 
 
+# The configured tokens per second, the tokens of a window, the fleet's slowness, and the seconds of
+# a window and of a report.
+Rates = tuple[float, float, float, float, float]
+
 _IDLE = Load()
-_NEVER = -math.inf
 
 
 class Loads:
@@ -202,6 +208,7 @@ class Loads:
     endpoints: their records, by ip:port; the owner adds and removes them. An endpoint without a
     record is idle. touched: collects the endpoints whose own requests changed, to be shared.
     learns: whether the speed of each endpoint is learned. routers: the other routers heard from.
+    rates: what every load depends on.
     """
 
     def __init__(
@@ -220,6 +227,7 @@ class Loads:
         self.routers: set[str] = set()
         self._learns = learns
         self._common = Common()
+        self.rates = self._rates()
 
     def begin(
         self,
@@ -245,22 +253,18 @@ class Loads:
         return EndpointLoad() if found is None else found
 
     def _add(self, booking: Booking, now: float) -> None:
-        state, left = booking.load, self._backlog(booking.load, now)
-        state.backlog_tokens = left + booking.uncached_tokens
-        state.lately_tokens = _faded(state, now) + booking.uncached_tokens
-        state.backlog_at = now
+        state, tokens = booking.load, booking.uncached_tokens
+        left = state.numbers.begin(tokens, now, self._rate, UTILIZATION_SECONDS)
         state.bookings.add(booking)
         state.queued[booking] = None
-        state.booked_tokens += booking.uncached_tokens
         if booking.level is not None:
             of_level = state.levels.setdefault(booking.level, LevelLoad())
             of_level.requests += 1
-            of_level.queued_tokens += booking.uncached_tokens
-        state.sent_tokens += booking.uncached_tokens
+            of_level.queued_tokens += tokens
         if self._touched is not None:
             self._touched.add(booking.endpoint)
         if self._learns:
-            work = booking.uncached_tokens / self._rate
+            work = tokens / self._rate
             if work <= LEAST_SECONDS:
                 return
             if booking.prompt is None:
@@ -305,7 +309,7 @@ class Loads:
         """
         state = booking.load
         booking.prompt, booking.computed_at = None, now
-        backlog = self._backlog(state, now)
+        backlog = state.numbers.backlog(now, self._rate)
         state.speed.note_computed(booking, now, self._common)
         self._update_common(now)
         if booking in state.queued:
@@ -314,7 +318,7 @@ class Loads:
             _leave_queue(booking)
             if self._touched is not None:
                 self._touched.add(booking.endpoint)
-        _bound(state, backlog, now)
+        state.numbers.bound(backlog, now, UTILIZATION_SECONDS)
 
     def note_unseen(self, endpoint: str, seconds: float, now: float) -> None:
         """Notes that an endpoint does what nothing announces, for about so many seconds."""
@@ -333,6 +337,7 @@ class Loads:
     def _update_common(self, now: float) -> None:
         if self._common.is_due(now):
             self._common.update([state.speed for state in self._endpoints.values()], now)
+            self.rates = self._rates()
 
     def end(self, booking: Booking, now: float) -> None:
         """Ends a request; a second call changes nothing."""
@@ -348,7 +353,7 @@ class Loads:
             _leave_queue(booking)
         if booking.level is not None:
             state.levels[booking.level].requests -= 1
-        _bound(state, self._backlog(state, now), now)
+        state.numbers.end(now, self._rate, UTILIZATION_SECONDS)
         if self._touched is not None:
             self._touched.add(booking.endpoint)
 
@@ -374,16 +379,17 @@ class Loads:
     def report(self, endpoint: str, report: LoadSample, now: float) -> None:
         """Records a worker's report of its load; ignores one that is older than the last."""
         state = self._record(endpoint)
+        numbers = state.numbers
         if state.report is not None and report.asked_at < state.report.asked_at:
             return
         total = report.running + report.waiting
-        state.report = report
-        state.others = max(0.0, total - len(state.bookings) - state.shared)
+        state.report, numbers.asked_at = report, report.asked_at
+        numbers.others = max(0.0, total - numbers.in_flight - numbers.shared)
         least, most, excess = self._pending(state, report, total)
-        state.lately_tokens = _faded(state, now)
-        state.backlog_tokens = min(max(self._backlog(state, now), least), most)
-        state.backlog_at = now
-        state.excess_tokens = excess
+        numbers.lately_tokens = numbers.lately(now, UTILIZATION_SECONDS)
+        numbers.backlog_tokens = min(max(numbers.backlog(now, self._rate), least), most)
+        numbers.backlog_at = now
+        numbers.excess_tokens = excess
 
     def _pending(
         self, state: EndpointLoad, report: LoadSample, total: int
@@ -394,22 +400,23 @@ class Loads:
         begin with the oldest request, so the waiting ones are the newest, and the one before them
         may be running.
         """
+        numbers = state.numbers
         newest_first = sorted(state.bookings, key=lambda one: one.began_at, reverse=True)
         on_the_way = [one for one in newest_first if one.began_at >= report.asked_at]
         arrived = [one.uncached_tokens for one in newest_first[len(on_the_way) :]]
         unseen = sum(one.uncached_tokens for one in on_the_way)
         if report.pending_tokens is not None:
-            own = min(report.pending_tokens, sum(arrived) + state.shared_tokens)
+            own = min(report.pending_tokens, sum(arrived) + numbers.shared_tokens)
             return own + unseen, own + unseen, report.pending_tokens - own
         requests = max(1, total)
         own_waiting = min(len(arrived), round(report.waiting * len(arrived) / requests))
-        shared_waiting = min(state.shared, round(report.waiting * state.shared / requests))
-        each = state.shared_tokens / state.shared if state.shared else 0.0
+        shared_waiting = min(numbers.shared, round(report.waiting * numbers.shared / requests))
+        each = numbers.shared_tokens / numbers.shared if numbers.shared else 0.0
         least = sum(arrived[:own_waiting]) + unseen + each * shared_waiting
         most = sum(arrived[: own_waiting + 1]) + unseen
         # computed ones have no tokens in the sum, so a waiting one may exceed the mean
         most_each = max(each, self._mean_uncached)
-        most += min(most_each * min(state.shared, shared_waiting + 1), state.shared_tokens)
+        most += min(most_each * min(numbers.shared, shared_waiting + 1), numbers.shared_tokens)
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
@@ -418,19 +425,20 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return None
-        booked = state.booked_tokens + state.shared_tokens
-        own_part = state.booked_tokens / booked if booked else 0.0
+        numbers = state.numbers
+        booked = numbers.booked_tokens + numbers.shared_tokens
+        own_part = numbers.booked_tokens / booked if booked else 0.0
         return Gauges(
-            len(state.bookings),
-            round(state.booked_tokens),
-            round(state.sent_tokens),
-            round(own_part * self._backlog(state, now)),
-            round(_faded(state, now)),
+            numbers.in_flight,
+            round(numbers.booked_tokens),
+            round(numbers.sent_tokens),
+            round(own_part * numbers.backlog(now, self._rate)),
+            round(numbers.lately(now, UTILIZATION_SECONDS)),
         )
 
     def used_endpoints(self) -> list[str]:
         """Returns the endpoints to which this router has sent requests."""
-        return [name for name, state in self._endpoints.items() if state.sent_tokens]
+        return [name for name, state in self._endpoints.items() if state.numbers.sent_tokens]
 
     def record_report(
         self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
@@ -446,9 +454,11 @@ class Loads:
         self.routers.add(router)
         before = state.gauges.get(router, _NO_GAUGES)
         state.gauges[router] = gauges
-        state.shared += gauges.in_flight - before.in_flight
-        state.shared_tokens += gauges.booked_tokens - before.booked_tokens
-        backlog, lately = self._backlog(state, now), _faded(state, now)
+        numbers = state.numbers
+        numbers.shared += gauges.in_flight - before.in_flight
+        numbers.shared_tokens += gauges.booked_tokens - before.booked_tokens
+        backlog = numbers.backlog(now, self._rate)
+        lately = numbers.lately(now, UTILIZATION_SECONDS)
         most_told = max(lately, MAX_TOLD_WINDOWS * self._capacity_tokens * state.speed.pace)
         if before is _NO_GAUGES and not is_known:
             more = gauges.backlog_tokens
@@ -461,9 +471,9 @@ class Loads:
                 more = min(more, gauges.lately_tokens)
             lately += more
         state.ahead_tokens = min(state.ahead_tokens + more, most_told)
-        most = state.booked_tokens + state.shared_tokens
-        state.backlog_tokens, state.backlog_at = min(backlog + more, most), now
-        state.lately_tokens = min(lately, most_told)
+        most = numbers.booked_tokens + numbers.shared_tokens
+        numbers.backlog_tokens, numbers.backlog_at = min(backlog + more, most), now
+        numbers.lately_tokens = min(lately, most_told)
         return True
 
     def in_flight_of(self, router: str) -> int:
@@ -477,9 +487,11 @@ class Loads:
         for state in self._endpoints.values():
             before = state.gauges.pop(router, None)
             if before is not None:
-                state.shared -= before.in_flight
-                state.shared_tokens -= before.booked_tokens
-                _bound(state, self._backlog(state, now), now)
+                numbers = state.numbers
+                numbers.shared -= before.in_flight
+                numbers.shared_tokens -= before.booked_tokens
+                backlog = numbers.backlog(now, self._rate)
+                numbers.bound(backlog, now, UTILIZATION_SECONDS)
 
     def speed_as_json(self, endpoint: str) -> dict[str, float]:
         """Returns an endpoint's learned speed, its confidence, and the speed used in its cost."""
@@ -507,8 +519,8 @@ class Loads:
         if not state.bookings:
             return {}
         booked = sum([booking.uncached_tokens for booking in state.bookings])
-        booked += state.shared_tokens
-        left = self._backlog(state, now) / booked if booked else 0.0
+        booked += state.numbers.shared_tokens
+        left = state.numbers.backlog(now, self._rate) / booked if booked else 0.0
         work: defaultdict[int, float] = defaultdict(float)
         for booking in state.bookings:
             if booking.rank is not None:
@@ -520,9 +532,10 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return _IDLE
-        speed = state.speed
+        speed, numbers = state.speed, state.numbers
         slowness = self._common.slowness if speed.is_even else speed.slowness
-        backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
+        backlog, lately = numbers.backlog_tokens, numbers.lately_tokens
+        passed = now - numbers.backlog_at
         if passed > 0.0:
             if backlog:
                 backlog -= passed * self._rate * speed.pace
@@ -531,15 +544,15 @@ class Loads:
             if lately:
                 lately *= exp(-passed / UTILIZATION_SECONDS)
         utilization = lately * slowness / self._capacity_tokens
-        in_flight, report = len(state.bookings), state.report
+        in_flight, shared, report = numbers.in_flight, numbers.shared, state.report
         if report is None:
-            return Load(in_flight, backlog, state.shared, utilization, None, 0.0, slowness)
+            return Load(in_flight, backlog, shared, utilization, None, 0.0, slowness)
         age = max(0.0, now - report.asked_at)
         share = 1.0 - age / REPORT_SECONDS
         if share <= 0.0:
-            return Load(in_flight, backlog, state.shared, utilization, None, 0.0, slowness)
-        backlog += share * state.excess_tokens
-        others = state.shared + share * state.others
+            return Load(in_flight, backlog, shared, utilization, None, 0.0, slowness)
+        backlog += share * numbers.excess_tokens
+        others = shared + share * numbers.others
         return Load(in_flight, backlog, others, utilization, report, age, slowness)
 
     def load_of_level(self, level: int, endpoint: str, now: float) -> Load:
@@ -558,43 +571,25 @@ class Loads:
                 behind += found.queued_tokens
             elif of_level == level:
                 peers = found.requests
-        known = state.booked_tokens + state.shared_tokens
+        known = state.numbers.booked_tokens + state.numbers.shared_tokens
         share = 1.0 - behind / known if 0.0 < behind < known else float(behind <= 0.0)
         return msgspec.structs.replace(
             load, backlog_tokens=load.backlog_tokens * share, below=below, peers=peers
         )
 
-    @property
-    def rates(self) -> tuple[float, float, float]:
-        """The configured tokens per second, the tokens of a window, and the fleet's slowness."""
-        return self._rate, self._capacity_tokens, self._common.slowness
-
-    def _backlog(self, state: EndpointLoad, now: float) -> float:
-        """Returns the uncached tokens of known requests that are probably not computed yet."""
-        done = max(0.0, now - state.backlog_at) * self._rate * state.speed.pace
-        return max(0.0, state.backlog_tokens - done)
+    def _rates(self) -> Rates:
+        seconds = (UTILIZATION_SECONDS, REPORT_SECONDS)
+        return (self._rate, self._capacity_tokens, self._common.slowness, *seconds)
 
 
 def _leave_queue(booking: Booking) -> None:
     """Removes a request from the queue: it is computed, or has ended."""
     state = booking.load
     del state.queued[booking]
-    # a running sum, since thousands may be queued; rounding errors end with the last of them
-    state.booked_tokens -= booking.uncached_tokens if state.queued else state.booked_tokens
+    # a running sum, since thousands may be queued
+    state.numbers.leave(booking.uncached_tokens, not state.queued)
     if booking.level is not None:
         of_level = state.levels[booking.level]
         of_level.queued_tokens -= (
             booking.uncached_tokens if state.queued else of_level.queued_tokens
         )
-
-
-def _bound(state: EndpointLoad, backlog_tokens: float, now: float) -> None:
-    """Sets the estimate of the queue, to at most the tokens not known to be computed."""
-    most = state.booked_tokens + state.shared_tokens
-    state.lately_tokens = _faded(state, now)
-    state.backlog_tokens, state.backlog_at = min(backlog_tokens, most), now
-
-
-def _faded(state: EndpointLoad, now: float) -> float:
-    """Returns the uncached tokens sent lately, older ones counting less, as in `Loads.load`."""
-    return state.lately_tokens * exp(-max(0.0, now - state.backlog_at) / UTILIZATION_SECONDS)

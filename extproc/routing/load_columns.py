@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
+from extproc.config.schema import Cost
 from extproc.routing.eligibility import Candidate
-from extproc.routing.load import REPORT_SECONDS, UTILIZATION_SECONDS, Load, Loads
+from extproc.routing.load import Load, Loads
+from extproc.routing.policies import affinity_of
 
 try:
     from extproc._core import CompiledColumns
@@ -32,30 +34,30 @@ class LoadColumns(Protocol):
     def __iter__(self) -> Iterator[Load]:
         """Returns the loads, one by one."""
 
-    def typical(self, count: int, /) -> tuple[float, float]:
-        """Returns the mean utilization of the first workers, and the shortest queue in tokens.
+    def affinity(self, count: int, cost: Cost, /) -> float:
+        """Returns the weight of an uncached token (`policies.affinity_of`).
 
-        count: of them, at least one. Tokens of a slow worker count as many times as it is slower.
+        By the mean utilization of the first workers, and their shortest queue: tokens of a slow
+        worker count as many times as it is slower. count: of them.
         """
 
-    def costs(self, uncached: float, running: float, /) -> list[float]:
-        """Returns what each would cost if it held nothing of the prompt, in tokens.
+    def costs(
+        self,
+        workers: Sequence[Candidate],
+        saved: Mapping[str, float],
+        weighed: float,
+        affinity: float,
+        running: float,
+        /,
+    ) -> list[float]:
+        """Returns what each of the workers costs, in tokens.
 
-        uncached: the weighed tokens of the prompt. running: of each request in flight.
+        saved: the tokens of the prompt by which they are preferred, by name. weighed: of the whole
+        prompt. affinity: the weight of each. running: tokens for each request in flight.
         """
 
     def requests(self) -> list[float]:
         """Returns the requests on each, other routers' and reported ones included."""
-
-    def add(
-        self,
-        costs: list[float],
-        workers: Sequence[Candidate],
-        tokens: Mapping[str, float],
-        weight: float,
-        /,
-    ) -> None:
-        """Adds tokens to the costs of workers, by their names. weight: of each token."""
 
 
 class PlainColumns:
@@ -73,36 +75,38 @@ class PlainColumns:
     def __iter__(self) -> Iterator[Load]:
         return iter(self._loads)
 
-    def typical(self, count: int) -> tuple[float, float]:
-        """Returns the mean utilization of the first workers, and the shortest queue in tokens."""
+    def affinity(self, count: int, cost: Cost) -> float:
+        """Returns the weight of an uncached token."""
+        if not count:
+            return affinity_of(cost, 0.0)
         used, least = 0.0, inf
         for one in self._loads[:count]:
             used += one.utilization
             least = min(least, one.backlog_tokens * one.slowness)
-        return used / count, least
+        return affinity_of(cost, used / count, least / cost.prefill_tokens_per_second)
 
-    def costs(self, uncached: float, running: float) -> list[float]:
-        """Returns what each would cost if it held nothing of the prompt, in tokens."""
-        return [
+    def costs(
+        self,
+        workers: Sequence[Candidate],
+        saved: Mapping[str, float],
+        weighed: float,
+        affinity: float,
+        running: float,
+    ) -> list[float]:
+        """Returns what each of the workers costs, in tokens."""
+        uncached = affinity * weighed
+        costs = [
             (uncached + one.backlog_tokens + running * (one.in_flight + one.others)) * one.slowness
             for one in self._loads
         ]
+        for at, worker in enumerate(workers if saved else ()):
+            if worker.name in saved:
+                costs[at] -= affinity * saved[worker.name] * self._loads[at].slowness
+        return costs
 
     def requests(self) -> list[float]:
         """Returns the requests on each."""
         return [float(one.in_flight + one.others) for one in self._loads]
-
-    def add(
-        self,
-        costs: list[float],
-        workers: Sequence[Candidate],
-        tokens: Mapping[str, float],
-        weight: float,
-    ) -> None:
-        """Adds tokens to the costs of workers, by their names."""
-        for at, worker in enumerate(workers):
-            if worker.name in tokens:
-                costs[at] += weight * tokens[worker.name] * self._loads[at].slowness
 
 
 def columns_of(loads: Loads, workers: Sequence[Candidate], now: float) -> LoadColumns:
@@ -110,5 +114,4 @@ def columns_of(loads: Loads, workers: Sequence[Candidate], now: float) -> LoadCo
     endpoints = loads.endpoints
     if not IS_COMPILED or type(endpoints) is not dict:
         return PlainColumns([loads.load(worker.endpoint, now) for worker in workers])
-    rules = (now, *loads.rates, UTILIZATION_SECONDS, REPORT_SECONDS)
-    return CompiledColumns(Load, endpoints, workers, rules)
+    return CompiledColumns(Load, endpoints, workers, now, loads.rates)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from extproc.config.schema import Config
 from extproc.routing.belonging import RESPONSE
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings, Lifetimes
@@ -136,13 +138,12 @@ class Placing:
         self.homes = Homes(secret if telling is None else telling.secret)
         self._config = config
         self._rules = policy
-        names = (None, *(model.name for model in config.models))
-        self._policies = {name: policy_of(config, name, None) for name in names}
+        self._samples = [sample_size(policy, is_alone=is_alone) for is_alone in (False, True)]
         self.steered: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
         self._homes: dict[Booking, tuple[int, ...]] = {}
         self._looks = 0
-        self._rosters: dict[str | None, Roster] = {}
+        self._usual: dict[str | None, Snapshot] = {}
 
     def snapshot(
         self,
@@ -158,27 +159,47 @@ class Placing:
         held: for each prompt, the overlaps of the workers that hold a part of it. state: returns
         the state of a worker's feeds, by its name. ranks: the workers', as `ranks` returns them.
         """
-        policy = self._policies.get(query.model) if query.policy is None else None
-        draining = self.fleet.draining()
-        return Snapshot(
-            workers=workers,
+        model, sample = query.model, self._samples[not self.loads.routers]
+        usual = self._usual.get(model)
+        if usual is None or usual.workers is not workers:
+            usual = self._usual[model] = self._usual_snapshot(model, workers)
+        draining, turn = self.fleet.draining(), self.steered[model]
+        is_plain = query.policy is None and query.of_class is None and ranks is None
+        if is_plain and not (draining or self._upstreams.has_bad):  # most requests end here
+            return replace(usual, overlaps=held, turn=turn, state=state, sample=sample)
+        policy = usual.policy
+        if query.policy is not None:
+            policy = policy_of(self._config, model, query.policy)
+        return replace(
+            usual,
             overlaps=held if ranks is None else [ranks.held(one) for one in held],
             load=self._load_for(query),
-            policy=policy or policy_of(self._config, query.model, query.policy),
-            turn=self.steered[query.model],
-            rules=self._rules,
-            claims=self.claims,
+            policy=policy,
+            turn=turn,
             state=state,
-            block_size=self.fleet.block_size,
-            unfit=dict.fromkeys(draining, DRAINING) if draining else {},
+            unfit=dict.fromkeys(draining, DRAINING),
             ejected=self._upstreams.ejections(now),
             doubted=self._upstreams.doubts() if self.fleet.has_roles else (),
             ranks=ranks,
-            sample=sample_size(self._rules, is_alone=not self.loads.routers),
-            roster=self._roster_of(query.model, workers),
+            sample=sample,
+            columns=self._columns if query.of_class is None else None,
+        )
+
+    def _usual_snapshot(self, model: str | None, workers: Sequence[Candidate]) -> Snapshot:
+        """Returns what decisions for a model have in common while its workers are the same."""
+        return Snapshot(
+            workers=workers,
+            overlaps=(),
+            load=self.loads.load,
+            policy=policy_of(self._config, model, None),
+            turn=0,
+            rules=self._rules,
+            claims=self.claims,
+            block_size=self.fleet.block_size,
+            roster=Roster(workers),
             homes=self.homes,
             conversations=self._conversations,
-            columns=self._columns if query.of_class is None else None,
+            columns=self._columns,
         )
 
     def _load_for(self, query: Query) -> Callable[[str, float], Load]:
@@ -201,13 +222,6 @@ class Placing:
 
     def _conversations(self, worker: str, now: float) -> int:
         return self.fleet.holdings(worker).conversations.live(now)
-
-    def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
-        """Returns the roster of a model's workers, which is reused while the list is the same."""
-        roster = self._rosters.get(model)
-        if roster is None or roster.workers is not workers:
-            roster = self._rosters[model] = Roster(workers)
-        return roster
 
     def wants_status(self) -> bool:
         """Returns whether to ask for the next response's status: for a few, or all if in doubt.

@@ -24,7 +24,6 @@ from extproc.base.structs import Light
 from extproc.config import schema
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
-from extproc.routing import draws
 
 # From this utilization on, the delay of later requests counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
@@ -78,17 +77,6 @@ class Columns(Light, frozen=True, gc=False):
 
 Order = Sequence[float] | Sequence[tuple[float, float]]
 Ranking = Callable[[Columns], Order]
-
-
-def best(ranks: Order, chance: Chance, count: int) -> list[int]:
-    """Returns the indices of the lowest ranks, best first; ties are broken at random.
-
-    count: the most indices to return.
-    """
-    lowest = sorted(ranks)[: count + 1]
-    if len(set(lowest)) == len(lowest):
-        return [ranks.index(rank) for rank in lowest[:count]]
-    return draws.lowest(ranks, count, chance.random)
 
 
 def by_cost(columns: Columns) -> Order:

@@ -17,6 +17,8 @@ from math import exp, inf
 from statistics import median, median_low
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from extproc.routing.load_numbers import Pace
+
 # The bounds of slowness.
 MIN_SLOWNESS, MAX_SLOWNESS = 1 / 16, 16.0
 
@@ -177,7 +179,7 @@ class SavedSpeed(NamedTuple):
         return all(0.0 <= one < MOST_SAVED for one in figures) and self.at_end <= 1.0
 
 
-class Speed(Generic[Key]):
+class Speed(Pace, Generic[Key]):
     """The speed of one worker, and its requests that are not known to be computed.
 
     slowness: how many times as long as configured a prompt takes. confidence: 0 to 1, how much of
@@ -200,16 +202,12 @@ class Speed(Generic[Key]):
         "_work_taken",
         "confidence",
         "delay_seconds",
-        "is_even",
-        "pace",
-        "slowness",
         "waiting",
     )
 
     def __init__(self) -> None:
-        self.slowness = self.pace = 1.0
+        super().__init__()
         self.confidence = 0.0
-        self.is_even = True
         self.waiting: dict[Key, tuple[float, bool]] = {}
         self._began_at = 0.0
         self._was_idle = True

@@ -2,21 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from typing import TypeVar
 
 from extproc.base.structs import Light
 from extproc.config.schema import Cost
 from extproc.requests.request_class import RequestClass
 from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load
 from extproc.routing.load_columns import LoadColumns, PlainColumns
-from extproc.routing.policies import affinity_of
 from extproc.routing.query import Snapshot
 from extproc.routing.spread import Rows, Spread
 
 # A conversation of its own that lives on a worker is as much work to be expected as so many tokens.
 CONVERSATION_TOKENS = 1_024.0
-
-Value = TypeVar("Value")
 
 
 class Survey(Light, frozen=True, gc=False):
@@ -34,9 +31,18 @@ class Survey(Light, frozen=True, gc=False):
     affinity: float
     crowding: Sequence[float] = ()
 
-    def spread(self, own: Rows[Value], count: int) -> Spread[Value]:
-        """Returns a column of all workers, with None for those that were not compared."""
-        return Spread(self.places, own, count)
+    def columns(
+        self, count: int
+    ) -> tuple[Rows[Load | None], Rows[float | None], Rows[float | None]]:
+        """Returns loads, costs and crowding of all workers, None for those that were not compared.
+
+        count: of all workers.
+        """
+        places, crowding = self.places, self.crowding
+        if isinstance(places, range):  # all of them
+            return self.loads, self.costs, crowding
+        loads, costs = Spread(places, self.loads, count), Spread(places, self.costs, count)
+        return loads, costs, Spread(places, crowding, count) if crowding else ()
 
 
 def survey_of(
@@ -64,10 +70,13 @@ def survey_of(
     else:
         loads = columns(workers, now)
     cost = snapshot.rules.cost
-    affinity = _affinity(cost, loads, workers, snapshot, is_sample=sampled is not None)
-    costs = loads.costs(affinity * weighed, cost.running_tokens)
-    if saved:
-        loads.add(costs, workers, saved, -affinity)
+    if sampled is not None:
+        affinity = loads.affinity(min(len(loads), snapshot.sample), cost)
+    elif snapshot.ejected:
+        affinity = _affinity_of_sound(cost, loads, workers, snapshot.ejected)
+    else:
+        affinity = loads.affinity(len(loads), cost)
+    costs = loads.costs(workers, saved, weighed, affinity, cost.running_tokens)
     crowding = _crowding(workers, saved, snapshot, now) if is_new else ()
     for at, tokens in enumerate(crowding):
         costs[at] += affinity * tokens * loads[at].slowness
@@ -76,7 +85,7 @@ def survey_of(
 
 def _crowding(
     workers: Sequence[Candidate], saved: Mapping[str, float], snapshot: Snapshot, now: float
-) -> list[float]:
+) -> Sequence[float]:
     """Returns by how many tokens a new conversation avoids each worker.
 
     Each conversation that a worker has beyond the sound one with the fewest counts half of what
@@ -84,7 +93,7 @@ def _crowding(
     and never two, however long it is.
     """
     if not workers:
-        return []
+        return ()
     live = [snapshot.conversations(one.name, now) for one in workers]
     sound = [one.endpoint not in snapshot.ejected for one in workers]
     least = min(compress(live, sound), default=min(live))
@@ -93,31 +102,16 @@ def _crowding(
     return [each * max(0, count - least) for count in live]
 
 
-def _affinity(
-    cost: Cost,
-    loads: LoadColumns,
-    workers: Sequence[Candidate],
-    snapshot: Snapshot,
-    *,
-    is_sample: bool,
+def _affinity_of_sound(
+    cost: Cost, loads: LoadColumns, workers: Sequence[Candidate], ejected: Mapping[str, str]
 ) -> float:
-    """Returns the weight of an uncached token in a fleet with these loads.
+    """Returns the weight of an uncached token by the sound workers, or by all if none is sound.
 
-    Those stand for the whole fleet that were drawn, or are of sound workers. Failing workers are
-    idle, which says nothing about the others.
+    Failing workers are idle, which says nothing about the others.
     """
-    count = len(loads)
-    if not count:
-        return affinity_of(cost, 0.0)
-    if is_sample:
-        count = min(count, snapshot.sample)
-    elif snapshot.ejected:
-        ejected = snapshot.ejected
-        sound = list(compress(loads, [one.endpoint not in ejected for one in workers]))
-        if sound:
-            loads, count = PlainColumns(sound), len(sound)
-    utilization, queued = loads.typical(count)
-    return affinity_of(cost, utilization, queued / cost.prefill_tokens_per_second)
+    sound = list(compress(loads, [one.endpoint not in ejected for one in workers]))
+    columns = PlainColumns(sound) if sound else loads
+    return columns.affinity(len(columns), cost)
 
 
 def is_full(survey: Survey, limit: int | None, of_class: RequestClass | None) -> bool:

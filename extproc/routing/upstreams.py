@@ -241,6 +241,11 @@ class Upstreams:
         """Returns whether any endpoint has failed lately, or is in doubt."""
         return bool(self._suspects)
 
+    @property
+    def has_bad(self) -> bool:
+        """Returns whether anything speaks against any endpoint: a failure, a doubt, a judge."""
+        return bool(self._suspects or self._ejected)
+
     def note_answer(self, endpoint: str, status: int, now: float) -> float | None:
         """Records the status of an endpoint's response; returns what `Outlier.note_answer` does."""
         record = self._by_endpoint.get(endpoint)

@@ -2,15 +2,17 @@
 
 from array import array
 from random import Random
+from typing import Any
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing import claim_table, load_columns, marks
+from extproc.routing import claim_table, claims, load_columns, marks
 from extproc.routing.claim_table import (
     Claim,
+    Expected,
     Holdings,
     Lifetimes,
     expected,
@@ -18,7 +20,9 @@ from extproc.routing.claim_table import (
     plain_recorded,
     recorded,
 )
+from extproc.routing.claims import Claims, held_tokens, plain_held, plain_weighed, weighed
 from extproc.routing.marks import Marks, chained, plain_chained
+from kvstate.overlap import Overlap, worth_tokens
 from tests.without_core import without_core
 
 pytestmark = pytest.mark.skipif(
@@ -74,6 +78,49 @@ def test_chained_keys_are_the_same_in_both(ids: list[int], edges: list[int]) -> 
     assert chained(key, view, parts, 3) == plain_chained(key, view, parts, 3)
 
 
+def overlaps(rng: Random) -> dict[str, Overlap]:
+    def count() -> int:
+        return rng.choice((0, 0, rng.randrange(9)))
+
+    return {
+        name: Overlap(rng.choice((1, 16)), (rng.randrange(9), count(), count(), count()), count())
+        for name in rng.sample("abcd", rng.randrange(5))
+    }
+
+
+def lengths_of(rng: Random) -> dict[str, Expected]:
+    names = rng.sample("abcd", rng.randrange(5))
+    return {name: (rng.randrange(200), rng.randrange(200)) for name in names}
+
+
+@given(st.integers(0, 2**32), st.integers(0, 3), st.booleans())
+def test_overlaps_are_weighed_alike_in_both(seed: int, prompts: int, is_sent: bool) -> None:
+    rng = Random(seed)
+    held = [overlaps(rng) for _ in range(prompts)]
+    sent = [lengths_of(rng) for _ in range(prompts or 1)] if is_sent else []
+    ours = weighed(held, sent, 0.3, worth_tokens, Claims)
+    plain = plain_weighed(held, sent, 0.3, worth_tokens, Claims)
+    assert ours == plain
+    assert list(ours[0]) == list(plain[0])
+    assert [held_tokens(name, held) for name in "ae"] == [plain_held(name, held) for name in "ae"]
+
+
+def test_weighing_refuses_what_is_no_overlap() -> None:
+    wrong: Any = ({"a": (1, 2)}, {"a": (1, (1, 2), 0, 0, 0)}, {"a": 5}, 7)
+    for one in wrong:
+        with pytest.raises(TypeError):
+            held_tokens("a", [one])
+        with pytest.raises(TypeError):
+            weighed([one], [], 0.3, worth_tokens, Claims)
+    with pytest.raises(TypeError):
+        weighed([], [{"a": ("x", 1)}], 0.3, worth_tokens, Claims)  # type: ignore[dict-item]
+    with pytest.raises(IndexError):
+        weighed([{}], [{}, {}], 0.3, worth_tokens, Claims)
+    unsure = {"a": Overlap(1, (1, 0, 0, 0), 1)}
+    with pytest.raises(ZeroDivisionError):
+        weighed([unsure], [], 0.3, lambda *_: 1 // 0, Claims)
+
+
 def test_walks_pass_errors_on() -> None:
     claim = Claim(Holdings("a"), Marks((), ()), 0.0)
     young: Generation = {1: (claim,)}
@@ -95,5 +142,7 @@ def test_walks_pass_errors_on() -> None:
 def test_walks_are_plain_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     table = without_core(claim_table, "extproc._core", monkeypatch)
     assert (table.expected, table.recorded) == (table.plain_expected, table.plain_recorded)
+    alone = without_core(claims, "extproc._core", monkeypatch)
+    assert (alone.weighed, alone.held_tokens) == (alone.plain_weighed, alone.plain_held)
     bare = without_core(marks, "extproc._core", monkeypatch)
     assert bare.chained is bare.plain_chained

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.config.schema import Cost
 from extproc.routing import draws, load_columns
 from extproc.routing.draws import plain_drawn, plain_lowest
 from extproc.routing.eligibility import Candidate
@@ -51,10 +54,11 @@ def used(rng: Random) -> tuple[Loads, float]:
 def figures_of(columns: LoadColumns, rng: Random) -> Iterator[object]:
     """Everything that columns say."""
     yield list(columns), [columns[at] for at in range(len(columns))], columns.requests()
-    yield columns.typical(rng.randint(1, len(columns)))
-    costs = columns.costs(1_000 * rng.random(), 100 * rng.random())
-    columns.add(costs, WORKERS, TOKENS, rng.random() - 0.5)
-    yield costs
+    cost = Cost(rng.randrange(300), rng.randrange(500), rng.randrange(1, 9_000))
+    yield columns.affinity(rng.randint(0, len(columns)), cost)
+    saved = rng.choice((TOKENS, {}))
+    weighed, affinity, running = 1_000 * rng.random(), 7 * rng.random(), 100 * rng.random()
+    yield columns.costs(WORKERS, saved, weighed, affinity, running)
 
 
 @compiled
@@ -75,11 +79,14 @@ def test_compiled_columns_refuse_what_they_do_not_have() -> None:
     with pytest.raises(IndexError):
         columns[len(WORKERS)]
     with pytest.raises(ValueError, match="not so many workers"):
-        columns.typical(len(WORKERS) + 1)
+        columns.affinity(len(WORKERS) + 1, Cost())
     with pytest.raises(ValueError, match="other workers"):
-        columns.add([0.0], WORKERS, TOKENS, 1.0)
+        columns.costs([], TOKENS, 1.0, 1.0, 1.0)
     with pytest.raises(AttributeError):
         columns_of(Loads({}), ["no worker"], 0.0)  # type: ignore[list-item]
+    other: Any = SimpleNamespace(numbers=None)
+    with pytest.raises(TypeError, match="not the numbers of a load"):
+        columns_of(Loads({WORKERS[0].endpoint: other}), WORKERS, 0.0)
 
 
 def test_columns_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,24 +94,28 @@ def test_columns_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPa
     assert not plain.IS_COMPILED
     columns = plain.columns_of(Loads({}), WORKERS, 0.0)
     assert list(columns) == [Load()] * len(WORKERS)
-    assert (len(columns), columns[0], columns.typical(2)) == (len(WORKERS), Load(), (0.0, 0.0))
-    costs = columns.costs(2.0, 1.0)
-    columns.add(costs, WORKERS, TOKENS, 1.0)
-    assert costs == [2.0, 102.0, 2.0, 2.0, 2.1, 2.0]
+    assert (len(columns), columns[0], columns.affinity(2, Cost())) == (len(WORKERS), Load(), 1.0)
+    costs = columns.costs(WORKERS, TOKENS, 200.0, 1.0, 1.0)
+    assert costs == [200.0, 100.0, 200.0, 200.0, 199.9, 200.0]
     assert columns.requests() == [0.0] * len(WORKERS)
 
 
-@given(
-    st.lists(st.integers(0, 3).map(float), min_size=1, max_size=20),
-    st.integers(0, 5),
-    st.integers(0, 2**32),
+RANKS = st.one_of(
+    st.lists(st.integers(0, 3).map(float), max_size=20),
+    st.lists(st.integers(0, 90).map(float), max_size=20),
+    st.lists(st.tuples(st.integers(0, 3).map(float), st.integers(0, 9).map(float)), max_size=9),
+    st.lists(st.integers(0, 9), max_size=9),
 )
+
+
+@given(RANKS, st.integers(0, 5), st.integers(0, 2**32))
 def test_draws_are_the_same_compiled_and_in_python(
     ranks: list[float], count: int, seed: int
 ) -> None:
-    assert draws.lowest(ranks, count, Random(seed).random) == plain_lowest(
-        ranks, count, Random(seed).random
-    )
+    rngs = Random(seed), Random(seed)
+    ours = draws.lowest(ranks, count, rngs[0].random)
+    assert ours == plain_lowest(ranks, count, rngs[1].random)
+    assert rngs[0].random() == rngs[1].random()
     few, places = min(count, len(ranks)), range(5, 5 + len(ranks))
     drawn = draws.drawn(places, few, Random(seed).random)
     assert drawn == plain_drawn(places, few, Random(seed).random)
@@ -112,6 +123,8 @@ def test_draws_are_the_same_compiled_and_in_python(
 
 
 def test_draws_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="not from 0 to below 1"):
+        draws.lowest([1.0, 1.0], 1, lambda: 2.0)
     plain = without_core(draws, "extproc._core", monkeypatch)
     assert plain.drawn is plain.plain_drawn
     assert plain.lowest is plain.plain_lowest

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
+from extproc.routing.draws import lowest
 from extproc.routing.load import EndpointLoad, Gauges, Loads
-from extproc.routing.policies import POLICIES, Columns, affinity_of, best
+from extproc.routing.policies import POLICIES, Columns, affinity_of
 from extproc.routing.sampling import SAMPLE_ALONE, SAMPLE_AMONG_ROUTERS, sample_of, sample_size
 from extproc.routing.sessions import session_credit
 
@@ -31,7 +32,7 @@ def order(policy: str, *workers: tuple[float, float, float], **fields: Any) -> S
     """Positions of the workers, best first."""
     chance = fields.pop("chance", Random(0))
     count = fields.pop("count", 3)
-    return best(POLICIES[policy](columns(*workers, **fields)), chance, count)
+    return lowest(POLICIES[policy](columns(*workers, **fields)), count, chance.random)
 
 
 def test_policy_orders_workers_by_its_own_measure() -> None:
@@ -50,14 +51,14 @@ def test_ties_are_broken_by_chance(policy: str) -> None:
     assert all(firsts.count(at) > 60 for at in range(3))
 
 
-def test_best_orders_only_as_many_workers_as_are_named() -> None:
+def test_lowest_orders_only_as_many_workers_as_are_named() -> None:
     workers = [(float(cost), 0.0, 0.0) for cost in (9, 7, 8, 5, 6)]
     assert order("cost", *workers) == [3, 4, 1]
     assert order("cost", *workers, count=1) == [3]
     assert order("cost", *workers, count=8) == [3, 4, 1, 2, 0]
 
 
-def test_best_gives_equal_chances_to_ties_behind_the_named_workers() -> None:
+def test_lowest_gives_equal_chances_to_ties_behind_the_named_workers() -> None:
     workers = [(float(cost), 0.0, 0.0) for cost in (1, 2, 3, 3)]
     rng = Random(1)
     thirds = [order("cost", *workers, chance=rng)[2] for _ in range(100)]

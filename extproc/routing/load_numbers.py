@@ -1,0 +1,107 @@
+"""The numbers of an endpoint's load, and the arithmetic of its queue.
+
+Every decision reads the numbers of the compared endpoints, and every request changes those of one.
+Where a C compiler was at hand at installation, extproc/native/numbers.c keeps them and computes the
+same, to the last bit, as tests hold.
+"""
+
+from math import exp, inf
+from typing import TYPE_CHECKING
+
+
+class PlainPace:
+    """How fast a worker computes.
+
+    slowness: how many times as long as configured a prompt takes. pace: how many times as fast as
+    configured its queue shrinks. is_even: whether it counts as average.
+    """
+
+    __slots__ = ("is_even", "pace", "slowness")
+
+    def __init__(self) -> None:
+        self.slowness = self.pace = 1.0
+        self.is_even = True
+
+
+class PlainNumbers:
+    """The numbers of one endpoint. Times are seconds of one clock; now: the time.
+
+    rate: the configured tokens per second. window: seconds in which what was sent fades.
+
+    in_flight: its requests. backlog_tokens: the estimated queue at backlog_at, in prompt tokens;
+    lately_tokens: those sent lately, older ones counting less, at the same time. booked_tokens: of
+    requests not known to be computed; sent_tokens: of all so far. shared, shared_tokens: requests
+    and booked tokens of routers that share. others, excess_tokens: requests and tokens beyond those
+    that its worker reported at asked_at.
+    """
+
+    __slots__ = (
+        "_pace",
+        "asked_at",
+        "backlog_at",
+        "backlog_tokens",
+        "booked_tokens",
+        "excess_tokens",
+        "in_flight",
+        "lately_tokens",
+        "others",
+        "sent_tokens",
+        "shared",
+        "shared_tokens",
+    )
+
+    def __init__(self, pace: PlainPace, /) -> None:
+        self._pace = pace
+        self.in_flight = self.shared = self.shared_tokens = 0
+        self.backlog_tokens = self.lately_tokens = self.booked_tokens = self.sent_tokens = 0.0
+        self.others = self.excess_tokens = 0.0
+        self.backlog_at = self.asked_at = -inf
+
+    def backlog(self, now: float, rate: float, /) -> float:
+        """Returns the uncached tokens of known requests that are probably not computed yet."""
+        done = max(0.0, now - self.backlog_at) * rate * self._pace.pace
+        return max(0.0, self.backlog_tokens - done)
+
+    def lately(self, now: float, window: float, /) -> float:
+        """Returns the uncached tokens sent lately, older ones counting less, as in `Loads.load`."""
+        return self.lately_tokens * exp(-max(0.0, now - self.backlog_at) / window)
+
+    def begin(self, tokens: float, now: float, rate: float, window: float, /) -> float:
+        """Adds a request with so many uncached tokens; returns the tokens queued before it."""
+        left = self.backlog(now, rate)
+        self.in_flight += 1
+        self.lately_tokens = self.lately(now, window) + tokens
+        self.backlog_tokens = left + tokens
+        self.backlog_at = now
+        self.booked_tokens += tokens
+        self.sent_tokens += tokens
+        return left
+
+    def leave(self, tokens: float, is_last: bool, /) -> None:
+        """Removes a request's tokens from the booked ones.
+
+        is_last: whether no other is queued; then rounding errors of the running sum end.
+        """
+        self.booked_tokens -= self.booked_tokens if is_last else tokens
+
+    def end(self, now: float, rate: float, window: float, /) -> None:
+        """Removes a request in flight."""
+        self.in_flight -= 1
+        self.bound(self.backlog(now, rate), now, window)
+
+    def bound(self, backlog: float, now: float, window: float, /) -> None:
+        """Sets the estimate of the queue, to at most the tokens not known to be computed."""
+        most = self.booked_tokens + self.shared_tokens
+        self.lately_tokens = self.lately(now, window)
+        self.backlog_tokens, self.backlog_at = min(backlog, most), now
+
+
+if TYPE_CHECKING:
+    Pace = PlainPace
+    LoadNumbers = PlainNumbers
+else:
+    try:
+        from extproc._core import CompiledNumbers as LoadNumbers
+        from extproc._core import CompiledPace as Pace
+    except ImportError:  # there was no C compiler at installation
+        Pace, LoadNumbers = PlainPace, PlainNumbers

@@ -1,0 +1,84 @@
+"""The compiled numbers of a load against those in Python, to the last bit."""
+
+import gc
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.routing import load_columns, load_numbers
+from extproc.routing.load_numbers import LoadNumbers, Pace, PlainNumbers, PlainPace
+from extproc.routing.speed import Speed
+from tests.without_core import without_core
+
+compiled = pytest.mark.skipif(not load_columns.IS_COMPILED, reason="no C compiler at installation")
+
+NAMES = [name for name in PlainNumbers.__slots__ if not name.startswith("_")]
+RATE, WINDOW = 8_000.0, 10.0
+
+
+def step(numbers: PlainNumbers, pace: PlainPace, rng: Random, now: float) -> list[object]:
+    """Changes numbers at random; returns what was queued before, and all numbers."""
+    pace.pace, tokens = 0.2 + rng.random(), rng.choice((0.0, 9_000 * rng.random()))
+    kind = rng.randrange(6)
+    left = 0.0
+    if kind <= 1:
+        left = numbers.begin(tokens, now, RATE, WINDOW)
+    elif kind == 2:
+        numbers.leave(tokens, rng.random() < 0.5)
+    elif kind == 3:
+        numbers.end(now, RATE, WINDOW)
+    elif kind == 4:
+        numbers.shared, numbers.shared_tokens = rng.randrange(9), rng.randrange(2**50)
+    else:
+        numbers.bound(tokens, now, WINDOW)
+    looks = [numbers.backlog(now + 0.1, RATE), numbers.lately(now + 0.1, WINDOW)]
+    return [left, *looks, *[getattr(numbers, name) for name in NAMES]]
+
+
+@compiled
+@given(st.integers(0, 2**32), st.integers(1, 20))
+def test_numbers_are_the_same_compiled_and_in_python(seed: int, steps: int) -> None:
+    paces = PlainPace(), Pace()
+    assert type(paces[0]) is not type(paces[1])
+    both = PlainNumbers(paces[0]), LoadNumbers(paces[1])
+    rngs, clock, now = (Random(seed), Random(seed)), Random(seed + 1), 5.0
+    for _ in range(steps):
+        now += clock.choice((-0.1, 0.0, 0.01, 3.0))
+        plain, ours = (step(*one, now) for one in zip(both, paces, rngs, strict=True))
+        assert plain == ours
+
+
+@compiled
+def test_numbers_are_only_of_a_pace() -> None:
+    wrong: Any = PlainPace()
+    with pytest.raises(TypeError, match="CompiledPace"):
+        LoadNumbers(wrong)
+    with pytest.raises(TypeError):
+        LoadNumbers(Pace()).end("now", RATE, WINDOW)  # type: ignore[arg-type]
+
+
+def test_numbers_in_a_cycle_are_collected() -> None:
+    speed: Speed[Any] = Speed()
+    speed.waiting[LoadNumbers(speed)] = (1.0, True)
+    del speed
+    assert gc.collect() > 0
+
+
+def test_numbers_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = without_core(load_numbers, "extproc._core", monkeypatch)
+    assert (bare.Pace, bare.LoadNumbers) == (bare.PlainPace, bare.PlainNumbers)
+    pace = bare.Pace()
+    assert (pace.slowness, pace.pace, pace.is_even) == (1.0, 1.0, True)
+    numbers = bare.LoadNumbers(pace)
+    assert numbers.begin(100.0, 1.0, 100.0, WINDOW) == 0.0
+    assert numbers.begin(50.0, 1.5, 100.0, WINDOW) == 50.0
+    assert (numbers.in_flight, numbers.backlog_tokens, numbers.sent_tokens) == (2, 100.0, 150.0)
+    numbers.leave(100.0, False)
+    numbers.end(1.5, 100.0, WINDOW)
+    assert (numbers.in_flight, numbers.backlog_tokens, numbers.booked_tokens) == (1, 50.0, 50.0)
+    numbers.leave(49.0, True)
+    numbers.end(1.5, 100.0, WINDOW)
+    assert (numbers.backlog(2.0, 100.0), numbers.booked_tokens) == (0.0, 0.0)
