@@ -317,7 +317,9 @@ def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--listener", metavar="NAME", help="change only this listener")
     group.add_argument(
-        "--access-log", action="store_true", help="add two fields to the JSON access logs"
+        "--access-log",
+        action="store_true",
+        help="add fields to the JSON access logs: request id, workers picked, worker that answered",
     )
 
 
