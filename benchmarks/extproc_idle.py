@@ -41,7 +41,7 @@ GO_ON = {
 }
 
 
-LEAN_GO_ON = {NAMES[name]: answer for name, answer in GO_ON.items()}
+LEAN_GO_ON = {NAMES[name]: answer.SerializeToString() for name, answer in GO_ON.items()}
 
 
 def answer(message: ProcessingRequest) -> ProcessingResponse:
@@ -101,7 +101,7 @@ async def serve_grpclib(listen: str) -> None:
 class IdleExchange:
     """A stream on the lean server that always answers CONTINUE."""
 
-    def step(self, message: ProxyMessage) -> list[ProcessingResponse]:
+    def step(self, message: ProxyMessage) -> list[bytes]:
         return [LEAN_GO_ON[message.kind]]
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ async def measured(queries: Queries, bodies: Sequence[bytes]) -> tuple[Figure, F
     ours, reference = [], []
     for one in bodies:
         began = time.thread_time()
-        query = await queries.make_query(Ask(HEAD, one), Course(time.monotonic))
+        query = await queries.make_query(Ask(HEAD, one), Course.begin(time.monotonic))
         ours.append(1_000 * (time.thread_time() - began))
         assert query.media is not None, query.reason
         began = time.thread_time()

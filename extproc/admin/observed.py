@@ -35,8 +35,10 @@ class Observed:
         self.prompts = Prompts()
         self.history = History()
         self._routed: dict[str, _Routed] = {}
-        self._most = self._allowance = float(kept_at_once)
-        self._allowance_at = 0.0
+        # Each kept decision uses up a share of a second. None is kept while the shares reach
+        # further ahead of the time than those of a burst; half a share allows for rounding.
+        self._burst_seconds = (kept_at_once - 0.5) / KEPT_PER_SECOND
+        self._used_until = self._kept_at = 0.0
 
     def note_decision(
         self, decision: Decision, prompts: Sequence[Prompt], head: Head = NO_HEAD
@@ -48,11 +50,11 @@ class Observed:
             self.recent.add(decision, at, head)
             for prompt in prompts:
                 self.prompts.add(prompt)
-        basis = decision.basis
-        if basis.prompt_tokens and decision.worker and decision.is_steered:
-            routed = self._routed.get(decision.worker)
+        basis, worker = decision.basis, decision.worker
+        if basis.prompt_tokens and worker and decision.is_steered:
+            routed = self._routed.get(worker)
             if routed is None:
-                routed = self._routed[decision.worker] = _Routed()
+                routed = self._routed[worker] = _Routed()
             routed.prompt_tokens += basis.prompt_tokens
             routed.held_tokens += basis.certain_tokens
             if is_kept:  # this reads every worker, so it is not done for each of very many requests
@@ -67,12 +69,13 @@ class Observed:
         self.recent.note_server(decision, endpoint)
 
     def _may_keep(self, at: float) -> bool:
-        passed = max(0.0, at - self._allowance_at)
-        self._allowance_at = at
-        self._allowance = min(self._most, self._allowance + KEPT_PER_SECOND * passed)
-        if self._allowance < 1.0:
+        if at < self._kept_at:  # the clock was set back
+            self._used_until -= self._kept_at - at
+            self._kept_at = at
+        if self._used_until - at > self._burst_seconds:
             return False
-        self._allowance -= 1.0
+        self._used_until = max(self._used_until, at) + 1.0 / KEPT_PER_SECOND
+        self._kept_at = at
         return True
 
     def sample(self, at: float, fills: Mapping[str, tuple[int, int]]) -> None:

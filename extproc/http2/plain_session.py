@@ -3,6 +3,7 @@
 `extproc.http2.session` describes the interface; the compiled session is tested against this one.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from extproc.base import headers
@@ -28,6 +29,7 @@ from extproc.http2.grpc_messages import (
     trailers_only,
 )
 from extproc.http2.header_blocks import BlockCache, RequestHead
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
 from extproc.http2.limits import Budget, Limits
 from extproc.http2.streams import Opened, Received
 
@@ -114,6 +116,15 @@ class PlainSession:
     def data_to_send(self) -> bytes:
         """Returns the bytes to write now."""
         return self._connection.data_to_send()
+
+    def send(self, write: Callable[[bytes], None]) -> int:
+        """Writes what is due; returns what is left to do."""
+        if self.is_due:
+            while data := self.data_to_send():
+                write(data)
+        left = KEPT_BACK if self.has_unsent and not self.is_due else 0
+        left |= OVER if self.is_over else 0
+        return left | (0 if self.fault is None else FAULTY)
 
     def answer(self, stream_id: int, message: bytes) -> int:
         """Sends one message of an answer."""

@@ -5,6 +5,7 @@ It has two implementations, chosen at import: `extproc/native/` has the compiled
 byte.
 """
 
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import Protocol
 
@@ -43,7 +44,7 @@ class Session(Protocol):
 
     It refuses requests that are no gRPC calls, or compressed. What it keeps of a call it takes from
     the budget, and 4 KiB for the call itself. After `receive`, and after sending, the caller must
-    write `data_to_send` while anything is unsent; at once if it `is_due`.
+    `send`, and sooner or later write `data_to_send`, while anything is unsent.
     """
 
     @property
@@ -71,6 +72,13 @@ class Session(Protocol):
 
     def data_to_send(self) -> bytes:
         """Returns the bytes to write now; call it until there are none."""
+
+    def send(self, write: Callable[[bytes], None], /) -> int:
+        """Writes all that can be sent if any of it is due; returns what is left to do.
+
+        write: called with bytes, any number of times. What is left: bits of
+        `extproc.http2.leftovers`.
+        """
 
     def answer(self, stream_id: int, message: bytes, /) -> int:
         """Sends one message of an answer; returns how many bytes of it wait for the peer.

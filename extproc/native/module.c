@@ -236,6 +236,41 @@ static PyObject *session_py_data_to_send(CoreSession *self, PyObject *Py_UNUSED(
     return data;
 }
 
+/* What is left to do: the bits of extproc.http2.leftovers. */
+#define KEPT_BACK 1
+#define OVER 2
+#define FAULTY 4
+
+static bool is_due(const Connection *connection) {
+    return connection->is_due || connection->ready.first;
+}
+
+static bool has_unsent(const Connection *connection) {
+    return buffer_length(&connection->out) || connection->ready.first;
+}
+
+static long left_of(const Connection *connection) {
+    return (has_unsent(connection) && !is_due(connection) ? KEPT_BACK : 0) |
+           (connection_is_over(connection) ? OVER : 0) | (connection->has_failed ? FAULTY : 0);
+}
+
+/* `write` may call the session again: what it gets has been taken out before. */
+static PyObject *session_py_send(CoreSession *self, PyObject *write) {
+    const Connection *connection = &self->session.connection;
+    bool has_more = true;
+    while (has_more && is_due(connection)) {
+        PyObject *data = session_py_data_to_send(self, NULL);
+        if (!data) return NULL;
+        has_more = PyBytes_Size(data) > 0;
+        PyObject *written =
+            has_more ? PyObject_CallFunctionObjArgs(write, data, NULL) : constant(Py_None);
+        Py_DECREF(data);
+        if (!written) return NULL;
+        Py_DECREF(written);
+    }
+    return PyLong_FromLong(left_of(connection));
+}
+
 static PyObject *session_py_answer(CoreSession *self, PyObject *const *given, Py_ssize_t count) {
     uint32_t stream_id;
     char *message;
@@ -308,13 +343,11 @@ static PyObject *session_py_close(CoreSession *self, PyObject *Py_UNUSED(none)) 
 static PyObject *truth(bool is_so) { return constant(is_so ? Py_True : Py_False); }
 
 static PyObject *session_py_is_due(CoreSession *self, void *Py_UNUSED(closure)) {
-    const Connection *connection = &self->session.connection;
-    return truth(connection->is_due || connection->ready.first);
+    return truth(is_due(&self->session.connection));
 }
 
 static PyObject *session_py_has_unsent(CoreSession *self, void *Py_UNUSED(closure)) {
-    const Connection *connection = &self->session.connection;
-    return truth(buffer_length(&connection->out) || connection->ready.first);
+    return truth(has_unsent(&self->session.connection));
 }
 
 static PyObject *session_py_is_over(CoreSession *self, void *Py_UNUSED(closure)) {
@@ -341,6 +374,7 @@ static PyMethodDef session_methods[] = {
     SESSION(hold, METH_O),             SESSION(unhold, METH_O),
     SESSION(pause_sending, METH_NOARGS), SESSION(resume_sending, METH_NOARGS),
     SESSION(drain, METH_NOARGS),       SESSION(close, METH_NOARGS),
+    SESSION(send, METH_O),
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.base.structs import Record
 from extproc.observing.buckets import Buckets, TracedValue, histogram_family
 from extproc.observing.keyed import KeyedCounts
 from extproc.routing.decision import Decision
@@ -29,55 +30,51 @@ class TraceContext(NamedTuple):
 NO_TRACE = TraceContext()
 
 
-class Course:
+class Course(Record, eq=False):
     """When each phase of a request's decision ended, in seconds of a monotonic clock.
 
+    clock: returns the time. started_at: when the decision began.
     traceparent: the trace that the request belongs to, as the proxy or the client wrote it, "" if
     none. path: the request's, "" if the proxy sent none. A phase that did not happen has 0.0: a
     request without a prompt is not parsed, and nothing is looked up for it. trace: the request's
     trace, if it is traced.
     """
 
-    __slots__ = (
-        "_clock",
-        "looked_at",
-        "parsed_at",
-        "path",
-        "picked_at",
-        "started_at",
-        "tokenized_at",
-        "trace",
-        "traceparent",
-    )
+    clock: Callable[[], float]
+    started_at: float
+    traceparent: str = ""
+    path: str = ""
+    trace: TraceContext = NO_TRACE
+    parsed_at: float = 0.0
+    tokenized_at: float = 0.0
+    looked_at: float = 0.0
+    picked_at: float = 0.0
 
-    def __init__(self, clock: Callable[[], float], traceparent: str = "") -> None:
-        self._clock = clock
-        self.traceparent = traceparent
-        self.path = ""
-        self.trace = NO_TRACE
-        self.parsed_at = self.tokenized_at = self.looked_at = self.picked_at = 0.0
-        self.started_at = clock()
+    @classmethod
+    def begin(cls, clock: Callable[[], float], traceparent: str = "") -> "Course":
+        """Returns the course of a decision that begins now."""
+        return cls(clock, clock(), traceparent)
 
     def now(self) -> float:
         """Returns the time."""
-        return self._clock()
+        return self.clock()
 
     def note_parsed(self) -> None:
         """Notes that the body was parsed."""
-        self.parsed_at = self._clock()
+        self.parsed_at = self.clock()
 
     def note_tokenized(self) -> None:
         """Notes that tokenizing has ended, with or without tokens."""
-        self.tokenized_at = self._clock()
+        self.tokenized_at = self.clock()
 
     def note_looked_up(self) -> float:
         """Notes that the index lookup has ended; returns the time."""
-        self.looked_at = now = self._clock()
+        self.looked_at = now = self.clock()
         return now
 
     def note_picked(self) -> float:
         """Notes that the decision is made; returns the time."""
-        self.picked_at = now = self._clock()
+        self.picked_at = now = self.clock()
         return now
 
     def phases(self) -> Iterator[tuple[str, float, float]]:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -67,8 +68,9 @@ class Service:
     """What all streams of a server share.
 
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
-    traced. accounts: whether responses are accounted for. reads_usage: whether their reported
-    tokens are, too. recorder: notified when a request has ended. decoder: of the proxy's messages.
+    traced. looks_at_headers: whether requests' headers say more than a stream reads. accounts:
+    whether responses are accounted for. reads_usage: whether their reported tokens are, too.
+    recorder: notified when a request has ended. decoder: of the proxy's messages.
     endpoints_named: the most endpoints of a pick that a proxy is told in dialect A.
     """
 
@@ -93,6 +95,7 @@ class Service:
         self.legs = Announcer(config) if has_legs else None
         self.preparation = router.preparation
         self.prepares = router.preparation.is_needed
+        self.looks_at_headers = self.prepares or self.is_traced
         self.joining = ThreadPoolExecutor(1, thread_name_prefix="joining")
         self.endpoints_named = endpoints_named(config.policy, is_duplex=False)
         header = config.policy.header
@@ -176,19 +179,20 @@ class Exchange:
     server closes it once, however the stream ended. A message may have any number of answers.
     """
 
+    # What most exchanges leave as it is at first belongs to the class: every request makes one.
+    phase = Phase.WAITING
+    _passage: Passage | None = None
+    _named: Mapping[str, Sequence[bytes]] = MappingProxyType({})  # by the header that names them
+
     def __init__(self, service: Service, traceparent: str = "") -> None:
+        router, accounts = service.router, service.accounts
         self._service = service
         self._traceparent = traceparent
-        self._named: Mapping[str, Sequence[bytes]] = {}  # by the header that names them
         # if only some requests are steered, as much must be known about the others
-        self._accounts = service.accounts or service.router.steering.is_partial
-        self._wants_status = not service.accounts and (
-            self._accounts or service.router.wants_status()
-        )
+        self._accounts = accounts or router.steering.is_partial
+        self._wants_status = not accounts and (self._accounts or router.placing.wants_status())
         self._stream = Stream(service.stream_settings, wants_status=self._wants_status)
         self._began_at = service.monotonic()
-        self.phase = Phase.WAITING
-        self._passage: Passage | None = None
         service.metrics.open_streams += 1
 
     async def receive(self, message: ProxyMessage) -> Answers:
@@ -207,15 +211,19 @@ class Exchange:
             ProtocolError: as `receive`.
         """
         step = self._stream.receive(message)
-        if message.kind == REQUEST_HEADERS:
-            self._named = message.values
-            if self._service.is_traced and not self._traceparent:
-                self._traceparent = message.headers.get(TRACEPARENT, "")
+        if self._service.looks_at_headers and message.kind == REQUEST_HEADERS:
+            self._look_at_headers_of_request(message)
         if isinstance(step, Ask):
             self._enter(Phase.ROUTING)
         elif self._passage is not None:
             self._look_at(message, self._passage)
         return step
+
+    def _look_at_headers_of_request(self, message: ProxyMessage) -> None:
+        """Takes what the request's headers say besides what the stream reads."""
+        self._named = message.values
+        if self._service.is_traced and not self._traceparent:
+            self._traceparent = message.headers.get(TRACEPARENT, "")
 
     async def decide(self, ask: Ask) -> Answers:
         """Returns the answers that carry the decision for a request; waits as `Router.route`."""
@@ -256,7 +264,7 @@ class Exchange:
         phase = self.phase
         if phase is Phase.CLOSED:
             return
-        self._enter(Phase.CLOSED)
+        self.phase = Phase.CLOSED  # which may follow every other phase
         self._stream.close()
         self._service.metrics.open_streams -= 1
         passage = self._passage
@@ -310,29 +318,24 @@ class Exchange:
             refusal = refusal_of(verdict, ask.head.path)
             if refusal is not None:
                 return self._refuse(refusal)
-        self._await_response(passage)
-        placement = self._usual_placement(decision, is_changed=is_changed)
-        if placement is None:
+        if self._wants_status or self._accounts or booking is None or self._stream.is_duplex:
+            self._await_response(passage)
+        if self._has_only_a_pick(decision, is_changed=is_changed):
+            most = self._service.endpoints_named
+            answers = self._stream.place_pick(decision.pick, decision.model, most)
+        else:
             placement = self._placement(passage, ask, is_changed=is_changed)
-        if placement is None:
-            return self._refuse(refused_body(ask.head.path))
-        answers = self._stream.place(placement)
+            if placement is None:
+                return self._refuse(refused_body(ask.head.path))
+            answers = self._stream.place(placement)
         self._enter(Phase.PLACED)
         return answers
 
-    def _usual_placement(self, decision: Decision, *, is_changed: bool) -> Placement | None:
-        """Returns what `_placement` does where that depends on the pick and the model alone.
-
-        Returns None where it may depend on more. Few picks are made, so each is kept.
-        """
-        service = self._service
-        if service.prepares or is_changed or self._stream.is_duplex or decision.rank is not None:
-            return None
-        if not decision.is_steered:
-            return None
-        return service.stream_settings.phrases.placement(
-            decision.pick, decision.model or "", service.endpoints_named
-        )
+    def _has_only_a_pick(self, decision: Decision, *, is_changed: bool) -> bool:
+        """Returns whether `_placement` depends on the pick and the model alone, as mostly."""
+        if self._service.prepares or is_changed or self._stream.is_duplex:
+            return False
+        return decision.is_steered and decision.rank is None
 
     def _verdict_of(self, decision: Decision) -> Verdict:
         """Returns what to do with the request on this stream."""

@@ -11,7 +11,6 @@ from extproc.base import headers
 from extproc.base.errors import ProtocolError, StartError
 from extproc.base.logs import tell_fault
 from extproc.config.schema import ExtProc
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.certificates import Certificates, Material
 from extproc.serving.exchange import Service
@@ -97,10 +96,11 @@ class GrpcServer:
 
     async def process(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[ProcessingResponse]:
+    ) -> AsyncIterator[bytes]:
         """Serves one ext_proc stream, which lasts as long as the HTTP request and its response.
 
-        requests: messages as they came; grpc would decode long ones on the event loop.
+        requests: messages as they came; grpc would decode long ones on the event loop. The answers
+        are encoded, too.
         """
         service = self._service
         decoder, thread = service.decoder, service.joining
@@ -135,10 +135,7 @@ class GrpcServer:
         return told if isinstance(told, str) else ""
 
     def _ext_proc_handler(self) -> grpc.GenericRpcHandler:
-        process = grpc.stream_stream_rpc_method_handler(
-            self.process,
-            response_serializer=ProcessingResponse.SerializeToString,
-        )
+        process = grpc.stream_stream_rpc_method_handler(self.process)
         return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
 
     def _health_handler(self) -> grpc.GenericRpcHandler:

@@ -56,17 +56,18 @@ class Call(ABC):
     is_over: whether its status was sent, or its stream is gone.
     """
 
+    # What most calls leave as it is belongs to the class, since every request makes a call.
+    is_over: bool = False
+    _kept: deque[tuple[int, Any]] | None = None
+    _parts: list[bytes] | None = None
+    _kept_bytes: int = 0
+    _queued: int = 0
+    _awaited: asyncio.Task[Answers] | None = None  # of the message taken last
+
     def __init__(self, wire: Wire, stream_id: int) -> None:
-        self.is_over = False
         self._wire = wire
         self._session = wire.session
         self._id = stream_id
-        # usually nothing is kept, and the queues would be most of a call's memory
-        self._kept: deque[tuple[int, Any]] | None = None
-        self._parts: list[bytes] | None = None
-        self._kept_bytes = 0
-        self._queued = 0
-        self._awaited: asyncio.Task[Answers] | None = None  # of the message taken last
 
     @abstractmethod
     def take(self, message: Message) -> None:
@@ -102,13 +103,20 @@ class Call(ABC):
 
     def receive(self, kind: int, content: Any) -> bool:
         """Takes an event of the session; returns whether the call is then held back."""
+        is_held_up = self._awaited is not None or self._kept or self._queued > _MAX_QUEUED_BYTES
+        if is_held_up or self._parts or kind == PART:
+            return self._receive_in_turn(kind, content)
+        self._take(kind, content)
+        return False
+
+    def _receive_in_turn(self, kind: int, content: Any) -> bool:
+        """Takes an event as `receive`: behind what is kept, and a part of a message to the rest."""
         if kind == PART:
             self._parts = [*(self._parts or ()), content]
             return False
         if kind == MESSAGE and self._parts:
             content, self._parts = MessageParts([*self._parts, content]), None
-        has_room = self._queued <= _MAX_QUEUED_BYTES or not self.is_busy
-        if not has_room or self._awaited is not None or self._kept:
+        if self._kept or self.is_busy:
             self._keep(kind, content)
             return bool(self._kept)
         self._take(kind, content)
@@ -145,8 +153,9 @@ class Call(ABC):
         """Ends the call because its stream is gone; does nothing if it has ended."""
         if not self.is_over:
             self.is_over = True
-            self._kept = self._parts = None
-            self._wire.budget.give_back(self._kept_bytes)
+            if self._kept or self._parts:
+                self._kept = self._parts = None
+                self._wire.budget.give_back(self._kept_bytes)
             self.close()
 
     def guarded(self, function: Callable[..., None], *arguments: object) -> None:
@@ -196,11 +205,12 @@ def _kept_bytes(kind: int, content: Any) -> int:
 class ExtProcCall(Call):
     """One ext_proc stream; it has a task only while it awaits an answer."""
 
+    _exchange: Exchange | None = None
+
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         super().__init__(wire, stream_id)
         self._service = service
         self._traceparent = traceparent
-        self._exchange: Exchange | None = None
 
     def _opened(self) -> Exchange:
         """Returns the exchange of the stream, which begins with its first message."""
@@ -241,9 +251,8 @@ class ExtProcCall(Call):
             self._wait_for(answering)
 
     def _answer_all(self, answers: Answers) -> None:
-        encoded = self._service.stream_settings.phrases.encoded
         for answer in answers:
-            self.answer(encoded(answer))
+            self.answer(answer)
 
     def _wait_for(self, answering: Coroutine[Any, Any, Answers]) -> None:
         self._awaited = asyncio.get_running_loop().create_task(answering)

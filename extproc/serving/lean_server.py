@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from extproc.base import address
 from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import Status
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
 from extproc.http2.limits import MIB, Limits
 from extproc.http2.session import IS_COMPILED, Sessions, make_sessions
 from extproc.observing.fleet_families import ServerFigures
@@ -43,9 +45,8 @@ Route = Callable[["LeanConnection", int, bytes, bytes], Call | None]
 class Host:
     """What all connections of a server share.
 
-    sessions: opens the session of a connection. add, note_rest, remove: called when a
-    connection is established (with TLS, after its handshake), when its last call has ended, and
-    when it is lost.
+    sessions: opens the session of a connection. add, remove: called when a connection is
+    established (with TLS, after its handshake), and when it is lost.
     """
 
     limits: Limits
@@ -53,18 +54,19 @@ class Host:
     sessions: Sessions
     route: Route
     add: Callable[["LeanConnection"], None]
-    note_rest: Callable[["LeanConnection"], None]
     remove: Callable[["LeanConnection"], None]
 
 
 class LeanConnection(asyncio.Protocol):
     """One connection of a proxy; writes once for everything in one read.
 
-    has_served: whether it ever had a call. transport: from when the connection is made.
+    has_served: whether it ever had a call. rested_at: when its last call ended, in seconds of
+    `time.monotonic`; 0.0 before that. transport: from when the connection is made.
     """
 
     def __init__(self, host: Host) -> None:
         self.has_served = False
+        self.rested_at = 0.0
         self._host = host
         self.budget = host.sessions.budget
         self.session = host.sessions.open()
@@ -152,25 +154,38 @@ class LeanConnection(asyncio.Protocol):
         """Forgets a call that has ended."""
         if self._paused_calls:
             self._paused_calls.pop(stream_id, None)
-        if self._calls.pop(stream_id, None) is not None and not self._calls:
-            self._host.note_rest(self)
+        self._calls.pop(stream_id, None)
+        if not self._calls:
+            self.rested_at = time.monotonic()
 
     def flush(self) -> None:
         """Writes all data to send if any is due, and lets calls that waited for it continue."""
         if self._is_closing:
             return
-        session = self.session
-        if session.is_due or self._paused_calls:
+        left = self.session.send(self.transport.write)
+        if self._paused_calls:
+            left = self._write_for_paused()
+        # the usual rest is the end of a stream, for which a timer runs already
+        if left and (left != KEPT_BACK or self._ending is None):
+            self._look_after(left)
+
+    def _write_for_paused(self) -> int:
+        """Writes all data, so that calls that waited for it continue; returns what is left."""
+        self._write()
+        while self._paused_calls and self._release():
             self._write()
-            while self._paused_calls and self._release():
-                self._write()
-        elif session.has_unsent and self._ending is None:
+        return self.session.send(self.transport.write)
+
+    def _look_after(self, left: int) -> None:
+        """Does what is left to do after data was sent (extproc.http2.leftovers)."""
+        if left & KEPT_BACK and self._ending is None:
             loop = asyncio.get_running_loop()
             self._ending = loop.call_later(self._host.bounds.end_seconds, self._write_ends)
-        if session.fault is not None:
-            log.warning("connection ended: %s", session.fault[1])
+        fault = self.session.fault if left & FAULTY else None
+        if fault is not None:
+            log.warning("connection ended: %s", fault[1])
             self._linger()
-        elif session.is_over and not self._calls:
+        elif left & OVER and not self._calls:
             self._write()
             self._is_closing = True
             self.transport.close()
@@ -206,19 +221,20 @@ class LeanConnection(asyncio.Protocol):
         )
 
     def _take(self, events: Sequence[CallEvent]) -> None:
+        calls = self._calls
         for stream_id, kind, content in events:
-            if kind == OPENED:
-                path, traceparent = content
-                self._open(stream_id, path, traceparent)
+            call = calls.get(stream_id)
+            if call is None:
+                if kind == OPENED:
+                    self._open(stream_id, content)
             elif kind == ABORTED:
                 self._abort(stream_id)
-            else:
-                call = self._calls.get(stream_id)
-                if call is not None and call.receive(kind, content):
-                    self._paused_calls[stream_id] = call
+            elif call.receive(kind, content):
+                self._paused_calls[stream_id] = call
 
-    def _open(self, stream_id: int, path: bytes, traceparent: bytes) -> None:
-        call = self._host.route(self, stream_id, path, traceparent)
+    def _open(self, stream_id: int, head: tuple[bytes, bytes]) -> None:
+        """Opens a call. head: its path and traceparent."""
+        call = self._host.route(self, stream_id, head[0], head[1])
         if call is None:
             self.session.finish(stream_id, Status.UNIMPLEMENTED, "unknown method")
             return
@@ -226,12 +242,10 @@ class LeanConnection(asyncio.Protocol):
         self.has_served = True
 
     def _abort(self, stream_id: int) -> None:
-        self._paused_calls.pop(stream_id, None)
-        call = self._calls.pop(stream_id, None)
+        call = self._calls.get(stream_id)
         if call is not None:
+            self.forget(stream_id)
             call.abort()
-            if not self._calls:
-                self._host.note_rest(self)
 
 
 # Memory for unfinished messages and waiting answers: at least this much, and at least this many
@@ -277,10 +291,9 @@ class LeanServer:
             make_sessions(limits, longest, most, compiled=compiled),
             self._route,
             self._add,
-            self._note_rest,
             self._remove,
         )
-        self.connections: dict[LeanConnection, None] = {}  # the longest idle one first
+        self.connections: dict[LeanConnection, None] = {}  # in the order in which they were made
         self._coming = 0
         self._has_warned_full = False
         self._faults: Counter[str] = Counter()
@@ -404,24 +417,15 @@ class LeanServer:
 
     def _dispensable(self) -> LeanConnection | None:
         """Returns the longest idle connection, preferably one that was never used."""
-        used: LeanConnection | None = None
-        for one in self.connections:
-            if one.is_idle:
-                if not one.has_served:
-                    return one
-                used = used or one
-        return used
+        idle = [one for one in self.connections if one.is_idle]
+        unused = next((one for one in idle if not one.has_served), None)
+        return unused or min(idle, key=lambda one: one.rested_at, default=None)
 
     def _add(self, connection: LeanConnection) -> None:
         self._coming = max(0, self._coming - 1)
         self.connections[connection] = None
         if self._health.is_stopping:  # its handshake was not done when the others were drained
             connection.drain()
-
-    def _note_rest(self, connection: LeanConnection) -> None:
-        if connection in self.connections:  # not closing yet
-            del self.connections[connection]
-            self.connections[connection] = None
 
     def _remove(self, connection: LeanConnection) -> None:
         self.connections.pop(connection, None)

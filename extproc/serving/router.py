@@ -40,7 +40,7 @@ from extproc.routing.decision_log import DecisionLog, ids_of
 from extproc.routing.explain import explanation
 from extproc.routing.load import Booking
 from extproc.routing.placing import Placing
-from extproc.routing.query import Query
+from extproc.routing.query import Media, Query
 from extproc.routing.steering import Steering, beginning_of, hash_of
 from extproc.routing.store_offers import StoreOffers
 from extproc.routing.upstreams import FIRST_FAILURE
@@ -157,8 +157,8 @@ class Router:
 
         traceparent: the trace that the request belongs to, "" if none.
         """
-        course = Course(self._monotonic, traceparent)
-        course.path = ask.head.path
+        clock = self._monotonic
+        course = Course(clock, clock(), traceparent, ask.head.path)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
         query = await self._queries.make_query(ask, course)
@@ -166,7 +166,7 @@ class Router:
             decision, query = await self._decide_side(ask, query, course)
         else:
             decision, query = self._decide(ask, query, course)
-        now = course.note_picked()
+        course.picked_at = now = clock()
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, course)
             return decision, None
@@ -175,9 +175,11 @@ class Router:
         self._metrics.observe_decision(decision, course)
         if decision.basis.media is not None:
             self._metrics.count_media(decision.model, decision.basis.media, now)
-        self._tell(decision, course, ask.head)
+        if log.isEnabledFor(logging.DEBUG):
+            self._tell(decision, course, ask.head)
         self._decisions.tell(decision, ask.head, course.trace.trace_id)
-        self._show(decision, query, ask.head)
+        if self._observer is not None:
+            self._show(self._observer, decision, query, ask.head)
         # last: a failure before it must leave no load behind that nobody releases
         try:
             return decision, self._book(decision, query, now)
@@ -198,17 +200,23 @@ class Router:
             if decision.source is not None:
                 self._watch_pull(decision, query, now)
             booking = step.book(decision, now, self._announced_prompt(decision, query))
+        if booking is None:
+            return None
         certain = decision.basis.certain_tokens
-        if certain and booking is not None and decision.is_steered:
+        if certain and decision.is_steered:
             self._candidates.note_saved(decision.worker, certain, now)
         # otherwise its engine would count blocks that it got from another worker as cached
-        is_whole = decision.prefill is None and decision.source is None
-        if booking is not None and is_whole:
-            self.watched.begin(decision, query, booking)
-            if decision.rank is not None and booking.prompt is not None:
-                self._workers.pins.watch(decision.worker, booking, booking.prompt)
-            self._begin_media(decision, query, booking)
+        if decision.source is None and (decision.split is None or decision.prefill is None):
+            self._watch(decision, query, booking)
         return booking
+
+    def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
+        """Has a request watched that one worker computes whole."""
+        self.watched.begin(decision, query, booking)
+        if decision.rank is not None and booking.prompt is not None:
+            self._workers.pins.watch(decision.worker, booking, booking.prompt)
+        if query.media is not None:
+            self._begin_media(decision, query.media, booking)
 
     def _watch_pull(self, decision: Decision, query: Query, now: float) -> None:
         """Notes a pull that begins, and has its arrival looked for if it can be measured."""
@@ -224,10 +232,9 @@ class Router:
             tokens = source.tokens + (0 if held is None else held.certain_tokens)
             self._workers.questions.pulls.watch(decision.worker, prompt, tokens, note)
 
-    def _begin_media(self, decision: Decision, query: Query, booking: Booking) -> None:
+    def _begin_media(self, decision: Decision, media: Media, booking: Booking) -> None:
         """Has a request with media wait for what its worker stores."""
-        media = query.media
-        if media is None or media.prompt is None or not decision.is_steered:
+        if media.prompt is None or not decision.is_steered:
             return
         self.media.learning.begin(decision.worker, media.prompt, is_known=media.is_known)
         self._media_of[booking] = media.prompt
@@ -245,7 +252,7 @@ class Router:
         step, isolated, _ = await self.preparation.prepare(ask, named)
         if isinstance(step, Refusal):
             return explain_refusal(step, isolated)
-        course = Course(self._monotonic)
+        course = Course.begin(self._monotonic)
         query = await self._queries.make_query(step, course)
         if self.steering.is_partial:
             decision, _ = await self._decide_side(step, query, course)
@@ -269,9 +276,10 @@ class Router:
     def release(self, booking: Booking) -> None:
         """Ends a booking: the request is over."""
         self.watched.end(booking)
-        prompt = self._media_of.pop(booking, None)
-        if prompt is not None:
-            self.media.learning.end(prompt)
+        if self._media_of:
+            prompt = self._media_of.pop(booking, None)
+            if prompt is not None:
+                self.media.learning.end(prompt)
         if self._disaggregator.legs:
             self._disaggregator.release(booking, self._monotonic())
         self.placing.release(booking, self._monotonic())
@@ -472,31 +480,30 @@ class Router:
         prompts = query.prompts
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
             return None
-        is_whole = query.media is None or query.media.is_whole
-        if not is_whole or decision.basis.fetches.get(decision.worker) or decision.source:
+        if query.media is not None and not query.media.is_whole:
+            return None
+        if decision.source or decision.basis.fetches.get(decision.worker):
             return None  # the time of a transfer would be measured, too
-        picked = decision.prefill or decision
+        picked = decision if decision.split is None else decision.prefill or decision
         if self._proofs.trust_for(query.forms).state(picked.worker) != FeedState.LIVE:
             return None
-        overlap, tokens = picked.basis.overlaps[0].get(picked.worker), prompts[0].tokens
+        (prompt,) = prompts
+        overlap = picked.basis.overlaps[0].get(picked.worker)
         if overlap is None:
-            is_announced = usable_tokens(tokens, self._candidates.block_size(picked.worker)) > 0
-            return prompts[0] if is_announced else None
-        if overlap.held_tokens >= usable_tokens(tokens, overlap.block_size):
-            return None  # all its blocks are held already, or there are none
-        return prompts[0]
+            block_size = self._candidates.block_size(picked.worker)
+            return prompt if usable_tokens(prompt.tokens, block_size) > 0 else None
+        # nothing is announced if all its blocks are held already, or there are none
+        is_held = overlap.held_tokens >= usable_tokens(prompt.tokens, overlap.block_size)
+        return None if is_held else prompt
 
-    def _show(self, decision: Decision, query: Query, head: Head) -> None:
+    def _show(self, observer: Observer, decision: Decision, query: Query, head: Head) -> None:
         """Shows a decision to the observer, whose errors do not affect the request."""
         try:
-            if self._observer is not None:
-                self._observer.note_decision(decision, query.prompts, head)
+            observer.note_decision(decision, query.prompts, head)
         except Exception as error:  # noqa: BLE001 - as in _decide
             tell_fault(log, "an observer failed with %s", error)
 
     def _tell(self, decision: Decision, course: Course, head: Head) -> None:
-        if not log.isEnabledFor(logging.DEBUG):
-            return
         log.debug(
             "decision: model %s, picked %s%s, overlap %d of %d tokens, uncertain %d, reason %s",
             decision.model,

@@ -335,23 +335,30 @@ class Stream:
     wants_status: whether to request this response's headers in dialect A, if Envoy would not send
     them; needs allow_mode_override, and a proxy that declares its modes.
     is_duplex: whether dialect B is used; in it, a request that cannot be placed must be refused.
-    response_head: None until the response's headers arrive.
+    head: of the request, an empty one before it arrived. response_head: None until the response's
+    headers arrive.
     """
 
+    # What most streams leave as it is belongs to the class, since every request makes a stream.
+    state = StreamState.HEAD
+    head = NO_HEAD
+    response_head: ResponseHead | None = None
+    is_duplex = False
+    _echoes_response = False
+    _mode: int = ProcessingMode.BUFFERED
+    _announced_mode: int | None = None
+    _collected: CollectedBody | None = None  # used in dialect B only
+    _asked_with = NO_KIND
+    _unkeyed = ""  # why a body that is cleaned has no keys
+    _is_last = False
+
     def __init__(self, spoken: StreamSettings, *, wants_status: bool = False) -> None:
-        self.state = StreamState.HEAD
-        self.response_head: ResponseHead | None = None
-        self.is_duplex = self._echoes_response = spoken.dialect == "epp"
-        self._mode: int = _DUPLEX if self.is_duplex else ProcessingMode.BUFFERED
-        self._announced_mode: int | None = None
         self._settings = spoken
         self._wants_status = wants_status
         self._reads_usage = spoken.reads_usage
-        self._head = NO_HEAD
-        self._collected: CollectedBody | None = None  # used in dialect B only
-        self._asked_with = NO_KIND
-        self._unkeyed = ""  # why a body that is cleaned has no keys
-        self._is_last = False
+        if spoken.dialect == "epp":
+            self.is_duplex = self._echoes_response = True
+            self._mode = _DUPLEX
 
     def receive(self, message: ProxyMessage) -> Step:
         """Handles one message from Envoy; returns the answers, or the request to be placed.
@@ -359,28 +366,38 @@ class Stream:
         Raises:
             ProtocolError: the message is out of order, or sets an unsupported body mode.
         """
-        kind = message.kind
-        if kind == NO_KIND:
-            raise ProtocolError("message without a request")
         if message.modes is not None:
             self._learn_modes(*message.modes)
+        row = self._rows.get((self.state, message.kind))
+        return self._other(message) if row is None else row(self, message)
+
+    def _other(self, message: ProxyMessage) -> Step:
+        """Handles a message of the response, which may come in any state, or a wrong one."""
+        kind = message.kind
         if kind in _OF_RESPONSES:
             return self._response(message)
-        row = self._rows.get((self.state, kind))
-        if row is None:
-            name = next(name for name, one in NAMES.items() if one == kind)
-            raise ProtocolError(f"{name.replace('_', ' ')} {self.state.value}")
-        return row(self, message)
-
-    @property
-    def head(self) -> Head:
-        """Returns the request's head, an empty one before it arrived."""
-        return self._head
+        if kind == NO_KIND:
+            raise ProtocolError("message without a request")
+        name = next(name for name, one in NAMES.items() if one == kind)
+        raise ProtocolError(f"{name.replace('_', ' ')} {self.state.value}")
 
     @property
     def reads_usage(self) -> bool:
         """Returns whether the response's body is to be read for its usage."""
         return self._reads_usage
+
+    def place_pick(self, pick: tuple[str, ...], model: str | None, most: int) -> Answers:
+        """Returns the answers of `place` to a pick that has nothing but a model.
+
+        pick: ip:port, best first. most: how many of them are named, the same in every call.
+        """
+        spoken = self._settings
+        if self._asked_with != REQUEST_BODY or self.is_duplex:
+            return self.place(Placement(",".join(pick[:most]), model or ""))
+        self.state = StreamState.PLACED
+        return spoken.phrases.body_picked(
+            pick, model, most, names_model=spoken.names_model, owned=spoken.owned
+        )
 
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
@@ -388,8 +405,7 @@ class Stream:
         names_model, owned = spoken.names_model, spoken.owned
         self.state = StreamState.ENDED if self.is_duplex and self._is_last else StreamState.PLACED
         if self._asked_with == REQUEST_BODY and not self.is_duplex:
-            phrases = spoken.phrases
-            return [phrases.body_placed(placement, names_model=names_model, owned=owned)]
+            return spoken.phrases.body_placed(placement, names_model=names_model, owned=owned)
         common = say.pick_of(placement, names_model=names_model, owned=owned)
         if self._asked_with == REQUEST_HEADERS or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
@@ -401,7 +417,7 @@ class Stream:
             )
         else:
             first = say.request_trailers_go_on()
-        answers = [say.with_metadata(first, placement)]
+        answers = say.encoded(say.with_metadata(first, placement))
         if self.is_duplex and self._asked_with != REQUEST_HEADERS:
             answers += self._collected_echo()
         return answers
@@ -410,7 +426,7 @@ class Stream:
         """Returns the answer that refuses the request of the last `Ask`."""
         self.state = StreamState.REFUSED
         self.close()
-        return [say.refused(refusal)]
+        return say.encoded(say.refused(refusal))
 
     def close(self) -> None:
         """Releases the memory of the request's body."""
@@ -419,24 +435,27 @@ class Stream:
 
     def _learn_modes(self, request_mode: int, response_mode: int) -> None:
         """Takes the body modes, which only a stream's first message has (ProtocolConfiguration)."""
-        self._mode = request_mode
-        if _GRPC in (self._mode, response_mode):
-            raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
-        if self._settings.dialect == "buffered" and _DUPLEX in (self._mode, response_mode):
-            raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
-        self._announced_mode = self._mode
-        self.is_duplex = self._mode == _DUPLEX
+        self._mode = self._announced_mode = request_mode
+        self.is_duplex = request_mode == _DUPLEX
         self._echoes_response = response_mode == _DUPLEX
+        if request_mode >= _DUPLEX or response_mode >= _DUPLEX:
+            self._check_modes(request_mode, response_mode)
+
+    def _check_modes(self, *modes: int) -> None:
+        if _GRPC in modes:
+            raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
+        if self._settings.dialect == "buffered" and _DUPLEX in modes:
+            raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
 
     def _ask(self, kind: int, body: bytes | None, reason: str = "") -> Ask:
         self.state = StreamState.ASKED
         self._asked_with = kind
         finds_model = self._settings.names_model and not self.is_duplex
-        return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
+        return Ask(self.head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
     def _request_headers(self, message: ProxyMessage) -> Step:
         spoken = self._settings
-        self._head = head = head_of(message, spoken.policy_header, spoken.naming)
+        self.head = head = head_of(message, spoken.policy_header, spoken.naming)
         self._is_last = message.is_last
         learned = self._settings.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)
@@ -452,7 +471,7 @@ class Stream:
         self.state = StreamState.BODY
         if self.is_duplex:
             return []
-        return [self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)]
+        return self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)
 
     def _is_cleaned(self, head: Head) -> bool:
         """Returns whether a body is needed only to be cleaned; those of audio are not."""
@@ -472,7 +491,7 @@ class Stream:
     def _request_body(self, message: ProxyMessage) -> Step:
         if self.is_duplex:
             return self._collect(message)
-        body, length = message.body, self._head.content_length
+        body, length = message.body, self.head.content_length
         if len(body) > self._settings.max_body_bytes:
             return self._ask(REQUEST_BODY, None, "body_too_large")
         if length is not None and len(body) < length and not message.is_last:
@@ -491,28 +510,27 @@ class Stream:
 
     def _collected_echo(self) -> Answers:
         pieces = self._collected.take() if self._collected is not None else []
+        if self._is_last and self._asked_with == REQUEST_BODY:
+            *before, last = pieces or [b""]
+        else:
+            before, last = pieces, None
         answers = [
-            answer
-            for piece in pieces
-            for answer in say.request_body_echo(piece, end_of_stream=False)
+            *[one for piece in before for one in say.request_body_echo(piece, end_of_stream=False)],
+            *(() if last is None else say.request_body_echo(last, end_of_stream=True)),
         ]
         if self._asked_with == REQUEST_TRAILERS:
-            return [*answers, say.request_trailers_go_on()]
-        if self._is_last and not answers:
-            return list(say.request_body_echo(b"", end_of_stream=True))
-        if self._is_last:
-            answers[-1].request_body.response.body_mutation.streamed_response.end_of_stream = True
-        return answers
+            answers.append(say.request_trailers_go_on())
+        return say.encoded(*answers)
 
     def _request_body_after_pick(self, message: ProxyMessage) -> Step:
         if not self.is_duplex:
-            return [say.request_body_goes_on()]
+            return say.encoded(say.request_body_goes_on())
         if message.is_last:
             self.state = StreamState.ENDED
-        return list(say.request_body_echo(message.body, end_of_stream=message.is_last))
+        return say.encoded(*say.request_body_echo(message.body, end_of_stream=message.is_last))
 
     def _request_body_after_end(self, _: ProxyMessage) -> Step:
-        return [] if self.is_duplex else [say.request_body_goes_on()]
+        return [] if self.is_duplex else say.encoded(say.request_body_goes_on())
 
     def _request_trailers_with_pick(self, _: ProxyMessage) -> Step:
         """Handles trailers before the body's end is known; in dialect A, there is no body then."""
@@ -523,10 +541,10 @@ class Stream:
 
     def _request_trailers_after_pick(self, _: ProxyMessage) -> Step:
         self.state = StreamState.ENDED
-        return [say.request_trailers_go_on()]
+        return say.encoded(say.request_trailers_go_on())
 
     def _request_trailers_alone(self, _: ProxyMessage) -> Step:
-        return [say.request_trailers_go_on()]
+        return say.encoded(say.request_trailers_go_on())
 
     def _nothing(self, _: ProxyMessage) -> Step:
         return []
@@ -537,12 +555,12 @@ class Stream:
             self.response_head = head = response_head_of(message)
             may_tell = head.is_readable and not message.is_last
             read_body = self._reads_usage and may_tell and not self._echoes_response
-            return [say.response_headers_go_on(read_body=read_body)]
+            return say.encoded(say.response_headers_go_on(read_body=read_body))
         if message.kind == RESPONSE_TRAILERS:
-            return [say.response_trailers_go_on()]
+            return say.encoded(say.response_trailers_go_on())
         if not self._echoes_response:
-            return [say.response_body_goes_on()]
-        return list(say.response_body_echo(message.body, end_of_stream=message.is_last))
+            return say.encoded(say.response_body_goes_on())
+        return say.encoded(*say.response_body_echo(message.body, end_of_stream=message.is_last))
 
     _rows: ClassVar[Mapping[tuple[StreamState, int], _Row]] = {
         (StreamState.HEAD, REQUEST_HEADERS): _request_headers,

@@ -28,7 +28,13 @@ from extproc.serving.refusals import Refusal
 # that Envoy's documentation requires (BodyMutation.streamed_response).
 MAX_ECHO_BYTES = 62_000
 
-Answers = list[ProcessingResponse]
+# The encoded messages (ProcessingResponse) that answer one message of the proxy, in order.
+Answers = list[bytes]
+
+
+def encoded(*answers: ProcessingResponse) -> Answers:
+    """Returns answers as they are sent."""
+    return [answer.SerializeToString() for answer in answers]
 
 
 class Placement(Light, frozen=True, gc=False):
@@ -48,6 +54,11 @@ class Placement(Light, frozen=True, gc=False):
     priority: tuple[str, str] | None = None
 
 
+# By what a repeated answer is known: the body mode that lets request headers go on, a placement, or
+# a pick and its model, which are all that most placements have.
+_Cause = int | None | Placement | tuple[tuple[str, ...], str | None]
+
+
 class Phrases:
     """Answers that many requests get: each is built and encoded once.
 
@@ -56,31 +67,40 @@ class Phrases:
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
-        self._answers: dict[Placement | int | None, ProcessingResponse] = {}
-        self._encoded: dict[int, bytes] = {}  # by the identity of a cached message
-        self._placements: dict[tuple[tuple[str, ...], str], Placement] = {}
+        self._answers: dict[_Cause, Answers] = {}
 
-    def placement(self, pick: tuple[str, ...], model: str, most: int) -> Placement:
-        """Returns the placement of a pick that has nothing but endpoints and a model.
-
-        most: the number of endpoints that are named, the same in every call.
-        """
-        known = self._placements.get((pick, model))
-        if known is None:
-            if len(self._placements) >= self._most:
-                self._placements.clear()
-            known = self._placements[pick, model] = Placement(",".join(pick[:most]), model)
-        return known
-
-    def go_on(self, body_mode: int | None) -> ProcessingResponse:
+    def go_on(self, body_mode: int | None) -> Answers:
         """Returns the answer of `request_headers_go_on`."""
         known = self._answers.get(body_mode)
-        return self._keep(body_mode, request_headers_go_on(body_mode)) if known is None else known
+        if known is None:
+            known = self._keep(body_mode, encoded(request_headers_go_on(body_mode)))
+        return known
+
+    def body_picked(
+        self,
+        pick: tuple[str, ...],
+        model: str | None,
+        most: int,
+        *,
+        names_model: bool,
+        owned: tuple[str, ...] = (),
+    ) -> Answers:
+        """Returns the answer of `body_placed` to a pick that has nothing but a model.
+
+        pick: ip:port, best first. most: the number of endpoints that are named; it, names_model and
+        owned are the same in every call.
+        """
+        known = self._answers.get((pick, model))
+        if known is None:
+            placement = Placement(",".join(pick[:most]), model or "")
+            placed = self.body_placed(placement, names_model=names_model, owned=owned)
+            known = self._keep((pick, model), placed)
+        return known
 
     def body_placed(
         self, placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
-    ) -> ProcessingResponse:
-        """Returns the answer to a buffered request body that carries a pick.
+    ) -> Answers:
+        """Returns the answer to a buffered request body that carries a placement.
 
         names_model, owned: as in `pick_of`, and the same in every call.
         """
@@ -90,21 +110,14 @@ class Phrases:
         if known is not None:
             return known
         common = pick_of(placement, names_model=names_model, owned=owned)
-        answer = with_metadata(body_placed(common, placement.body), placement)
-        return answer if is_its_own else self._keep(placement, answer)
+        answers = encoded(with_metadata(body_placed(common, placement.body), placement))
+        return answers if is_its_own else self._keep(placement, answers)
 
-    def encoded(self, answer: ProcessingResponse) -> bytes:
-        """Returns the encoded bytes of any answer, cached or not."""
-        known = self._encoded.get(id(answer))
-        return answer.SerializeToString() if known is None else known
-
-    def _keep(self, key: Placement | int | None, answer: ProcessingResponse) -> ProcessingResponse:
+    def _keep(self, cause: _Cause, answers: Answers) -> Answers:
         if len(self._answers) >= self._most:
-            self._encoded.clear()
             self._answers.clear()
-        self._answers[key] = answer
-        self._encoded[id(answer)] = answer.SerializeToString()
-        return answer
+        self._answers[cause] = answers
+        return answers
 
 
 # In these modes a whole body arrives in one message, which is not always marked as the last one:

@@ -9,18 +9,15 @@ from extproc.proof.lookups import SentRequest
 from extproc.proof.trust import Proofs
 from extproc.routing.decision import Decision
 from extproc.routing.load import Booking
-from extproc.routing.query import Query
+from extproc.routing.query import Media, Query
 from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.decision")
 
 
-def _text_prompt(query: Query) -> Prompt:
-    """Returns the only prompt of a query, up to its first media item: the rest is learned."""
-    (prompt,) = query.prompts
-    if query.media is None:
-        return prompt
-    return replace(prompt, tokens=prompt.tokens[: query.media.text_tokens], sure_tokens=None)
+def _text_of(prompt: Prompt, media: Media) -> Prompt:
+    """Returns a prompt up to its first media item: the rest is learned."""
+    return replace(prompt, tokens=prompt.tokens[: media.text_tokens], sure_tokens=None)
 
 
 class TokenWatch:
@@ -43,7 +40,9 @@ class TokenWatch:
             self._note_sent(decision, query, booking)
 
     def _note_sent(self, decision: Decision, query: Query, booking: Booking) -> None:
-        worker, prompt = decision.worker, _text_prompt(query)
+        worker, prompt = decision.worker, query.prompts[0]
+        if query.media is not None:
+            prompt = _text_of(prompt, query.media)
         try:
             overlap = decision.basis.overlaps[0].get(worker)
             sent = self._proofs.note_sent(worker, prompt, query.forms, overlap)
@@ -68,7 +67,8 @@ class TokenWatch:
 
     def end(self, booking: Booking) -> None:
         """Has a request that is over looked up, if it is watched."""
-        self._compared.pop(booking, None)
-        sent = self._pending.pop(booking, None)
+        if self._compared:
+            self._compared.pop(booking, None)
+        sent = self._pending.pop(booking, None) if self._pending else None
         if sent is not None:
             self._proofs.ended(sent[1])

@@ -10,6 +10,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpTrailers,
     ProcessingMode,
     ProcessingRequest,
+    ProcessingResponse,
     ProtocolConfiguration,
 )
 from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
@@ -22,6 +23,12 @@ def read(message: ProcessingRequest) -> ProxyMessage:
     headers = (message.request_headers.headers, message.response_headers.headers)
     names = [one.key for part in headers for one in part.headers]
     return ProxyDecoder(names).decode(message.SerializeToString())
+
+
+def answers_of(step: object) -> list[ProcessingResponse]:
+    """The answers to a message, decoded."""
+    assert isinstance(step, list), step
+    return [ProcessingResponse.FromString(each) for each in step]
 
 
 def head(

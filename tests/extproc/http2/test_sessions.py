@@ -12,6 +12,7 @@ from extproc.http2.call_events import FAILED, MESSAGE
 from extproc.http2.frames import PREFACE, FrameType, frame, settings, window_update
 from extproc.http2.grpc_messages import LONG_BYTES, framed
 from extproc.http2.header_blocks import encode
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
 from extproc.http2.limits import Limits
 from extproc.http2.plain_session import PlainSessions
 from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
@@ -62,12 +63,15 @@ class Pair:
         """Asserts that both are in the same state; returns what they send."""
         (one, other), budgets = self.both, [each.budget.used_bytes for each in self.sessions]
         assert (one.is_due, one.has_unsent) == (other.is_due, other.has_unsent)
-        sent = one.data_to_send()
-        assert sent == other.data_to_send()
+        written: tuple[list[bytes], list[bytes]] = ([], [])
+        assert one.send(written[0].append) == other.send(written[1].append)
+        assert written[0] == written[1]
+        rest = one.data_to_send()
+        assert rest == other.data_to_send()
         assert one.fault == other.fault
         assert (one.is_over, one.stream_count) == (other.is_over, other.stream_count)
         assert budgets[0] == budgets[1]
-        return sent
+        return b"".join(written[0]) + rest
 
     def do(self, name: str, *arguments: object) -> object:
         """Calls the same method of both."""
@@ -387,6 +391,34 @@ def test_sessions_hold_back_alike_what_a_shrunken_window_no_longer_allows() -> N
     pair.receive(settings({4: 10}))
     pair.receive(window_update(0, 2**20))
     assert pair.both[0].queued(1) == 16_005 + 60_005 - 65_535
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_send_writes_what_is_due_and_returns_what_is_left(*, compiled: bool) -> None:
+    one, written = make_sessions(Limits(), 100, 2**30, compiled=compiled).open(), list[bytes]()
+    assert (one.send(written.append), len(written)) == (0, 1)
+    one.receive(PREFACE + settings({}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
+    one.receive(frame(FrameType.DATA, END_STREAM, 1))
+    one.answer(1, b"a")
+    assert (one.send(written.append), len(written)) == (0, 2)
+    one.finish(1, 0, "")
+    assert (one.send(written.append), len(written)) == (KEPT_BACK, 2)
+    one.drain()
+    assert (one.send(written.append), len(written)) == (OVER, 3)
+    one.receive(frame(FrameType.DATA, 0, 0, b"x"))
+    assert (one.send(written.append), len(written)) == (OVER | FAULTY, 4)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_send_passes_on_an_error_of_its_writer(*, compiled: bool) -> None:
+    one = make_sessions(Limits(), 100, 2**30, compiled=compiled).open()
+
+    def fail(_: bytes) -> None:
+        raise OSError("closed")
+
+    with pytest.raises(OSError, match="closed"):
+        one.send(fail)
+    assert one.send(fail) == 0
 
 
 def test_session_is_plain_where_none_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ class Replay:
         """Returns the query for a body."""
         head = Head("POST", path, None)
         asked = Ask(head, json.dumps(body).encode())
-        return asyncio.run(self._queries.make_query(asked, Course(time.monotonic)))
+        return asyncio.run(self._queries.make_query(asked, Course.begin(time.monotonic)))
 
     def held(self, query: Query) -> Overlap:
         """Returns what the worker holds of the prompt of a query."""

@@ -32,7 +32,7 @@ def decision(held: int = 0, reason: str = "") -> Decision:
 
 def course(*times: float) -> Course:
     ticks = iter(times)
-    return Course(lambda: next(ticks))
+    return Course.begin(lambda: next(ticks))
 
 
 def counted(*decisions: Decision) -> DecisionCounts:
@@ -148,7 +148,7 @@ def test_phase_bucket_names_a_trace() -> None:
 
 def test_course_phases_follow_one_another() -> None:
     times = iter((1, 2, 4, 5, 8))
-    noted = Course(lambda: next(times), "parent")
+    noted = Course.begin(lambda: next(times), "parent")
     noted.note_parsed()
     noted.note_tokenized()
     assert (noted.note_looked_up(), noted.note_picked()) == (5, 8)

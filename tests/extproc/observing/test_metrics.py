@@ -33,7 +33,7 @@ def decision() -> Decision:
 
 def course(trace: TraceContext | None = None) -> Course:
     times = iter((1.0, 1.003))
-    one = Course(lambda: next(times))
+    one = Course.begin(lambda: next(times))
     one.note_picked()
     one.trace = trace or one.trace
     return one

@@ -26,7 +26,7 @@ def decision() -> Decision:
 def course(traceparent: str = "") -> Course:
     """A course with one second per phase; the lookup is half a second of the last one."""
     times = iter((10.0, 11.0, 12.0, 12.5, 13.0))
-    one = Course(lambda: next(times), traceparent)
+    one = Course.begin(lambda: next(times), traceparent)
     one.note_parsed()
     one.note_tokenized()
     one.note_looked_up()

@@ -60,7 +60,7 @@ def decision() -> Decision:
 
 
 def course(traceparent: str = "") -> Course:
-    one = Course(asyncio.get_running_loop().time, traceparent)
+    one = Course.begin(asyncio.get_running_loop().time, traceparent)
     one.note_picked()
     return one
 

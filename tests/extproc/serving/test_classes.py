@@ -13,7 +13,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, Process
 from extproc.requests.request_class import RequestClass
 from extproc.serving.classes import INLINE_BYTES, named_priority
 from extproc.serving.exchange import Exchange, Service
-from tests.extproc.messages import body, head
+from tests.extproc.messages import answers_of, body, head
 from tests.extproc.serving.routers import counted, of
 
 RULES = """
@@ -53,8 +53,8 @@ async def opened(
     read = one.decoder.decode
     await exchange.receive(read(first.SerializeToString()))
     content = json.dumps({"model": "m", "prompt": [1, 2], "priority": -9, **fields}).encode()
-    (answer, *_) = await exchange.receive(read(body(content).SerializeToString()))
-    return exchange, answer
+    answers = await exchange.receive(read(body(content).SerializeToString()))
+    return exchange, answers_of(answers)[0]
 
 
 def changes(answer: ProcessingResponse) -> tuple[dict[str, str], list[str]]:
@@ -126,7 +126,8 @@ async def test_request_that_calls_no_model_has_no_class(closing: list[Service]) 
     closing.append(one)
     exchange = one.open()
     message = head("/v1/models", method="GET", end_of_stream=True)
-    (answer,) = await exchange.receive(one.decoder.decode(message.SerializeToString()))
+    answers = await exchange.receive(one.decoder.decode(message.SerializeToString()))
+    (answer,) = answers_of(answers)
     assert changes(answer)[1].count("x-vllm-priority") == 1
     assert not counted(one, 'kvsteer_class_requests_total{class="people",verdict="steer"}')
     exchange.close()

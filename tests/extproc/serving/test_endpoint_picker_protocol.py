@@ -18,7 +18,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.grpc_server import GrpcServer
-from tests.extproc.messages import body, head, read, response_head
+from tests.extproc.messages import answers_of, body, head, read, response_head
 from tests.extproc.serving.gateway_parsers import GATEWAYS, istio
 from tests.extproc.serving.routers import FIRST, SECOND, service
 from tests.extproc.settled import at_once
@@ -51,7 +51,7 @@ def first_message(hint: object = None) -> ProcessingRequest:
 def asked(exchange: Exchange, hint: object = None) -> list[ProcessingResponse]:
     """The answers to a request."""
     assert at_once(exchange.receive(read(first_message(hint)))) == []
-    return at_once(exchange.receive(read(body(PROMPT))))
+    return answers_of(at_once(exchange.receive(read(body(PROMPT)))))
 
 
 def header_of(answer: ProcessingResponse) -> str:
@@ -77,7 +77,7 @@ def test_picker_supports_streamed_requests_and_responses(one: Service) -> None:
     at_once(exchange.receive(read(response_head(200))))
     for token in (b"data: a\n\n", b"data: b\n\n"):
         piece = ProcessingRequest(response_body=HttpBody(body=token))
-        (answer,) = at_once(exchange.receive(read(piece)))
+        (answer,) = answers_of(at_once(exchange.receive(read(piece))))
         part = answer.response_body.response.body_mutation.streamed_response
         assert (part.body, part.end_of_stream) == (token, False)
     exchange.close()
@@ -157,7 +157,7 @@ def test_picker_answers_429_for_a_shed_request() -> None:
 
 def test_picker_names_an_endpoint_for_a_request_without_a_body(one: Service) -> None:
     message = head("/v1/models", method="GET", mode=STREAMED, end_of_stream=True)
-    (answer,) = at_once(one.open().receive(read(message)))
+    (answer,) = answers_of(at_once(one.open().receive(read(message))))
     assert header_of(answer) == metadata_of(answer)
 
 

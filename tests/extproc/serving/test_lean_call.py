@@ -122,7 +122,7 @@ class Play(logging.Handler):
         sessions = make_sessions(limits, MIB, 64 * MIB)
         self.budget = sessions.budget
         self.connection = LeanConnection(
-            Host(limits, USUAL, sessions, self.route, *[lambda _: None] * 3)
+            Host(limits, USUAL, sessions, self.route, *[lambda _: None] * 2)
         )
         self.connection.connection_made(self.written)
         self.hear(PREFACE, settings({4: window}), window_update(0, 2**30))
@@ -132,11 +132,9 @@ class Play(logging.Handler):
 
     def route(self, wire: LeanConnection, stream_id: int, *_: bytes) -> ExtProcCall:
         metrics = SimpleNamespace(protocol_errors=SimpleNamespace(inc=lambda: None))
-        phrases = SimpleNamespace(encoded=lambda answer: answer)
         self.exchanges.append(self._first.pop(0) if self._first else Answering())
         service = SimpleNamespace(
             metrics=metrics,
-            stream_settings=SimpleNamespace(phrases=phrases),
             decoder=ProxyDecoder(()),
             joining=None,
             open=partial(self.open, self.exchanges[-1]),

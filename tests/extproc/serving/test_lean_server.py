@@ -338,13 +338,14 @@ class Later(Asking):
         self.closed = 0
         self.fault: BaseException | None = None
 
-    async def receive(self, _: ProcessingRequest) -> list[ProcessingResponse]:
+    async def receive(self, _: ProcessingRequest) -> list[bytes]:
         self.taken += 1
         await asyncio.sleep(0)  # yields first, so that the server continues it in a task
         await self.gate.wait()
         if self.fault is not None:
             raise self.fault
-        return [ProcessingResponse(request_headers={}), ProcessingResponse(request_body={})]
+        answers = ProcessingResponse(request_headers={}), ProcessingResponse(request_body={})
+        return [answer.SerializeToString() for answer in answers]
 
     def close(self) -> None:
         self.closed += 1

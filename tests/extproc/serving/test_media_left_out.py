@@ -22,7 +22,7 @@ async def query(directory: Path, *parts: dict[str, object]) -> Query:
     queries = Queries(Models([Model("m")]), tokens, lambda _: ModelDialects(NEWEST))
     body = {"model": "m", "messages": [{"role": "user", "content": parts}]}
     ask = Ask(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
-    found = await queries.make_query(ask, Course(monotonic))
+    found = await queries.make_query(ask, Course.begin(monotonic))
     tokens.close()
     return found
 

@@ -12,7 +12,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
-from tests.extproc.messages import head, read, response_head
+from tests.extproc.messages import answers_of, head, read, response_head
 
 JSON = {"content-type": "application/json"}
 
@@ -30,9 +30,7 @@ def side(*, is_duplex: bool = False, reads_usage: bool = False) -> Stream:
 
 
 def answered(one: Stream, message: ProcessingRequest) -> list[ProcessingResponse]:
-    step = one.receive(read(message))
-    assert isinstance(step, list)
-    return step
+    return answers_of(one.receive(read(message)))
 
 
 def body(piece: bytes, *, last: bool) -> ProcessingRequest:

@@ -17,7 +17,7 @@ from extproc.requests.request import Ask, Head
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, StreamState
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
-from tests.extproc.messages import body, head, read, trailers
+from tests.extproc.messages import answers_of, body, head, read, trailers
 
 DESTINATION = "x-gateway-destination-endpoint"
 MODEL = "x-kvsteer-model"
@@ -59,22 +59,19 @@ def ask(step: object) -> Ask:
 
 
 def only(answers: object) -> ProcessingResponse:
-    assert isinstance(answers, list)
-    (answer,) = answers
-    assert isinstance(answer, ProcessingResponse)
+    (answer,) = answers_of(answers)
     return answer
 
 
 def kinds(answers: object) -> list[str]:
-    assert isinstance(answers, list)
-    return [str(answer.WhichOneof("response")) for answer in answers]
+    return [str(answer.WhichOneof("response")) for answer in answers_of(answers)]
 
 
-def echoed(answers: list[ProcessingResponse]) -> list[tuple[bytes, bool]]:
+def echoed(answers: object) -> list[tuple[bytes, bool]]:
     """The bytes of each echo of the request's body, and whether it is the last one."""
     parts = [
         answer.request_body.response.body_mutation.streamed_response
-        for answer in answers
+        for answer in answers_of(answers)
         if answer.HasField("request_body")
     ]
     return [(part.body, part.end_of_stream) for part in parts]
@@ -260,9 +257,10 @@ def test_duplex_body_is_collected_and_echoed_behind_the_pick() -> None:
     assert step.body == b'{"a": 1}'
     answers = one.place(PLACEMENT)
     assert kinds(answers) == ["request_headers", "request_body"]
-    assert set_headers(answers[0]) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
-    assert answers[0].HasField("dynamic_metadata")
-    assert not answers[0].HasField("mode_override")
+    first = answers_of(answers)[0]
+    assert set_headers(first) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
+    assert first.HasField("dynamic_metadata")
+    assert not first.HasField("mode_override")
     assert echoed(answers) == [(b'{"a": 1}', True)]
     assert one.state is StreamState.ENDED
 
@@ -297,8 +295,8 @@ def test_duplex_request_without_a_prompt_is_echoed_behind_its_headers() -> None:
     one = stream()
     assert ask(one.receive(read(duplex_head("/upload")))).reason == "not_inference"
     assert kinds(one.place(PLACEMENT)) == ["request_headers"]
-    assert echoed([only(one.receive(read(body(b"x", end_of_stream=False))))]) == [(b"x", False)]
-    assert echoed([only(one.receive(read(body(b""))))]) == [(b"", True)]
+    assert echoed(one.receive(read(body(b"x", end_of_stream=False)))) == [(b"x", False)]
+    assert echoed(one.receive(read(body(b"")))) == [(b"", True)]
 
 
 def test_empty_piece_of_a_duplex_body_is_not_echoed() -> None:
@@ -324,8 +322,8 @@ def test_duplex_body_above_the_limit_is_placed_by_load_and_echoed() -> None:
     answers = one.place(PLACEMENT)
     assert b"".join(piece for piece, _ in echoed(answers)) == b"x" * 900 + b"y" * 900
     assert not any(last for _, last in echoed(answers))
-    last = only(one.receive(read(body(b"z"))))
-    assert echoed([last]) == [(b"z", True)]
+    last = one.receive(read(body(b"z")))
+    assert echoed(last) == [(b"z", True)]
     assert one.state is StreamState.ENDED
 
 
@@ -402,8 +400,7 @@ def test_response_mode_is_independent_of_the_request_mode() -> None:
     one = stream()
     one.receive(read(head(response_mode=DUPLEX)))
     step = one.receive(read(ProcessingRequest(response_body=HttpBody(body=b"x"))))
-    assert isinstance(step, list)
-    (answer,) = step
+    (answer,) = answers_of(step)
     assert answer.response_body.response.body_mutation.streamed_response.body == b"x"
     assert not one.is_duplex
 

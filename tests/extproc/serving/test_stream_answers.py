@@ -106,12 +106,20 @@ def test_phrases_make_and_encode_a_repeated_answer_once() -> None:
     phrases = Phrases()
     placed = phrases.body_placed(PICK, names_model=True)
     assert placed is phrases.body_placed(PICK, names_model=True)
-    assert phrases.encoded(placed) is phrases.encoded(placed)
     made = say.with_metadata(say.body_placed(say.pick_of(PICK, names_model=True)), PICK)
-    assert phrases.encoded(placed) == phrases.encoded(made) == made.SerializeToString()
+    assert placed == [made.SerializeToString()]
     for mode in (None, *say.WHOLE_BODY_MODES):
         assert phrases.go_on(mode) is phrases.go_on(mode)
-        assert phrases.go_on(mode) == say.request_headers_go_on(mode)
+        assert phrases.go_on(mode) == say.encoded(say.request_headers_go_on(mode))
+
+
+def test_body_picked_is_the_answer_of_a_placement_of_the_first_endpoints() -> None:
+    phrases, pick = Phrases(), ("10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1")
+    picked = phrases.body_picked(pick, "tiny", 2, names_model=True)
+    assert picked == phrases.body_placed(PICK, names_model=True)
+    assert picked is phrases.body_picked(pick, "tiny", 2, names_model=True)
+    unnamed = phrases.body_picked((), None, 2, names_model=True)
+    assert unnamed == phrases.body_placed(Placement(), names_model=True)
 
 
 def test_phrases_keep_a_bounded_number_of_answers() -> None:
@@ -120,7 +128,7 @@ def test_phrases_keep_a_bounded_number_of_answers() -> None:
     said = [phrases.body_placed(pick, names_model=False) for pick in picks]
     assert said[-1] is phrases.body_placed(picks[-1], names_model=False)
     assert said[0] is not phrases.body_placed(picks[0], names_model=False)
-    assert [phrases.encoded(one) for one in said] == [one.SerializeToString() for one in said]
+    assert said[0] == phrases.body_placed(picks[0], names_model=False)
 
 
 @pytest.mark.parametrize("more", [{"body": b"{}"}, {"legs": (("x-leg", "1"),)}])
@@ -129,7 +137,7 @@ def test_phrases_do_not_keep_answers_of_a_single_request(more: dict[str, Any]) -
     placed = phrases.body_placed(pick, names_model=False, owned=("x-leg",))
     assert placed is not phrases.body_placed(pick, names_model=False, owned=("x-leg",))
     made = say.body_placed(say.pick_of(pick, names_model=False, owned=("x-leg",)), pick.body)
-    assert placed == say.with_metadata(made, pick)
+    assert placed == say.encoded(say.with_metadata(made, pick))
 
 
 OWNED = ("x-leg", "x-other-leg", "x-rank")
@@ -157,12 +165,3 @@ def test_pick_of_leaves_no_owned_header_of_a_client(
     )
     assert told <= {*settled, *mutation.remove_headers}
     assert settled.keys().isdisjoint(mutation.remove_headers)
-
-
-def test_placements_of_picks_are_kept_up_to_a_limit() -> None:
-    phrases = Phrases(most=1)
-    first = phrases.placement(("a:1", "b:1", "c:1"), "m", 2)
-    assert first == Placement("a:1,b:1", "m")
-    assert phrases.placement(("a:1", "b:1", "c:1"), "m", 2) is first
-    assert phrases.placement(("b:1",), "m", 2) == Placement("b:1", "m")
-    assert phrases.placement(("a:1", "b:1", "c:1"), "m", 2) is not first

@@ -19,7 +19,7 @@ from extproc.requests.request import Ask
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream import Stream, StreamSettings
 from extproc.serving.stream_answers import Placement
-from tests.extproc.messages import body, head, read, response_head, trailers
+from tests.extproc.messages import answers_of, body, head, read, response_head, trailers
 from tests.extproc.serving.routers import in_flight, released, service
 from tests.extproc.settled import at_once
 
@@ -59,11 +59,11 @@ def talk(
     for message in messages:
         step = one.receive(read(message))
         if not isinstance(step, Ask):
-            yield from step
+            yield from answers_of(step)
         elif refuses:
-            yield from one.refuse(Refusal(503, (), b""))
+            yield from answers_of(one.refuse(Refusal(503, (), b"")))
         else:
-            yield from one.place(Placement("10.0.0.1:1"))
+            yield from answers_of(one.place(Placement("10.0.0.1:1")))
 
 
 def request(mode: int, path: str, pieces: list[bytes], *, ends_with_trailers: bool) -> list[

@@ -12,7 +12,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, Process
 from extproc.requests.tenant_salt import PATHS, SaltMaker
 from extproc.serving.exchange import Service
 from extproc.serving.tenants import INLINE_BYTES
-from tests.extproc.messages import body, head
+from tests.extproc.messages import answers_of, body, head
 from tests.extproc.serving.routers import counted, in_flight, seen, service
 
 SECRET = b"0123456789abcdef"
@@ -57,9 +57,10 @@ async def asked(
             HeaderValue(key="x-tenant", raw_value=tenant.encode())
         )
     read = one.decoder.decode
-    answers = await exchange.receive(read(first.SerializeToString()))
+    answers = answers_of(await exchange.receive(read(first.SerializeToString())))
     answers = [each for each in answers if settles(each)]
-    answers = answers or await exchange.receive(read(body(content).SerializeToString()))
+    if not answers:
+        answers = answers_of(await exchange.receive(read(body(content).SerializeToString())))
     exchange.close()
     return answers[0]
 

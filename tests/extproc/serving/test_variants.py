@@ -36,7 +36,7 @@ async def query(spoken: ModelDialects, **fields: Any) -> Query:
     queries = Queries(Models([Model("tiny")]), tokens, lambda _: spoken)
     body = {"model": "tiny", "messages": [SYSTEM, USER], **fields}
     ask = Ask(Head("POST", CHAT_PATH, None), json.dumps(body).encode())
-    found = await queries.make_query(ask, Course(monotonic))
+    found = await queries.make_query(ask, Course.begin(monotonic))
     tokens.close()
     return found
 

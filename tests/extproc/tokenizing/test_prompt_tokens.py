@@ -271,10 +271,10 @@ async def test_model_that_hangs_on_a_large_body_is_noticed_and_takes_no_further_
     queries = Queries(Models([Model("endless")]), tokens)
     body = json.dumps({"model": "endless", "prompt": "a" * 4 * INLINE_BYTES}).encode()
     ask = Ask(Head("POST", COMPLETIONS_PATH, None), body)
-    assert (await queries.make_query(ask, Course(monotonic))).reason == "deadline"
+    assert (await queries.make_query(ask, Course.begin(monotonic))).reason == "deadline"
     await until(lambda: tokens.is_hung("endless"))
     tokens.deadline_seconds = 60.0  # a busy machine needs more than 20 ms to read the body
-    assert (await queries.make_query(ask, Course(monotonic))).reason == "tokenizer_hung"
+    assert (await queries.make_query(ask, Course.begin(monotonic))).reason == "tokenizer_hung"
     assert len(begun) == 1
     endless.may_end.set()
     tokens.close()
