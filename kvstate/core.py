@@ -169,10 +169,11 @@ class Core(Protocol):
 
     def lend(
         self, owner: int, lender: int, hashes: list[BlockHash], medium: str, group: int | None
-    ) -> None:
+    ) -> int:
         """Adds a copy of each block that another owner of its model holds, as certain as there.
 
-        A block that the lender does not hold is counted as copied_unknown.
+        Returns how many that are. A block that the lender does not hold is counted as
+        copied_unknown.
 
         Raises:
             ValueError: the owners are of different models.

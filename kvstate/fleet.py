@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from kvstate.index import Index
 from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.owner import Owner
+from kvstate.pools import Pool
 from kvstate.relay.passing import TakeRank
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import MAX_ORPHANS, Beginning, Hello
@@ -111,6 +112,14 @@ class _Relayed:
     subscriber: RelayedRank
 
 
+class _FollowedPool(NamedTuple):
+    """A store that publishes events itself."""
+
+    pool: Pool
+    subscriber: Subscriber
+    task: asyncio.Task[None]
+
+
 class _Source(NamedTuple):
     """How a worker that another process follows is followed here if need be."""
 
@@ -173,6 +182,7 @@ class FollowedWorkers:
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._rules: dict[str, ReuseRules] = {}
         self._uncertain: set[str] = set()  # of which nothing is certain, by their rules
+        self._pools: dict[str, _FollowedPool] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._unchanged = asyncio.Lock()  # a rank is saved, or blocks of it expire
         self._expiring: asyncio.Task[None] | None = None
@@ -239,6 +249,32 @@ class FollowedWorkers:
         self._sources[worker] = _Source(model, open_transports)
         self._followed[worker] = list(map(_Relayed, owners, relayed))
         reading.add(worker, model, relayed)
+
+    def follow_store(self, store: str, transport: FeedTransport) -> None:
+        """Follows the events that a store publishes itself, in each process.
+
+        Raises:
+            ValueError: it is followed already.
+        """
+        if store in self._pools:
+            raise ValueError(f"store {store} is followed already")
+        pool = self.stores.pool(store)
+        place, feed = RankName(f"store {store}", 0), Feed(transport.recovery)
+        subscriber = Subscriber(place, feed, pool, transport, self._shared)
+        task = asyncio.create_task(subscriber.run())
+        self._pools[store] = _FollowedPool(pool, subscriber, task)
+        log.info("feed started: store %s", store)
+
+    def store_events(self) -> Iterator[tuple[str, Mapping[str, int]]]:
+        """Yields the name of each store that publishes events, and how many of which kind came.
+
+        Besides those of `Pool.counts`: gaps in their numbers, restarts, and malformed messages.
+        """
+        for name, each in self._pools.items():
+            feed, counts = each.subscriber.feed, each.subscriber.counts
+            seen = {"gap": feed.gaps, "restart": feed.restarts}
+            malformed = counts.get("malformed_message", 0) + counts.get("undecodable_batch", 0)
+            yield name, {**each.pool.counts, **seen, "malformed": malformed}
 
     def read(self, hello: Hello) -> Reading:
         """Has another process follow the workers that are added from then on; see `take_over`.
@@ -463,6 +499,11 @@ class FollowedWorkers:
         for worker in list(self._followed):
             await self.remove(worker)
         await asyncio.gather(*self._releasing)
+        for each in self._pools.values():
+            each.task.cancel()
+            await asyncio.gather(each.task, return_exceptions=True)
+            await each.subscriber.close()
+        self._pools.clear()
         self.stores.close()
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:

@@ -10,7 +10,7 @@ correct.
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -43,6 +43,7 @@ from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Tier, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedOwner
+from kvstate.shared_media import names_media, parted, without_copies
 from kvstate.turnover import Turnover
 from kvstate.wire.extras import (
     ADMISSION_FAULTS,
@@ -135,7 +136,8 @@ class Owner:
 
     stored: shared by the index. block_size: tokens per block in its last store, read at every pick.
     store: the owner of the blocks that it puts into a store, which it shares with others; None if
-    they count for nobody. shares: whether it published any of them.
+    they count for nobody. store_media: the media of its events, in capitals, that lie in the store
+    although the events do not say so. shares: whether it published any of them.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class Owner:
         self.orphans = Orphanage()
         self.block_size: int | None = None
         self.store: Owner | None = None
+        self.store_media: frozenset[str] = frozenset()
         self.shares = False
         self._core = core
         self._stored = stored
@@ -237,7 +240,12 @@ class Owner:
 
     @property
     def is_special(self) -> bool:
-        """Whether its messages have to be decoded one by one now."""
+        """Whether its messages have to be looked at one by one now."""
+        return bool(self.store_media) or self._decodes_all
+
+    @property
+    def _decodes_all(self) -> bool:
+        """Whether each of its messages has to be decoded now."""
         listener = self._stored.listener  # while an orphan waits, each store may be its parent's
         return self.orphans.bytes > 0 or (listener is not None and listener.listens(self.worker))
 
@@ -267,7 +275,8 @@ class Owner:
             WireError: it is not an event batch; nothing was changed.
         """
         outcome: Outcome | None = None
-        if isinstance(body, bytes) and not self.is_special:
+        is_decoded = self._decodes_all or names_media(body, self.store_media)
+        if isinstance(body, bytes) and not is_decoded:
             progress = self._core.start(self.number, body, WORK)
             outcome = (yield from self._proceeding()) if progress is True else progress or None
         return (yield from self.finishing(body, outcome))
@@ -286,7 +295,10 @@ class Owner:
             if outcome is None:
                 self._core.begin_message(self.number)
             batch = (yield from decoding(body, done)) if isinstance(body, bytes) else body
-            faults += batch.faults + (yield from self.applying_events(batch.events))
+            own, shared = parted(batch.events, self.store_media)
+            faults += batch.faults + (yield from self.applying_events(own))
+            if self.store is not None and shared:
+                yield from self._storing_shared(shared, self.store)
             clears, removal_lost = clears or batch.clears, batch.removal_lost
             if removal_lost:
                 yield from self.demoting()
@@ -296,7 +308,7 @@ class Owner:
         return self._report(faults, clears=clears, removal_lost=removal_lost)
 
     def _sharing(self, body: bytes, store: "Owner") -> Generator[None, None, None]:
-        """Applies the events of a message that are about a store to it, in steps."""
+        """Applies the events of a message that name the store's locality to it, in steps."""
         self.shares = True
         events = yield from shared_events(body)
         for event in events:
@@ -306,8 +318,30 @@ class Owner:
                 yield from store.applying_events([event])
         store.note_block_size()
 
-    def _lending(self, event: BlocksCopied, store: "Owner") -> Generator[None, None, None]:
-        """Has a store hold blocks that are named by their hashes alone, as this rank knows them."""
+    def _storing_shared(
+        self, events: Sequence[Event], store: "Owner"
+    ) -> Generator[None, None, None]:
+        """Applies events of the store's media to it, in steps.
+
+        MooncakeStoreConnector (vLLM 0.32) names the engine's own hashes, with their group, but
+        neither adapters nor salts: its blocks are those that this rank knows. LMCache (0.5.6) names
+        chunks by hashes of its own, so their tokens count; its in-process engine gives the parent 0
+        to the first of several whose parent it does not look up.
+        """
+        self.shares = True
+        for event in events:
+            if isinstance(event, BlocksStored | BlocksCopied) and event.group is not None:
+                yield from self._lending(event, store)
+            elif isinstance(event, BlocksStored) and event.parent == 0:
+                self.count("chunk_without_parent")
+            else:
+                yield from store.applying_events([without_copies(event)])
+        store.note_block_size()
+
+    def _lending(
+        self, event: BlocksCopied | BlocksStored, store: "Owner"
+    ) -> Generator[None, None, None]:
+        """Has a store hold blocks that this rank knows by their hashes."""
         is_known = self._core.admission(self.number, event.group) == Admission.INDEXED
         hashes = event.hashes if is_known else []
         for begin in range(0, len(hashes), _COPIES):

@@ -463,10 +463,11 @@ class PlainCore:
 
     def lend(
         self, owner: int, lender: int, hashes: list[BlockHash], medium: str, group: int | None
-    ) -> None:
+    ) -> int:
         held, lending = self._owners[owner], self._owners[lender]
         if held.model != lending.model:
             raise ValueError("owners of different models")
+        count = 0
         for block in hashes:
             found = lending.find(block)
             if found is None:
@@ -474,11 +475,13 @@ class PlainCore:
                 continue
             if held.is_full(1):
                 held.counts["over_limit"] += 1
-                return
+                break
             lent, source, key = found
             held.block_size = source.block_size
             segment = held.certain if lent is lending.certain else held.uncertain
             _hold(held, segment, BlockPool.of(medium, group, source.block_size), block, key)
+            count += 1
+        return count
 
     def remove(
         self,

@@ -1,17 +1,21 @@
 """Stores that workers share: whose blocks count for each worker that mounts them.
 
-A worker's events name what it put into a store (`kvstate.wire.zmq_wire.shared_events`). These
-blocks are the store's: the last removal by any worker removes them for all. Most stores never tell
-of removals, such as files that somebody else deletes; so blocks are forgotten some time after they
-were last stored, and none of them is ever certain.
+A worker's events name what it put into a store, by their locality
+(`kvstate.wire.zmq_wire.shared_events`) or by their medium (`kvstate.shared_media`); or the store
+publishes events of its own (`kvstate.pools`). These blocks are the store's: a removal by any
+publisher removes them for all. Most stores never tell of removals, such as files that somebody else
+deletes; so blocks are forgotten some time after they were last stored, and none of them is ever
+certain.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner
+from kvstate.pools import Pool
 
 
 def _holder(store: str, model: str) -> str:
@@ -23,12 +27,14 @@ class StoreRules(NamedTuple):
     """A store.
 
     workers: the names of those that mount it; None for those whose events name it. max_age_seconds:
-    blocks count at least this long after they were last stored, and until the next sweep.
+    blocks count at least this long after they were last stored, and until the next sweep. media:
+    those of their events, in capitals, that lie in the store though no locality says so.
     """
 
     name: str
     workers: frozenset[str] | None = None
     max_age_seconds: float = 3_600.0
+    media: frozenset[str] = frozenset()
 
 
 class StoredTokens(NamedTuple):
@@ -57,12 +63,24 @@ class Stores:
         for rules in self._rules:
             if rules.workers is None or worker in rules.workers:
                 rank.store = self._owner(rules.name, rank.model)
+                rank.store_media = rules.media
                 self._ranks.setdefault(worker, []).append(rank)
                 return
 
     def detach(self, worker: str) -> None:
         """Forgets a worker; what it stored stays."""
         self._ranks.pop(worker, None)
+
+    def pool(self, store: str) -> Pool:
+        """Returns the sink of the events that a store publishes itself."""
+        return Pool(self._index.core, lambda: self._lenders(store))
+
+    def _lenders(self, store: str) -> Iterator[tuple[Owner, list[Owner]]]:
+        """Yields, for each model, the owner of a store's blocks and the ranks that mount it."""
+        ranks = list(chain.from_iterable(self._ranks.values()))
+        for (name, _), owner in self._owners.items():
+            if name == store:
+                yield owner, [rank for rank in ranks if rank.store is owner]
 
     def close(self) -> None:
         """Forgets all blocks."""

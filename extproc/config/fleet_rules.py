@@ -171,6 +171,18 @@ def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None
     return parsed
 
 
+def parse_publisher(text: str) -> None:
+    """Checks the address of a ZMQ publisher, tcp://host:port.
+
+    Raises:
+        ValueError: KVSteer cannot connect to it.
+    """
+    place = address.parse_tcp(text)
+    _raise_unless_reachable(place, text)
+    if not place.port:
+        raise ValueError(f"must have a port above 0, is {text!r}")
+
+
 def _raise_unless_reachable(place: address.Address, text: str) -> None:
     if place.host in address.WILDCARDS:
         raise ValueError(

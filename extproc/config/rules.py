@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from extproc.base import address, headers
-from extproc.config.fleet_rules import AT_LEAST_ONE, address_fault, fleet_faults, same_place
+from extproc.config.fleet_rules import (
+    AT_LEAST_ONE,
+    address_fault,
+    fleet_faults,
+    parse_publisher,
+    same_place,
+)
 from extproc.config.schema import (
     Config,
     Envoy,
@@ -33,7 +39,9 @@ from extproc.config.sections import (
     STANDBY,
     Routers,
     SharingSettings,
+    StoreSettings,
 )
+from kvstate.overlap import Tier, tier_of
 
 # A valid name for a header that the router asks a proxy to set (RFC 9110, section 5.1).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -136,10 +144,23 @@ def _stores(config: Config) -> Iterator[str]:
     yield from (f"stores: the name {one!r} is used twice" for one in names if names[one] > 1)
     if len(config.stores) > 1 and any(one.workers is None for one in config.stores):
         yield "stores: with several, each needs a list of its workers"
+    for number, one in enumerate(config.stores):
+        yield from _store(f"stores[{number}]", one)
     mounts = Counter(worker for one in config.stores for worker in one.workers or ())
     for worker, count in mounts.items():
         if count > 1:
             yield f"stores: {worker!r} mounts more than one store"
+
+
+def _store(key: str, store: StoreSettings) -> Iterator[str]:
+    if store.workers is None and (store.media or store.zmq):
+        yield f"{key}: with media or zmq it needs a list of its workers"
+    for medium in store.media:
+        tier = tier_of(medium)
+        if tier is None or tier is Tier.DEVICE:
+            yield f"{key}.media: {medium!r} is no medium of a store"
+    if store.zmq is not None:
+        yield from address_fault(f"{key}.zmq", store.zmq, parse_publisher)
 
 
 def _classes(config: Config) -> Iterator[str]:

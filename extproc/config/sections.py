@@ -261,6 +261,14 @@ class StoreSettings:
         3_600_000,
         minimum=300_000,
     )
+    media: tuple[str, ...] = key(
+        "media of its workers' events that lie in the store: [CPU] for LMCache and vLLM's"
+        " MooncakeStoreConnector",
+        (),
+    )
+    zmq: str | None = key(
+        "where Mooncake's master publishes (kv_events_bind_endpoint), tcp://host:port", None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from extproc.routing.claim_table import Holdings
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Loads
 from extproc.routing.pins import RankChoice
+from extproc.routing.store_share import StoreShare
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tier
@@ -181,6 +182,21 @@ class Candidates:
         worker = self._table.get(name)
         if worker is not None:
             worker.saved.note(tokens, now)
+
+    def note_loaded(self, name: str, offered: int, loaded: int, now: float) -> None:
+        """Notes how many of the tokens that a store had for it a worker loaded."""
+        worker = self._table.get(name)
+        if worker is not None:
+            worker.store_share = worker.store_share or StoreShare()
+            worker.store_share.note(offered, loaded, now)
+
+    def store_shares(self, now: float) -> Mapping[str, float]:
+        """Returns what share of the tokens that stores offered workers loaded, if it is known."""
+        return {
+            one.name: one.store_share.share(now)
+            for one in self._table
+            if one.store_share is not None
+        }
 
     def engine(self, name: str) -> Engine | None:
         """Returns the engine that a worker runs; None if that, or the worker, is unknown."""

@@ -24,6 +24,7 @@ from extproc.proof.state import GoldenVerdict, TokenProof
 from extproc.requests.dialect import Dialect, Printed
 from extproc.routing.claim_table import Holdings
 from extproc.routing.pins import PinFindings
+from extproc.routing.store_share import StoreShare
 from extproc.routing.upstreams import Upstream, Upstreams
 from extproc.tokenizing.remote_tokenizer import Failures
 from kvstate.feeds.backoff import Backoff
@@ -113,7 +114,8 @@ class Worker:
     pin_findings: whether it computes requests on the ranks that they name. outcomes: its requests'
     outcomes. tokenizer: its failures to tokenize. questioned: when it was asked for golden
     requests' tokens. engine_answer: what it said about its engine. identity: what is known of that.
-    questioned_engine: how it is asked for it. saved: the tokens that its cache saved lately. polls:
+    questioned_engine: how it is asked for it. saved: the tokens that its cache saved lately.
+    store_share: what it loads of what stores offer, None before that is known. polls:
     its regular questions, by name. batches_seen: its feed's batches at the last look for computed
     prompts. looks_due: how many more looks these batches need.
     """
@@ -142,6 +144,7 @@ class Worker:
         "retries",
         "reuse",
         "saved",
+        "store_share",
         "tokenizer",
         "upstream",
     )
@@ -164,6 +167,7 @@ class Worker:
         self.pin_findings = PinFindings()
         self.reuse = ReuseFindings()
         self.saved = SavedTokens()
+        self.store_share: StoreShare | None = None
         self.tokenizer = Failures()
         self.questioned = Questioned()
         self.engine_answer = EngineAnswer()

@@ -66,7 +66,7 @@ class States:
     def _status(self, worker: Worker) -> dict[str, Any]:
         name, endpoint = worker.name, worker.endpoint
         candidates = self._candidates
-        tiers = self._fleet.blocks_by_tier(name)
+        tiers, share = self._fleet.blocks_by_tier(name), worker.store_share
         adapters = adapters_of(worker, is_listed=True)
         return {
             "endpoint": endpoint,
@@ -84,6 +84,7 @@ class States:
             **worker.identity.as_json(),
             "transfers": self._transfers(endpoint),
             "store": self._fleet.stores.mounted_by(name),
+            "store_share": None if share is None else share.as_json(self._monotonic()),
             "tokens": self._proofs.status(name),
             "pins": self._pins.as_json(worker),
             "reuse": self._reuse.as_json(worker),

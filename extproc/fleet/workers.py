@@ -162,6 +162,10 @@ class Workers:
         """Returns the name of each store that workers share, and how many blocks it has."""
         return self._fleet.stores.blocks()
 
+    def store_events(self) -> Iterable[tuple[str, Mapping[str, int]]]:
+        """Returns the name of each store that publishes events, and how many came, by kind."""
+        return self._fleet.store_events()
+
     def listen(self, listener: StoreListener) -> None:
         """Has the stores of all workers told to a listener."""
         self._fleet.listen(listener)

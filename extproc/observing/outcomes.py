@@ -40,6 +40,7 @@ from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.deliveries import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.observing.usage import UNKNOWN, Usage, UsageScanner
 from extproc.routing.decision import Decision
+from extproc.routing.fetching import Fetch
 from extproc.routing.query import Media
 from extproc.routing.upstreams import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
@@ -60,7 +61,7 @@ class Outcome(NamedTuple):
     proxy chose. delivery: whether a steered request reached the picked worker, one of
     `elsewhere.DELIVERIES`; unknown for unsteered ones. forms: the forms of the request. media:
     that of the request, None without any. names_rank: whether the request named a rank. of_class:
-    the name of its class, "" without classes.
+    the name of its class, "" without classes. fetch: what the worker could fetch of the prompt.
     """
 
     model: str
@@ -81,6 +82,16 @@ class Outcome(NamedTuple):
     media: Media | None = None
     names_rank: bool = False
     of_class: str = ""
+    fetch: Fetch | None = None
+
+    @property
+    def loaded_tokens(self) -> int | None:
+        """How many of the tokens that its store offered the worker loaded; None if unknown."""
+        fetch, cached = self.fetch, self.reported.cached_tokens
+        is_known = self.is_comparable and self.is_whole and not self.is_moved
+        if fetch is None or fetch.peer is not None or cached is None or not is_known:
+            return None
+        return min(max(0, cached - fetch.held), fetch.tokens)
 
     @property
     def counted_tokens(self) -> int | None:
@@ -576,6 +587,7 @@ class Account:
             media=basis.media,
             names_rank=decision.rank is not None and decision.is_steered,
             of_class="" if decision.of_class is None else decision.of_class.name,
+            fetch=basis.fetches.get(worker),
         )
 
     def _certain_tokens_of(self, worker: str) -> int:

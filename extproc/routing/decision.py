@@ -332,7 +332,9 @@ def _uncached(
     if belonging.by == CONVERSATION and first in belonging.credit:
         tokens = weighed - claimed.approximate
     fetch = fetches.get(first)
-    return tokens if fetch is None or fetch.peer is not None else max(0.0, tokens - fetch.tokens)
+    if fetch is None or fetch.peer is not None:
+        return tokens
+    return max(0.0, tokens - fetch.tokens * fetch.share)
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:

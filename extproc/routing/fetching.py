@@ -5,14 +5,14 @@ only for what it does not hold itself, and for less than what it holds:
 
     a pull = tokens - (tokens + tokens that others still pull from there)
                       x prefill speed of the worker / transfer speed of the peer
-    a load = tokens x worth of the store
+    a load = tokens x worth of the store x share of such tokens that the worker loaded lately
 
 in tokens that need not be computed, never below 0. The better of the two counts, with the weight
 that an uncached token has on an idle fleet: on a busy one these tokens would delay others, but a
 further copy of blocks takes the place of others.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from extproc.base.structs import Light
@@ -42,13 +42,15 @@ class StoredPrefix(NamedTuple):
     """What a store holds of a prompt.
 
     tokens: from its beginning. worth: of such a token, as a share of one that need not be loaded.
-    workers: the names of those that mount it.
+    workers: the names of those that mount it. shares: of the tokens offered to them, what those
+    loaded that did not load all (`extproc.routing.store_share`).
     """
 
     store: str
     tokens: int
     worth: float
     workers: Collection[str]
+    shares: Mapping[str, float] = {}
 
 
 class Offers(Light, frozen=True):
@@ -69,7 +71,8 @@ class Fetch(NamedTuple):
     """What one worker can fetch beyond what it holds.
 
     value: the tokens that need not be computed then. peer: from which it pulls, None if it loads.
-    store: from which it loads, "" if it pulls. credit: by how much its cost is lower.
+    store: from which it loads, "" if it pulls. credit: by how much its cost is lower. share: of the
+    store's tokens, what it is expected to load. held: the tokens that it holds itself.
     """
 
     tokens: int
@@ -77,11 +80,15 @@ class Fetch(NamedTuple):
     peer: Peer | None = None
     store: str = ""
     credit: float = 0.0
+    share: float = 1.0
+    held: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Returns what POST /explain shows."""
-        source = self.store if self.peer is None else self.peer.endpoint
-        return {"tokens": self.tokens, "value": round(self.value), "from": source}
+        shown = {"tokens": self.tokens, "value": round(self.value)}
+        if self.peer is not None:
+            return {**shown, "from": self.peer.endpoint}
+        return {**shown, "from": self.store, "share": round(self.share, 3)}
 
 
 NOTHING = Fetch(0, 0.0)
@@ -106,7 +113,10 @@ def fetch_of(offers: Offers, worker: str, held: int, slowness: float) -> Fetch:
     for stored in offers.stores:
         more = stored.tokens - held
         if more * stored.worth > best.value and worker in stored.workers:
-            best = Fetch(more, more * stored.worth, None, stored.store)
+            share = stored.shares.get(worker, 1.0)
+            value = more * stored.worth * share
+            if value > best.value:
+                best = Fetch(more, value, None, stored.store, share=share, held=held)
     return best
 
 

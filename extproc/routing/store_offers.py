@@ -18,6 +18,7 @@ def store_rules(stores: Sequence[StoreSettings]) -> list[StoreRules]:
             one.name,
             None if one.workers is None else frozenset(one.workers),
             one.max_age_ms / 1000,
+            frozenset([medium.upper() for medium in one.media]),
         )
         for one in stores
     ]
@@ -26,7 +27,8 @@ def store_rules(stores: Sequence[StoreSettings]) -> list[StoreRules]:
 class StoreOffers:
     """The stores of a router's fleet.
 
-    stored: returns what each has of a prompt, and who mounts it.
+    stored: returns what each has of a prompt, and who mounts it. shares: returns what share of the
+    tokens offered to them workers loaded lately, by name; those that are left out loaded all.
     """
 
     def __init__(
@@ -34,20 +36,30 @@ class StoreOffers:
         stores: Sequence[StoreSettings],
         prefill_tokens_per_second: float,
         stored: Callable[[Prompt], Iterable[StoredTokens]],
+        shares: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._worth: Mapping[str, float] = {one.name: one.worth_percent / 100 for one in stores}
         self._prefill = prefill_tokens_per_second
         self._stored = stored
+        self._shares = shares
 
     def offer(self, query: Query, snapshot: Snapshot) -> Snapshot:
         """Returns the snapshot with what workers could load of a query's only prompt."""
         if len(query.prompts) != 1 or not query.reads_cache:
             return snapshot
         others = frozenset([name for one in query.variants for name in one.workers])
-        found = [
-            StoredPrefix(one.store, one.tokens, self._worth[one.store], set(one.workers) - others)
-            for one in self._stored(query.prompts[0])
-        ]
-        if not found:
+        stored = list(self._stored(query.prompts[0]))
+        if not stored:
             return snapshot
+        shares = self._shares()
+        found = [
+            StoredPrefix(
+                one.store,
+                one.tokens,
+                self._worth[one.store],
+                set(one.workers) - others,
+                shares,
+            )
+            for one in stored
+        ]
         return replace(snapshot, offers=Offers(self._prefill, stores=found))

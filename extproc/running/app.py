@@ -72,7 +72,7 @@ from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.errors import DamagedError
-from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
+from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
@@ -296,6 +296,7 @@ def parts_of(made: Running) -> list[Part]:
         *_joining_parts(made),
         *_standing_parts(made),
         Part("workers", workers.start, workers.close),
+        *_store_parts(made),
         *_endpoint_file_parts(made),
         Part("discovery", lambda: discovery.start(workers.replace), discovery.close),
         Part("sampling", sampling.start, sampling.close),
@@ -306,6 +307,21 @@ def parts_of(made: Running) -> list[Part]:
         *_handover_parts(made),
         *_leaving_parts(made),
     ]
+
+
+def _store_parts(made: Running) -> Iterator[Part]:
+    """Yields what follows the events of stores that publish them themselves."""
+    stores = [one for one in made.config.stores if one.zmq is not None]
+    if not stores or not made.config.events.enabled:
+        return
+
+    async def follow() -> None:
+        for one in stores:
+            if one.zmq is not None:
+                (transport,) = _open((ZmqSource(one.zmq, None, ""),))
+                made.fleet.follow_store(one.name, transport)
+
+    yield Part("stores", follow)
 
 
 def _workers(

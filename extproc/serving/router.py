@@ -134,8 +134,13 @@ class Router:
         self._stores: StoreOffers | None = None
         if config.stores:
             prefill = float(config.policy.cost.prefill_tokens_per_second)
-            self._stores = StoreOffers(config.stores, prefill, candidates.stored)
-            metrics.registry.register(StoreCollector(workers.store_blocks))
+            self._stores = StoreOffers(
+                config.stores,
+                prefill,
+                candidates.stored,
+                lambda: candidates.store_shares(self._monotonic()),
+            )
+            metrics.registry.register(StoreCollector(workers.store_blocks, workers.store_events))
         self._learns = config.policy.learn
         self.watched = TokenWatch(workers.proofs, compares=config.accounting.responses == "usage")
         self._observer = observer
@@ -392,7 +397,11 @@ class Router:
         return self.placing.loads.in_flight(endpoint)
 
     def note_usage(self, outcome: Outcome) -> None:
-        """Notes what an engine reports of a request's media, if it has any."""
+        """Notes what an engine reports of a request's media, and of what its store offered."""
+        loaded = outcome.loaded_tokens
+        if outcome.fetch is not None and loaded is not None:
+            offered, now = outcome.fetch.tokens, self._monotonic()
+            self._candidates.note_loaded(outcome.worker, offered, loaded, now)
         media, reported = outcome.media, outcome.reported
         if media is None or not outcome.is_whole or outcome.status not in (None, HTTP_OK):
             return

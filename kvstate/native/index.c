@@ -350,7 +350,7 @@ IndexResult index_copy(Index *index, uint32_t number, const PoolName *pool, cons
 }
 
 static IndexResult lend_block(Index *index, uint32_t number, uint32_t lender, PoolName name,
-                              uint64_t hash) {
+                              uint64_t hash, uint32_t *lent) {
     Owner *owner = &index->owners[number], *from = &index->owners[lender];
     uint32_t segment;
     uint64_t key;
@@ -364,14 +364,16 @@ static IndexResult lend_block(Index *index, uint32_t number, uint32_t lender, Po
     segment = segment == from->certain ? owner->certain : owner->certain ^ 1;
     Pool *pool = pool_find(owner, &name);
     IndexResult result = pool ? INDEX_OK : pool_make(index, owner, &name, &pool);
-    return result == INDEX_OK ? store_block(index, number, pool, segment, hash, key, 0) : result;
+    if (result == INDEX_OK) result = store_block(index, number, pool, segment, hash, key, 0);
+    *lent += result == INDEX_OK;
+    return result;
 }
 
 IndexResult index_lend(Index *index, uint32_t number, uint32_t lender, const PoolName *pool,
-                       const uint64_t *hashes, uint32_t count) {
+                       const uint64_t *hashes, uint32_t count, uint32_t *lent) {
     IndexResult result = INDEX_OK;
     for (uint32_t n = 0; n < count && result == INDEX_OK; n++)
-        result = lend_block(index, number, lender, *pool, hashes[n]);
+        result = lend_block(index, number, lender, *pool, hashes[n], lent);
     if (result == INDEX_OVER_LIMIT) index->owners[number].over_limit++;
     return result;
 }

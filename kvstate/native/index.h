@@ -168,7 +168,7 @@ IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const
 /* Adds a copy, in the pool of this medium and group, of each block that another owner of the same
  * model holds under its hash. */
 IndexResult index_lend(Index *index, uint32_t owner, uint32_t lender, const PoolName *pool,
-                       const uint64_t *hashes, uint32_t count);
+                       const uint64_t *hashes, uint32_t count, uint32_t *lent);
 /* Drops a copy; kvstate/core.py has the rules. left: copies left then, or NOT_TOLD. */
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash,
                   uint32_t left);

@@ -382,15 +382,16 @@ static PyObject *core_lend(Core *self, PyObject *const *given, Py_ssize_t count)
     Stored stored = {0};
     uint64_t *memory = NULL;
     IndexResult result = INDEX_NO_MEMORY;
+    uint32_t lent = 0;
     bool sound = place_of(given[3], given[4], &stored.pool) &&
                  blocks_of(self, given[2], Py_None, &stored, &memory);
     if (sound)
         result = index_lend(&self->index, number_of(self, owner), number_of(self, lender),
-                            &stored.pool, stored.hashes, stored.count);
+                            &stored.pool, stored.hashes, stored.count, &lent);
     PyMem_Free(memory);
     if (!sound) return NULL;
     if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
-    return constant(Py_None);
+    return PyLong_FromUnsignedLong(lent);
 }
 
 /* holds_prefix: None, True or False */

@@ -12,7 +12,7 @@ TensorRT-LLM use the same, and a few of their own that are named below.
 
 import math
 import struct
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
@@ -391,6 +391,15 @@ def decoding(payload: bytes, first: int = 0) -> Generator[None, None, EventBatch
     return EventBatch(head.timestamp, events, head.rank, tuple(faults), removal_lost)
 
 
+def raw_events(payload: bytes) -> Iterator[object]:
+    """Yields the events of a payload as they are, one by one.
+
+    Raises:
+        WireError: the payload is not an event batch, or exceeds the limits.
+    """
+    yield from map(_event, _list_of(_head(payload).events))
+
+
 def shared_events(payload: bytes) -> Generator[None, None, list[Event]]:
     """Decodes the events of a payload whose blocks are not the publisher's alone, one by one.
 
@@ -402,8 +411,7 @@ def shared_events(payload: bytes) -> Generator[None, None, list[Event]]:
     """
     events: list[Event] = []
     blocks = 0
-    for encoded in _list_of(_head(payload).events):
-        raw = _event(encoded)
+    for raw in raw_events(payload):
         if isinstance(raw, Mapping) and raw.get("locality") == REMOTE:
             with suppress(Skipped):
                 event = decode_event({**raw, "locality": None})

@@ -74,6 +74,7 @@ def test_dashboard_shows_every_metric() -> None:
         "kvsteer_worker_transfer_tokens_per_second",
         "kvsteer_worker_sent_tokens_total",
         "kvsteer_store_blocks",
+        "kvsteer_store_events_total",
     }
     assert METRICS - used_in("\n".join(exprs())) == unshown
 

@@ -33,12 +33,15 @@ def judge_publisher(
 
     engine: None if it is unknown.
     """
-    if not any(one.workers is None or worker.endpoint in one.workers for one in config.stores):
+    stores = [one for one in config.stores if one.workers is None or worker.endpoint in one.workers]
+    if not stores:
         return
     if worker.events is None:
         yield about.wrong("store-events", "it has no events, so nothing tells what it stores")
     elif engine is None:
         yield about.note(CHECK, "not checked: the worker does not tell its engine and release")
+    elif any(one.media or one.zmq for one in stores):
+        yield about.right(CHECK, f"{engine} tells of blocks that its store may have")
     elif engine.name != VLLM or engine.release < FIRST_RELEASE:
         says = f"{engine} does not tell which blocks lie in a store: vLLM 0.26 is the first"
         yield about.wrong("store-engine", says)

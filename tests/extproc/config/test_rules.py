@@ -187,6 +187,29 @@ def with_events(rest: str) -> str:
             "stores: 'a:1' mounts more than one store",
         ),
         (
+            [MODEL, WORKER, "stores: [{name: s, media: [cpu]}]"],
+            "stores[0]: with media or zmq it needs a list of its workers",
+        ),
+        (
+            [MODEL, WORKER, 'stores: [{name: s, workers: ["a:1"], media: [GPU]}]'],
+            "stores[0].media: 'GPU' is no medium of a store",
+        ),
+        (
+            [MODEL, WORKER, 'stores: [{name: s, workers: ["a:1"], media: [tape]}]'],
+            "stores[0].media: 'tape' is no medium of a store",
+        ),
+        (
+            [MODEL, WORKER, 'stores: [{name: s, workers: ["a:1"], zmq: "tcp://*:5557"}]'],
+            (
+                "stores[0].zmq: 'tcp://*:5557' is where a server listens; write the worker's own"
+                " host instead of *"
+            ),
+        ),
+        (
+            [MODEL, WORKER, 'stores: [{name: s, workers: ["a:1"], zmq: "tcp://h:0"}]'],
+            "stores[0].zmq: must have a port above 0, is 'tcp://h:0'",
+        ),
+        (
             [MODEL, WORKER, "disaggregation: {min_pulled_tokens: 64}"],
             "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading",
         ),

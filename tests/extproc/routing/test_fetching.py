@@ -119,7 +119,10 @@ def test_idle_worker_that_can_fetch_is_picked_over_a_busy_holder() -> None:
     assert decided(None, busy=8) == "p"
     assert decided(offers(peer(4_000)), busy=8) == "w"
     assert decided(offers(peer(4_000, queued=40_000)), busy=8) == "p"
-    assert decided(Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "wp"),)), busy=8) == "w"
+    stored = StoredPrefix("s", 4_000, 0.8, "wp")
+    assert decided(Offers(PREFILL, stores=(stored,)), busy=8) == "w"
+    delivers_nothing = stored._replace(shares={"w": 0.01})
+    assert decided(Offers(PREFILL, stores=(delivers_nothing,)), busy=8) == "p"
     assert decided(offers(peer(4_000)), busy=0) == "p"
 
 
@@ -130,3 +133,16 @@ def test_worker_that_loads_from_a_store_computes_only_the_rest() -> None:
     snapshot = Snapshot(workers, [{}], loads.load, "cost", 0, offers=of)
     query = Query("m", [Prompt("m", array("I", range(4_100)))])
     assert decide(query, snapshot, 0.0, Random(0)).uncached_tokens == 100
+
+
+def test_store_is_worth_less_to_a_worker_that_loaded_only_a_share() -> None:
+    stored = StoredPrefix("s", 1_000, 0.5, "vw", {"w": 0.4})
+    found = {name: fetch_of(Offers(PREFILL, stores=(stored,)), name, 200, 1.0) for name in "vw"}
+    assert {name: (one.tokens, one.value, one.share, one.held) for name, one in found.items()} == {
+        "v": (800, 400.0, 1.0, 200),
+        "w": (800, 160.0, 0.4, 200),
+    }
+    assert found["w"].as_json() == {"tokens": 800, "value": 160, "from": "s", "share": 0.4}
+    better = Offers(PREFILL, stores=(stored, stored._replace(store="t", worth=0.3, shares={})))
+    assert fetch_of(better, "w", 200, 1.0).store == "t"
+    assert fetch_of(Offers(PREFILL, stores=better.stores[::-1]), "w", 200, 1.0).store == "t"

@@ -18,19 +18,23 @@ from kvstate.stores import StoredTokens, StoreRules
 PROMPT = Prompt("m", array("I", range(100)))
 QUERY = Query("m", [PROMPT])
 SNAPSHOT = Snapshot([Candidate("a", "a:1")], [{}], Loads({"a:1": EndpointLoad()}).load, "cost", 0)
-SETTINGS = (StoreSettings("s", worth_percent=30), StoreSettings("t", ("a:1",), max_age_ms=600_000))
+SETTINGS = (
+    StoreSettings("s", worth_percent=30),
+    StoreSettings("t", ("a:1",), max_age_ms=600_000, media=("cpu",)),
+)
+SHARES = {"a": 0.25}
 
 
 def offered(query: Query, *stored: StoredTokens) -> Offers | None:
     def of(_: Prompt) -> Iterator[StoredTokens]:
         yield from stored
 
-    return StoreOffers(SETTINGS, 8_000.0, of).offer(query, SNAPSHOT).offers
+    return StoreOffers(SETTINGS, 8_000.0, of, lambda: SHARES).offer(query, SNAPSHOT).offers
 
 
 def test_offer_says_what_each_store_has_for_whom_and_its_worth() -> None:
     found = offered(QUERY, StoredTokens("s", 64, {"a", "b"}))
-    assert found == Offers(8_000.0, stores=[StoredPrefix("s", 64, 0.3, {"a", "b"})])
+    assert found == Offers(8_000.0, stores=[StoredPrefix("s", 64, 0.3, {"a", "b"}, SHARES)])
 
 
 def test_worker_that_reads_a_request_otherwise_is_offered_nothing() -> None:
@@ -51,5 +55,5 @@ def test_request_that_reads_no_cache_or_has_several_prompts_is_offered_nothing(
 
 
 def test_rules_of_stores_are_as_configured() -> None:
-    hour, minutes = StoreRules("s"), StoreRules("t", frozenset({"a:1"}), 600.0)
-    assert store_rules(SETTINGS) == [hour, minutes]
+    minutes = StoreRules("t", frozenset({"a:1"}), 600.0, frozenset({"CPU"}))
+    assert store_rules(SETTINGS) == [StoreRules("s"), minutes]

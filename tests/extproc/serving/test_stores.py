@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Account
 from extproc.requests.request import Ask, Head
 from extproc.routing.store_offers import store_rules
 from extproc.serving.router import Router
@@ -28,8 +29,13 @@ workers:
 - {endpoint: "127.0.0.1:1", events: {zmq: "tcp://127.0.0.1:7"}}
 - {endpoint: "127.0.0.1:2", events: {zmq: "tcp://127.0.0.1:8"}}
 - {endpoint: "127.0.0.1:3", events: {zmq: "tcp://127.0.0.1:9"}}
+accounting: {responses: usage}
 stores: [{name: files, workers: ["127.0.0.1:1", "127.0.0.1:3"], worth_percent: 90}]
 """
+
+NOTHING_CACHED = json.dumps(
+    {"usage": {"prompt_tokens": 300, "prompt_tokens_details": {"cached_tokens": 0}}}
+).encode()
 
 
 def of_worker(name: str) -> list[dict[str, Any]]:
@@ -56,13 +62,22 @@ async def test_idle_worker_that_mounts_the_store_is_picked_over_a_busy_holder() 
     workers.loads.begin("127.0.0.1:1", 2_000.0, workers.monotonic())
     shown = await router.explain(HEAD, body)
     fetches = {one["name"]: one["fetch"] for one in shown["candidates"]}
-    loaded = {"tokens": 256, "value": 230, "from": "files"}
+    loaded = {"tokens": 256, "value": 230, "from": "files", "share": 1.0}
     assert fetches == {"127.0.0.1:1": None, "127.0.0.1:2": None, "127.0.0.1:3": loaded}
     assert shown["pick"][0] == "127.0.0.1:3"
     assert shown["source"] is None
     assert 'kvsteer_store_blocks{store="files"} 16.0' in generate_latest(metrics.registry).decode()
     mounts = {one["name"]: one["store"] for one in workers.states.statuses()}
     assert mounts == {"127.0.0.1:1": "files", "127.0.0.1:2": None, "127.0.0.1:3": "files"}
+    decision, booking = await router.route(Ask(HEAD, body))
+    assert booking is not None
+    account = Account(decision, router.watched.compared(booking), 0.0)
+    account.read(NOTHING_CACHED, 0.0, is_last=True)
+    router.note_usage(account.outcome())
+    router.release(booking)
+    shares = {one["name"]: one["store_share"] for one in workers.states.statuses()}
+    nothing = {"share": 0.987, "offered_tokens": 256, "loaded_tokens": 0}
+    assert shares == {"127.0.0.1:1": None, "127.0.0.1:2": None, "127.0.0.1:3": nothing}
     router.close()
     await workers.close()
     await fleet.close()

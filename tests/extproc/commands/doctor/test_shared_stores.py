@@ -11,6 +11,7 @@ from extproc.config.sections import StoreSettings
 EVENTS = WorkerEvents(zmq="tcp://127.0.0.1:1")
 WORKER = WorkerSettings("a:1", events=EVENTS)
 ALL, ONE, OTHER = (StoreSettings("s", workers) for workers in (None, ("a:1",), ("b:1",)))
+BY_MEDIUM = StoreSettings("s", ("a:1",), media=("CPU",))
 FOUND = DiscoverySettings(file="workers.yaml")
 
 
@@ -37,6 +38,7 @@ def test_store_names_workers_that_are_there(config: Config, codes: list[str]) ->
         (ONE, WORKER, Engine("vllm", Release(0, 25)), ["store-engine"]),
         (ONE, WORKER, Engine("sglang", Release(0, 5, 23)), ["store-engine"]),
         (ONE, WorkerSettings("a:1"), None, ["store-events"]),
+        (BY_MEDIUM, WORKER, Engine("sglang", Release(0, 5, 23)), [""]),
     ],
 )
 def test_worker_that_mounts_a_store_tells_what_it_puts_there(
