@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from extproc.http2.session import Session, SharedBudget
 from extproc.routing.claim_table import Claim, Expected, Lifetimes
@@ -7,7 +7,7 @@ from extproc.routing.claims import Beyond, Claims
 from extproc.routing.load import Rates
 from extproc.routing.load_columns import LoadColumns
 from extproc.routing.load_numbers import PlainNumbers, PlainPace
-from kvstate.overlap import Overlap
+from kvstate.overlap import Overlap, Tokens
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
 def CompiledSession(  # noqa: N802
@@ -68,3 +68,13 @@ def lowest(
     random: Callable[[], float],
     /,
 ) -> list[int] | None: ...
+def plain_chat(body: bytes, names: bytes, /) -> tuple[str | None, bytes, bytes] | None: ...
+
+class TurnTable:
+    def __new__(cls, max_bytes: int, secret: bytes, /) -> Self: ...
+    def find(
+        self, body: bytes, spans: bytes, shapes: bytes, /
+    ) -> tuple[list[Tokens | bytes], list[int]]: ...
+    def keep(
+        self, parts: list[Tokens | bytes], new: list[int], shapes: bytes, made: list[Tokens], /
+    ) -> None: ...

@@ -40,10 +40,12 @@ TESTED = (
     "kvstate/test_plain_core.py",
     "kvstate/test_scan.py",
     "extproc/http2/test_sessions.py",
+    "extproc/requests/test_plain_chat.py",
     "extproc/routing/test_claim_walks.py",
     "extproc/routing/test_load_columns.py",
     "extproc/routing/test_load_numbers.py",
     "extproc/serving/test_proxy_message.py",
+    "extproc/tokenizing/test_plain_turns.py",
 )
 
 

@@ -1,7 +1,8 @@
 /* The Python module extproc._core: checks and converts, then calls the session and the decoder.
  *
  * extproc/http2/session.py and extproc/serving/proxy_message.py describe the interfaces; their plain
- * implementations are in Python. What it has for the routing is in columns.c and claims.c. */
+ * implementations are in Python. What it has for the routing is in columns.c and claims.c, for the
+ * tokens in turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -11,6 +12,7 @@
 #include "message.h"
 #include "numbers.h"
 #include "session.h"
+#include "turn_table.h"
 
 /* Returns a constant with a reference taken at run time: kvstate/native/module.c says why. */
 static PyObject *constant(PyObject *object) {
@@ -566,6 +568,7 @@ static PyMethodDef module_functions[] = {
     {"held_tokens", module_held, METH_VARARGS, NULL},
     {"drawn", module_drawn, METH_VARARGS, NULL},
     {"lowest", module_lowest, METH_VARARGS, NULL},
+    {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -589,7 +592,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
     if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
         !add_type(made, "CompiledDecoder", &decoder_spec) ||
-        !add_type(made, "CompiledColumns", &columns_spec) || !columns_prepare() ||
+        !add_type(made, "CompiledColumns", &columns_spec) ||
+        !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||
         !claims_prepare()) {
         Py_DECREF(made);
         return NULL;

@@ -492,6 +492,9 @@ class _ChatBody(msgspec.Struct):
     media_io_kwargs: Any = None
 
 
+# The fields besides the model and the messages by which a prompt may differ, or be refused.
+OTHER_FIELDS = tuple(sorted({*_ChatBody.__struct_fields__} - {"model", "messages"}))
+
 _body = msgspec.json.Decoder(_ChatBody)
 
 

@@ -16,8 +16,10 @@ from extproc.requests.costly_json import is_light
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
 from extproc.requests.media import stand_ins_of
 from extproc.requests.outline import Outline, beginning_of, outline_of
+from extproc.requests.plain_chat import read_plain
 from extproc.requests.prompt import BY_RELEASE, TEXT, Chat
 from extproc.requests.request import (
+    CHAT_PATH,
     ENGINES_REFUSE,
     NOT_INFERENCE,
     UNREAD,
@@ -32,14 +34,18 @@ from extproc.requests.tenant_salt import written_salt
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
 from extproc.routing.eligibility import ANY, Demand
 from extproc.routing.query import Media, MediaItem, Query, Variant
+from extproc.tokenizing.plain_turns import PlainTurns, TurnParts
 from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 
 log = logging.getLogger("kvsteer.decision")
 
 # The key of a cache salt in a body: only prompts with the same salt share blocks.
 _SALT = b'"cache_salt"'
 _PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
+
+# A plain conversation: the model it is for, the model's turns, and those of the conversation.
+Plain = tuple[Served, PlainTurns, TurnParts]
 
 # A request, and the model it is for.
 Read = tuple[InferenceRequest, Served]
@@ -79,8 +85,12 @@ class Queries:
         if ask.body is None or ask.reason:
             return _unread(ask)
         path, body = ask.head.path, ask.body
+        if path == CHAT_PATH:
+            plain = self._find_plain(body)
+            if plain is not None:  # most requests end here
+                query = self._of_plain(plain, course)
+                return query or await self._of_new_turns(plain, path, body, course)
         query = await self._first(path, body, course)
-        # most requests end here
         if query.model is None or not query.forms & ~TEXT:
             return query
         spoken = self._dialects_of(query.model)
@@ -88,6 +98,59 @@ class Queries:
             return query
         others = spoken.rest
         return await self._with_variants(query, others, path, body) if others else query
+
+    def _find_plain(self, body: bytes) -> Plain | None:
+        """Returns what is known of a plain conversation, if all engines pass it on as it is."""
+        chat = read_plain(body)
+        served = None if chat is None else self._models.find(chat[0])
+        if chat is None or served is None:
+            return None
+        turns = self._plain_turns(served.model)
+        if turns is None:
+            return None
+        try:
+            parts = turns.find(body, chat)
+        except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
+            return None
+        return None if parts is None else (served, turns, parts)
+
+    def _plain_turns(self, model: str) -> PlainTurns | None:
+        """Returns the turns of plain conversations, None if engines may read these differently."""
+        turns = self._tokens.plain_turns(model)
+        if turns is None:
+            return None
+        spoken = self._dialects_of(model)
+        if spoken.has_engines or not spoken.first.is_vllms:
+            return None
+        return None if spoken.rest and turns.forms & BY_RELEASE else turns
+
+    def _of_plain(self, plain: Plain, course: Course) -> Query | None:
+        """Returns the query for a plain conversation of which most is known; None for any other."""
+        served, turns, parts = plain
+        course.note_parsed()
+        if not turns.is_cheap(parts):
+            return None
+        try:
+            tokens = turns.finish(parts)
+        except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
+            return None
+        course.note_tokenized()
+        return _of_turns(served, tokens, turns.forms)
+
+    async def _of_new_turns(self, plain: Plain, path: str, body: bytes, course: Course) -> Query:
+        """Returns the query for a plain conversation with long new turns."""
+        served, turns, parts = plain
+        try:
+            tokens = await self._tokens.run_in_thread(
+                partial(turns.finish, parts), len(body), ThreadUse(served.model)
+            )
+        except TimeoutError:
+            outline = self._outline_of(body) if is_light(body) else beginning_of(body)
+            return self._by_text(served, "deadline", outline, None)
+        except Exception:  # noqa: BLE001 - whatever it is, it is met again
+            return await self._first(path, body, course)
+        course.note_tokenized()
+        return _of_turns(served, tokens, turns.forms)
 
     async def _first(self, path: str, body: bytes, course: Course) -> Query:
         """Returns the query in the first dialect of the model's workers."""
@@ -367,6 +430,12 @@ def _unread(ask: Ask) -> Query:
         unread_bytes=MAX_UNREAD_BYTES if length is None else length,
         proxy_reason=finds_model,
     )
+
+
+def _of_turns(served: Served, tokens: Tokens, forms: int) -> Query:
+    model, lora = served
+    demand = ANY if lora is None else Demand(lora)
+    return Query(model, [Prompt(model, tokens, lora)], demand=demand, forms=forms)
 
 
 def _keyed(request: InferenceRequest, served: Served, keyed: Keyed) -> Query:

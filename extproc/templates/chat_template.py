@@ -462,6 +462,11 @@ class ChatTemplate:
             return self._of_parts(told, chat.dialect, tick)
         return self._chosen(texts, chat.dialect, told.forms)
 
+    @property
+    def skeletons(self) -> Skeletons | None:
+        """Its skeletons, None if contents decide what it writes."""
+        return self._skeletons
+
     def skeleton(self, chat: Chat) -> Skeleton | None:
         """Returns the skeleton of a conversation, None if there is none, or none known yet."""
         if self._skeletons is None or chat.roles is None or not chat.is_usual:

@@ -112,6 +112,7 @@ class Skeletons:
 
     Safe to use from several threads. most_sequences: of roles, that are known at most.
     most_messages: of a conversation whose skeleton is found. max_characters: of a text.
+    is_refuted: whether a text differed from the template's, so that no skeleton may be used.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Skeletons:
         self._sequences, self._messages = most_sequences, most_messages
         self._characters = max_characters
         self._by_roles: dict[tuple[str, ...], Skeleton] = {}
-        self._is_refuted = False
+        self.is_refuted = False
 
     def known(self, roles: tuple[str, ...]) -> Skeleton | None:
         """Returns the skeleton of conversations with these roles, None if it is not known."""
@@ -153,7 +154,7 @@ class Skeletons:
         Raises:
             RequestError: rendering fails.
         """
-        if self._is_refuted or len(roles) > self._messages:
+        if self.is_refuted or len(roles) > self._messages:
             return
         marks = [
             {"role": role, "content": f"{_SPACE}{_OPEN}{at}{_CLOSE}{_SPACE}"}
@@ -162,10 +163,10 @@ class Skeletons:
         contents = list(map(_content, messages))
         try:
             skeleton = Skeleton(render(marks), len(roles))
-            self._is_refuted = skeleton.fill(contents) != text
+            self.is_refuted = skeleton.fill(contents) != text
         except (ValueError, IndexError):
-            self._is_refuted = True
-        if self._is_refuted:
+            self.is_refuted = True
+        if self.is_refuted:
             self._by_roles = {}
             return
         if len(self._by_roles) >= self._sequences:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from extproc.base.errors import RequestError
 from extproc.requests.prompt import Chat, InferenceRequest, Prompt, forms_of
 from extproc.tokenizing.holes import Parts, before_added, parts_of
+from extproc.tokenizing.plain_turns import PlainTurns
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.remote_tokenizer_wire import forms_asked
 from extproc.tokenizing.tokens import Started, Tokenizer
@@ -149,6 +150,13 @@ class PromptTokens:
         if started is None or not started.is_cheap:
             return None
         return Keyed([started.finish()], started.forms | forms_of(prompt))
+
+    def plain_turns(self, model: str) -> PlainTurns | None:
+        """Returns the turns of a model's plain conversations; None if it takes more to know their
+        tokens.
+        """
+        tokenizer = self._tokenizers.get(model)
+        return None if tokenizer is None or model in self._hung else tokenizer.plain_turns
 
     def tokenize_inline(
         self, request: InferenceRequest, model: str, held: ThreadUse

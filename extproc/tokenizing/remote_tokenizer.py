@@ -167,7 +167,10 @@ class RemoteTokenizer:
 
     endpoints: returns the workers that may be asked now. count: called with the outcome of every
     question; docs/metrics.md lists the outcomes. Belongs to the event loop in which it was created.
+    plain_turns: None, since only a worker knows the ids of a turn.
     """
+
+    plain_turns = None
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,13 +16,24 @@ from extproc.base.errors import RequestError, StartError
 from extproc.base.tokenizer_files import MAX_TEMPLATE_BYTES, TokenizerFiles, read_file
 from extproc.config.schema import Model
 from extproc.renderers.renderer import Renderer
-from extproc.requests.prompt import CONVERTED, CUT, EMPTY_TOOLS, FRAME, IN_CODE, Chat, Prompt, Text
+from extproc.requests.prompt import (
+    CONVERTED,
+    CUT,
+    EMPTY_TOOLS,
+    FRAME,
+    IN_CODE,
+    USUAL_VARIABLES,
+    Chat,
+    Prompt,
+    Text,
+)
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
-from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Turns
+from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.kimi_chat import as_kimis
+from extproc.tokenizing.plain_turns import plain_turns
 from extproc.tokenizing.sglang_multimodal import is_multimodal
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
 from extproc.tokenizing.tokenizer_classes import may_be_cut_otherwise
@@ -63,6 +75,13 @@ class ChatTemplates:
         if template is None:
             raise RequestError("no_chat_template")
         return template
+
+    @property
+    def skeletons(self) -> Skeletons | None:
+        """Those of the template of plain conversations, None if there are none."""
+        with suppress(RequestError):
+            return self.chosen(USUAL_VARIABLES).skeletons
+        return None
 
 
 def load(directory: Path, override: Path | None = None) -> ChatTemplates:
@@ -179,6 +198,7 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads.
 
+    plain_turns: of plain conversations; None if it takes more to know their ids.
     in_code: how its conversations are rendered if no template does that. frame_forms: those of
     texts to which the engine adds special tokens. config: of config.json.
     """
@@ -209,6 +229,8 @@ class Tokenizer:
         self._cutter = choice.texts.cutter if has_template else None
         self._turn_encoder = TurnEncoder(choice.texts.encoder)
         self._turns: dict[Skeleton, Turns | None] = {}
+        skeletons = templates.skeletons if has_template else None
+        self.plain_turns = plain_turns(choice.texts.encoder, self._cutter, skeletons, self._forms)
 
     @classmethod
     def load(cls, model: Model) -> "Tokenizer | None":

@@ -1,0 +1,248 @@
+#include "plain_chat.h"
+
+#include <string.h>
+
+/* Lists and objects of members that do not count may be nested this deeply. */
+enum { MOST_NESTED = 16 };
+
+/* Longer numbers are left to the decoder. */
+enum { MOST_DIGITS = 20 };
+
+/* place: the next byte. is_broken: what was read is not plain, or no JSON. */
+typedef struct {
+    const uint8_t *place, *end;
+    bool is_broken;
+} Reader;
+
+typedef struct {
+    const uint8_t *bytes;
+    size_t length;
+} Piece;
+
+static void skip_space(Reader *reader) {
+    while (reader->place < reader->end) {
+        uint8_t byte = *reader->place;
+        if (byte != ' ' && byte != '\n' && byte != '\t' && byte != '\r') return;
+        reader->place++;
+    }
+}
+
+/* Skips white space, and returns the next byte, 0 at the end. */
+static uint8_t next_mark(Reader *reader) {
+    skip_space(reader);
+    return reader->place < reader->end ? *reader->place : 0;
+}
+
+/* Skips a mark, maybe behind white space. */
+static void skip_mark(Reader *reader, uint8_t mark) {
+    if (next_mark(reader) == mark)
+        reader->place++;
+    else
+        reader->is_broken = true;
+}
+
+#define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
+#define HIGHEST EACH(0x80)
+
+/* Whether any byte is zero. */
+static inline uint64_t any_zero(uint64_t word) { return (word - EACH(1)) & ~word & HIGHEST; }
+
+/* Skips the bytes of a text that mean nothing but themselves. */
+static void skip_ordinary(Reader *reader) {
+    const uint8_t *place = reader->place, *end = reader->end;
+    while (end - place >= 8) {
+        uint64_t word;
+        memcpy(&word, place, sizeof word);
+        uint64_t controls = (word - EACH(0x20)) & ~word & HIGHEST;
+        if (any_zero(word ^ EACH('"')) | any_zero(word ^ EACH('\\')) | controls) break;
+        place += 8;
+    }
+    while (place < end && *place != '"' && *place != '\\' && *place >= 0x20) place++;
+    reader->place = place;
+}
+
+/* Reads a text up to its closing quote; returns what is between the quotes.
+ *
+ * is_decoded: whether somebody else looks at the escapes. Otherwise simple ones alone are taken. */
+static Piece read_text(Reader *reader, bool is_decoded) {
+    skip_mark(reader, '"');
+    const uint8_t *start = reader->place;
+    while (!reader->is_broken) {
+        skip_ordinary(reader);
+        if (reader->end - reader->place < 2) break; /* a text is never the last byte of a body */
+        if (*reader->place == '"') {
+            Piece piece = {start, (size_t)(reader->place - start)};
+            reader->place++;
+            return piece;
+        }
+        if (*reader->place != '\\' ||
+            (!is_decoded && (!reader->place[1] || !strchr("\"\\/bfnrt", reader->place[1]))))
+            break;
+        reader->place += 2;
+    }
+    reader->is_broken = true;
+    return (Piece){start, 0};
+}
+
+static bool equals(Piece piece, const char *text) {
+    size_t length = strlen(text);
+    return piece.length == length && !memcmp(piece.bytes, text, length);
+}
+
+/* Skips one or more digits. */
+static void skip_digits(Reader *reader) {
+    const uint8_t *start = reader->place;
+    while (reader->place < reader->end && *reader->place >= '0' && *reader->place <= '9')
+        reader->place++;
+    if (reader->place == start) reader->is_broken = true;
+}
+
+static bool skip_any(Reader *reader, const char *marks) {
+    bool is_there = reader->place < reader->end && *reader->place &&
+                    strchr(marks, *reader->place) != NULL;
+    reader->place += is_there;
+    return is_there;
+}
+
+static void skip_number(Reader *reader) {
+    const uint8_t *start = reader->place;
+    skip_any(reader, "-");
+    if (!skip_any(reader, "0")) skip_digits(reader);
+    if (skip_any(reader, ".")) skip_digits(reader);
+    if (skip_any(reader, "eE")) {
+        skip_any(reader, "+-");
+        skip_digits(reader);
+    }
+    if (reader->place - start > MOST_DIGITS) reader->is_broken = true;
+}
+
+static void skip_word(Reader *reader, const char *word) {
+    size_t length = strlen(word);
+    if ((size_t)(reader->end - reader->place) < length || memcmp(reader->place, word, length))
+        reader->is_broken = true;
+    else
+        reader->place += length;
+}
+
+/* Skips a value that is no list and no object. */
+static void skip_scalar(Reader *reader) {
+    switch (next_mark(reader)) {
+        case '"': read_text(reader, false); return;
+        case 't': skip_word(reader, "true"); return;
+        case 'f': skip_word(reader, "false"); return;
+        case 'n': skip_word(reader, "null"); return;
+        default: skip_number(reader);
+    }
+}
+
+/* Skips the name of a member and its colon. */
+static void skip_name(Reader *reader) {
+    read_text(reader, false);
+    skip_mark(reader, ':');
+}
+
+/* Skips a value of any kind. */
+static void skip_value(Reader *reader) {
+    uint8_t closing[MOST_NESTED];
+    size_t depth = 0;
+    while (!reader->is_broken) {
+        uint8_t mark = next_mark(reader);
+        if (mark == '[' || mark == '{') {
+            if (depth == MOST_NESTED) break;
+            reader->place++;
+            closing[depth++] = mark == '[' ? ']' : '}';
+            if (next_mark(reader) != closing[depth - 1]) {
+                if (mark == '{') skip_name(reader);
+                continue;
+            }
+        } else {
+            skip_scalar(reader);
+        }
+        while (!reader->is_broken && depth && next_mark(reader) == closing[depth - 1]) {
+            reader->place++;
+            depth--;
+        }
+        if (!depth) return;
+        skip_mark(reader, ',');
+        if (closing[depth - 1] == '}' && !reader->is_broken) skip_name(reader);
+    }
+    reader->is_broken = true;
+}
+
+/* Skips the name of a member that must be this one, and its colon. */
+static void read_name(Reader *reader, const char *name) {
+    if (!equals(read_text(reader, false), name)) reader->is_broken = true;
+    skip_mark(reader, ':');
+}
+
+static void read_message(Reader *reader, const uint8_t *body, PlainChat *chat) {
+    skip_mark(reader, '{');
+    read_name(reader, "role");
+    Piece role = read_text(reader, false);
+    bool is_known = equals(role, "user") || equals(role, "assistant") || equals(role, "system");
+    skip_mark(reader, ',');
+    read_name(reader, "content");
+    Piece content = read_text(reader, true);
+    skip_mark(reader, '}');
+    if (!is_known || chat->count == MOST_PLAIN_MESSAGES) reader->is_broken = true;
+    if (reader->is_broken) return;
+    uint64_t start = (uint64_t)(content.bytes - body);
+    chat->roles[chat->count] = *role.bytes;
+    chat->contents[chat->count++] = (ContentSpan){start, start + content.length};
+}
+
+static void read_messages(Reader *reader, const uint8_t *body, PlainChat *chat) {
+    skip_mark(reader, '[');
+    if (chat->count) reader->is_broken = true; /* there are some already */
+    while (!reader->is_broken) {
+        read_message(reader, body, chat);
+        if (reader->is_broken || next_mark(reader) == ']') break;
+        skip_mark(reader, ',');
+    }
+    skip_mark(reader, ']');
+}
+
+static void read_model(Reader *reader, PlainChat *chat) {
+    Piece name = read_text(reader, false);
+    if (chat->model) reader->is_broken = true; /* there is one already */
+    for (size_t n = 0; n < name.length; n++)
+        if (name.bytes[n] >= 0x80 || name.bytes[n] == '\\') reader->is_broken = true;
+    chat->model = name.bytes;
+    chat->model_length = name.length;
+}
+
+static bool is_among(Piece name, const uint8_t *names) {
+    for (; *names; names += 1 + *names)
+        if (*names == name.length && !memcmp(names + 1, name.bytes, name.length)) return true;
+    return false;
+}
+
+static void read_member(Reader *reader, const uint8_t *body, const uint8_t *names,
+                        PlainChat *chat) {
+    Piece name = read_text(reader, false);
+    skip_mark(reader, ':');
+    if (reader->is_broken) return;
+    if (equals(name, "messages"))
+        read_messages(reader, body, chat);
+    else if (equals(name, "model"))
+        read_model(reader, chat);
+    else if (memchr(name.bytes, '\\', name.length) || is_among(name, names))
+        reader->is_broken = true;
+    else
+        skip_value(reader);
+}
+
+bool plain_chat_read(const uint8_t *body, size_t length, const uint8_t *names, PlainChat *chat) {
+    Reader reader = {body, body + length, false};
+    chat->model = NULL;
+    chat->model_length = chat->count = 0;
+    skip_mark(&reader, '{');
+    while (!reader.is_broken) {
+        read_member(&reader, body, names, chat);
+        if (reader.is_broken || next_mark(&reader) == '}') break;
+        skip_mark(&reader, ',');
+    }
+    skip_mark(&reader, '}');
+    skip_space(&reader);
+    return !reader.is_broken && reader.place == reader.end && chat->count;
+}

@@ -1,0 +1,333 @@
+/* The type TurnTable and the reader of plain conversations of extproc._core:
+ * extproc/tokenizing/plain_turns.py describes them. */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plain_chat.h"
+#include "turn_table.h"
+
+/* plain_chat(body, names): (model, roles, spans), or None. */
+PyObject *module_plain_chat(PyObject *Py_UNUSED(module), PyObject *given) {
+    char *body, *names;
+    Py_ssize_t length, names_length;
+    PlainChat chat;
+    PyObject *first = PyTuple_Size(given) == 2 ? PyTuple_GetItem(given, 0) : Py_None;
+    PyObject *second = first == Py_None ? first : PyTuple_GetItem(given, 1);
+    if (PyBytes_AsStringAndSize(first, &body, &length) ||
+        PyBytes_AsStringAndSize(second, &names, &names_length))
+        return NULL;
+    if (!plain_chat_read((const uint8_t *)body, (size_t)length, (const uint8_t *)names, &chat))
+        return Py_BuildValue("");
+    return Py_BuildValue("(s#y#y#)", (const char *)chat.model, (Py_ssize_t)chat.model_length,
+                         (const char *)chat.roles, (Py_ssize_t)chat.count,
+                         (const char *)chat.contents,
+                         (Py_ssize_t)(chat.count * sizeof *chat.contents));
+}
+
+/* --- the table --- */
+
+enum { FIRST_CHAINS = 64, SEEDS = 3, ENTRY_BYTES = 120 };
+
+/* A content as it is written, and its ids. shape: of what the template writes around it. */
+typedef struct Entry {
+    struct Entry *next;
+    PyObject *ids;
+    uint64_t hash;
+    size_t length, cost;
+    uint32_t shape;
+    uint8_t content[];
+} Entry;
+
+/* chains: as many as `mask` says, by the hash; NULL without any. */
+typedef struct {
+    Entry **chains;
+    size_t mask, count, cost;
+} Generation;
+
+typedef struct {
+    PyObject_HEAD
+    Generation young, old;
+    size_t most_cost;
+    uint64_t seeds[SEEDS];
+} TurnTable;
+
+static inline uint64_t mixed(uint64_t one, uint64_t other) {
+    __extension__ typedef unsigned __int128 Wide;
+    Wide product = (Wide)one * other;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* A keyed hash, by which nobody else can find contents that share a chain. */
+static uint64_t hash_of(const uint64_t *seeds, uint32_t shape, const uint8_t *content,
+                        size_t length) {
+    uint64_t hash = mixed(seeds[0] ^ length, seeds[1] ^ shape);
+    while (length) {
+        uint64_t words[2] = {0, 0};
+        size_t taken = length < sizeof words ? length : sizeof words;
+        memcpy(words, content, taken);
+        hash = mixed(words[0] ^ seeds[1] ^ hash, words[1] ^ seeds[2]);
+        content += taken;
+        length -= taken;
+    }
+    return mixed(hash ^ seeds[0], seeds[2]);
+}
+
+static void generation_clear(Generation *generation) {
+    for (size_t n = 0; generation->chains && n <= generation->mask; n++) {
+        for (Entry *entry = generation->chains[n]; entry;) {
+            Entry *next = entry->next;
+            Py_DECREF(entry->ids);
+            free(entry);
+            entry = next;
+        }
+    }
+    free(generation->chains);
+    *generation = (Generation){0};
+}
+
+/* The place that points to an entry, or to the end of its chain; NULL without chains. */
+static Entry **generation_place(const Generation *generation, uint64_t hash, uint32_t shape,
+                                const uint8_t *content, size_t length) {
+    if (!generation->chains) return NULL;
+    Entry **place = &generation->chains[hash & generation->mask];
+    while (*place && ((*place)->hash != hash || (*place)->shape != shape ||
+                      (*place)->length != length || memcmp((*place)->content, content, length)))
+        place = &(*place)->next;
+    return place;
+}
+
+static void chain(Entry **chains, size_t mask, Entry *entry) {
+    Entry **place = &chains[entry->hash & mask];
+    entry->next = *place;
+    *place = entry;
+}
+
+/* Makes room for one more entry; false without memory. */
+static bool generation_grow(Generation *generation) {
+    if (generation->chains && generation->count <= generation->mask) return true;
+    size_t mask = generation->chains ? 2 * generation->mask + 1 : FIRST_CHAINS - 1;
+    Entry **chains = calloc(mask + 1, sizeof *chains);
+    if (!chains) return false;
+    for (size_t n = 0; generation->chains && n <= generation->mask; n++) {
+        for (Entry *entry = generation->chains[n]; entry;) {
+            Entry *next = entry->next;
+            chain(chains, mask, entry);
+            entry = next;
+        }
+    }
+    free(generation->chains);
+    generation->chains = chains;
+    generation->mask = mask;
+    return true;
+}
+
+/* Takes an entry into the younger generation; if that is full, the older one is dropped first.
+ * False without memory: the entry is then still the caller's. */
+static bool table_add(TurnTable *self, Entry *entry) {
+    if (self->young.cost + entry->cost > self->most_cost) {
+        Generation dropped = self->old;
+        self->old = self->young;
+        self->young = (Generation){0};
+        generation_clear(&dropped);
+    }
+    if (!generation_grow(&self->young)) return false;
+    chain(self->young.chains, self->young.mask, entry);
+    self->young.count++;
+    self->young.cost += entry->cost;
+    return true;
+}
+
+/* Forgets an entry that no generation has. */
+static void entry_free(Entry *entry) {
+    Py_DECREF(entry->ids);
+    free(entry);
+}
+
+/* Returns the ids of a turn; NULL if they are not known. */
+static PyObject *table_find(TurnTable *self, uint32_t shape, const uint8_t *content,
+                            size_t length) {
+    uint64_t hash = hash_of(self->seeds, shape, content, length);
+    Entry **place = generation_place(&self->young, hash, shape, content, length);
+    if (place && *place) {
+        Py_INCREF((*place)->ids);
+        return (*place)->ids;
+    }
+    place = generation_place(&self->old, hash, shape, content, length);
+    if (!place || !*place) return NULL;
+    Entry *entry = *place;
+    PyObject *ids = entry->ids;
+    Py_INCREF(ids);
+    *place = entry->next;
+    self->old.count--;
+    self->old.cost -= entry->cost;
+    if (!table_add(self, entry)) entry_free(entry);
+    return ids;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(named)) {
+    Py_ssize_t max_bytes, length;
+    const char *secret;
+    if (!PyArg_ParseTuple(arguments, "ny#", &max_bytes, &secret, &length)) return NULL;
+    uint64_t seeds[SEEDS];
+    if (max_bytes < 0 || length != (Py_ssize_t)sizeof seeds) {
+        PyErr_SetString(PyExc_ValueError, "wants a limit, and a secret of 24 bytes");
+        return NULL;
+    }
+    TurnTable *self = (TurnTable *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    memcpy(self->seeds, secret, sizeof seeds);
+    self->most_cost = (size_t)max_bytes / 2; /* of each generation */
+    return (PyObject *)self;
+}
+
+static void table_dealloc(TurnTable *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    generation_clear(&self->young);
+    generation_clear(&self->old);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+/* What `find` is asked for, checked. */
+typedef struct {
+    const uint8_t *body, *spans, *shapes;
+    size_t length;
+    Py_ssize_t count;
+} Wanted;
+
+static bool wanted_read(PyObject *given, Wanted *wanted) {
+    const char *body, *spans, *shapes;
+    Py_ssize_t length, spans_length, shapes_length;
+    if (!PyArg_ParseTuple(given, "y#y#y#", &body, &length, &spans, &spans_length, &shapes,
+                          &shapes_length))
+        return false;
+    Py_ssize_t count = spans_length / (Py_ssize_t)sizeof(ContentSpan);
+    if (spans_length != count * (Py_ssize_t)sizeof(ContentSpan) ||
+        shapes_length != count * (Py_ssize_t)sizeof(uint32_t)) {
+        PyErr_SetString(PyExc_ValueError, "wants as many shapes as spans");
+        return false;
+    }
+    *wanted = (Wanted){(const uint8_t *)body, (const uint8_t *)spans, (const uint8_t *)shapes,
+                       (size_t)length, count};
+    return true;
+}
+
+/* Returns the ids of a content, or the text as it is written, in quotes; NULL after an error. */
+static PyObject *part_of(TurnTable *self, const Wanted *wanted, Py_ssize_t at, bool *is_new) {
+    ContentSpan span;
+    uint32_t shape;
+    memcpy(&span, wanted->spans + (size_t)at * sizeof span, sizeof span);
+    memcpy(&shape, wanted->shapes + (size_t)at * sizeof shape, sizeof shape);
+    if (!span.start || span.start > span.end || span.end >= wanted->length) {
+        PyErr_SetString(PyExc_ValueError, "a span outside of the body");
+        return NULL;
+    }
+    const uint8_t *content = wanted->body + span.start;
+    size_t length = (size_t)(span.end - span.start);
+    PyObject *ids = table_find(self, shape, content, length);
+    *is_new = !ids;
+    return ids ? ids : PyBytes_FromStringAndSize((const char *)content - 1, (Py_ssize_t)length + 2);
+}
+
+static bool note_new(PyObject *found, Py_ssize_t at) {
+    PyObject *place = PyLong_FromSsize_t(at);
+    bool is_noted = place && !PyList_Append(found, place);
+    Py_XDECREF(place);
+    return is_noted;
+}
+
+/* find(body, spans, shapes): (parts, new). */
+static PyObject *table_find_all(TurnTable *self, PyObject *given) {
+    Wanted wanted;
+    if (!wanted_read(given, &wanted)) return NULL;
+    PyObject *parts = PyList_New(wanted.count), *new = PyList_New(0);
+    bool is_sound = parts && new;
+    for (Py_ssize_t at = 0; is_sound && at < wanted.count; at++) {
+        bool is_new = false;
+        PyObject *part = part_of(self, &wanted, at, &is_new);
+        is_sound = part && !PyList_SetItem(parts, at, part) && (!is_new || note_new(new, at));
+    }
+    if (is_sound) return Py_BuildValue("(NN)", parts, new);
+    Py_XDECREF(parts);
+    Py_XDECREF(new);
+    return NULL;
+}
+
+/* Keeps a turn; false after an error. text: its content as `find` returned it. */
+static bool table_keep(TurnTable *self, uint32_t shape, PyObject *text, PyObject *ids) {
+    char *quoted;
+    Py_ssize_t quoted_length, count = PyObject_Size(ids);
+    if (count < 0 || PyBytes_AsStringAndSize(text, &quoted, &quoted_length)) return false;
+    if (quoted_length < 2) {
+        PyErr_SetString(PyExc_ValueError, "a text without quotes");
+        return false;
+    }
+    const uint8_t *content = (const uint8_t *)quoted + 1;
+    size_t length = (size_t)quoted_length - 2;
+    PyObject *known = table_find(self, shape, content, length); /* by another thread meanwhile */
+    Py_XDECREF(known);
+    size_t cost = length + sizeof(uint32_t) * (size_t)count + ENTRY_BYTES;
+    if (known || cost > self->most_cost) return true;
+    Entry *entry = malloc(sizeof *entry + length);
+    if (!entry) {
+        PyErr_NoMemory();
+        return false;
+    }
+    uint64_t hash = hash_of(self->seeds, shape, content, length);
+    *entry = (Entry){NULL, ids, hash, length, cost, shape};
+    memcpy(entry->content, content, length);
+    Py_INCREF(ids);
+    if (table_add(self, entry)) return true;
+    entry_free(entry);
+    PyErr_NoMemory();
+    return false;
+}
+
+/* keep(parts, new, shapes, made): puts the ids that were made of new turns in their places. */
+static PyObject *table_keep_all(TurnTable *self, PyObject *given) {
+    PyObject *parts, *new, *made;
+    const char *shapes;
+    Py_ssize_t shapes_length;
+    if (!PyArg_ParseTuple(given, "O!O!y#O!", &PyList_Type, &parts, &PyList_Type, &new, &shapes,
+                          &shapes_length, &PyList_Type, &made))
+        return NULL;
+    Py_ssize_t most = shapes_length / (Py_ssize_t)sizeof(uint32_t), count = PyList_Size(new);
+    bool is_sound = PyList_Size(made) == count && PyList_Size(parts) >= most;
+    for (Py_ssize_t n = 0; is_sound && n < count; n++) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyList_GetItem(new, n));
+        is_sound = at >= 0 && at < most;
+        if (!is_sound) break;
+        uint32_t shape;
+        memcpy(&shape, shapes + (size_t)at * sizeof shape, sizeof shape);
+        PyObject *ids = PyList_GetItem(made, n);
+        if (!table_keep(self, shape, PyList_GetItem(parts, at), ids)) return NULL;
+        Py_INCREF(ids);
+        if (PyList_SetItem(parts, at, ids)) return NULL;
+    }
+    if (is_sound) return Py_BuildValue("");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "wants ids of each new turn");
+    return NULL;
+}
+
+static PyMethodDef table_methods[] = {
+    {"find", (PyCFunction)table_find_all, METH_VARARGS, NULL},
+    {"keep", (PyCFunction)table_keep_all, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot table_slots[] = {
+    {Py_tp_doc, "Ids of turns by their bytes; extproc.tokenizing.plain_turns describes it."},
+    {Py_tp_new, table_new},
+    {Py_tp_dealloc, table_dealloc},
+    {Py_tp_methods, table_methods},
+    {0, NULL},
+};
+
+PyType_Spec turn_table_spec = {"extproc._core.TurnTable", sizeof(TurnTable), 0, Py_TPFLAGS_DEFAULT,
+                               table_slots};

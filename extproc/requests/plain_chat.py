@@ -1,0 +1,40 @@
+"""Reads the bytes of plain chat completions: messages of a role and a text, and nothing unusual.
+
+Most requests are plain. Where they are in a body is found without decoding it, so that contents
+which are known already need not be decoded again (`extproc.tokenizing.plain_turns`). It is only
+compiled (extproc/native/plain_chat.c): without it, and for whatever it does not accept, bodies are
+decoded (`chat_request`), with the same outcome.
+"""
+
+from extproc.requests.chat_request import OTHER_FIELDS
+
+try:
+    from extproc._core import plain_chat as _plain_chat
+except ImportError:  # there was no C compiler at installation
+    IS_COMPILED = False
+else:
+    IS_COMPILED = True
+
+# Each behind its length, up to a zero.
+_NAMES = b"".join([bytes([len(name)]) + name.encode() for name in OTHER_FIELDS]) + b"\0"
+
+_ROLES = {ord(role[0]): role for role in ("assistant", "system", "user")}
+
+
+# A plain chat completion: its model as the client wrote it, None if it did not; of each message the
+# first letter of its role; and where each content begins and ends between its quotes, two numbers
+# of eight bytes.
+PlainChat = tuple[str | None, bytes, bytes]
+
+
+def read_plain(body: bytes) -> PlainChat | None:
+    """Returns what is in a body; None if it is no plain chat, or if that is not certain.
+
+    Then any decoder that accepts the contents accepts the body, and finds the same.
+    """
+    return _plain_chat(body, _NAMES) if IS_COMPILED else None
+
+
+def roles_in(letters: bytes) -> tuple[str, ...]:
+    """Returns the roles of messages, by the letters of a `PlainChat`."""
+    return tuple([_ROLES[letter] for letter in letters])

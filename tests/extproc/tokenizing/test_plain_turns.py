@@ -1,0 +1,219 @@
+"""Plain conversations by their bytes: the ids of the whole, though only new turns are read."""
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.base.errors import RequestError
+from extproc.requests.plain_chat import IS_COMPILED, read_plain
+from extproc.requests.prompt import USUAL_VARIABLES, Chat
+from extproc.templates.skeletons import Skeletons
+from extproc.tokenizing.plain_turns import PlainTurns, TurnParts, plain_turns
+from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter
+from extproc.tokenizing.tokens import Tokenizer
+from tests.extproc.tokenizing.test_turn_encoder import Letters, texts, tokenizers, turns
+
+__all__ = ["tokenizers"]
+
+pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
+
+CUTTER = Cutter([AddedToken(0, "<s>", normalized=False), AddedToken(1, "<e>", normalized=False)])
+
+
+def body_of(messages: list[dict[str, str]], *, ensure_ascii: bool = True) -> bytes:
+    ordered = [{"role": one["role"], "content": one["content"]} for one in messages]
+    return json.dumps({"messages": ordered}, ensure_ascii=ensure_ascii).encode()
+
+
+def said(*contents: str, role: str = "user") -> list[dict[str, str]]:
+    return [{"role": role, "content": one} for one in contents]
+
+
+def found_in(known: PlainTurns, body: bytes) -> TurnParts | None:
+    chat = read_plain(body)
+    assert chat is not None
+    return known.find(body, chat)
+
+
+def ids_in(known: PlainTurns, body: bytes) -> "array[int]":
+    found = found_in(known, body)
+    assert found is not None
+    return known.finish(found)
+
+
+@pytest.mark.parametrize("name", ["own", "stripping"])
+@given(st.lists(turns, min_size=1, max_size=6), st.data(), st.booleans())
+def test_ids_of_plain_turns_are_those_of_the_whole_text(
+    tokenizers: dict[str, Tokenizer],
+    name: str,
+    messages: list[dict[str, str]],
+    data: st.DataObject,
+    ensure_ascii: bool,
+) -> None:
+    tokenizer = tokenizers[name]
+    known = tokenizer.plain_turns
+    assert known is not None
+    tokenizer.encode(Chat(messages, USUAL_VARIABLES, roles=tuple(one["role"] for one in messages)))
+    others = [{**one, "content": data.draw(texts)} for one in messages]
+    for part in (messages, others, others):
+        whole = tokenizer.encode(Chat(part, USUAL_VARIABLES))
+        assert ids_in(known, body_of(part, ensure_ascii=ensure_ascii)) == whole
+
+
+@pytest.mark.parametrize("name", ["cut in part", "uncut", "last one first"])
+def test_template_that_is_not_cut_into_turns_has_no_plain_ones(
+    tokenizers: dict[str, Tokenizer],
+    name: str,
+) -> None:
+    known = tokenizers[name].plain_turns
+    messages = said("a", "b")
+    tokenizers[name].encode(Chat(messages, USUAL_VARIABLES, roles=("user", "user")))
+    assert known is not None
+    assert [found_in(known, body_of(messages)) for _ in range(2)] == [None, None]
+
+
+def written(messages: Any) -> str:
+    return "".join([f"<s>{one['role'][0]}{one['content']}" for one in messages]) + "<e>."
+
+
+def learned(encoder: Letters, *roles: str, max_bytes: int = 10_000) -> PlainTurns:
+    """Turns of a template that writes "<s>" and a letter before contents, for up to three turns."""
+    skeletons = Skeletons()
+    for count in (1, 2, 3):
+        messages = [{"role": role, "content": ""} for role in (roles or ("user",) * 3)[:count]]
+        shape = tuple(one["role"] for one in messages)
+        skeletons.learn(shape, messages, written(messages), written)
+    return PlainTurns(encoder, CUTTER, skeletons, max_bytes=max_bytes)
+
+
+def test_only_new_turns_are_read_and_tokenized() -> None:
+    encoder = Letters()
+    known = learned(encoder)
+    for asked in (("ab", "c"), ("ab", "c", "\n"), ("ab", "c", "\n")):
+        whole = written(said(*asked))
+        assert ids_in(known, body_of(said(*asked))) == array("I", list(whole.encode()))
+    assert encoder.seen == ["<e>.", "<s>uab", "<s>uc", "<e>.", "<s>u\n"]
+
+
+def test_turns_with_the_same_content_differ_by_what_is_around_it() -> None:
+    known = learned(Letters(), "system", "user", "assistant")
+    messages = said("a", role="system") + said("a") + said("a", role="assistant")
+    for _ in range(2):
+        assert ids_in(known, body_of(messages)) == array("I", list(b"<s>sa<s>ua<s>aa<e>."))
+
+
+def test_cheap_is_what_has_few_new_characters() -> None:
+    known, cheap = learned(Letters()), []
+    for text in ("", "a"):  # 4 characters are cheap, and so is what is known
+        found = found_in(known, body_of(said(text)))
+        assert found is not None
+        cheap.append(known.is_cheap(found))
+        known.finish(found)
+    assert cheap == [True, False]
+    with pytest.raises(RequestError, match="too_many_new_characters"):
+        ids_in(known, body_of(said("x" * 21)))
+
+
+@pytest.mark.parametrize(
+    ("role", "written"),
+    [
+        ("user", '"\\ud800"'),
+        ("user", '"\\q"'),
+        ("user", '"\\u"'),
+        ("user", '"\xff"'),
+        ("system", '"\\u0078-anthropic-billing-header: 1"'),
+        ("assistant", '"of roles that were not seen"'),
+    ],
+)
+def test_content_that_takes_more_to_know_is_left_to_the_decoder(role: str, written: str) -> None:
+    known = learned(Letters(), "user" if role == "assistant" else role, "user", "user")
+    body = f'{{"messages":[{{"role":"{role}","content":{written}}}]}}'.encode("latin-1")
+    assert found_in(known, body) is None
+
+
+def test_turns_that_were_not_asked_for_lately_are_forgotten() -> None:
+    encoder = Letters()
+    known = learned(encoder, max_bytes=600)  # two turns in each generation
+    for turn in ("a", "b", "c", "a", "d", "e", "a", "b", "x" * 16):
+        ids_in(known, body_of(said(turn)))
+    tokenized = [one.removeprefix("<s>u") for one in encoder.seen[1:]]
+    assert tokenized == ["a", "b", "c", "d", "e", "b", "x" * 16]
+    tiny = learned(encoder, max_bytes=10)
+    assert ids_in(tiny, body_of(said("too long"))) == ids_in(tiny, body_of(said("too long")))
+
+
+def test_many_turns_are_found_again() -> None:
+    encoder = Letters()
+    known = learned(encoder, max_bytes=1_000_000)
+    for _ in range(2):
+        for number in range(500):
+            ids_in(known, body_of(said(str(number))))
+    assert len(encoder.seen) == 501
+
+
+def test_skeletons_that_are_refuted_serve_no_more() -> None:
+    skeletons = Skeletons()
+    skeletons.learn(("user",), said("a"), written(said("a")), written)
+    known = PlainTurns(Letters(), CUTTER, skeletons)
+    assert ids_in(known, body_of(said("a")))
+    skeletons.learn(("user",) * 2, said("a", "b"), "another text", written)
+    assert found_in(known, body_of(said("a"))) is None
+
+
+def test_shapes_are_bounded() -> None:
+    def numbered(messages: Any) -> str:
+        around = [f"<s>{at} of {len(messages)}" for at in range(len(messages))]
+        return (
+            "".join([at + one["content"] for at, one in zip(around, messages, strict=True)]) + "<e>"
+        )
+
+    skeletons, refused = Skeletons(most_sequences=9), 0
+    known = PlainTurns(Letters(), CUTTER, skeletons)
+    for count in range(1, 99):
+        messages = said(*["a"] * count)
+        skeletons.learn(("user",) * count, messages, numbered(messages), numbered)
+        refused += found_in(known, body_of(messages)) is None
+    assert 5 < refused < 20
+
+
+def test_turns_are_plain_only_where_texts_are_cut_and_templates_write_contents_only() -> None:
+    assert plain_turns(Letters(), CUTTER, Skeletons(), 0) is not None
+    assert plain_turns(Letters(), None, Skeletons(), 0) is None
+    assert plain_turns(Letters(), CUTTER, None, 0) is None
+
+
+BODY, SPAN, SHAPE = b'"abc"', array("Q", [1, 4]).tobytes(), array("I", [7]).tobytes()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (BODY, SPAN, b""),
+        (BODY, SPAN[:8], SHAPE),
+        (BODY, array("Q", [0, 4]).tobytes(), SHAPE),
+        (BODY, array("Q", [4, 1]).tobytes(), SHAPE),
+        (BODY, array("Q", [1, 5]).tobytes(), SHAPE),
+    ],
+)
+def test_table_refuses_spans_outside_of_the_body(given: tuple[bytes, bytes, bytes]) -> None:
+    from extproc._core import TurnTable
+
+    with pytest.raises(ValueError, match="span"):
+        TurnTable(1_000, bytes(24)).find(*given)
+
+
+@pytest.mark.parametrize(
+    ("parts", "new", "made"),
+    [([BODY], [1], [array("I")]), ([BODY], [0], []), ([], [0], [array("I")]), ([b""], [0], [SPAN])],
+)
+def test_table_keeps_only_what_it_was_asked_for(parts: Any, new: Any, made: Any) -> None:
+    from extproc._core import TurnTable
+
+    with pytest.raises(ValueError, match=r"wants ids|without quotes"):
+        TurnTable(1_000, bytes(24)).keep(parts, new, SHAPE, made)
+    with pytest.raises(ValueError, match="a secret of 24 bytes"):
+        TurnTable(1_000, b"")
