@@ -19,6 +19,7 @@ from workload import BLOCK_SIZE, Piece, message, stored
 from extproc.config.schema import Model
 from extproc.requests.dialect import NEWEST, Dialect
 from extproc.requests.outline import outline_of
+from extproc.requests.plain_chat import read_plain
 from extproc.requests.request import CHAT_PATH, Text, parse
 from extproc.routing.claim_table import ClaimTable
 from extproc.tokenizing.tokens import Tokenizer
@@ -71,7 +72,17 @@ class KeyedPath:
         return self._core.pick(self.ids_of(path, request)).basis.prompt_tokens
 
     def ids_of(self, path: str, request: bytes) -> "array[int]":
-        """Returns the ids of a request's prompt."""
+        """Returns the ids of a request's prompt, in the way in which `Queries` finds them."""
+        return self._plain_ids(request) if path == CHAT_PATH else self._parsed_ids(path, request)
+
+    def _plain_ids(self, request: bytes) -> "array[int]":
+        turns, chat = self._tokenizer.plain_turns, read_plain(request)
+        found = None if turns is None or chat is None else turns.find(request, chat)
+        if turns is None or found is None:
+            return self._parsed_ids(CHAT_PATH, request)
+        return turns.finish(found)
+
+    def _parsed_ids(self, path: str, request: bytes) -> "array[int]":
         (prompt,) = parse(path, request, _newest).prompts
         return self._tokenizer.encode(prompt)
 

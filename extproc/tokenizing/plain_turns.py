@@ -57,13 +57,14 @@ class TurnParts(NamedTuple):
     """The turns of a conversation that was looked up.
 
     parts: the ids of each turn, or its content as it is written, for a new one. new: the indices
-    of those. texts: of the new turns.
+    of those. texts: of the new turns. new_characters: how many must be tokenized.
     """
 
     shaped: _Shaped
     parts: list[Tokens | bytes]
     new: list[int]
     texts: list[str]
+    new_characters: int
 
 
 class PlainTurns:
@@ -99,12 +100,16 @@ class PlainTurns:
         if shaped is None or self._skeletons.is_refuted:
             return None
         parts, new = self._table.find(body, spans, shaped.shapes)
-        texts = self._texts(roles, shaped.turns, parts, new) if new else []
-        return None if texts is None else TurnParts(shaped, parts, new, texts)
+        if not new:
+            return TurnParts(shaped, parts, new, [], 0)
+        texts = self._texts(roles, shaped.turns, parts, new)
+        if texts is None:
+            return None
+        return TurnParts(shaped, parts, new, texts, sum(map(len, texts)))
 
     def is_cheap(self, found: TurnParts) -> bool:
         """Returns whether the new turns are tokenized without a thread."""
-        return sum(map(len, found.texts)) <= self._encoder.inline_characters
+        return found.new_characters <= self._encoder.inline_characters
 
     def finish(self, found: TurnParts) -> Tokens:
         """Tokenizes the new turns, remembers them, and returns the ids of all.
@@ -113,10 +118,10 @@ class PlainTurns:
             RequestError: there is too much new text (too_many_new_characters), or it cannot be
                 tokenized.
         """
-        shaped, parts, new, texts = found
-        if sum(map(len, texts)) > self._encoder.max_characters:
-            raise RequestError("too_many_new_characters")
+        shaped, parts, new, texts, new_characters = found
         if new:
+            if new_characters > self._encoder.max_characters:
+                raise RequestError("too_many_new_characters")
             self._table.keep(parts, new, shaped.shapes, self._encoder.ids(texts))
         parts.append(shaped.last)
         return array("I", b"".join(parts))
