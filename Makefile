@@ -10,7 +10,7 @@ WORKERS ?= 3
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test coverage slow gateways clients pictures explore docs lint types stubs-check stubs compiled counts sanitize lock image pins clean
+.PHONY: demo test coverage slow gateways clients pictures explore docs lint types stubs-check stubs counts sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -99,11 +99,6 @@ $(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Compiles the request path beside its sources, which takes a minute or two. Whoever edits one of
-# them runs plain Python from then on, until this is done again.
-compiled: $(TESTED)
-	$(BIN)/python compile_path.py
-
 # The compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
 sanitize: $(TESTED)
 	$(BIN)/python tests/sanitize.py
@@ -122,4 +117,4 @@ pins:
 	@mv deploy/images.env.new deploy/images.env
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info extproc/compiled
+	rm -rf $(VENV) build dist *.egg-info

@@ -4,16 +4,12 @@ Without a compiler the installation continues, and plain Python does the same wo
 is then tagged py3-none-any, so as not to be mistaken for one with the compiled cores.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 
-KVSTEER_COMPILE=1 also compiles the request path (compile_path.py), for this version of Python only,
-which the wheel's tag then names. This takes a minute or two and needs mypy, so it is optional.
-
 KVSTEER_REPOSITORY, the web address of the publishing repository, gives the package its links, and
 makes relative links of the README absolute; KVSTEER_REF is the tag that they name (default: main).
 """
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,22 +26,6 @@ HERE = Path(__file__).resolve().parent
 
 class OptionalBuild(build_ext):
     """Continues after a failed build, with one line instead of a traceback."""
-
-    has_compiled_path = False
-
-    def run(self) -> None:
-        """Builds the cores, and the request path if KVSTEER_COMPILE is 1."""
-        super().run()
-        if os.environ.get("KVSTEER_COMPILE") == "1":
-            into = HERE if self.inplace else Path(self.build_lib).resolve()
-            command = [sys.executable, str(HERE / "compile_path.py"), str(into)]
-            self.has_compiled_path = subprocess.run(command, cwd=HERE, check=False).returncode == 0  # noqa: S603 - our own
-            if not self.has_compiled_path:
-                print(
-                    "kvsteer: the request path was not compiled (see above);"
-                    " the same Python runs instead",
-                    file=sys.stderr,
-                )
 
     def build_extension(self, extension: Extension) -> None:
         """Builds a core, or prints why it was not built."""
@@ -71,8 +51,6 @@ class HonestWheel(bdist_wheel):
         self.skip_build = True
         if not self.distribution.has_ext_modules():
             self.root_is_pure, self.py_limited_api = True, False
-        if self.get_finalized_command("build_ext").has_compiled_path:
-            self.py_limited_api = False
         super().run()
 
 

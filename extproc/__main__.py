@@ -358,17 +358,13 @@ def _columns() -> int:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version, and whether the index core and the code of requests are compiled."""
+    """Prints the version, and whether the index core is compiled."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from extproc.base.installed import installed_version
-        from extproc.running.request_path import CHOICE
         from kvstate.index import default_core_name, plain_core_warning
 
-        told = f"{default_core_name()} index core, requests in {CHOICE.name} Python"
-        print(f"kvsteer {installed_version()} ({told})")
-        if CHOICE.reason:
-            print(f"note: requests run in plain Python, which takes more CPU: {CHOICE.reason}")
+        print(f"kvsteer {installed_version()} ({default_core_name()} index core)")
         if warning := plain_core_warning():
             print(f"warning: {warning}")
         parser.exit()

@@ -27,9 +27,6 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 
-# Tests run the sources, and some trace them; tests/test_compiled_path.py compiles them.
-os.environ.setdefault("KVSTEER_REQUEST_PATH", "plain")
-
 
 _LEFT_OUT = left_out()
 

@@ -21,7 +21,6 @@ COPIED = (
     "simulator",
     "tests",
     "setup.py",
-    "compile_path.py",
     "pyproject.toml",
     "README.md",
     "LICENSE",

@@ -30,7 +30,6 @@ SOURCES = (
     "simulator",
     "pyproject.toml",
     "setup.py",
-    "compile_path.py",
     "MANIFEST.in",
     "README.md",
     "LICENSE",

@@ -22,7 +22,6 @@ from extproc.running.event_loop import Sweeper
 from extproc.running.handover import Predecessor, take_over
 from extproc.running.hangup import Hangup
 from extproc.running.processes import ProcessMember
-from extproc.running.request_path import CHOICE
 from extproc.running.single_flight import SingleFlight
 from extproc.serving.listening import raise_file_limit
 from kvstate.index import default_core_name, plain_core_warning
@@ -96,7 +95,6 @@ async def serve(
         if warning := plain_core_warning():
             log.warning("%s", warning)
         log.info("index core: %s", default_core_name())
-        log.info("request path: %s", CHOICE)
         log.info(
             "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
             config.extproc.listen,

@@ -23,7 +23,6 @@ from extproc.routing.claim_table import (
     Lifetimes,
 )
 from extproc.routing.marks import Marks, marks_of
-from extproc.running.request_path import CHOICE
 from kvstate.overlap import Prompt
 
 LIFETIMES = Lifetimes(speculative=10.0, grace=1.0, approximate=100.0)
@@ -317,7 +316,6 @@ def crowded(workers: int, *, is_over: bool) -> tuple[ClaimTable, Marks]:
     return sent, everything
 
 
-@pytest.mark.skipif(CHOICE.is_compiled, reason="compiled modules have no lines to count")
 @pytest.mark.parametrize("is_over", [True, False])
 def test_expected_and_record_take_no_more_steps_for_a_thousand_workers(*, is_over: bool) -> None:
     steps = []

@@ -35,7 +35,6 @@ from extproc.commands.whatif.routers import Contestant, run
 from extproc.commands.whatif.traces import MOONCAKE_BLOCK_TOKENS
 from extproc.config.schema import Policy
 from extproc.routing.load import Booking, Loads
-from extproc.running.request_path import CHOICE
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")
@@ -134,7 +133,6 @@ def test_routers_that_share_learn_speeds_as_well_as_a_single_one() -> None:
     assert shared.p90 < 0.5 * unlearned.p90
 
 
-@pytest.mark.skipif(CHOICE.is_compiled, reason="a compiled class has no heirs that are not")
 def test_simulated_routers_never_see_past_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,6 @@ from extproc.http2.grpc_messages import framed
 from extproc.http2.limits import MIB, Limits
 from extproc.http2.session import make_sessions
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
-from extproc.running.request_path import CHOICE
 from extproc.serving import lean_call
 from extproc.serving.exchange import Service
 from extproc.serving.lean_call import ExtProcCall
@@ -27,11 +26,6 @@ from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
 from tests.extproc.serving.asking import Asking
 from tests.waiting import until
-
-pytestmark = pytest.mark.skipif(
-    CHOICE.is_compiled, reason="a compiled call takes no service but the real one"
-)
-
 
 KINDS = ("echo", "twice", "silent", "wait", "wrong")
 STREAMS = 2
