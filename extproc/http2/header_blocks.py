@@ -8,11 +8,11 @@ then the peer may use a table of the default size, and every block is decoded.
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
 from extproc.base.errors import Http2Error
-from extproc.base.structs import Light
 from extproc.http2.frames import ErrorCode
 
 # The first byte: 1xxxxxxx an index; 01xxxxxx, 0001xxxx and 0000xxxx literals, with the index of
@@ -86,7 +86,7 @@ _NOT_IN_NAMES |= frozenset(range(0x7F, 0x100))
 _NOT_IN_VALUES = frozenset(b"\0\r\n")
 
 
-class RequestHead(Light, frozen=True, gc=False):
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """The well-formed headers of a request, or its trailers.
 
     is_request: it has all required fields of a request (RFC 9113, section 8.3.1). is_trailers: it

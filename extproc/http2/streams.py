@@ -12,8 +12,9 @@
 "Half closed" means the remote side; a stream is closed once the server's answer has ended, too.
 """
 
+import msgspec
+
 from extproc.base.errors import Http2Error
-from extproc.base.structs import Light
 from extproc.http2.frames import (
     MAX_WINDOW,
     ErrorCode,
@@ -161,7 +162,7 @@ def unpadded(payload: bytes) -> bytes:
     return payload[1 : len(payload) - padding]
 
 
-class Opened(Light, frozen=True, gc=False):
+class Opened(msgspec.Struct, frozen=True, gc=False):
     """A request has begun. is_whole: it has no body."""
 
     stream_id: int
@@ -169,7 +170,7 @@ class Opened(Light, frozen=True, gc=False):
     is_whole: bool
 
 
-class Received(Light, frozen=True, gc=False):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A part of a request's DATA, which may be empty at the end; is_last: the request is complete.
 
     Call `Connection.consume` for the bytes that are used.
@@ -180,7 +181,7 @@ class Received(Light, frozen=True, gc=False):
     is_last: bool
 
 
-class Aborted(Light, frozen=True, gc=False):
+class Aborted(msgspec.Struct, frozen=True, gc=False):
     """A stream ended early: the peer reset it, or violated the protocol."""
 
     stream_id: int

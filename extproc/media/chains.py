@@ -7,7 +7,8 @@ known items of a prompt are in a chain, what stands between them are its other i
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from extproc.base.structs import LightByIdentity
+import msgspec
+
 from extproc.media.identities import Identity
 from extproc.media.prompts import MediaPrompt
 from kvstate.events import BlockHash, BlocksStored
@@ -21,7 +22,7 @@ MAX_CHAIN_TOKENS = 262_144
 _MAX_ENDS = 64
 
 
-class Chain(LightByIdentity, frozen=True, gc=False, eq=False):
+class Chain(msgspec.Struct, frozen=True, gc=False, eq=False):
     """Blocks that a worker stored one after the other.
 
     last: the hash of the last one. is_root: whether the first begins a prompt. block_size: in

@@ -7,7 +7,8 @@ used are forgotten beyond a number of bytes.
 from array import array
 from collections import deque
 
-from extproc.base.structs import Light
+import msgspec
+
 from kvstate.media import FIRST_PAD, Identifier, RunIds, ids_in, runs_of, tokens_in
 from kvstate.overlap import Tokens
 
@@ -26,7 +27,7 @@ MOST_USED = 4_096
 MAX_IDENTIFIER_LETTERS = 512
 
 
-class Identity(Light, frozen=True, gc=False):
+class Identity(msgspec.Struct, frozen=True, gc=False):
     """What an item is to the engines.
 
     identifier: the engine's name of it, None if its ids tell what it is. runs: the ids that stand

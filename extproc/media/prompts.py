@@ -3,7 +3,8 @@
 from array import array
 from collections.abc import Callable
 
-from extproc.base.structs import Light, LightByIdentity
+import msgspec
+
 from extproc.media.identities import Identity
 from extproc.requests.media import Item
 from kvstate.media import MediaFold
@@ -13,7 +14,7 @@ from kvstate.overlap import Tokens
 MAX_PROMPT_TOKENS = 4 * 1024 * 1024
 
 
-class MediaPrompt(LightByIdentity, frozen=True, gc=False, eq=False):
+class MediaPrompt(msgspec.Struct, frozen=True, gc=False, eq=False):
     """The prompt of a request with media, as its template writes it.
 
     model, lora, salt: as in `Prompt`. texts: the ids before, between and behind the items. written:
@@ -37,7 +38,7 @@ class MediaPrompt(LightByIdentity, frozen=True, gc=False, eq=False):
         return self.has_own_ids and len(set(self.keys)) > 1
 
 
-class Filled(Light, frozen=True, gc=False):
+class Filled(msgspec.Struct, frozen=True, gc=False):
     """A prompt as far as its items are known.
 
     tokens: its ids, folded, and one or two of what follows if that is not known. identities: of its

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
 from typing import NamedTuple, Protocol
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.base.structs import Record
 from extproc.observing.buckets import Buckets, TracedValue, histogram_family
 from extproc.observing.keyed import KeyedCounts
 from extproc.routing.decision import Decision
@@ -30,7 +30,7 @@ class TraceContext(NamedTuple):
 NO_TRACE = TraceContext()
 
 
-class Course(Record, eq=False):
+class Course(msgspec.Struct, eq=False):
     """When each phase of a request's decision ended, in seconds of a monotonic clock.
 
     clock: returns the time. started_at: when the decision began.

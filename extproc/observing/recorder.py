@@ -31,7 +31,6 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.base.structs import Record
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.requests.request import NO_HEAD, Head
@@ -132,7 +131,7 @@ def hash_ids(
     return found
 
 
-class _Passing(Record, eq=False):
+class _Passing(msgspec.Struct, eq=False):
     """A request in flight.
 
     decision: kept because its identity is the request's key. prompt: None once it is hashed, and

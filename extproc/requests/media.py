@@ -16,8 +16,6 @@ from typing import Any
 
 import msgspec
 
-from extproc.base.structs import Light
-
 # Kinds of media parts.
 MEDIA_PARTS = {
     "image_url": "image",
@@ -58,7 +56,7 @@ _REMOTE = ("http://", "https://", "file://", "s3://", "gs://")
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
-class Item(Light, frozen=True, gc=False):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """A media item of a request.
 
     kind: image, audio or video. digest: identifies it. is_exact: whether it stays what it is; what

@@ -18,7 +18,6 @@ import xxhash
 from msgspec.structs import replace
 
 from extproc.base.errors import RequestError
-from extproc.base.structs import Light
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.media import DIGEST_BYTES, MediaDigests
 from extproc.requests.messages_request import BILLING_LINE
@@ -79,7 +78,7 @@ _TEXT_KINDS = frozenset(("text", "input_text", "output_text"))
 _TEXT, _VALUE = b"\x00", b"\x01"
 
 
-class Outline(Light, frozen=True, gc=False):
+class Outline(msgspec.Struct, frozen=True, gc=False):
     """What a conversation says, without its texts.
 
     lengths: the bytes of its canonical form up to the end of each digest, ascending. digests: of

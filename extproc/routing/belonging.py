@@ -8,7 +8,8 @@ router computes alike. All but the first only prefer a worker: load may move any
 
 from collections.abc import Mapping, Sequence
 
-from extproc.base.structs import Frozen
+import msgspec
+
 from extproc.requests.tenant_salt import name_apart
 from extproc.routing.homes import HOME_TOKENS, end_of, ends_in
 from extproc.routing.marks import Marks
@@ -19,7 +20,7 @@ from extproc.routing.sessions import MAX_SESSION_LETTERS, session_credit
 RESPONSE, CONVERSATION, SESSION = "response", "conversation", "session"
 
 
-class Belonging(Frozen, frozen=True):
+class Belonging(msgspec.Struct, frozen=True):
     """The workers that a request prefers beyond what they hold.
 
     credit: by how many tokens in all, by name, the best first; empty if it prefers none. by: why,

@@ -18,7 +18,8 @@ from itertools import repeat
 from math import inf
 from typing import NamedTuple
 
-from extproc.base.structs import LightRecord
+import msgspec
+
 from extproc.requests.outline import Outline
 from extproc.routing.conversations import Conversations
 from extproc.routing.marks import NO_MARKS, Marks, marks_of, marks_of_outline, root_key
@@ -83,7 +84,7 @@ class Holdings:
         self.conversations = Conversations()
 
 
-class Claim(LightRecord, eq=False, gc=False):
+class Claim(msgspec.Struct, eq=False, gc=False):
     """One request that was sent to a worker; its times are seconds of one monotonic clock.
 
     mark_bytes: its memory, divided by its marks.

@@ -7,7 +7,8 @@ tokens, the better claim counts.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from extproc.base.structs import Light
+import msgspec
+
 from extproc.config.schema import Cost
 from extproc.routing.claim_table import Expected
 from kvstate.overlap import Overlap, worth_tokens
@@ -26,7 +27,7 @@ __all__ = [
 LIVE = "live"
 
 
-class Claims(Light, frozen=True, gc=False):
+class Claims(msgspec.Struct, frozen=True, gc=False):
     """One worker's claims in tokens, over all prompts of the request.
 
     saved: tokens that need not be computed, by the weights. speculative, approximate: tokens

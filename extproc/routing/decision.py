@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from extproc.base.structs import Frozen
+import msgspec
+
 from extproc.requests.outline import BYTES_PER_TOKEN
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
@@ -58,7 +59,7 @@ class Verdict(Enum):
     SHED = "shed"
 
 
-class Split(Frozen, frozen=True):
+class Split(msgspec.Struct, frozen=True):
     """Whether another worker computes the prompt for the one that answers.
 
     prefill: the decision among prefill workers, None if the answering worker computes the prompt.
@@ -84,7 +85,7 @@ class PullSource(NamedTuple):
     tokens: int
 
 
-class Basis(Frozen, frozen=True):
+class Basis(msgspec.Struct, frozen=True):
     """What a decision was based on, for those who explain, count and account for it.
 
     policy: its name. prompt_tokens: of the keyed prompts; weighed_tokens: the same, or an estimate
@@ -130,7 +131,7 @@ class Basis(Frozen, frozen=True):
         return self.claims.get(worker, NO_CLAIMS)
 
 
-class Decision(Frozen, frozen=True):
+class Decision(msgspec.Struct, frozen=True):
     """Where a request goes: what serving it needs. `basis` says why it goes there.
 
     verdict: whether it goes anywhere at all. model: the configured one, None if unknown. pick:

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from extproc.base.structs import Frozen
+import msgspec
+
 from extproc.config.sections import BOTH
 
 # A subset hint with more endpoints is cut: no fleet behind one route has this many.
 MAX_SUBSET = 10_000
 
 
-class Candidate(Frozen, frozen=True):
+class Candidate(msgspec.Struct, frozen=True):
     """One worker, for requests to one model.
 
     endpoint: ip:port; its configured name until that is resolved. excluded: why it cannot be

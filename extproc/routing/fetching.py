@@ -15,7 +15,8 @@ further copy of blocks takes the place of others.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from extproc.base.structs import Light
+import msgspec
+
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load_columns import LoadColumns
 
@@ -53,7 +54,7 @@ class StoredPrefix(NamedTuple):
     shares: Mapping[str, float] = {}
 
 
-class Offers(Light, frozen=True):
+class Offers(msgspec.Struct, frozen=True, gc=False):
     """What workers could fetch of one prompt.
 
     peers: the workers that hold it. pullers: the names of those that can pull. least: fewer tokens

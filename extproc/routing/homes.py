@@ -9,7 +9,8 @@ and a client can only move its own requests.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from extproc.base.structs import Light
+import msgspec
+
 from extproc.routing.claim_table import Holdings
 from extproc.routing.marks import Marks, root_key
 
@@ -26,7 +27,7 @@ HOME_SECONDS = 86_400.0
 _END = 0x9E3779B97F4A7C15
 
 
-class _Home(Light, frozen=True, gc=False):
+class _Home(msgspec.Struct, frozen=True, gc=False):
     holdings: Holdings
     since: float
     is_counted: bool = False

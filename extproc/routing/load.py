@@ -19,7 +19,6 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from extproc.base.structs import Light, Record
 from extproc.routing.load_numbers import LoadNumbers
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
@@ -59,7 +58,7 @@ class LoadSample(NamedTuple):
     cache_usage: float | None = None
 
 
-class Load(Light, frozen=True, gc=False):
+class Load(msgspec.Struct, frozen=True, gc=False):
     """The load of an endpoint.
 
     in_flight: this router's requests. backlog_tokens: prompt tokens not computed yet. others:
@@ -174,7 +173,7 @@ class EndpointLoad:
         self.transfers = Transfers()
 
 
-class Booking(Record, eq=False):
+class Booking(msgspec.Struct, eq=False):
     """One request sent to an endpoint; uncached_tokens is its expected work.
 
     load: the record in which it is booked. rank: the rank that it names, None if none. prompt: the

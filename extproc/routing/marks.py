@@ -13,7 +13,6 @@ from itertools import pairwise
 import msgspec
 import xxhash
 
-from extproc.base.structs import Light
 from extproc.requests.outline import BYTES_PER_TOKEN, Outline
 from kvstate.overlap import Tokens
 
@@ -42,7 +41,7 @@ _PARTS = tuple(slice(start, end) for start, end in pairwise((0, *_ENDS)))
 _key = xxhash.xxh3_64_intdigest
 
 
-class Marks(Light, frozen=True, gc=False):
+class Marks(msgspec.Struct, frozen=True, gc=False):
     """The marks of one prompt: each prefix's length in tokens and its key, shortest first."""
 
     lengths: tuple[int, ...]

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Protocol
 
-from extproc.base.structs import Light
+import msgspec
+
 from extproc.config import schema
 from extproc.config.schema import Cost, Policy
 from extproc.config.sections import CacheAware, PrefixCacheSettings
@@ -59,7 +60,7 @@ def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> 
     return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
 
 
-class Columns(Light, frozen=True, gc=False):
+class Columns(msgspec.Struct, frozen=True, gc=False):
     """The input of a policy; saved and in_flight are computed on demand.
 
     prompt_tokens: the request's. costs, saved: tokens for each worker. in_flight: requests on each

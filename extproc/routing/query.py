@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
 from msgspec import structs
 
-from extproc.base.structs import Frozen
 from extproc.config.schema import Policy
 from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
@@ -20,7 +20,7 @@ from extproc.routing.ranks import Ranks
 from kvstate.overlap import Overlap, Prompt
 
 
-class Variant(Frozen, frozen=True):
+class Variant(msgspec.Struct, frozen=True):
     """What a request is to workers whose engines read it differently.
 
     workers: their names. prompts, forms: as in Query; no prompts if it cannot be keyed for them.
@@ -31,7 +31,7 @@ class Variant(Frozen, frozen=True):
     forms: int
 
 
-class MediaItem(Frozen, frozen=True):
+class MediaItem(msgspec.Struct, frozen=True):
     """A media item of a request.
 
     kind: image, audio or video. is_known: whether its tokens are known. is_exact: whether it stays
@@ -45,7 +45,7 @@ class MediaItem(Frozen, frozen=True):
     tokens: float
 
 
-class Media(Frozen, frozen=True):
+class Media(msgspec.Struct, frozen=True):
     """The media of a request whose prompt is keyed as far as its items are known.
 
     items: in order. weighed_tokens: of the whole prompt, estimated behind the first unknown item.
@@ -65,7 +65,7 @@ class Media(Frozen, frozen=True):
         return self.is_whole and all(one.is_exact for one in self.items)
 
 
-class Query(Frozen, frozen=True):
+class Query(msgspec.Struct, frozen=True):
     """A request to place.
 
     model: the configured model; None if the request names no known one. prompts: the keyed prompts.
@@ -136,7 +136,7 @@ def no_conversations(_: str, __: float) -> int:
     return 0
 
 
-class Snapshot(Frozen, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """Everything that a decision depends on besides the query and the time.
 
     overlaps: for each prompt, the overlaps of the workers that hold a part of it. load: returns the

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from itertools import compress
 
-from extproc.base.structs import Light
+import msgspec
+
 from extproc.config.schema import Cost
 from extproc.requests.request_class import RequestClass
 from extproc.routing.eligibility import Candidate
@@ -16,7 +17,7 @@ from extproc.routing.spread import Rows, Spread
 CONVERSATION_TOKENS = 1_024.0
 
 
-class Survey(Light, frozen=True, gc=False):
+class Survey(msgspec.Struct, frozen=True, gc=False):
     """What is known of the workers that are compared, in columns.
 
     places: their indices among all workers. affinity: the weight of an uncached token. crowding:

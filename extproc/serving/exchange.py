@@ -27,7 +27,6 @@ from types import MappingProxyType
 import msgspec
 
 from extproc.base.headers import OF_SIDECARS, PRIORITY, TRACEPARENT
-from extproc.base.structs import Record
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
 from extproc.disaggregation.announcement import Announcer
@@ -155,7 +154,7 @@ MAY_FOLLOW: Mapping[Phase, frozenset[Phase]] = {
 }
 
 
-class Passage(Record, eq=False):
+class Passage(msgspec.Struct, eq=False):
     """A request that the router decided on, until it is settled.
 
     booking: None if it is no worker's load. account: of the response, None if that is not shown.

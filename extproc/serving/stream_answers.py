@@ -6,8 +6,9 @@ Protocol 1.0.0 for the names of the pick.
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from extproc.base import headers
-from extproc.base.structs import Light
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -37,7 +38,7 @@ def encoded(*answers: ProcessingResponse) -> Answers:
     return [answer.SerializeToString() for answer in answers]
 
 
-class Placement(Light, frozen=True, gc=False):
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """What Envoy is told about a request's destination; each part may be absent.
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and

@@ -3,11 +3,12 @@
 from array import array
 from collections.abc import Sequence
 
-from extproc.base.structs import Light
+import msgspec
+
 from kvstate.overlap import Tokens
 
 
-class Parts(Light, frozen=True, gc=False):
+class Parts(msgspec.Struct, frozen=True, gc=False):
     """A prompt with media.
 
     texts: the ids before, between and behind its items. written: what the template writes for each.

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
+import msgspec
+
 from extproc.base.errors import RequestError
-from extproc.base.structs import Light, LightByIdentity
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 
@@ -57,7 +58,7 @@ def _steps() -> Iterator[int]:
 _ENDS = tuple(_steps())
 
 
-class Cut(Light, frozen=True, gc=False):
+class Cut(msgspec.Struct, frozen=True, gc=False):
     """A position where a text can be cut: both parts have the same ids as in the whole.
 
     start, end: characters of the token after the cut; the cut is valid only with it. tokens: how
@@ -69,7 +70,7 @@ class Cut(Light, frozen=True, gc=False):
     tokens: int
 
 
-class _Entry(LightByIdentity, frozen=True, gc=False, eq=False):
+class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
     """One text. keys: of its beginnings. Not tracked by the garbage collector, like its cuts."""
 
     text: str
@@ -103,7 +104,7 @@ class _Entry(LightByIdentity, frozen=True, gc=False, eq=False):
         return self.cuts[:shared]
 
 
-class TextRecord(Light, frozen=True, gc=False):
+class TextRecord(msgspec.Struct, frozen=True, gc=False):
     """What is known about a text.
 
     ids: those of a text with the same beginning; valid up to the last cut, or all if `is_whole`.
@@ -226,7 +227,7 @@ class Encoder(Protocol):
         """
 
 
-class Encoded(Light, frozen=True, gc=False):
+class Encoded(msgspec.Struct, frozen=True, gc=False):
     """The ids of a text, which must not be changed.
 
     lasting: how many of the first ids stay the same however the text continues.
@@ -236,7 +237,7 @@ class Encoded(Light, frozen=True, gc=False):
     lasting: int
 
 
-class Work(Light, frozen=True, gc=False):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """A text that was looked up, but not tokenized yet.
 
     new_from: the character at which the unknown part begins. new_characters: how many must be
