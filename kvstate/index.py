@@ -249,7 +249,7 @@ class Index:
         model = self._models.get(prompt.model)
         if model is None:
             return {}
-        first = encoded(prompt.namespace)
+        first = None if prompt.salt is None else encoded(prompt.namespace)
         found = self.core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
         if prompt.model in self._stored.bigrams:
             for worker, overlap in self._bigram_overlaps(model, prompt).items():

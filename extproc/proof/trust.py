@@ -185,6 +185,12 @@ class Proofs:
             return UNPROVED
         return DOUBTED if record.proof.doubted & forms else state.value
 
+    def is_live(self, worker: str, forms: int) -> bool:
+        """Returns whether a worker's feed is complete, and its tokens of these forms trusted."""
+        if self._has_distrusted or forms & BY_RELEASE:
+            return self.state(worker, forms) == FeedState.LIVE
+        return self._fleet.state(worker) is FeedState.LIVE
+
     def differs(self, worker: str) -> bool:
         """Returns whether a worker's tokens are refuted for any form."""
         record = self._records.get(worker)

@@ -157,7 +157,10 @@ class ClaimTable:
 
     def record(self, holdings: Holdings, marks: Marks, now: float) -> Claim:
         """Claims that a worker is about to hold a prompt."""
-        self._make_room(now)
+        is_full = self._young_bytes >= self._limit_bytes
+        if is_full or now - self._young_since >= self._lifetimes.approximate:
+            self._old, self._young, self._young_since = self._young, {}, now
+            self._young_bytes = 0
         mark_bytes = _BYTES_PER_PLACE + _BYTES_PER_CLAIM // max(1, len(marks.keys))
         claim = Claim(holdings, marks, now, mark_bytes)
         since = now - self._lifetimes.speculative
@@ -218,12 +221,6 @@ class ClaimTable:
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
         """Returns what each worker probably holds of a prompt, if it holds its first mark."""
         return expected(self._old, self._young, marks.lengths, marks.keys, now, self._lifetimes)
-
-    def _make_room(self, now: float) -> None:
-        is_full = self._young_bytes >= self._limit_bytes
-        if is_full or now - self._young_since >= self._lifetimes.approximate:
-            self._old, self._young, self._young_since = self._young, {}, now
-            self._young_bytes = 0
 
 
 def _with_claim(claim: Claim, claims: _Claims) -> _Claims:

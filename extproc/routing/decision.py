@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -33,7 +34,7 @@ from extproc.routing.sampling import SAMPLED, sample_of
 from extproc.routing.siblings import prefer_siblings, siblings_of
 from extproc.routing.spread import Rows
 from extproc.routing.survey import Survey, is_full, survey_of
-from kvstate.overlap import Overlap, of_any_rank
+from kvstate.overlap import Overlap, Prompt, of_any_rank
 
 # The rest of a longer body that is not read is ignored: such bodies mostly carry media, which are
 # few tokens.
@@ -44,6 +45,8 @@ OVER_CLASS_LIMIT = "over its limit of requests of this class"
 # Why a request is left to the proxy.
 FINDS_MODEL = "the model is not known here, so the proxy chooses"
 CALLS_NO_MODEL = "it calls no model, so the proxy chooses"
+
+_endpoint_of = attrgetter("endpoint")
 
 
 class Verdict(Enum):
@@ -173,7 +176,8 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
 
     now: seconds of the loads' clock.
     """
-    prompt_tokens = sum([len(prompt.tokens) for prompt in query.prompts])
+    prompts = query.prompts
+    prompt_tokens = len(prompts[0].tokens) if len(prompts) == 1 else _tokens_in(prompts)
     weighed, state = _weighed(query, prompt_tokens), snapshot.state
     if query.media is not None and not query.media.is_whole:
         state = _unknown  # feeds show nothing of what is behind
@@ -240,7 +244,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     return Decision(
         verdict=verdict,
         model=query.model,
-        pick=tuple([worker.endpoint for worker in order]),
+        pick=tuple(map(_endpoint_of, order)),
         worker=first,
         reason=_reason(query, snapshot.policy, verdict, certain, uncertain, claimed),
         uncached_tokens=uncached,
@@ -250,6 +254,10 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         of_class=query.of_class,
         tenant=query.tenant,
     )
+
+
+def _tokens_in(prompts: Sequence[Prompt]) -> int:
+    return sum([len(prompt.tokens) for prompt in prompts])
 
 
 def _unknown(_: str) -> str:
@@ -275,7 +283,7 @@ def _marks(query: Query, sent: ClaimTable | None) -> Sequence[Marks]:
         if query.salt == "":
             return ()
         return (sent.text_marks(query.model, query.outline, query.lora, query.salt),)
-    return [sent.marks(prompt) for prompt in query.prompts]
+    return list(map(sent.marks, query.prompts))
 
 
 def _claims(
@@ -462,7 +470,7 @@ def _order(
     if snapshot.policy != "cost":  # the usual one needs nothing more
         ranks = _ranks(candidates, survey, workers, costs, saved, weighed, snapshot)
     count = endpoints_named(snapshot.rules, is_duplex=False)
-    return [workers[at] for at in lowest(ranks, count, chance.random)]
+    return list(map(workers.__getitem__, lowest(ranks, count, chance.random)))
 
 
 def _ranks(

@@ -273,7 +273,12 @@ class Placing:
         if keys:
             self._homes[booking] = keys
             self._settle(booking, belonging.follows, holdings, now)
-        claims = self._claims[booking] = [record(holdings, one, now) for one in decision.marks]
+        marks = decision.marks
+        if len(marks) == 1:  # the usual case
+            claims = [record(holdings, marks[0], now)]
+        else:
+            claims = [record(holdings, one, now) for one in marks]
+        self._claims[booking] = claims
         if self._telling is not None:
             self._telling.begin(claims, booking.endpoint, booking.uncached_tokens)
 

@@ -55,7 +55,6 @@ from extproc.serving.token_watch import TokenWatch
 from extproc.serving.treatment import explain_refusal, with_treatment
 from extproc.serving.variants import by_variant
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
-from kvstate.feeds.feed import FeedState
 from kvstate.overlap import Prompt, usable_tokens
 
 log = logging.getLogger("kvsteer.decision")
@@ -232,7 +231,7 @@ class Router:
         )
         if note is None or prompt is None or source is None:
             return
-        if self._proofs.trust_for(query.forms).state(decision.worker) == FeedState.LIVE:
+        if self._proofs.is_live(decision.worker, query.forms):
             held = decision.basis.overlaps[0].get(decision.worker)
             tokens = source.tokens + (0 if held is None else held.certain_tokens)
             self._workers.questions.pulls.watch(decision.worker, prompt, tokens, note)
@@ -467,8 +466,9 @@ class Router:
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
         trusted = self._proofs.trust_for(query.forms) if query.forms else candidates
-        held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
-        if query.variants and query.reads_cache:
+        prompts, reads_cache = query.prompts, query.reads_cache
+        held = list(map(trusted.overlaps, prompts)) if reads_cache else [{} for _ in prompts]
+        if query.variants and reads_cache:
             held, trusted = by_variant(query, held, trusted, self._proofs)
         now = course.note_looked_up() if held else self._monotonic()
         workers = candidates.list_for(query.model or self._models.default)
@@ -479,8 +479,8 @@ class Router:
         snapshot = self.placing.snapshot(query, workers, held, trusted.state, now, ranks)
         if self._stores is not None:
             snapshot = self._stores.offer(query, snapshot)
-        if candidates.has_roles or self._disaggregator.pulls:
-            step, has_roles = self._disaggregator, candidates.has_roles
+        step, has_roles = self._disaggregator, candidates.has_roles
+        if has_roles or step.pulls:
             return step.decide(query, snapshot, now, self._rng, has_roles=has_roles)
         return decide(query, snapshot, now, self._rng)
 
@@ -494,7 +494,7 @@ class Router:
         if decision.source or decision.basis.fetches.get(decision.worker):
             return None  # the time of a transfer would be measured, too
         picked = decision if decision.split is None else decision.prefill or decision
-        if self._proofs.trust_for(query.forms).state(picked.worker) != FeedState.LIVE:
+        if not self._proofs.is_live(picked.worker, query.forms):
             return None
         (prompt,) = prompts
         overlap = picked.basis.overlaps[0].get(picked.worker)
