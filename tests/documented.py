@@ -13,7 +13,7 @@ PAGES = [
 ]
 
 _BLOCK = re.compile(r"^ *```([a-z]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"`(curl [^`]*)`")
+_INLINE = re.compile(r"`((?:curl|kvsteer [a-z]+(?!:))(?: [^`]*)?)`")
 _SHELLS = ("", "sh", "console")
 _VARIABLES = r"(?:[A-Z_]+=\S+ +)*"
 _PROGRAMS = (
@@ -25,11 +25,11 @@ _COMMAND = re.compile(rf"(?:\$ )?({_VARIABLES}{_WORDS}(?: .*)?)", re.DOTALL)
 
 
 def commands_of(page: Path) -> list[str]:
-    """The shell commands in the blocks of a page, and the calls of curl in its sentences."""
+    """The shell commands in the blocks of a page, and curl's and kvsteer's in its sentences."""
     text = page.read_text()
     blocks = [block for kind, block in _BLOCK.findall(text) if kind in _SHELLS]
     found = [command for block in blocks for command in _commands_in(block)]
-    return found + _INLINE.findall(_BLOCK.sub("", text))
+    return found + [" ".join(one.split()) for one in _INLINE.findall(_BLOCK.sub("", text))]
 
 
 def _commands_in(block: str) -> Iterator[str]:

@@ -130,9 +130,10 @@ class DemoProcess:
 class DemoPlaces:
     """The addresses of a running demo: URLs, and the workers as host:port.
 
-    parts: its processes.
+    config_file: the router's configuration. parts: its processes.
     """
 
+    config_file: Path
     envoy: str
     admin: str
     metrics: str
@@ -208,7 +209,7 @@ async def running(workers: int, port: int) -> AsyncIterator[DemoPlaces]:
         async with contextlib.AsyncExitStack() as stack:
             for part in parts:
                 await stack.enter_async_context(started(part))
-            place = _place(config, parts)
+            place = _place(config_file, config, parts)
             urls = [*(f"http://{worker}/health" for worker in place.workers)]
             urls += [f"{place.metrics}/readyz", f"http://{config.envoy.admin}/ready"]
             await ready(urls, parts)
@@ -241,8 +242,9 @@ def worker_command(worker: WorkerSettings) -> list[str]:
     return [*command, *speed, *size, "--misbehave"]
 
 
-def _place(config: Config, parts: Sequence[DemoProcess]) -> DemoPlaces:
+def _place(config_file: Path, config: Config, parts: Sequence[DemoProcess]) -> DemoPlaces:
     return DemoPlaces(
+        config_file=config_file,
         envoy=f"http://{config.envoy.listen}",
         admin=f"http://{config.admin.listen}",
         metrics=f"http://{config.metrics.listen}",
@@ -285,6 +287,7 @@ Or point a coding agent at it, ask it to list the files, and go on for some turn
 {agents(place.envoy)}
 
 `{top}` shows that its turns stay with one worker, and why.
+`{_command()} doctor {place.config_file}` says what is wrong.
 (The model answers in random words; docs/coding-agents.md has other agents.)
 
 Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,

@@ -208,7 +208,7 @@ def _reason(decision: Decision) -> str:
     others = decision.pick[1:] or sorted(costs.keys() - {first}, key=costs.__getitem__)
     words = f"{basis.policy}: {first} is expected to hold {_overlap_sentence(decision)}"
     if basis.policy == "cost":
-        words += f", cost {costs[first]:.0f}"
+        words += f", cost {costs[first]:.0f} tokens of work"
         words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
     if basis.sampled is not None:
         words += f"; {len(basis.sampled)} of {len(basis.workers)} workers were compared"

@@ -226,15 +226,16 @@ def test_page_says_how_a_cost_differs_from_the_tokens(browser: Browser) -> None:
         browser.driver.get("about:blank")
 
 
-def test_decision_time_stays_on_one_line_on_a_phone(
+def test_times_and_counts_of_blocks_stay_on_one_line_on_a_phone(
     browser: Browser, system: Background[System]
 ) -> None:
     sent(system, "on a phone")
     browser.size(360, 780)
     opened(browser, system)
     browser.until(lambda: browser.all("#decision-list time"), "a decision")
-    height = "return document.querySelector('#decision-list time').getBoundingClientRect().height"
-    assert browser.run(height) < 30
+    for selector in ("#decision-list time", "#workers .unbroken"):
+        one = f"document.querySelector('{selector}')"
+        assert browser.run(f"return {one}.getBoundingClientRect().height") < 30, selector
 
 
 def test_explain_form_names_malformed_json(browser: Browser, system: Background[System]) -> None:

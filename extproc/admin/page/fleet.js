@@ -65,7 +65,7 @@ function tiers(worker) {
   if (uncertain) small.push(`${count(uncertain)} uncertain`);
   const used = usage(worker);
   return [
-    plural(total(worker.blocks_by_tier), "block"),
+    make("span", { class: "unbroken" }, plural(total(worker.blocks_by_tier), "block")),
     used === null ? null : bar([["data-tier", "device", used]], 1),
     used === null ? null : make("small", {}, `${percent(used, 1)} of the cache in use`),
     small.length ? make("small", {}, small.join(", ")) : null,

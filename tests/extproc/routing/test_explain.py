@@ -96,7 +96,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
         "decided_by": "cache",
         "decided": "",
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
-        " cost 270",
+        " cost 270 tokens of work",
         "prefill": None,
         "source": None,
         "media": None,
@@ -161,10 +161,10 @@ def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their
 
 
 def test_reason_sentence_names_the_next_best_worker() -> None:
-    assert reason_sentence(decision()).endswith("cost 71; next is b:1 with 150")
+    assert reason_sentence(decision()).endswith("cost 71 tokens of work; next is b:1 with 150")
     alone = decision(rules=Policy(cost=Cost(150, 0, 64), endpoints=1))
     assert alone.pick == ("a:1",)
-    assert reason_sentence(alone).endswith("cost 71; next is b:1 with 150")
+    assert reason_sentence(alone).endswith("cost 71 tokens of work; next is b:1 with 150")
 
 
 def test_reason_sentence_omits_the_cost_for_other_policies() -> None:
@@ -196,8 +196,8 @@ def test_reason_sentence_names_the_pick_of_an_unsteered_request() -> None:
 def test_reason_sentence_names_the_reason_for_missing_tokens() -> None:
     made = decision(Query("m", reason="no_body"), workers="a")
     assert reason_sentence(made) == (
-        "cost: a:1 is expected to hold none of 0 prompt tokens, cost 0; without tokens (no_body),"
-        " so load alone decided"
+        "cost: a:1 is expected to hold none of 0 prompt tokens, cost 0 tokens of work;"
+        " without tokens (no_body), so load alone decided"
     )
 
 
