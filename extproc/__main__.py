@@ -126,7 +126,7 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
         "--version",
         action=_ShowVersion,
         nargs=0,
-        help="show the version, and which parts are compiled",
+        help="show the version, and whether the index core is compiled",
     )
     commands = parser.add_subparsers(
         required=True, prog="kvsteer", metavar="COMMAND", help=argparse.SUPPRESS

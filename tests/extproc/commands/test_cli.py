@@ -52,7 +52,7 @@ def test_check_notes_a_missing_compiled_core_and_its_cure(tmp_path: Path) -> Non
     assert "--no-cache-dir" in note
     assert ok == f"{file}: ok"
     version, warning = lines_without_core("--version")
-    assert "(plain index core, " in version
+    assert "(plain index core)" in version
     assert warning.startswith("warning: the plain-Python index core runs")
 
 
