@@ -72,6 +72,7 @@ from extproc.running import event_loop
 from extproc.serving.exchange import Service
 from extproc.serving.lean_call import Call, ExtProcCall
 from extproc.serving.lean_server import LeanConnection, LeanServer
+from extproc.serving.proxy_message import ProxyMessage
 from extproc.serving.router import Router
 from extproc.tokenizing import encoder_choice, prompt_tokens
 from extproc.tokenizing.tokens import Tokenizer
@@ -201,11 +202,12 @@ def stored(tokens: Tokens, first: int) -> Batch:
 class TaskCall(ExtProcCall):
     """A call that makes a task for every message."""
 
-    def take(self, message: bytes | MessageParts) -> None:
+    def take(self, message: bytes | MessageParts | ProxyMessage) -> None:
         """Has a task pass the message to the exchange."""
         assert not isinstance(message, MessageParts), "the benchmark's messages are short"
-        service = self._service
-        answering = self._opened().receive(service.decoder.decode(message))
+        if not isinstance(message, ProxyMessage):
+            message = self._service.decoder.decode(message)
+        answering = self._opened().receive(message)
         self._awaited = asyncio.get_running_loop().create_task(answering)
         self._awaited.add_done_callback(self._answered)
 
@@ -215,7 +217,7 @@ class EmptyCall(Call):
 
     answers = (ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),)
 
-    def take(self, _: bytes | MessageParts) -> None:
+    def take(self, _: bytes | MessageParts | ProxyMessage) -> None:
         """Answers a message without looking at it."""
         self.answer(self.answers[0])
 

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from extproc.http2.reading import Reading
 from extproc.http2.session import Session, SharedBudget
 from extproc.routing.claim_table import Claim, Expected, Lifetimes
 from extproc.routing.claims import Beyond, Claims
@@ -11,14 +12,23 @@ from kvstate.overlap import Overlap, Tokens
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
 def CompiledSession(  # noqa: N802
-    limits: tuple[int, ...], max_message_bytes: int, budget: SharedBudget, /
+    limits: tuple[int, ...],
+    max_message_bytes: int,
+    budget: SharedBudget,
+    reading: Reading | None,
+    /,
 ) -> Session: ...
 
 class _Decoder(Protocol):
     def decode(self, message: bytes, /) -> Any: ...
+    def read(self, message: bytes, /) -> Any: ...
 
 def CompiledDecoder(  # noqa: N802
-    record: type, names: tuple[str, ...], every: tuple[str, ...], /
+    record: type,
+    names: tuple[str, ...],
+    every: tuple[str, ...],
+    head: tuple[type, str, tuple[str, ...], tuple[str, ...]] | None,
+    /,
 ) -> _Decoder: ...
 def CompiledColumns(  # noqa: N802
     load: type, endpoints: dict[str, Any], workers: Sequence[Any], now: float, rates: Rates, /

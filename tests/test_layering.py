@@ -173,6 +173,7 @@ def test_envoy_messages_live_in_the_stream_and_the_servers() -> None:
         "extproc.serving.lean_call",
         "extproc.serving.health_service",
         "extproc.serving.proxy_message",
+        "extproc.serving.request_head",
         "extproc.serving.stream",
         "extproc.serving.stream_answers",
     }

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from extproc.base import headers
 from extproc.http2.call_events import (
@@ -31,6 +31,7 @@ from extproc.http2.grpc_messages import (
 from extproc.http2.header_blocks import BlockCache, RequestHead
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
 from extproc.http2.limits import Budget, Limits
+from extproc.http2.reading import Reading
 from extproc.http2.streams import Opened, Received
 
 # What a call takes of the budget besides its content.
@@ -46,8 +47,10 @@ class _Call:
         "charged_bytes",
         "has_answer",
         "has_message",
+        "has_parts",
         "is_failed",
         "is_held",
+        "is_read",
         "is_whole",
         "owed_ticks",
         "reader",
@@ -61,15 +64,22 @@ class _Call:
         self.owed_ticks = 0
         self.has_answer = self.has_message = False
         self.is_failed = self.is_held = self.is_whole = False
+        self.is_read = self.has_parts = False
 
 
 class PlainSession:
     """The calls of one connection."""
 
     def __init__(
-        self, limits: Limits, max_message_bytes: int, budget: Budget, cache: BlockCache
+        self,
+        limits: Limits,
+        max_message_bytes: int,
+        budget: Budget,
+        cache: BlockCache,
+        reading: Reading | None,
     ) -> None:
         self._limits = limits
+        self._reading = reading
         self._max_message_bytes = max_message_bytes
         self._budget = budget
         self._connection = Connection(limits, cache, budget)
@@ -206,6 +216,7 @@ class PlainSession:
         else:
             call = self._calls[stream_id] = _Call(self._max_message_bytes)
             call.is_whole = is_whole
+            call.is_read = self._reading is not None and head.path == self._reading.path
             traces = (value for name, value in head.fields if name == _TRACEPARENT and value)
             self._events.append((stream_id, OPENED, (head.path, next(traces, b""))))
             if is_whole:
@@ -230,7 +241,9 @@ class PlainSession:
 
     def _read(self, stream_id: int, call: _Call, data: Piece) -> None:
         for content, is_whole in call.reader.read(data):
-            self._events.append((stream_id, MESSAGE if is_whole else PART, content))
+            found = self._read_whole(call, content) if is_whole else content
+            self._events.append((stream_id, MESSAGE if is_whole else PART, found))
+            call.has_parts = not is_whole
             if is_whole:
                 call.has_message = True
                 call.owed_ticks = 0
@@ -240,6 +253,13 @@ class PlainSession:
         elif not self._charge(call, _CALL_BYTES + call.reader.buffered_bytes):
             text = "no memory left for unfinished messages"
             self._fail(stream_id, call, Status.RESOURCE_EXHAUSTED, text)
+
+    def _read_whole(self, call: _Call, content: bytes) -> Any:
+        """Returns a message as it is reported: as it was read, or as it came."""
+        if self._reading is None or not call.is_read or call.has_parts:
+            return content
+        read = self._reading.decoder.read(content)
+        return content if read is None else read
 
     def _charge(self, call: _Call, size: int) -> bool:
         """Books what a call keeps; returns False if there is no room for more."""
@@ -277,12 +297,17 @@ class PlainSession:
 class PlainSessions:
     """Opens plain sessions, which share decoded header blocks."""
 
-    def __init__(self, limits: Limits, max_message_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self, limits: Limits, max_message_bytes: int, max_bytes: int, reading: Reading | None = None
+    ) -> None:
         self.budget = Budget(max_bytes)
+        self._reading = reading
         self._limits = limits
         self._max_message_bytes = max_message_bytes
         self._cache = BlockCache()
 
     def open(self) -> PlainSession:
         """Returns the session of a new connection."""
-        return PlainSession(self._limits, self._max_message_bytes, self.budget, self._cache)
+        return PlainSession(
+            self._limits, self._max_message_bytes, self.budget, self._cache, self._reading
+        )

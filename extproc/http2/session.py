@@ -12,6 +12,7 @@ from typing import Protocol
 from extproc.http2.call_events import CallEvent
 from extproc.http2.limits import Limits
 from extproc.http2.plain_session import PlainSessions
+from extproc.http2.reading import Reading
 
 try:
     from extproc._core import CompiledBudget, CompiledSession
@@ -128,22 +129,31 @@ class Sessions(Protocol):
 class CompiledSessions:
     """Opens compiled sessions."""
 
-    def __init__(self, limits: Limits, max_message_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self, limits: Limits, max_message_bytes: int, max_bytes: int, reading: Reading | None = None
+    ) -> None:
         self.budget = CompiledBudget(max_bytes)
+        self._reading = reading
         self._limits = astuple(limits)
         self._max_message_bytes = max_message_bytes
 
     def open(self) -> Session:
         """Returns the session of a new connection."""
-        return CompiledSession(self._limits, self._max_message_bytes, self.budget)
+        return CompiledSession(self._limits, self._max_message_bytes, self.budget, self._reading)
 
 
 def make_sessions(
-    limits: Limits, max_message_bytes: int, max_bytes: int, *, compiled: bool = IS_COMPILED
+    limits: Limits,
+    max_message_bytes: int,
+    max_bytes: int,
+    reading: Reading | None = None,
+    *,
+    compiled: bool = IS_COMPILED,
 ) -> Sessions:
     """Returns the sessions of a server.
 
-    max_message_bytes: longest message of a request. max_bytes: of the budget.
+    max_message_bytes: longest message of a request. max_bytes: of the budget. reading: which
+    messages the sessions read; None for none.
     """
     kind = CompiledSessions if compiled else PlainSessions
-    return kind(limits, max_message_bytes, max_bytes)
+    return kind(limits, max_message_bytes, max_bytes, reading)

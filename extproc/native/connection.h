@@ -46,7 +46,7 @@ struct Stream {
     Buffer queue, trailers;
     int64_t stalled_ticks;
     Link waiting, ready, called;
-    bool has_call, has_message, is_whole, is_failed, has_answer, is_held;
+    bool has_call, has_message, is_whole, is_failed, has_answer, is_held, is_read;
     int64_t withheld, charged, owed_ticks;
     uint8_t prefix[5];
     size_t prefix_length, parts_bytes;

@@ -1,33 +1,24 @@
-/* The Python module extproc._core: checks and converts, then calls the session and the decoder.
+/* The Python module extproc._core: checks and converts, then calls the session.
  *
- * extproc/http2/session.py and extproc/serving/proxy_message.py describe the interfaces; their plain
- * implementations are in Python. What it has for the routing is in columns.c and claims.c, for the
- * tokens in turn_table.c. */
+ * extproc/http2/session.py describes the interface; its plain implementation is in Python. What the
+ * module has for messages is in decoder.c, for the routing in columns.c and claims.c, for the tokens
+ * in turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include "claims.h"
 #include "columns.h"
-#include "message.h"
+#include "decoder.h"
+#include "objects.h"
 #include "numbers.h"
 #include "session.h"
 #include "turn_table.h"
-
-/* Returns a constant with a reference taken at run time: kvstate/native/module.c says why. */
-static PyObject *constant(PyObject *object) {
-    Py_IncRef(object);
-    return object;
-}
 
 static bool arguments_are(Py_ssize_t given, Py_ssize_t wanted) {
     if (given == wanted) return true;
     PyErr_Format(PyExc_TypeError, "wants %zd arguments, got %zd", wanted, given);
     return false;
-}
-
-static PyObject *bytes_of(Text text) {
-    return PyBytes_FromStringAndSize((const char *)text.bytes, (Py_ssize_t)text.length);
 }
 
 /* --- the budget --- */
@@ -104,7 +95,25 @@ typedef struct {
     PyObject_HEAD
     Session session;
     PyObject *budget;
+    PyObject *path, *decoder; /* of the calls whose messages are read; NULL if none are */
 } CoreSession;
+
+/* reading: None, or extproc.http2.reading.Reading. */
+static bool take_reading(CoreSession *self, PyObject *reading) {
+    char *path;
+    Py_ssize_t length;
+    if (reading == Py_None) return true;
+    PyObject *named = PySequence_GetItem(reading, 0), *decoder = PySequence_GetItem(reading, 1);
+    self->path = named;
+    self->decoder = decoder;
+    if (!named || !decoder || PyBytes_AsStringAndSize(named, &path, &length)) return false;
+    if (!is_decoder(decoder)) {
+        PyErr_SetString(PyExc_TypeError, "wants a compiled decoder");
+        return false;
+    }
+    self->session.read_path = (Text){(const uint8_t *)path, (size_t)length};
+    return true;
+}
 
 /* values: those of extproc.http2.limits.Limits, in its order. */
 static bool limits_of(PyObject *values, Limits *limits) {
@@ -125,11 +134,11 @@ static bool limits_of(PyObject *values, Limits *limits) {
 }
 
 static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(named)) {
-    PyObject *values, *budget;
+    PyObject *values, *budget, *reading;
     long long max_message_bytes;
     Limits limits;
-    if (!PyArg_ParseTuple(arguments, "O!LO!", &PyTuple_Type, &values, &max_message_bytes,
-                          budget_type, &budget) ||
+    if (!PyArg_ParseTuple(arguments, "O!LO!O", &PyTuple_Type, &values, &max_message_bytes,
+                          budget_type, &budget, &reading) ||
         !limits_of(values, &limits))
         return NULL;
     CoreSession *self = (CoreSession *)PyType_GenericAlloc(type, 0);
@@ -137,7 +146,9 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
     session_init(&self->session, &limits, max_message_bytes, &((CoreBudget *)budget)->amount);
     Py_INCREF(budget);
     self->budget = budget;
-    return (PyObject *)self;
+    if (take_reading(self, reading)) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
 }
 
 static void session_dealloc(CoreSession *self) {
@@ -147,6 +158,8 @@ static void session_dealloc(CoreSession *self) {
         session_free(&self->session);
         Py_DECREF(self->budget);
     }
+    Py_XDECREF(self->path);
+    Py_XDECREF(self->decoder);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -166,14 +179,21 @@ static bool stream_of(PyObject *number, uint32_t *stream_id) {
     return true;
 }
 
+/* A message as the decoder reads it, or its bytes if the decoder gives up. */
+static PyObject *message_of(const CoreSession *self, Text message) {
+    PyObject *read = decoder_read(self->decoder, message);
+    return read || PyErr_Occurred() ? read : bytes_of(message);
+}
+
 /* What comes with an event: of a new call its path and trace, of a failed one status and text. */
-static PyObject *content_of(const CallEvent *event) {
+static PyObject *content_of(const CoreSession *self, const CallEvent *event) {
     switch (event->kind) {
     case CALL_OPENED:
         return Py_BuildValue("(NN)", bytes_of(event->bytes), bytes_of(event->trace));
     case CALL_PART:
-    case CALL_MESSAGE:
         return bytes_of(event->bytes);
+    case CALL_MESSAGE:
+        return event->is_read ? message_of(self, event->bytes) : bytes_of(event->bytes);
     case CALL_FAILED: {
         char text[100];
         int length = PyOS_snprintf(text, sizeof text, event->text, event->length);
@@ -184,8 +204,8 @@ static PyObject *content_of(const CallEvent *event) {
     }
 }
 
-static PyObject *event_of(const CallEvent *event) {
-    PyObject *content = content_of(event), *made = PyTuple_New(3);
+static PyObject *event_of(const CoreSession *self, const CallEvent *event) {
+    PyObject *content = content_of(self, event), *made = PyTuple_New(3);
     PyObject *stream_id = PyLong_FromUnsignedLong(event->stream_id);
     PyObject *kind = PyLong_FromLong(event->kind);
     if (!content || !made || !stream_id || !kind) {
@@ -206,7 +226,7 @@ static PyObject *taken_events(CoreSession *self) {
     Session *session = &self->session;
     PyObject *events = is_sound(self) ? PyList_New((Py_ssize_t)session->event_count) : NULL;
     for (size_t n = 0; events && n < session->event_count; n++) {
-        PyObject *event = event_of(&session->events[n]);
+        PyObject *event = event_of(self, &session->events[n]);
         if (!event || PyList_SetItem(events, (Py_ssize_t)n, event)) Py_CLEAR(events);
     }
     session_forget_read(session);
@@ -342,8 +362,6 @@ static PyObject *session_py_close(CoreSession *self, PyObject *Py_UNUSED(none)) 
     return constant(Py_None);
 }
 
-static PyObject *truth(bool is_so) { return constant(is_so ? Py_True : Py_False); }
-
 static PyObject *session_py_is_due(CoreSession *self, void *Py_UNUSED(closure)) {
     return truth(is_due(&self->session.connection));
 }
@@ -397,169 +415,6 @@ static PyType_Slot session_slots[] = {
 static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreSession), 0,
                                    Py_TPFLAGS_DEFAULT, session_slots};
 
-/* --- the decoder of messages --- */
-
-/* Names of headers: a tuple, and their texts. */
-typedef struct {
-    PyObject *names;
-    Text *texts;
-    Py_ssize_t count;
-} HeaderNames;
-
-/* names: of the headers that are asked for; every: of those of which every value is. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *record; /* the class of what is returned */
-    HeaderNames names, every;
-} CoreDecoder;
-
-/* A header's text is cut at this length (extproc.serving.proxy_message.TEXT_BYTES). */
-#define TEXT_BYTES 1024u
-
-static void free_names(HeaderNames *names) {
-    Py_XDECREF(names->names);
-    PyMem_Free(names->texts);
-}
-
-static void decoder_dealloc(CoreDecoder *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
-    Py_XDECREF(self->record);
-    free_names(&self->names);
-    free_names(&self->every);
-    PyObject_Free(self);
-    Py_DECREF(type);
-}
-
-static bool take_names(HeaderNames *taken, PyObject *names) {
-    taken->names = constant(names);
-    taken->count = PyTuple_Size(names);
-    taken->texts = PyMem_Malloc(sizeof(Text) * (size_t)(taken->count + 1));
-    if (!taken->texts) return PyErr_NoMemory() != NULL;
-    for (Py_ssize_t n = 0; n < taken->count; n++) {
-        Py_ssize_t length;
-        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, n), &length);
-        if (!name) return false;
-        taken->texts[n] = (Text){(const uint8_t *)name, (size_t)length};
-    }
-    return true;
-}
-
-static PyObject *decoder_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(named)) {
-    PyObject *record, *names, *every;
-    if (!PyArg_ParseTuple(arguments, "OO!O!", &record, &PyTuple_Type, &names, &PyTuple_Type,
-                          &every))
-        return NULL;
-    CoreDecoder *self = (CoreDecoder *)PyType_GenericAlloc(type, 0);
-    if (!self) return NULL;
-    self->record = constant(record);
-    if (take_names(&self->names, names) && take_names(&self->every, every)) return (PyObject *)self;
-    Py_DECREF(self);
-    return NULL;
-}
-
-/* Returns the name of a header that is asked for (borrowed), NULL of another. */
-static PyObject *name_of(const HeaderNames *names, Text key) {
-    for (Py_ssize_t n = 0; n < names->count; n++)
-        if (names->texts[n].length == key.length &&
-            !memcmp(names->texts[n].bytes, key.bytes, key.length))
-            return PyTuple_GetItem(names->names, n);
-    return NULL;
-}
-
-/* Envoy fills raw_value, other proxies value (core/v3/base.proto). */
-static PyObject *text_of(const ProxyHeader *header) {
-    Text text = header->raw_value.length ? header->raw_value : header->value;
-    size_t length = text.length < TEXT_BYTES ? text.length : TEXT_BYTES;
-    return PyUnicode_DecodeUTF8((const char *)text.bytes, (Py_ssize_t)length, "replace");
-}
-
-static PyObject *headers_of(const CoreDecoder *self, Text rest) {
-    PyObject *headers = PyDict_New();
-    ProxyHeader header;
-    while (headers && message_next_header(&rest, &header)) {
-        PyObject *name = header.key.length ? name_of(&self->names, header.key) : NULL;
-        if (!name) continue;
-        PyObject *text = text_of(&header);
-        if (!text || PyDict_SetItem(headers, name, text)) Py_CLEAR(headers);
-        Py_XDECREF(text);
-    }
-    return headers;
-}
-
-/* Adds a value to those of its header; false if there is no memory. */
-static bool add_value(PyObject *values, PyObject *name, Text text) {
-    PyObject *value = bytes_of(text), *found = PyDict_GetItem(values, name);
-    PyObject *list = found ? constant(found) : PyList_New(0);
-    bool is_added = value && list && !PyList_Append(list, value) &&
-                    (found || !PyDict_SetItem(values, name, list));
-    Py_XDECREF(value);
-    Py_XDECREF(list);
-    return is_added;
-}
-
-/* Returns all values, as they came, of the headers of which every value is asked for. */
-static PyObject *values_of(const CoreDecoder *self, const ProxyMessage *message) {
-    PyObject *values = PyDict_New();
-    bool are_headers = message->kind == REQUEST_HEADERS || message->kind == RESPONSE_HEADERS;
-    Text rest = are_headers && self->every.count ? message->headers : (Text){0};
-    ProxyHeader header;
-    while (values && message_next_header(&rest, &header)) {
-        PyObject *name = header.key.length ? name_of(&self->every, header.key) : NULL;
-        Text text = header.raw_value.length ? header.raw_value : header.value;
-        if (name && text.length && !add_value(values, name, text)) Py_CLEAR(values);
-    }
-    return values;
-}
-
-static PyObject *context_of(const uint8_t *data, size_t length) {
-    Buffer context = {0};
-    message_add_context(data, length, &context);
-    PyObject *made = context.is_broken
-                         ? PyErr_NoMemory()
-                         : bytes_of((Text){buffer_content(&context), buffer_length(&context)});
-    buffer_free(&context);
-    return made;
-}
-
-static PyObject *modes_of(const ProxyMessage *message) {
-    if (!message->has_modes) return constant(Py_None);
-    return Py_BuildValue("(ii)", message->request_mode, message->response_mode);
-}
-
-static PyObject *decoder_decode(CoreDecoder *self, PyObject *given) {
-    char *data;
-    Py_ssize_t length;
-    ProxyMessage message;
-    if (PyBytes_AsStringAndSize(given, &data, &length)) return NULL;
-    if (!message_read((const uint8_t *)data, (size_t)length, &message)) return constant(Py_None);
-    PyObject *context =
-        message.has_context ? context_of((const uint8_t *)data, (size_t)length) : constant(Py_None);
-    PyObject *values =
-        Py_BuildValue("(iNNNNNN)", (int)message.kind, headers_of(self, message.headers),
-                      bytes_of(message.body), truth(message.is_last), modes_of(&message), context,
-                      values_of(self, &message));
-    if (!values) return NULL;
-    PyObject *made = PyObject_CallObject(self->record, values);
-    Py_DECREF(values);
-    return made;
-}
-
-static PyMethodDef decoder_methods[] = {
-    {"decode", (PyCFunction)decoder_decode, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot decoder_slots[] = {
-    {Py_tp_doc, "Decodes messages of a proxy; extproc.serving.proxy_message describes it."},
-    {Py_tp_new, decoder_new},
-    {Py_tp_dealloc, decoder_dealloc},
-    {Py_tp_methods, decoder_methods},
-    {0, NULL},
-};
-
-static PyType_Spec decoder_spec = {"extproc._core.CompiledDecoder", sizeof(CoreDecoder), 0,
-                                   Py_TPFLAGS_DEFAULT, decoder_slots};
-
 static PyMethodDef module_functions[] = {
     {"chained", module_chained, METH_VARARGS, NULL},
     {"expected", module_expected, METH_VARARGS, NULL},
@@ -591,7 +446,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!made) return NULL;
     PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
     if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
-        !add_type(made, "CompiledDecoder", &decoder_spec) ||
+        !decoder_add(made) ||
         !add_type(made, "CompiledColumns", &columns_spec) ||
         !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||
         !claims_prepare()) {

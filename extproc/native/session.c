@@ -127,6 +127,8 @@ static void open_call(Session *session, Stream *call, const FrameEvent *opened) 
     CallEvent *event = add_event(session, CALL_OPENED, call->id);
     if (!event) return;
     event->bytes = (Text){head->texts->bytes + head->path_at, head->path_length};
+    call->is_read = session->read_path.length && event->bytes.length == session->read_path.length &&
+                    !memcmp(event->bytes.bytes, session->read_path.bytes, event->bytes.length);
     if (head->trace_length)
         event->trace = (Text){head->texts->bytes + head->trace_at, head->trace_length};
     if (opened->is_last) add_event(session, CALL_ENDED, call->id);
@@ -181,6 +183,7 @@ static void pass_on(Session *session, Stream *call, CallEventKind kind) {
     if (!event) return;
     event->bytes = (Text){buffer_content(&call->incomplete), buffer_length(&call->incomplete)};
     event->owned = call->incomplete.bytes;
+    event->is_read = call->is_read && !call->parts_bytes;
     call->parts_bytes += event->bytes.length;
     call->incomplete = (Buffer){0};
 }
@@ -200,6 +203,7 @@ static void read_content(Session *session, Stream *call, Text *piece) {
     if (!call->missing && !buffer_length(incomplete) && !call->parts_bytes) {
         CallEvent *event = add_event(session, CALL_MESSAGE, call->id);
         if (event) event->bytes = part;
+        if (event) event->is_read = call->is_read;
         end_message(call);
         return;
     }

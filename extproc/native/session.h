@@ -11,11 +11,12 @@
 typedef enum { CALL_OPENED, CALL_PART, CALL_MESSAGE, CALL_ENDED, CALL_FAILED, CALL_ABORTED } CallEventKind;
 
 /* bytes: of CALL_OPENED the path, of CALL_PART and CALL_MESSAGE the content; `owned` is freed with
- * the event. trace: of CALL_OPENED. status, text, length: of CALL_FAILED; a text with a %llu in it
+ * the event. is_read: of a whole CALL_MESSAGE of a call on `read_path`. trace: of CALL_OPENED. status, text, length: of CALL_FAILED; a text with a %llu in it
  * gets the length. */
 typedef struct {
     CallEventKind kind;
     uint32_t stream_id;
+    bool is_read;
     Text bytes, trace;
     uint8_t *owned;
     int status;
@@ -26,6 +27,7 @@ typedef struct {
 typedef struct {
     Connection connection;
     int64_t max_message_bytes;
+    Text read_path; /* of the calls whose messages are read, empty for none */
     Buffer answer_head, ok_trailers, block; /* block: the present one of another answer */
     CallEvent *events;
     size_t event_count, event_room;

@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from extproc.base.headers import OF_SIDECARS, PRIORITY, TRACEPARENT
+from extproc.base.headers import OF_SIDECARS, PRIORITY
 from extproc.config.schema import Config
 from extproc.config.sections import session_headers
 from extproc.disaggregation.announcement import Announcer
@@ -44,6 +44,7 @@ from extproc.routing.ranks import rank_name
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.classes import named_priority
 from extproc.serving.named_rank import named_rank
+from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.proxy_message import (
     REQUEST_HEADERS,
     RESPONSE_BODY,
@@ -53,7 +54,7 @@ from extproc.serving.proxy_message import (
 )
 from extproc.serving.refusals import Refusal, refusal_of, refused_body
 from extproc.serving.router import Routed, Router
-from extproc.serving.stream import NamingHeaders, Step, Stream, StreamSettings
+from extproc.serving.stream import Step, Stream, StreamSettings
 from extproc.serving.stream_answers import Answers, Placement
 
 log = logging.getLogger("kvsteer.extproc")
@@ -112,7 +113,12 @@ class Service:
             cleans=self.preparation.reads_bodies,
         )
         names = self.stream_settings.header_names()
-        self.decoder = ProxyDecoder(names, self.preparation.headers)
+        self.decoder = ProxyDecoder(
+            names,
+            self.preparation.headers,
+            self.stream_settings.naming,
+            self.stream_settings.policy_header,
+        )
 
     def _owned(self, config: Config) -> tuple[str, ...]:
         """Returns the headers that only the router may set, besides those of every pick."""
@@ -222,7 +228,7 @@ class Exchange:
         """Takes what the request's headers say besides what the stream reads."""
         self._named = message.values
         if self._service.is_traced and not self._traceparent:
-            self._traceparent = message.headers.get(TRACEPARENT, "")
+            self._traceparent = self._stream.head.traceparent
 
     async def decide(self, ask: Ask) -> Answers:
         """Returns the answers that carry the decision for a request; waits as `Router.route`."""

@@ -19,6 +19,7 @@ from extproc.requests.request import Ask
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
+from extproc.serving.proxy_message import ProxyMessage
 from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
@@ -70,8 +71,8 @@ class Call(ABC):
         self._id = stream_id
 
     @abstractmethod
-    def take(self, message: Message) -> None:
-        """Takes one message of the request.
+    def take(self, message: Message | ProxyMessage) -> None:
+        """Takes one message of the request, as the session passes it on.
 
         Raises:
             CallError: the call ends with this error.
@@ -199,7 +200,10 @@ class Call(ABC):
 
 
 def _kept_bytes(kind: int, content: Any) -> int:
-    return _MESSAGE_BYTES + (len(content) if kind == MESSAGE else 0)
+    if kind != MESSAGE:
+        return _MESSAGE_BYTES
+    is_read = isinstance(content, ProxyMessage)
+    return _MESSAGE_BYTES + (content.size_bytes if is_read else len(content))
 
 
 class ExtProcCall(Call):
@@ -218,7 +222,7 @@ class ExtProcCall(Call):
             self._exchange = self._service.open(self._traceparent)
         return self._exchange
 
-    def take(self, message: Message) -> None:
+    def take(self, message: Message | ProxyMessage) -> None:
         """Passes a message to the exchange and sends its answers.
 
         The exchange usually answers without waiting, and then needs no task, which would add a
@@ -232,7 +236,10 @@ class ExtProcCall(Call):
             return
         exchange = self._exchange or self._opened()
         try:
-            step = exchange.step(self._service.decoder.decode(message))
+            read = message
+            if not isinstance(read, ProxyMessage):  # the session left it to protobuf
+                read = self._service.decoder.decode(read)
+            step = exchange.step(read)
             if not isinstance(step, Ask):
                 self._answer_all(step)
                 return
@@ -310,11 +317,11 @@ class HealthCall(Call):
         self._health = health
         self._question: str | None = None
 
-    def take(self, message: Message) -> None:
+    def take(self, message: Message | ProxyMessage) -> None:
         """Takes the question; a second one is an error."""
         if self._question is not None:
             raise CallError(Status.INTERNAL, "more than one message")
-        if isinstance(message, MessageParts):
+        if not isinstance(message, bytes):
             raise CallError(Status.INTERNAL, "malformed message")
         try:
             self._question = HealthCheckRequest.FromString(message).service

@@ -288,7 +288,9 @@ class LeanServer:
         self._host = Host(
             limits,
             bounds,
-            make_sessions(limits, longest, most, compiled=compiled),
+            make_sessions(
+                limits, longest, most, service.decoder.reading(_PROCESS), compiled=compiled
+            ),
             self._route,
             self._add,
             self._remove,

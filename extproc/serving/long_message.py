@@ -34,6 +34,7 @@ async def joined(message: MessageParts, decoder: ProxyDecoder, thread: Executor)
     if parted is not None:
         rest, pieces = parted
         read = decoder.decode(rest)
+        read.size_bytes = len(message)
         if read.kind != REQUEST_BODY:  # another field follows, which replaces the body
             return read
         if not read.body:  # given twice, the last one counts
@@ -58,6 +59,7 @@ def _parted(message: bytes, decoder: ProxyDecoder) -> ProxyMessage:
     if parted is not None:
         rest, pieces = parted
         read = decoder.decode(rest)
+        read.size_bytes = len(message)
         if read.kind != REQUEST_BODY:
             return read
         if not read.body:

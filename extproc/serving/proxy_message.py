@@ -10,7 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from extproc.http2.reading import Reading
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderMap, ProcessingRequest
+from extproc.requests.request import Head
+from extproc.serving.naming_headers import NamingHeaders
 
 try:
     from extproc._core import CompiledDecoder
@@ -49,7 +52,8 @@ class ProxyMessage(msgspec.Struct, gc=False):
     piece of a body. is_last: the request or response ends with it. modes: how bodies of the
     request and of the response come (ProtocolConfiguration), None if it does not say.
     context: metadata_context and attributes, None without them. values: all values that are not
-    empty, and whole, of the headers that were asked for in this way, by their names.
+    empty, and whole, of the headers that were asked for in this way, by their names. head: of the
+    request, if the decoder made it; then headers is empty. size_bytes: of the message as it came.
     """
 
     kind: int
@@ -59,25 +63,42 @@ class ProxyMessage(msgspec.Struct, gc=False):
     modes: tuple[int, int] | None
     context: ProcessingRequest | None
     values: dict[str, list[bytes]] = {}
+    head: Head | None = None
+    size_bytes: int = 0
 
 
 class ProxyDecoder:
     """Decodes messages.
 
     names: of the headers that are read, in lower case. every: those of which every value is read.
-    compiled: for tests.
+    naming: those that name sessions and conversations; None if requests' heads are made elsewhere.
+    policy_header: as in `head_of`. compiled: for tests.
     """
 
     def __init__(
-        self, names: Iterable[str], every: Iterable[str] = (), *, compiled: bool = IS_COMPILED
+        self,
+        names: Iterable[str],
+        every: Iterable[str] = (),
+        naming: NamingHeaders | None = None,
+        policy_header: str | None = None,
+        *,
+        compiled: bool = IS_COMPILED,
     ) -> None:
         self._names = frozenset(names)
         self._every = frozenset(every)
-        self._compiled = (
-            CompiledDecoder(ProxyMessage, tuple(self._names), tuple(self._every))
-            if compiled
-            else None
-        )
+        self._compiled = None
+        if compiled:
+            head = None
+            if naming is not None:
+                named = tuple(naming.session), tuple(naming.conversation)
+                head = (Head, policy_header or "", *named)
+            self._compiled = CompiledDecoder(
+                ProxyMessage, tuple(self._names), tuple(self._every), head
+            )
+
+    def reading(self, path: bytes) -> Reading | None:
+        """Returns how a session reads the messages of calls on a path; None if it cannot."""
+        return None if self._compiled is None else Reading(path, self._compiled)
 
     def decode(self, message: bytes) -> ProxyMessage:
         """Returns what a message says.
@@ -92,9 +113,11 @@ class ProxyDecoder:
                 if context is not None:  # its bytes so far
                     read.context = _context_of(ProcessingRequest.FromString(context))
                 return read
-        return self.convert(ProcessingRequest.FromString(message))
+        read = self._convert(ProcessingRequest.FromString(message))
+        read.size_bytes = len(message)
+        return read
 
-    def convert(self, message: ProcessingRequest) -> ProxyMessage:
+    def _convert(self, message: ProcessingRequest) -> ProxyMessage:
         """Returns what a message says that protobuf has decoded."""
         kind = NAMES.get(message.WhichOneof("request") or "", NO_KIND)
         headers: dict[str, str] = {}

@@ -45,9 +45,9 @@ A response may begin at any time, even before the request has ended: its headers
 passes unchanged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import msgspec
 
@@ -62,10 +62,9 @@ from extproc.requests.request import (
     Ask,
     Head,
     LearnedPaths,
-    path_of,
 )
-from extproc.routing.eligibility import subset_of
 from extproc.serving import stream_answers as say
+from extproc.serving.naming_headers import NO_NAMES, NamingHeaders
 from extproc.serving.proxy_message import (
     NAMES,
     NO_KIND,
@@ -79,10 +78,10 @@ from extproc.serving.proxy_message import (
     ProxyMessage,
 )
 from extproc.serving.refusals import Refusal
+from extproc.serving.request_head import head_of, number_of
 from extproc.serving.stream_answers import Answers, Phrases, Placement
 
-# Most decimal digits of a content-length (64 bits) and of a status.
-_LENGTH_DIGITS = 19
+# Most decimal digits of a status.
 _STATUS_DIGITS = 3
 
 _AUDIO = "/v1/audio/"
@@ -104,61 +103,6 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     served: str = ""
 
 
-class NamingHeaders(NamedTuple):
-    """Headers with names that a client gives, in lower case; the first that it sends counts.
-
-    session: those that may name its session. conversation: those by which requests are steered
-    together. all: both.
-    """
-
-    session: Sequence[str]
-    conversation: Sequence[str]
-    all: frozenset[str]
-
-    @classmethod
-    def of(cls, session: Sequence[str], conversation: Sequence[str]) -> "NamingHeaders":
-        """Returns these headers."""
-        return cls(session, conversation, frozenset((*session, *conversation)))
-
-
-NO_NAMES = NamingHeaders.of((), ())
-
-
-def head_of(
-    message: ProxyMessage,
-    policy_header: str | None,
-    naming: NamingHeaders = NO_NAMES,
-) -> Head:
-    """Returns the parts of a request's headers on which its treatment depends.
-
-    policy_header: the header that may name a policy, in lower case; None without one.
-    """
-    texts = message.headers
-    path, length = texts.get(":path"), texts.get("content-length")
-    subset = None if message.context is None else _subset(message.context)
-    is_named = not naming.all.isdisjoint(texts)
-    return Head(
-        texts.get(":method", ""),
-        "" if path is None else path_of(path),
-        None if length is None else _number(length, _LENGTH_DIGITS),
-        None if policy_header is None else texts.get(policy_header),
-        subset,
-        _first(texts, naming.session) if is_named else "",
-        _first(texts, naming.conversation) if is_named else "",
-        texts.get(headers.REQUEST_ID, "")[: headers.MAX_ID_LETTERS],
-        texts.get(headers.TRACEPARENT, "")[: headers.MAX_ID_LETTERS],
-    )
-
-
-def _first(named: Mapping[str, str], headers: Sequence[str]) -> str:
-    """Returns the first of these headers that is not empty, "" if all are."""
-    for header in headers:
-        text = named.get(header)
-        if text:
-            return text
-    return ""
-
-
 def response_head_of(message: ProxyMessage) -> ResponseHead:
     """Returns the parts of a response's headers that accounting uses."""
     texts = message.headers
@@ -166,23 +110,10 @@ def response_head_of(message: ProxyMessage) -> ResponseHead:
     media_type = texts.get("content-type", "").partition(";")[0].strip().lower()
     is_plain = texts.get("content-encoding", "").strip().lower() in ("", "identity")
     return ResponseHead(
-        None if status is None else _number(status, _STATUS_DIGITS),
+        None if status is None else number_of(status, _STATUS_DIGITS),
         is_plain and media_type in (JSON, EVENTS),
         "" if message.context is None else _served(message.context),
     )
-
-
-def _subset(context: ProcessingRequest) -> frozenset[str] | None:
-    """Returns the endpoints that the proxy's hint allows, None without a hint."""
-    if not context.HasField("metadata_context"):
-        return None
-    namespace = context.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
-    if namespace is None or headers.SUBSET not in namespace.fields:
-        return None
-    hint = namespace.fields[headers.SUBSET]
-    if hint.WhichOneof("kind") == "list_value":
-        return subset_of([each.string_value for each in hint.list_value.values])
-    return subset_of(hint.string_value)
 
 
 def _served(context: ProcessingRequest) -> str:
@@ -198,11 +129,6 @@ def _served(context: ProcessingRequest) -> str:
     if told is None or headers.UPSTREAM not in told.fields:
         return ""
     return told.fields[headers.UPSTREAM].string_value[:TEXT_BYTES]
-
-
-def _number(text: str, digits: int) -> int | None:
-    is_number = text.isascii() and text.isdigit() and len(text) <= digits
-    return int(text) if is_number else None
 
 
 # Smaller pieces are joined, this many at a time: a client may send single bytes, and a one-byte
@@ -455,7 +381,10 @@ class Stream:
 
     def _request_headers(self, message: ProxyMessage) -> Step:
         spoken = self._settings
-        self.head = head = head_of(message, spoken.policy_header, spoken.naming)
+        head = message.head
+        if head is None:
+            head = head_of(message, spoken.policy_header, spoken.naming)
+        self.head = head
         self._is_last = message.is_last
         learned = self._settings.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)

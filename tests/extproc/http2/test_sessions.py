@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from extproc.http2.header_blocks import encode
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
 from extproc.http2.limits import Limits
 from extproc.http2.plain_session import PlainSessions
+from extproc.http2.reading import MessageDecoder, Reading
 from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
+from extproc.serving.proxy_message import ProxyDecoder
 from tests.extproc.http2.peer import (
     CALL_BYTES,
     END_HEADERS,
@@ -24,10 +27,13 @@ from tests.extproc.http2.peer import (
     REQUEST,
     block_of,
 )
+from tests.extproc.messages import body, head
 from tests.without_core import without_core
 
 pytestmark = pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
 
+# The messages of most calls are read, but what is no message of a proxy stays bytes.
+READING = ProxyDecoder(("x-user",)).reading(b"/service/method")
 SMALL = Limits(
     max_streams=3,
     max_header_block_bytes=400,
@@ -53,7 +59,7 @@ class Pair:
     def __init__(self, limits: Limits, max_message: int, max_bytes: int) -> None:
         kinds = (True, False)
         self.sessions: list[Sessions] = [
-            make_sessions(limits, max_message, max_bytes, compiled=one) for one in kinds
+            make_sessions(limits, max_message, max_bytes, READING, compiled=one) for one in kinds
         ]
         self.both: list[Session] = [one.open() for one in self.sessions]
         self.events: list[tuple[int, int, object]] = []
@@ -135,6 +141,8 @@ BLOCKS = st.one_of(
     ).map(b"".join),
 )
 MESSAGES = st.one_of(
+    st.binary(max_size=60).map(lambda text: framed(body(text).SerializeToString())),
+    st.just(framed(head(headers={"x-user": "u"}).SerializeToString())),
     st.binary(max_size=60).map(framed),
     st.just(b"\x01\0\0\0\x02ab"),
     st.just(framed(b"x" * (MAX_MESSAGE + 1))),
@@ -291,6 +299,8 @@ def some_message(rng: Random) -> bytes:
     """A message, two of them, or a part of one; seldom one that ends its call."""
     size = rng.choice((0, 1, 20, 90, 400)) if rng.random() < 0.1 else rng.randrange(60)
     whole = framed(rng.randbytes(min(size, MAX_MESSAGE + 1)))
+    if rng.random() < 0.3:
+        whole = framed(body(rng.randbytes(rng.randrange(40))).SerializeToString())
     kind = rng.randrange(8)
     if kind == 0:
         return b"\x01" + whole[1:]
@@ -322,7 +332,8 @@ def test_sessions_serve_a_client_alike(seed: int) -> None:
 def test_long_message_comes_in_parts_however_it_is_split(sizes: list[int]) -> None:
     pair = Pair(Limits(), 4 * LONG_BYTES, 2**30)
     pair.receive(PREFACE + settings({}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
-    content = bytes(range(256)) * (LONG_BYTES // 256) + b"end"
+    # parts are never read, even of a message that could be
+    content = body(bytes(range(256)) * (LONG_BYTES // 256) + b"end").SerializeToString()
     message = framed(content)
     sent = b"".join(
         frame(FrameType.DATA, 0, 1, message[at : at + 16_384])
@@ -419,6 +430,24 @@ def test_send_passes_on_an_error_of_its_writer(*, compiled: bool) -> None:
     with pytest.raises(OSError, match="closed"):
         one.send(fail)
     assert one.send(fail) == 0
+
+
+def test_session_reads_whole_messages_of_its_path_alone() -> None:
+    pair = opened(2**30)
+    sent = body(b"{}").SerializeToString()
+    pair.receive(frame(FrameType.DATA, 0, 1, framed(sent) + framed(b"\xff") + framed(sent)[:9]))
+    pair.receive(frame(FrameType.DATA, 0, 1, framed(sent)[9:]))
+    read = ProxyDecoder(()).decode(sent)
+    assert pair.events[1:] == [(1, MESSAGE, read), (1, MESSAGE, b"\xff"), (1, MESSAGE, read)]
+    other = opened(2**30, [*REQUEST[:2], (b":path", b"/other"), REQUEST[3]])
+    other.receive(frame(FrameType.DATA, 0, 1, framed(sent)))
+    assert other.events[1:] == [(1, MESSAGE, sent)]
+
+
+def test_session_wants_a_compiled_decoder() -> None:
+    wrong = Reading(b"/", cast("MessageDecoder", "none"))
+    with pytest.raises(TypeError, match="compiled decoder"):
+        make_sessions(Limits(), 1, 1, wrong, compiled=True).open()
 
 
 def test_session_is_plain_where_none_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

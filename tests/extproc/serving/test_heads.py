@@ -4,12 +4,9 @@ from google.protobuf.json_format import ParseDict
 from extproc.config.sections import SESSION_HEADERS
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.requests.request import Head
-from extproc.serving.stream import (
-    NamingHeaders,
-    ResponseHead,
-    head_of,
-    response_head_of,
-)
+from extproc.serving.naming_headers import NamingHeaders
+from extproc.serving.request_head import head_of
+from extproc.serving.stream import ResponseHead, response_head_of
 from tests.extproc.messages import head, read, response_head
 
 SUBSET = "x-gateway-destination-endpoint-subset"

@@ -15,8 +15,11 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpTrailers,
     ProcessingRequest,
 )
+from extproc.requests.request import Head
 from extproc.serving import proxy_message
+from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.proxy_message import NO_KIND, ProxyDecoder, ProxyMessage
+from extproc.serving.request_head import head_of
 from tests.extproc.messages import body, head, response_head, trailers
 from tests.without_core import without_core
 
@@ -99,6 +102,66 @@ def test_decoders_agree_on_whatever_comes(message: ProcessingRequest, seed: int)
     for _ in range(20):
         sent = damaged(rng, message.SerializeToString())
         assert answer_of(decoder, sent) == answer_of(PLAIN, sent)
+
+
+HEAD_NAMES = (":method", ":path", "content-length", "traceparent", "x-request-id", "x-policy")
+NAMING = NamingHeaders.of(("x-first", "x-second"), ("x-user",))
+LETTERS = st.text("/az09?#% \u00e9", max_size=6)
+VALUES = st.one_of(
+    LETTERS,
+    LETTERS.map(lambda text: "/v1/" + text),
+    st.sampled_from(("12", "0012", "1" * 19, "1" * 20, "-1", "x" * 128, "x" * 129, "\u00e9" * 129)),
+    st.just("/" + "a" * 1100),
+)
+
+
+@compiled
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((*HEAD_NAMES, *NAMING.all, "other", ":path")), VALUES),
+        max_size=12,
+    ),
+    st.booleans(),
+    st.sampled_from((None, "x-policy")),
+)
+def test_decoder_makes_the_head_that_is_made_of_all_headers(
+    pairs: list[tuple[str, str]], is_raw: bool, policy: str | None
+) -> None:
+    values = [
+        HeaderValue(key=key, raw_value=value.encode())
+        if is_raw
+        else HeaderValue(key=key, value=value)
+        for key, value in pairs
+    ]
+    message = ProcessingRequest(request_headers=HttpHeaders(headers=HeaderMap(headers=values)))
+    sent, names = message.SerializeToString(), (*HEAD_NAMES, *NAMING.all)
+    made = ProxyDecoder(names, (), NAMING, policy).decode(sent)
+    plain = ProxyDecoder(names, compiled=False).decode(sent)
+    expected = head_of(plain, policy, NAMING)
+    assert (made.head or head_of(made, policy, NAMING)) == expected
+    assert made.headers == ({} if made.head else plain.headers)
+
+
+@compiled
+def test_decoder_makes_the_head_of_what_envoy_sends() -> None:
+    decoder = ProxyDecoder((*HEAD_NAMES, *NAMING.all), (), NAMING, "x-policy")
+    sent = head("/v1/a", headers={"content-length": "12", "x-second": "s", "x-policy": "cost"})
+    made = decoder.decode(sent.SerializeToString())
+    assert made.head == Head("POST", "/v1/a", 12, "cost", None, "s")
+    assert decoder.decode(with_context(sent).SerializeToString()).head is None
+    assert decoder.decode(response_head(200).SerializeToString()).head is None
+    assert ProxyDecoder([*map(str, range(65))], (), NAMING).decode(b"").head is None
+
+
+@compiled
+def test_reading_leaves_to_protobuf_what_it_is_not_sure_of() -> None:
+    reading = ProxyDecoder(NAMES).reading(b"/path")
+    assert reading is not None
+    sent = body(b"{}").SerializeToString()
+    assert reading.decoder.read(sent) == ProxyDecoder(NAMES).decode(sent)
+    assert reading.decoder.read(with_context(head()).SerializeToString()) is None
+    assert reading.decoder.read(b"\xff") is None
+    assert ProxyDecoder(NAMES, compiled=False).reading(b"/path") is None
 
 
 @compiled

@@ -14,8 +14,9 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.requests.request import Ask, Head
+from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream import NamingHeaders, Stream, StreamSettings, StreamState
+from extproc.serving.stream import Stream, StreamSettings, StreamState
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
 from tests.extproc.messages import answers_of, body, head, read, trailers
 
