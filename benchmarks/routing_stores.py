@@ -14,6 +14,7 @@ from routing_workloads import long_document, mixed, multi_turn, shared_prefix, s
 
 from extproc.commands.whatif.engines import BLOCK_TOKENS, ModelledStore, Result
 from extproc.commands.whatif.routers import Contestant, Stage
+from extproc.config.sections import StoreSettings
 
 # Tokens a second that each engine loads: of a model with 128 KiB a token, 4 GB/s.
 LOAD_RATE = 30_000.0
@@ -22,8 +23,8 @@ LOAD_RATE = 30_000.0
 ROOMY_TOKENS, TIGHT_TOKENS = 50_000_000, 2 * CACHE_TOKENS
 
 TODAY = "cost"  # the store is not known
-KNOWN, BY_HALF = "cost, stores", "cost, stores at 50 %"
-PERCENT, HALF_PERCENT = 20, 50
+KNOWN, LESS, MORE = "cost, stores", "cost, stores at 20 %", "cost, stores at 80 %"
+PERCENT = StoreSettings("store").worth_percent
 MAX_AGE_SECONDS = 60.0
 
 
@@ -41,7 +42,8 @@ def _contestant(name: str, percent: int) -> Contestant:
 CONTESTANTS = (
     _contestant(TODAY, 0),
     _contestant(KNOWN, PERCENT),
-    _contestant(BY_HALF, HALF_PERCENT),
+    _contestant(LESS, 20),
+    _contestant(MORE, 80),
 )
 
 Results = Mapping[str, Sequence[Result]]
@@ -111,11 +113,14 @@ CELLS = (*STORE_CELLS, *OTHER_CELLS)
 
 def rows(cell: Cell, results: Results) -> list[Row]:
     """Returns the rows of TTFT relative to a router that does not know the store."""
-    ours, today = results[KNOWN], results[TODAY]
     made: list[Row] = []
     for what in ("p50", "p90"):
+        today = _times(results[TODAY], what)
         name = f"{cell.name}: {what} / store not known"
-        made.append(PairedRow(name, _times(ours, what), _times(today, what), NOT_WORSE))
+        made.append(PairedRow(name, _times(results[KNOWN], what), today, NOT_WORSE))
+        for other in (LESS, MORE):  # what another worth would bring
+            name = f"{cell.name}: {what} of {other.rpartition('at ')[2]} / store not known"
+            made.append(Row(name, _times(results[other], what), today))
     return made
 
 

@@ -253,7 +253,7 @@ class StoreSettings:
     )
     worth_percent: int = key(
         "credit for a token in the store beyond what a worker holds",
-        20,
+        50,
         maximum=100,
     )
     max_age_ms: int = key(

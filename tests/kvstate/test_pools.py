@@ -175,6 +175,7 @@ def test_pool_of_an_unknown_store_holds_nothing() -> None:
 def test_chunk_of_lmcache_without_its_parent_is_counted_and_not_stored() -> None:
     fleet = PooledFleet()
     fleet.apply("a", message(engine_event(7, "cpu", parent_block_hash=0)))
+    assert fleet.ranks["a"].is_special  # its messages are looked at one by one
     assert fleet.ranks["a"].counts == {"chunk_without_parent": 1}
     assert list(fleet.stores.blocks()) == [("s", 0)]
 

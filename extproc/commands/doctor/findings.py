@@ -196,6 +196,8 @@ FAULTS = {
     "store-worker": Fault("stores", "name the workers in `stores` as in `workers`"),
     "store-events": Fault("stores", "configure the worker's `events`"),
     "store-engine": Fault("stores", "leave the worker out of `stores[].workers`"),
+    "store-media": Fault("stores", "leave out `stores[].media`, or the worker"),
+    "store-connector": Fault("stores", "leave the worker out of `stores[].workers`"),
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(
         "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"

@@ -1,15 +1,21 @@
 """Checks whether workers tell what they put into a store that they share (`stores`)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from extproc.base.engine import VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.config.schema import Config, WorkerSettings
+from extproc.config.sections import StoreSettings
 
 CHECK = "stores"
 
 # The first release whose events name the locality of blocks.
 FIRST_RELEASE = (0, 26)
+
+
+def mounts(store: StoreSettings) -> Collection[str]:
+    """Returns the endpoints that mount a store, as far as they are configured."""
+    return store.workers or ()
 
 
 def judge_mounts(config: Config) -> Iterator[Finding]:
@@ -18,7 +24,7 @@ def judge_mounts(config: Config) -> Iterator[Finding]:
     discovers = bool(config.discovery.file or config.discovery.dns or config.discovery.kubernetes)
     about = Subject("configuration")
     for store in config.stores:
-        missing = sorted(set(store.workers or ()) - known)
+        missing = sorted(set(mounts(store)) - known)
         if missing and not discovers:
             words = ", ".join(missing)
             yield about.wrong("store-worker", f"{store.name} names no worker: {words}")

@@ -1,4 +1,4 @@
-"""Asks a worker whether tenants meet in a store outside its engine, which `isolation` forbids.
+"""Asks a worker for its store: whether tenants meet there, and whether it is the configured one.
 
 SGLang names the blocks of its storage backend, and those that it gives to LMCache, by their tokens
 alone (0.5.18 to 0.5.23, the contract of `RadixKey` in mem_cache/radix_cache.py; sglang#37160). So
@@ -12,11 +12,17 @@ import msgspec
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.commands.doctor.findings import Finding, Subject
 from extproc.commands.doctor.priority_visit import PATH
+from extproc.commands.doctor.shared_stores import mounts
 from extproc.commands.doctor.worker_visit import Means, WorkerReport
 from extproc.config.schema import WorkerSettings
 
 CHECK = "isolation"
 _BY_TOKENS = ("LMCacheConnectorV1",)
+
+# Connectors that publish blocks of a store as those of host memory, and of their own host memory.
+STORES = "stores"
+_OF_STORES = ("LMCacheConnectorV1", "LMCacheMPConnector", "MooncakeStoreConnector")
+_OF_HOST = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 
 
 class _Transfer(msgspec.Struct):
@@ -36,11 +42,17 @@ class _StoreInfo(msgspec.Struct):
 async def visit(
     means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
 ) -> list[Finding]:
-    """Returns the findings about a worker's store; none without isolation."""
-    if means.config.isolation is None:
+    """Returns the findings about a worker's store; none without isolation and `media`."""
+    stores = [one for one in means.config.stores if one.media and worker.endpoint in mounts(one)]
+    if means.config.isolation is None and not stores:
         return []
     answer = await means.web.get(f"http://{worker.endpoint}{PATH}")
-    return list(judge_store(about, visited.engine, answer.body if answer.is_ok else b""))
+    info, found = answer.body if answer.is_ok else b"", list[Finding]()
+    if means.config.isolation is not None:
+        found += judge_store(about, visited.engine, info)
+    for one in stores:
+        found += judge_connector(about, one.name, visited.engine, info)
+    return found
 
 
 def judge_store(about: Subject, engine: Engine | None, info: bytes) -> Iterator[Finding]:
@@ -50,10 +62,7 @@ def judge_store(about: Subject, engine: Engine | None, info: bytes) -> Iterator[
     """
     if engine is None or engine.name not in (VLLM, SGLANG):
         return  # said elsewhere
-    try:
-        told = msgspec.json.decode(info, type=_StoreInfo)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        told = _StoreInfo()
+    told = _told(info)
     if engine.name == VLLM and told.vllm_config is None:
         says = "not checked: whether the engine has a KV store, which vLLM says only with"
         yield about.note(CHECK, f"{says} VLLM_SERVER_DEV_MODE=1")
@@ -69,6 +78,42 @@ def _store_of(told: _StoreInfo) -> str:
         return "LMCache"
     if told.hicache_storage_backend:
         return f"the storage backend {told.hicache_storage_backend:.40}"
-    transfer = None if told.vllm_config is None else told.vllm_config.kv_transfer_config
-    connector = None if transfer is None else transfer.kv_connector
+    connector = _connector_of(told)
     return connector if connector in _BY_TOKENS else ""
+
+
+def _connector_of(told: _StoreInfo) -> str:
+    """Returns the connector of vLLM, "" if it has none."""
+    transfer = None if told.vllm_config is None else told.vllm_config.kv_transfer_config
+    return (transfer and transfer.kv_connector) or ""
+
+
+def judge_connector(
+    about: Subject, store: str, engine: Engine | None, info: bytes
+) -> Iterator[Finding]:
+    """Yields whether what an engine publishes of host memory lies in the store, as configured.
+
+    engine, info: as of `judge_store`. vLLM only; others do not say it.
+    """
+    if engine is None or engine.name != VLLM:
+        return
+    told = _told(info)
+    connector = _connector_of(told)
+    if told.vllm_config is None:
+        says = "not checked: whether its connector is one of a store, which vLLM says only with"
+        yield about.note(STORES, f"{says} VLLM_SERVER_DEV_MODE=1")
+    elif connector in _OF_STORES:
+        yield about.right(STORES, f"{connector} puts blocks into {store}")
+    elif connector in _OF_HOST:
+        says = f"{connector} keeps blocks in its own host memory, which count as those of {store}"
+        yield about.wrong("store-media", says)
+    else:
+        named = f"{connector:.40} is no connector of a store that is known" if connector else ""
+        yield about.wrong("store-connector", named or f"it has no KV connector, so no {store}")
+
+
+def _told(info: bytes) -> _StoreInfo:
+    try:
+        return msgspec.json.decode(info, type=_StoreInfo)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _StoreInfo()

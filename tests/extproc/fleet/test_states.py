@@ -48,6 +48,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
         "failed_halves": 0,
         "transfers": None,
         "store": None,
+        "store_share": None,
         "saved_tokens": 0,
         "draining": False,
         "down": "",

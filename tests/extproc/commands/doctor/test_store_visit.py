@@ -7,7 +7,7 @@ import pytest
 
 from extproc.base.engine import Engine, Release
 from extproc.commands.doctor.findings import Severity, Subject
-from extproc.commands.doctor.store_visit import judge_store
+from extproc.commands.doctor.store_visit import judge_connector, judge_store
 
 ABOUT = Subject("worker")
 VLLM, SGLANG = Engine("vllm", Release(0, 32)), Engine("sglang", Release(0, 5, 23))
@@ -41,3 +41,24 @@ def test_store_that_knows_no_salts_is_found(
     findings = list(judge_store(ABOUT, engine, body))
     assert [one.code for one in findings] == found
     assert all(one.verdict is (Severity.WRONG if one.code else Severity.NOTE) for one in findings)
+
+
+@pytest.mark.parametrize(
+    ("engine", "info", "found"),
+    [
+        (VLLM, with_connector("LMCacheMPConnector"), [""]),
+        (VLLM, with_connector("MooncakeStoreConnector"), [""]),
+        (VLLM, with_connector("OffloadingConnector"), ["store-media"]),
+        (VLLM, with_connector("NixlConnector"), ["store-connector"]),
+        (VLLM, with_connector(None), ["store-connector"]),
+        (VLLM, None, [""]),
+        (SGLANG, {"enable_lmcache": True}, []),
+        (None, None, []),
+    ],
+)
+def test_media_of_a_store_are_those_of_a_stores_connector(
+    engine: Engine | None, info: dict[str, Any] | None, found: list[str]
+) -> None:
+    body = b"" if info is None else json.dumps(info).encode()
+    findings = list(judge_connector(ABOUT, "s", engine, body))
+    assert [one.code for one in findings] == found
