@@ -1,6 +1,5 @@
 """Asks workers about their health and load, and reads the load that their feeds report."""
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import aiohttp
 
-from extproc.base.logs import tell_fault
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
 from extproc.fleet.polling import Client, Look, Polling, Question
 from extproc.fleet.record import Table, Worker
@@ -334,18 +332,10 @@ class Computed:
         self._failures = 0
         self._remaining_tokens = 0
         self._resume_after = ""  # the worker at which the previous look ended early
+        self.look = Look(self._look, "prompts under way could not be looked up", LOOK_SECONDS)
 
-    async def keep_looking(self) -> None:
-        """Looks until it is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                self.look()
-            except Exception as error:  # noqa: BLE001 - a failed look must not end the others
-                tell_fault(log, "prompts under way could not be looked up: %s", error)
-
-    def look(self) -> None:
-        """Looks once at the workers that are due, up to a limit of tokens."""
+    def _look(self) -> None:
+        """Looks at the workers that are due, up to a limit of tokens."""
         self._looks += 1
         self._remaining_tokens = MAX_TOKENS_A_LOOK
         now, resting = self._monotonic(), self._looks % LOOKS_WHILE_IDLE == 0

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from extproc.base.logs import tell_fault
+
 log = logging.getLogger("kvsteer.workers")
 
-# How often the looks run, which await no answer: at loads from feeds, and for reasons for doubt.
+# How often looks run, unless they name a time: at loads from feeds, and for reasons for doubt.
 LOOK_SECONDS = 0.25
 
 # For what workers report about themselves: the time limit of an answer, and how much is read.
@@ -103,10 +105,14 @@ class Question(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A check of all workers that runs every `LOOK_SECONDS`; fault: logged if it fails."""
+    """A check of workers that runs regularly and awaits no answer.
+
+    fault: logged if it fails, with the type of the error. seconds: between two of them.
+    """
 
     run: Callable[[], None]
     fault: str
+    seconds: float = LOOK_SECONDS
 
 
 class Poll:
@@ -184,13 +190,10 @@ class Poll:
 class Polling:
     """All questions to workers.
 
-    make_client: makes the client for them, at the first question. look_seconds: between looks.
+    make_client: makes the client for them, at the first question.
     """
 
-    def __init__(
-        self, make_client: Callable[[], Client] = Client, look_seconds: float = LOOK_SECONDS
-    ) -> None:
-        self._look_seconds = look_seconds
+    def __init__(self, make_client: Callable[[], Client] = Client) -> None:
         self._make_client = make_client
         self._client: Client | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -203,8 +206,9 @@ class Polling:
         return self._client
 
     def start(self, looks: Sequence[Look]) -> None:
-        """Starts the regular looks; one that fails does not affect the others."""
-        self.run(self._keep_looking(looks))
+        """Starts the regular looks; one that fails ends neither itself nor the others."""
+        for look in looks:
+            self.run(_repeat(look))
 
     def poll(
         self,
@@ -241,14 +245,15 @@ class Polling:
             await self._client.close()
             self._client = None
 
-    async def _keep_looking(self, looks: Sequence[Look]) -> None:
-        while True:
-            for look in looks:
-                try:
-                    look.run()
-                except Exception:  # a failed look must not end the others
-                    log.exception(look.fault)
-            await asyncio.sleep(self._look_seconds)
+
+async def _repeat(look: Look) -> None:
+    """Looks until it is cancelled."""
+    while True:
+        await asyncio.sleep(look.seconds)
+        try:
+            look.run()
+        except Exception as error:  # noqa: BLE001 - a failed look must not end the later ones
+            tell_fault(log, f"{look.fault}: %s", error)
 
 
 async def fetch_report(client: Client, endpoint: str, path: str) -> bytes | str:

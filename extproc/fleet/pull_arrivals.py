@@ -5,18 +5,14 @@ workers with a live feed and hardly any queue are watched: the others' would als
 they waited there.
 """
 
-import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from extproc.base.logs import tell_fault
 from extproc.fleet.asking import LOOK_SECONDS
+from extproc.fleet.polling import Look
 from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
-
-log = logging.getLogger("kvsteer.workers")
 
 # The most pulls that are watched, and the tokens looked up at once: decisions wait meanwhile.
 MAX_WATCHED = 16
@@ -50,6 +46,7 @@ class PullArrivals:
         self._delay_seconds = delay_seconds
         self._monotonic = monotonic
         self._watched: deque[_Watched] = deque()
+        self.look = Look(self._look, "pulls under way could not be looked up", LOOK_SECONDS)
 
     def watch(
         self, worker: str, prompt: Prompt, tokens: int, note: Callable[[float, float], None]
@@ -62,17 +59,8 @@ class PullArrivals:
             until = self._monotonic() + MAX_MEASURED_SECONDS
             self._watched.append(_Watched(worker, prompt, tokens, until, note))
 
-    async def keep_looking(self) -> None:
-        """Looks until it is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                self.look()
-            except Exception as error:  # noqa: BLE001 - a failed look must not end the others
-                tell_fault(log, "pulls under way could not be looked up: %s", error)
-
-    def look(self) -> None:
-        """Looks once, at the oldest first, up to a limit of tokens."""
+    def _look(self) -> None:
+        """Looks at the oldest first, up to a limit of tokens."""
         now, left = self._monotonic(), MAX_TOKENS_A_LOOK
         for _ in range(len(self._watched)):
             if left <= 0:

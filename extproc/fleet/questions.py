@@ -66,11 +66,9 @@ class Questions:
             monotonic,
         )
         self.paced: list[_PacedQuestion] = [reports] if policy.scrape_interval_ms else []
-        self._learns_speeds = policy.learn
-        self._computed = Computed(
+        computed = Computed(
             table, loads, fleet.overlaps, fleet.batches, candidates.block_size, monotonic
         )
-        self._prices_pulls = config.disaggregation.price_pulls
         self.pulls = PullArrivals(fleet.overlaps, self._delay_seconds, monotonic)
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:
@@ -80,16 +78,16 @@ class Questions:
             pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)
             self.paced.append(HealthProbe(table, pace, monotonic))
         self._looks += [identifying.look, pins.look]
+        if policy.learn:
+            self._looks.append(computed.look)
+        if config.disaggregation.price_pulls:
+            self._looks.append(self.pulls.look)
 
     def start(self) -> None:
         """Asks every worker, and looks at what needs no answer."""
         for worker in self._table:
             self.ask(worker)
         self.polling.start(self._looks)
-        if self._learns_speeds:
-            self.polling.run(self._computed.keep_looking())
-        if self._prices_pulls:
-            self.polling.run(self.pulls.keep_looking())
 
     def stop(self) -> None:
         """Asks no worker any more."""

@@ -9,11 +9,12 @@ from tests.extproc.fleet.asked import client
 from tests.waiting import until
 
 NEVER = 3600.0
+QUOTED = "what a request said"
 
 
 @pytest.fixture
 async def polling() -> AsyncIterator[Polling]:
-    one = Polling(look_seconds=0.001)
+    one = Polling()
     yield one
     await one.close()
 
@@ -106,21 +107,25 @@ async def test_question_limits_its_parallel_polls_independently_of_others(
     assert sorted(asked) == ["a", "b", "d"]
 
 
-async def test_look_that_fails_ends_no_other_look(
+async def test_look_that_fails_is_repeated_and_ends_no_other_look(
     polling: Polling, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks = 0
+    failures = 0
 
     def fail() -> None:
-        raise RuntimeError
+        nonlocal failures
+        failures += 1
+        raise ValueError(QUOTED)
 
     def look() -> None:
         nonlocal looks
         looks += 1
 
-    polling.start([Look(fail, "it cannot be seen"), Look(look, "")])
-    await until(lambda: looks >= 2)
-    assert "it cannot be seen" in caplog.messages
+    polling.start([Look(fail, "it cannot be seen", 0.001), Look(look, "", 0.001)])
+    await until(lambda: looks >= 2 and failures >= 2)
+    assert "it cannot be seen: ValueError" in caplog.text
+    assert QUOTED not in caplog.text
 
 
 async def test_client_reads_a_bounded_part_of_answers_with_status_200_only() -> None:
