@@ -225,11 +225,6 @@ class Picture:
             )
         )
 
-    def forget_all(self, now: float) -> None:
-        """Forgets every other router."""
-        for other in list(self.peers.values()):
-            self._drop(other, now)
-
     def _answer(self, news: RouterNews) -> None:
         """Answers the challenge to this router in a message, if there is one."""
         for one in news.challenges:

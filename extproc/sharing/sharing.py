@@ -390,9 +390,13 @@ class SharingCollector(Collector):
             "kvsteer_sharing_unknown_workers",
             "Load figures, claims and homes of other routers for workers that are not known here",
         )
+        excess = CounterMetricFamily(
+            "kvsteer_sharing_excess_claims",
+            "Claims and homes of other routers that were ignored, since they sent too many",
+        )
         if sharing is not None:
-            _fill(sharing, (alone, routers, age), (messages, sizes, lost))
-        yield from (alone, routers, age, messages, sizes, lost)
+            _fill(sharing, (alone, routers, age), (messages, sizes, lost, excess))
+        yield from (alone, routers, age, messages, sizes, lost, excess)
 
 
 def _fill(
@@ -400,7 +404,7 @@ def _fill(
     gauges: Sequence[GaugeMetricFamily],
     counters: Sequence[CounterMetricFamily],
 ) -> None:
-    (alone, routers, age), (messages, sizes, lost) = gauges, counters
+    (alone, routers, age), (messages, sizes, lost, excess) = gauges, counters
     status, picture = sharing.status(), sharing.picture
     alone.add_metric([], int(bool(status["alone"])))
     routers.add_metric([], len(status["routers"]))
@@ -413,3 +417,4 @@ def _fill(
     sizes.add_metric(["sent"], sharing.sent_bytes)
     sizes.add_metric(["received"], sharing.received_bytes)
     lost.add_metric([], picture.unknown_workers)
+    excess.add_metric([], picture.excess_claims)

@@ -304,11 +304,6 @@ class SnapshotSpan(NamedTuple):
     unknown_before: int
 
 
-def parse_message(raw: bytes, piece: Piece = _USUAL_PIECE) -> KvEventBatch:
-    """Runs `parsing` without pauses."""
-    return finished(parsing(raw, piece))
-
-
 def parsing(raw: bytes, piece: Piece = _USUAL_PIECE) -> Generator[None, None, KvEventBatch]:
     """Parses one message of the stream, a piece at a time.
 
@@ -458,18 +453,6 @@ def load_of(message: KvEventBatch) -> EngineLoad | None:
         max_running=load.max_running_requests or None,
         age_ms=load.age_ms,
     )
-
-
-def batch_of(
-    message: KvEventBatch,
-    full_block_size: int = 0,
-    *,
-    max_events: int = MAX_EVENTS,
-    max_blocks: int = MAX_BLOCKS,
-) -> EventBatch:
-    """Runs `decoding` without pauses."""
-    steps = decoding(message, full_block_size, max_events=max_events, max_blocks=max_blocks)
-    return finished(steps)
 
 
 def decoding(

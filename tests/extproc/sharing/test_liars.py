@@ -124,7 +124,7 @@ def test_memory_of_strangers_and_ended_routers_is_bounded() -> None:
     assert len(challenges) <= MAX_STRANGERS
     for number in range(MAX_GONE + 5):
         introduce(other, RouterNews(f"g{number}", 1, 1, 0), float(number))
-        other.picture.forget_all(float(number))
+        other.picture.forget(number + 0.5)
     assert len(other.picture.departed) == MAX_GONE
     assert len(other.picture.strangers) <= MAX_STRANGERS
 
@@ -154,9 +154,9 @@ def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole
         figures = WorkerNews(worker_id(KEYS, A), 0, 0, sent * (sequence % 2), 0, lately)
         other.hear([encoded(RouterNews("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
     assert other.load(A, 0.0).utilization <= MAX_TOLD_WINDOWS
-    other.picture.forget_all(0.0)
+    other.picture.forget(2 * FORGET_SECONDS)
     assert other.load(A, 40.0).utilization < 0.1
-    newcomer = other.loads.gauges(A, 0.0)
+    newcomer = other.loads.gauges(A, 2 * FORGET_SECONDS)
     assert newcomer is not None
     assert newcomer.lately_tokens <= MAX_TOLD_WINDOWS * 10_000
 

@@ -216,7 +216,7 @@ def test_claims_of_an_ended_router_end() -> None:
     one, other = met("one", "other")
     one.send(B, one.sent.marks(PROMPT), 0.0)
     other.hear(one.due(0.0), 0.0)
-    other.picture.forget_all(1.0)
+    other.picture.forget(1.0)
     speculative, approximate = other.sent.expected(other.sent.marks(PROMPT), 5.0)[f"name of {B}"]
     assert (speculative, approximate > 1_500) == (0, True)
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.events import Batch, EngineLoad, EventBatch
+from kvstate.events import Batch, EngineLoad, EventBatch, finished
 from kvstate.feeds import grpc_transport
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource, Recovery
@@ -37,7 +37,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvEventBatch,
     KvSnapshotChunk,
 )
-from kvstate.wire.grpc_wire import batch_of
+from kvstate.wire.grpc_wire import decoding
 from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
 from tests.kvstate.publishing import chain
 from tests.ports import free_port
@@ -75,7 +75,7 @@ async def following(
 
 
 def handed(*messages: KvEventBatch) -> list[Signal]:
-    return [Batch(message.sequence_number, batch_of(message)) for message in messages]
+    return [Batch(message.sequence_number, finished(decoding(message))) for message in messages]
 
 
 def reasons(signals: Iterable[Signal]) -> list[str]:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, EngineLoad, EventBatch
+from kvstate.events import (
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EngineLoad,
+    EventBatch,
+    finished,
+)
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     EngineLoad as LoadRecord,
 )
@@ -28,10 +35,8 @@ from kvstate.wire.grpc_wire import (
     MAX_BLOCKS,
     Piece,
     SnapshotSpan,
-    batch_of,
     decoding,
     load_of,
-    parse_message,
     parsing,
     rank_of,
     snapshot_of,
@@ -49,7 +54,7 @@ def message(*events: KvCacheEvent, **fields: Any) -> KvEventBatch:
 
 
 def test_message_survives_a_round_trip() -> None:
-    assert parse_message(message(CLEARED).SerializeToString()) == message(CLEARED)
+    assert finished(parsing(message(CLEARED).SerializeToString())) == message(CLEARED)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_message_survives_a_round_trip() -> None:
 )
 def test_invalid_message_is_refused(raw: bytes, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        parse_message(raw)
+        finished(parsing(raw))
 
 
 def test_rank_defaults_to_0() -> None:
@@ -74,15 +79,15 @@ def test_rank_defaults_to_0() -> None:
 
 
 def test_bad_event_is_named_and_the_rest_kept() -> None:
-    batch = batch_of(message(REMOVED, KvCacheEvent(), CLEARED, dp_rank=1))
+    batch = finished(decoding(message(REMOVED, KvCacheEvent(), CLEARED, dp_rank=1)))
     assert batch.events == [BlocksRemoved([1]), AllCleared()]
     assert (batch.timestamp, batch.rank, batch.faults) == (1.5, 1, ("unknown_event",))
     assert not batch.removal_lost
 
 
 def test_partial_blocks_are_left_out_once_the_full_size_is_known() -> None:
-    assert isinstance(batch_of(message(STORED)).events[0], BlocksStored)
-    assert batch_of(message(STORED), full_block_size=4).events == []
+    assert isinstance(finished(decoding(message(STORED))).events[0], BlocksStored)
+    assert finished(decoding(message(STORED), full_block_size=4)).events == []
 
 
 def test_snapshot_begins_with_its_first_chunk_and_drops_its_clear() -> None:
@@ -91,26 +96,26 @@ def test_snapshot_begins_with_its_first_chunk_and_drops_its_clear() -> None:
     assert snapshot_of(first) == SnapshotSpan(7, 9, 2)
     assert snapshot_of(second) is None
     assert snapshot_of(message()) is None
-    assert [type(event) for event in batch_of(first).events] == [BlocksStored]
-    assert batch_of(second).events == [AllCleared()]
+    assert [type(event) for event in finished(decoding(first)).events] == [BlocksStored]
+    assert finished(decoding(second)).events == [AllCleared()]
 
 
 def test_snapshot_of_nothing_is_one_chunk() -> None:
     chunk = message(snapshot=KvSnapshotChunk())
     assert snapshot_of(chunk) == SnapshotSpan(7, 7, 0)
-    assert batch_of(chunk) == EventBatch(1.5, [], 0)
+    assert finished(decoding(chunk)) == EventBatch(1.5, [], 0)
 
 
 def test_empty_batch_of_a_relay_counts_as_a_lost_removal() -> None:
-    batch = batch_of(KvEventBatch(sequence_number=7))
+    batch = finished(decoding(KvEventBatch(sequence_number=7)))
     assert (batch.faults, batch.removal_lost) == (("undecodable_batch",), True)
-    assert batch_of(message()) == EventBatch(1.5, [], 0)
+    assert finished(decoding(message())) == EventBatch(1.5, [], 0)
 
 
 def test_oversized_batch_is_left_out_as_a_whole() -> None:
     lost = EventBatch(1.5, [], 0, ("oversized_batch",), removal_lost=True)
-    assert batch_of(message(STORED, STORED), max_blocks=1) == lost
-    assert batch_of(message(CLEARED, CLEARED), max_events=1) == lost
+    assert finished(decoding(message(STORED, STORED), max_blocks=1)) == lost
+    assert finished(decoding(message(CLEARED, CLEARED), max_events=1)) == lost
 
 
 def test_load_carries_the_reported_figures_that_are_used() -> None:
@@ -154,10 +159,10 @@ def messages(draw: st.DrawFn) -> bytes:
 
 
 @given(st.one_of(st.binary(), messages()))
-def test_parse_message_decodes_or_refuses_any_bytes(raw: bytes) -> None:
+def test_parsing_decodes_or_refuses_any_bytes(raw: bytes) -> None:
     with contextlib.suppress(WireError):
-        parsed = parse_message(raw)
-        assert isinstance(batch_of(parsed), EventBatch)
+        parsed = finished(parsing(raw))
+        assert isinstance(finished(decoding(parsed)), EventBatch)
         snapshot_of(parsed)
         load_of(parsed)
 
@@ -208,19 +213,19 @@ def test_message_is_parsed_and_decoded_in_short_steps(
 ) -> None:
     raw = message(*events()).SerializeToString()
     assert longest_step(parsing(raw)) < 0.05
-    assert longest_step(decoding(parse_message(raw))) < 0.05
+    assert longest_step(decoding(finished(parsing(raw)))) < 0.05
 
 
 def test_message_of_very_many_fields_is_refused() -> None:
     raw = message().SerializeToString() + b"\x1a\0" * (2 * MAX_BLOCKS)
     with pytest.raises(WireError, match="of more than 262144 fields"):
-        parse_message(raw)
+        finished(parsing(raw))
 
 
 def test_removals_count_for_the_limit_of_a_batch() -> None:
-    assert batch_of(message(REMOVED, REMOVED), max_blocks=2).faults == ()
+    assert finished(decoding(message(REMOVED, REMOVED), max_blocks=2)).faults == ()
     three = message(REMOVED, REMOVED, REMOVED)
-    assert batch_of(three, max_blocks=2).faults == ("oversized_batch",)
+    assert finished(decoding(three, max_blocks=2)).faults == ("oversized_batch",)
 
 
 NUMBERS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
@@ -256,7 +261,7 @@ def test_message_parsed_in_pieces_equals_the_whole(
     place = at % (len(whole) + 1)
     for raw in (whole, whole[:place] + noise + whole[place + len(noise) :], whole[:place]):
         try:
-            parsed = parse_message(raw, Piece(max_bytes=piece, max_fields=3))
+            parsed = finished(parsing(raw, Piece(max_bytes=piece, max_fields=3)))
         except WireError:
             assert raw != whole
             continue
@@ -265,4 +270,4 @@ def test_message_parsed_in_pieces_equals_the_whole(
 
 def test_number_without_end_is_refused() -> None:
     with pytest.raises(WireError):
-        parse_message(b"\xff" * 2**20)
+        finished(parsing(b"\xff" * 2**20))
