@@ -12,7 +12,7 @@ import msgspec
 from extproc.config.schema import Config
 from extproc.routing.decision import Decision, PullSource
 from extproc.routing.eligibility import Candidate, why_excluded
-from extproc.routing.fetching import Offers, Peer, most_held
+from extproc.routing.fetching import Offers, Peer, most_held, work_of
 from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Prompt
@@ -74,7 +74,7 @@ class Pulling:
         ]
         held = self._on_host(prompt)
         peers = [
-            self._peer(worker, min(held[worker.name], certain.get(worker.name, 0)), now)
+            self._peer(worker, min(held[worker.name], certain.get(worker.name, 0)), snapshot, now)
             for worker in able
             if worker.name in held
             and worker.endpoint not in snapshot.ejected
@@ -92,11 +92,17 @@ class Pulling:
         )
         return msgspec.structs.replace(snapshot, offers=offers)
 
-    def _peer(self, worker: Candidate, tokens: int, now: float) -> Peer:
+    def _peer(self, worker: Candidate, tokens: int, snapshot: Snapshot, now: float) -> Peer:
         transfers = self._loads.transfers(worker.endpoint)
-        speed = transfers.speed(self._configured, now)
-        queued = transfers.queued_tokens(self._configured, now)
-        return Peer(worker.name, worker.endpoint, worker.transfer_port or 0, tokens, queued, speed)
+        return Peer(
+            worker.name,
+            worker.endpoint,
+            worker.transfer_port or 0,
+            tokens,
+            transfers.queued_tokens(self._configured, now),
+            transfers.speed(self._configured, now),
+            work_of(snapshot.load(worker.endpoint, now), snapshot.rules.cost.running_tokens),
+        )
 
     def begin(self, source: PullSource, endpoint: str, now: float) -> Pull:
         """Notes that the worker at an endpoint pulls from another one; returns the pull.

@@ -321,8 +321,8 @@ def _fetches(
             return sent
         return overlap.certain_tokens + max(overlap.uncertain_tokens, sent)
 
-    weight = snapshot.rules.cost.affinity_percent / 100
-    return lower_costs(survey.costs, survey.workers, survey.loads, weight, offers, held)
+    cost = snapshot.rules.cost
+    return lower_costs(survey.costs, survey.workers, survey.loads, cost, offers, held)
 
 
 def _uncached(

@@ -9,7 +9,8 @@ only for what it does not hold itself, and for less than what it holds:
 
 in tokens that need not be computed, never below 0. The better of the two counts, with the weight
 that an uncached token has on an idle fleet: on a busy one these tokens would delay others, but a
-further copy of blocks takes the place of others.
+further copy of blocks takes the place of others. A pull counts only by the share by which the
+worker has less to do than all that hold as much: elsewhere, the copy would relieve nobody.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from extproc.config.schema import Cost
 from extproc.routing.eligibility import Candidate
+from extproc.routing.load import Load
 from extproc.routing.load_columns import LoadColumns
 
 # Of more peers, only those that hold most are compared.
@@ -29,6 +32,7 @@ class Peer(NamedTuple):
 
     name, endpoint, port: the worker's, and the port on which it hands over. tokens: of the prompt,
     from its beginning. queued_tokens: those under way to others. tokens_per_second: of transfers.
+    work: what is in flight there, in tokens.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Peer(NamedTuple):
     tokens: int
     queued_tokens: float
     tokens_per_second: float
+    work: float = 0.0
 
 
 class StoredPrefix(NamedTuple):
@@ -125,24 +130,43 @@ def lower_costs(
     costs: list[float],
     workers: Sequence[Candidate],
     loads: LoadColumns,
-    weight: float,
+    cost: Cost,
     offers: Offers,
     held: Callable[[str], int],
 ) -> dict[str, Fetch]:
     """Lowers the costs of workers that can fetch; returns what each can, by name.
 
-    weight: of an uncached token on an idle fleet. held: returns how many tokens from the beginning
-    a worker holds, or will, by its name.
+    cost: the weights. held: returns how many tokens from the beginning a worker holds, or will, by
+    its name.
     """
     found: dict[str, Fetch] = {}
+    weight = cost.affinity_percent / 100
     for at, worker in enumerate(workers):
-        slowness = loads[at].slowness
-        fetch = fetch_of(offers, worker.name, held(worker.name), slowness)
-        if fetch.value > 0.0:
-            credit = weight * fetch.value * slowness
+        load = loads[at]
+        fetch = fetch_of(offers, worker.name, held(worker.name), load.slowness)
+        counted = fetch.value
+        if fetch.peer is not None:
+            work = work_of(load, cost.running_tokens)
+            counted *= relief(offers.peers, fetch.peer.tokens, work)
+        if counted > 0.0:
+            credit = weight * counted * load.slowness
             found[worker.name] = fetch._replace(credit=credit)
             costs[at] -= credit
     return found
+
+
+def work_of(load: Load, running: float) -> float:
+    """Returns what is in flight on a worker, in tokens; running: of each request."""
+    return load.backlog_tokens + running * (load.in_flight + load.others)
+
+
+def relief(peers: Sequence[Peer], tokens: int, work: float) -> float:
+    """Returns by which share a worker has less work than all peers that hold so many tokens.
+
+    work: the worker's own.
+    """
+    least = min(one.work for one in peers if one.tokens >= tokens)
+    return max(0.0, 1.0 - work / least) if least > 0.0 else 0.0
 
 
 def most_held(peers: Sequence[Peer]) -> Sequence[Peer]:

@@ -18,6 +18,7 @@ from extproc.routing.fetching import (
     StoredPrefix,
     fetch_of,
     most_held,
+    relief,
 )
 from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot
@@ -27,7 +28,7 @@ PREFILL = 8_000.0
 
 
 def peer(tokens: int, queued: float = 0.0, speed: float = 40_000.0, name: str = "p") -> Peer:
-    return Peer(name, f"{name}:1", 5710, tokens, queued, speed)
+    return Peer(name, f"{name}:1", 5710, tokens, queued, speed, work=1_000.0)
 
 
 def offers(*peers: Peer, least: int = 1) -> Offers:
@@ -64,6 +65,7 @@ peers_drawn = st.builds(
     st.integers(0, 50_000),
     st.floats(0, 1e6),
     st.floats(1, 1e6),
+    st.floats(0, 1e6),
 )
 stores_drawn = st.builds(
     StoredPrefix, st.just("s"), st.integers(0, 50_000), st.floats(0, 1), st.sampled_from("wp")
@@ -101,6 +103,23 @@ def test_most_held_are_the_peers_that_hold_most_the_idlest_first() -> None:
     assert len(kept) == MAX_PEERS
 
 
+@given(st.lists(peers_drawn, min_size=1, max_size=4), st.floats(0, 1e6))
+def test_pull_relieves_by_how_much_less_the_puller_has_to_do_than_any_holder(
+    peers: list[Peer], work: float
+) -> None:
+    for tokens in {one.tokens for one in peers}:
+        least = min(one.work for one in peers if one.tokens >= tokens)
+        found = relief(peers, tokens, work)
+        assert 0.0 <= found <= 1.0
+        assert found == 0.0 if work >= least else found > 0.0 or work > 0.99 * least
+
+
+def test_holder_of_less_says_nothing_of_the_busy_holder_of_more() -> None:
+    busy, idle = peer(8_000), peer(100, name="idle")._replace(work=10.0)
+    assert relief([busy, idle], 8_000, 500.0) == 0.5
+    assert relief([busy, idle], 100, 500.0) == 0.0
+
+
 def decided(of: Offers | None, busy: int = 20) -> str:
     """The pick among a busy holder of 4,000 tokens and an idle worker."""
     loads = Loads({"p:1": EndpointLoad(), "w:1": EndpointLoad()})
@@ -124,6 +143,11 @@ def test_idle_worker_that_can_fetch_is_picked_over_a_busy_holder() -> None:
     delivers_nothing = stored._replace(shares={"w": 0.01})
     assert decided(Offers(PREFILL, stores=(delivers_nothing,)), busy=8) == "p"
     assert decided(offers(peer(4_000)), busy=0) == "p"
+
+
+def test_worker_that_is_as_busy_as_the_holder_pulls_nothing() -> None:
+    assert decided(offers(peer(4_000)._replace(work=1.0)), busy=8) == "w"
+    assert decided(offers(peer(4_000)._replace(work=0.0)), busy=8) == "p"
 
 
 def test_worker_that_loads_from_a_store_computes_only_the_rest() -> None:
