@@ -76,6 +76,18 @@ _UNSALTED = _Reason(
     Status.UNIMPLEMENTED,
     "this API cannot keep tenants apart",
 )
+_NO_RESPONSE = _Reason(
+    404,
+    "NotFoundError",
+    Status.NOT_FOUND,
+    "this tenant has no response with this id",
+)
+_NAMED_MEDIA = _Reason(
+    400,
+    "BadRequestError",
+    Status.INVALID_ARGUMENT,
+    "media that are named by uuid or hash cannot be kept apart; send them without",
+)
 
 
 def refusal_of(verdict: Verdict, path: str) -> Refusal | None:
@@ -112,6 +124,16 @@ def unsalted_api(path: str) -> Refusal:
     path: of the request.
     """
     return _refusal(_UNSALTED, path)
+
+
+def refused_response(path: str) -> Refusal:
+    """Returns the answer to a request for a response that is not the tenant's. path: its."""
+    return _refusal(_NO_RESPONSE, path)
+
+
+def refused_media(path: str) -> Refusal:
+    """Returns the answer to a request that names media which others may have sent. path: its."""
+    return _refusal(_NAMED_MEDIA, path)
 
 
 def _refusal(why: _Reason, path: str) -> Refusal:

@@ -5,6 +5,7 @@ everybody. So are POST requests to paths that are not known: a newer engine may 
 """
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -14,11 +15,15 @@ import msgspec
 
 from extproc.config.schema import Model
 from extproc.config.sections import REFUSE, Isolation
+from extproc.requests.named_media import names_media
 from extproc.requests.request import Ask, Models, may_compute
+from extproc.requests.response_ids import RESPONSES_PATH, ResponseIds, response_in
 from extproc.requests.tenant_salt import PATHS, Salting, SaltMaker, Tenant, salting_of, with_salt
 from extproc.serving.refusals import (
     Refusal,
     refused_body,
+    refused_media,
+    refused_response,
     refused_tenant,
     unread_body,
     unsalted_api,
@@ -37,6 +42,8 @@ class Isolated(StrEnum):
     NO_TENANT = "no_tenant"
     SEVERAL_TENANTS = "several_tenants"
     API = "api"
+    RESPONSE = "response"
+    MEDIA = "media"
     BODY = "body"
     UNREAD = "unread"
 
@@ -57,6 +64,7 @@ class Tenants:
         self._shared = frozenset(rules.share)
         self._models = Models(models)
         self._maker = SaltMaker(secret)
+        self._ids = ResponseIds(secret, secrets.token_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="salting")
 
     async def separate(self, ask: Ask, named: Sequence[bytes]) -> Separated:
@@ -65,16 +73,24 @@ class Tenants:
         named: the values of the header that names the tenant. It yields None before it waits, as
         `Router.route` does.
         """
-        head, body = ask.head, ask.body
-        if not may_compute(head.method, head.path) or ask.reason == "no_body":
+        head = ask.head
+        response = response_in(head.path)
+        if not response and (not may_compute(head.method, head.path) or ask.reason == "no_body"):
             return Separated(None, ask)
         if len(set(named)) > 1:
             return Separated(Isolated.SEVERAL_TENANTS, refused_tenant(head.path))
         if not named and self._refuses_unnamed:
             return Separated(Isolated.NO_TENANT, refused_tenant(head.path))
+        tenant = named[0] if named else None
+        if response:
+            is_own = self._ids.is_own(tenant, response)
+            return Separated(None, ask) if is_own else _of_another(head.path)
+        return await self._salt(ask, tenant)
+
+    async def _salt(self, ask: Ask, tenant: bytes | None) -> Separated:
+        body = ask.body
         if body is None or ask.wants_endpoint:
             return _unsalted(ask)
-        tenant = named[0] if named else None
         if len(body) > INLINE_BYTES:
             await asyncio.sleep(0)  # from here on, it must run in a task
             loop = asyncio.get_running_loop()
@@ -83,11 +99,18 @@ class Tenants:
 
     def _salted(self, ask: Ask, body: bytes, tenant: bytes | None) -> Separated:
         path = ask.head.path
+        if path == RESPONSES_PATH:
+            named = self._ids.name(body, tenant)
+            if named is None:
+                return _of_another(path)
+            body, ask = named, msgspec.structs.replace(ask, body=named)
         said = salting_of(body)
         if said is not None and self._is_shared(said):
             return Separated(Isolated.SHARED, ask)
         if path not in PATHS:
             return Separated(Isolated.API, unsalted_api(path))
+        if said is not None and names_media(path, body):
+            return Separated(Isolated.MEDIA, refused_media(path))
         salt = "" if said is None else self._maker.salt(tenant, said.own)
         salted = None if said is None else with_salt(body, said, salt)
         if salted is None:
@@ -100,6 +123,11 @@ class Tenants:
         """Returns whether all tenants share the blocks of the model that a body names."""
         served = self._models.find(said.model)
         return served is not None and served.model in self._shared
+
+
+def _of_another(path: str) -> Separated:
+    """Returns the refusal of a request for a response that is not this tenant's."""
+    return Separated(Isolated.RESPONSE, refused_response(path))
 
 
 def _unsalted(ask: Ask) -> Separated:

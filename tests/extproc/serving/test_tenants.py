@@ -137,6 +137,9 @@ async def test_request_without_one_tenant_is_treated_as_configured(
         (prompt(), "/v1/of/a/newer/engine", "api", 403),
         (prompt(), "/v1/audio/transcriptions", "api", 403),
         (b"\0\0\0\0\0", "/vllm.grpc.engine.VllmEngine/Generate", "api", 200),
+        (prompt(previous_response_id="resp_1"), "/v1/responses", "response", 404),
+        (b"", "/v1/responses/resp_1/cancel", "response", 404),
+        (prompt(messages=[{"uuid": "u"}]), COMPLETIONS, "media", 400),
     ],
 )
 async def test_request_that_cannot_be_salted_is_refused(
@@ -164,6 +167,16 @@ async def test_body_that_the_proxy_streams_is_refused(apart: Apart) -> None:
 async def test_request_that_calls_no_model_passes(apart: Apart, method: str, path: str) -> None:
     answer = await asked(apart.serve(), b"{}", path=path, method=method)
     assert not answer.HasField("immediate_response")
+
+
+async def test_response_of_a_shared_model_is_still_its_tenants_own(apart: Apart) -> None:
+    one = apart.serve(", share: [m]")
+    found = sent(await asked(one, prompt(cache_salt="own"), "a", path="/v1/responses"))
+    assert found["cache_salt"] == "own"
+    path = f"/v1/responses/{found['request_id']}"
+    for tenant, is_refused in (("a", False), ("b", True)):
+        answer = await asked(one, b"", tenant, path=path, method="GET")
+        assert answer.HasField("immediate_response") is is_refused
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/score"])

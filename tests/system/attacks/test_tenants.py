@@ -273,3 +273,96 @@ async def test_name_that_resembles_another_tenants_has_its_own_salt(
     (found,) = salts_in(content)
     assert found != VICTIMS
     assert salt in (None, found)
+
+
+async def response_of(target: Target, tenant: bytes) -> str:
+    """The id of a response that a tenant makes the engine keep."""
+    length = b"content-length: %d" % len(BODY)
+    head = head_of(b"x-tenant: " + tenant, length, path=RESPONSES)
+    status, got = await target.send(head, BODY)
+    assert status == 200
+    ((_, content),) = got
+    return str(json.loads(content)["request_id"])
+
+
+RESPONSES = "/v1/responses"
+STOLEN = {
+    "plain": b'{"previous_response_id":"%b",%b}',
+    "escaped": b'{"previous_\\u0072esponse_id":"%b",%b}',
+    "in a list": b'{"previous_response_id":["%b"],%b}',
+    "null last": b'{"previous_response_id":"%b","previous_response_id":null,%b}',
+}
+
+
+@pytest.mark.parametrize("stolen", STOLEN.values(), ids=STOLEN)
+async def test_response_of_another_tenant_is_not_continued(target: Target, stolen: bytes) -> None:
+    for name in (await response_of(target, b"victim"), "resp_" + "0" * 64, "resp_of_the_engine"):
+        body = stolen % (name.encode(), PROMPT)
+        status, got = await target.send(sized(body, path=RESPONSES), body)
+        assert (status, got) == (404, [])
+    own = b'{"previous_response_id":"%b",%b}'
+    body = own % ((await response_of(target, b"mallory")).encode(), PROMPT)
+    status, got = await target.send(sized(body, path=RESPONSES), body)
+    assert (status, len(got)) == (200, 1)
+
+
+@pytest.mark.parametrize("method", [b"GET", b"DELETE", b"POST"])
+@pytest.mark.parametrize("end", ["", "/", "/cancel", "/input_items?a=b", "%2Fcancel"])
+async def test_response_of_another_tenant_is_not_read_nor_cancelled(
+    target: Target, method: bytes, end: str
+) -> None:
+    lines = [b"x-tenant: mallory", b"content-length: 0"]
+    path = f"{RESPONSES}/{await response_of(target, b'victim')}{end}"
+    for spelled in (path, path.replace("resp_", "resp%5F"), path.replace("/v1/", "/v1/x/../")):
+        status, got = await target.send(head_of(*lines, method=method, path=spelled), b"")
+        assert (status, got) == (404, [])
+    path = f"{RESPONSES}/{await response_of(target, b'mallory')}{end}"
+    status, got = await target.send(head_of(*lines, method=method, path=path), b"")
+    assert (status, len(got)) == (200, 1)
+    status, got = await target.send(head_of(lines[1], method=method, path=path), b"")
+    assert (status, got) == (403, [])
+
+
+async def test_client_does_not_name_its_response_as_another_tenants(target: Target) -> None:
+    name = (await response_of(target, b"victim")).encode()
+    for written in (b'"request_id":"%b"', b'"request_\\u0069d":"%b","request_id":"%b"'):
+        body = b"{%b,%b}" % (written.replace(b"%b", name), PROMPT)
+        _, got = await target.send(sized(body, path=RESPONSES), body)
+        ((_, content),) = got
+        assert name not in content
+
+
+PART = b'{"model":"tiny","messages":[{"role":"user","content":[%b]}]}'
+MEDIA = {
+    "only a uuid": (CHAT, PART % b'{"type":"image_url","image_url":null,"uuid":"u"}'),
+    "escaped": (CHAT, PART % b'{"type":"image_url","image_url":null,"\\u0075uid":"u"}'),
+    "twice": (CHAT, PART % b'{"uuid":null,"uuid":"u"}'),
+    "with an image": (CHAT, PART % b'{"type":"image_url","image_url":{"url":"data:,"},"uuid":"u"}'),
+    "of a tool": ("/v1/messages", PART % b'{"type":"tool_result","content":[{"uuid":"u"}]}'),
+    "of a response": (RESPONSES, b'{"input":[{"content":[{"type":"input_image","uuid":"u"}]}]}'),
+    "of a batch": (CHAT + "/batch", b'{"messages":[[{"content":[{"uuid":"u"}]}]]}'),
+    "in a deep list": (CHAT, PART % (b"[" * 20 + b'{"uuid":"u"}' + b"]" * 20)),
+    "by hash": ("/inference/v1/generate", b'{"token_ids":[1],"features":{"mm_hashes":{}}}'),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), MEDIA.values(), ids=MEDIA)
+async def test_media_of_another_tenant_are_not_named(
+    target: Target, path: str, body: bytes
+) -> None:
+    status, got = await target.send(sized(body, path=path), body)
+    assert (status, got) == (400, [])
+
+
+NO_MEDIA = (
+    PART % b'{"type":"text","text":"uuid \\u0075uid"}',
+    PART % b'{"type":"tool_use","input":{"uuid":"u"}}',
+    b'{"tools":[{"function":{"parameters":{"properties":{"uuid":{}}}}}],%b}' % PROMPT,
+    b'{"uuid":"u",%b}' % PROMPT,
+)
+
+
+@pytest.mark.parametrize("body", NO_MEDIA)
+async def test_uuid_that_names_no_media_passes(target: Target, body: bytes) -> None:
+    status, got = await target.send(sized(body), body)
+    assert (status, len(got)) == (200, 1)

@@ -1,0 +1,83 @@
+"""Names the responses that engines keep, so that each tenant continues, reads and ends its own.
+
+vLLM and SGLang keep a response under `request_id`, a field of its request, and return it as its id;
+who knows an id may continue the response (`previous_response_id`), read it or cancel it
+(`/v1/responses/{id}`). Sources: vLLM 0.32's `entrypoints/openai/responses/protocol.py` and
+`serving.py`, SGLang 0.5.23's `entrypoints/openai/protocol.py`.
+
+So the router writes that field, with a digest of the tenant under the secret of the salts. That
+needs no memory: any router with the secret tells a tenant's ids from all others.
+"""
+
+import hmac
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from extproc.requests.added_fields import with_fields
+from extproc.requests.field_edits import FieldEdit, apply_edits
+from kvstate import scan
+from kvstate.undecodable import UNDECODABLE
+
+RESPONSES_PATH = "/v1/responses"
+FIELD = "request_id"
+
+_OWN, _PREVIOUS = FIELD.encode(), b"previous_response_id"
+_PREFIX = "resp_"  # vLLM accepts no other ids
+_DRAWN_BYTES = _DIGEST_BYTES = 16
+_ID = re.compile(r"resp_([0-9a-f]{32})([0-9a-f]{32})")
+
+
+def response_in(path: str) -> str:
+    """Returns the id of the response that a path names, "" if it names none."""
+    before, _, rest = path.partition(RESPONSES_PATH + "/")
+    return "" if before else rest.partition("/")[0]
+
+
+class ResponseIds:
+    """Makes ids, and tells whose they are. draw: returns so many random bytes."""
+
+    def __init__(self, secret: bytes, draw: Callable[[int], bytes]) -> None:
+        self._secret = secret
+        self._draw = draw
+
+    def new(self, tenant: bytes | None) -> str:
+        """Returns an id for a response of a tenant, or of requests without one."""
+        drawn = self._draw(_DRAWN_BYTES).hex()
+        return f"{_PREFIX}{drawn}{self._digest(tenant, drawn)}"
+
+    def is_own(self, tenant: bytes | None, name: str) -> bool:
+        """Returns whether this is the id of a response of that tenant."""
+        found = _ID.fullmatch(name)
+        return found is not None and hmac.compare_digest(found[2], self._digest(tenant, found[1]))
+
+    def _digest(self, tenant: bytes | None, drawn: str) -> str:
+        whose = b"common" if tenant is None else b"tenant" + tenant
+        said = b"response %b %b" % (drawn.encode(), whose)
+        return hmac.digest(self._secret, said, "sha256")[:_DIGEST_BYTES].hex()
+
+    def name(self, body: bytes, tenant: bytes | None) -> bytes | None:
+        """Returns a body whose response gets an id of its tenant, and no other.
+
+        Returns None if it continues a response of somebody else. A body that is no object stays.
+        """
+        found = scan.members(body, (_OWN, _PREVIOUS))
+        if found is None:
+            return body
+        edits: list[FieldEdit] = []
+        for start, end in found:
+            name, at = scan.named(body, (start, end))
+            if name == _OWN:
+                edits.append(FieldEdit(start, end, None))
+            elif not self._may_continue(body[at:end], tenant):
+                return None
+        named = with_fields(apply_edits(body, edits) if edits else body, {FIELD: self.new(tenant)})
+        return body if named is None else named
+
+    def _may_continue(self, value: bytes, tenant: bytes | None) -> bool:
+        try:
+            previous = msgspec.json.decode(value, type=str | None)
+        except UNDECODABLE:
+            return False
+        return previous is None or self.is_own(tenant, previous)
