@@ -14,7 +14,8 @@ from tests.system.ingresses.other_router import OtherRouter, decisions, other_ro
 from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
-CONVERSATIONS = 12
+# That so many are all of one router has a chance of one in 2,048; of the most, of none to speak of.
+CONVERSATIONS, MOST_CONVERSATIONS = 12, 60
 
 # Of each worker: so many that nothing is evicted.
 BLOCKS = 20_000
@@ -46,6 +47,10 @@ class Routers:
     async def passed_unsteered(self) -> int:
         """Requests that Envoy let pass because no router answered."""
         return await self._stat("failure_mode_allowed")
+
+    async def failed_checks(self) -> int:
+        """How often Envoy found that a router is not ready, or got no answer."""
+        return await self._stat("health_check.failure")
 
     async def healthy(self) -> int:
         return await self._stat("membership_healthy")
@@ -158,35 +163,52 @@ async def test_standby_takes_over_with_a_warm_index_and_gives_back() -> None:
         assert await routers.decided() == (before[0] + 10, before[1])
 
 
-async def routers_of(routers: Routers, conversations: range) -> list[int]:
-    """Which router decided for each conversation: all of its requests went to that one."""
-    found = []
-    for number in conversations:
-        before = await routers.decided()
-        for _ in range(3):
-            await routers.send(f"conversation {number}")
-        after = await routers.decided()
-        told = [there - here for here, there in zip(before, after, strict=True)]
-        assert sorted(told) == [0, 3]
-        found.append(told.index(3))
-    return found
+async def decided_for(routers: Routers, number: int) -> int | None:
+    """Which router decided for all requests of a conversation, None if both did."""
+    before = await routers.decided()
+    for _ in range(3):
+        await routers.send(f"conversation {number}")
+    after = await routers.decided()
+    told = [there - here for here, there in zip(before, after, strict=True)]
+    assert sum(told) == 3
+    return told.index(3) if 3 in told else None
+
+
+async def routers_of(
+    routers: Routers, conversations: range, expected: list[int] | None = None
+) -> list[int]:
+    """Which router decided for each conversation, while Envoy finds both ready.
+
+    If it is none, or not the expected one, Envoy found a router failing meanwhile, as it may on a
+    busy machine; then they are asked again.
+    """
+    while True:
+        await routers.until_healthy(2)
+        failed = await routers.failed_checks()
+        each = [await decided_for(routers, number) for number in conversations]
+        found = [one for one in each if one is not None]
+        if len(found) == len(each) and expected in (None, found):
+            return found
+        assert await routers.failed_checks() > failed, (each, expected)
 
 
 @pytest.mark.slow
 async def test_conversation_stays_with_its_router_while_it_runs() -> None:
     async with two("conversation") as routers:
-        await routers.until_healthy(2)
-        conversations = range(CONVERSATIONS)
-        found = await routers_of(routers, conversations)
-        assert set(found) == {0, 1}
-        assert await routers_of(routers, conversations) == found
+        conversations = range(0)
+        found: list[int] = []
+        while set(found) != {0, 1}:  # their ports decide, which are drawn
+            more = range(len(found), len(found) + CONVERSATIONS)
+            assert more.stop <= MOST_CONVERSATIONS
+            found += await routers_of(routers, more)
+            conversations = range(more.stop)
+        await routers_of(routers, conversations, found)
         await routers.system.stop_router()
         await routers.until_healthy(1)
-        assert set(await routers_of(routers, conversations)) == {1}
+        assert {await decided_for(routers, number) for number in conversations} == {1}
         assert await routers.passed_unsteered() == 0
         await routers.system.start_router()
-        await routers.until_healthy(2)
-        assert await routers_of(routers, conversations) == found
+        await routers_of(routers, conversations, found)
 
 
 @pytest.mark.slow
