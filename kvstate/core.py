@@ -284,7 +284,7 @@ class Core(Protocol):
     def apply_run(
         self, records: bytes, at: int, owners: "array[int]", marks: bytearray, work: int
     ) -> tuple[int, Outcome | None]:
-        """Applies as many raw batches as it can, from records that another process passes on.
+        """Applies as many batches as it can, from records that another process passes on.
 
         records: see `kvstate.relay.records`. owners: by rank, 1 more than the owner's number; 0 for
         ranks to skip, with `SPECIAL` for those whose batches the caller applies. marks: takes
@@ -292,6 +292,13 @@ class Core(Protocol):
 
         Returns where it stopped: at the end, at an incomplete record, at one for the caller, or at
         one of which it applied something that the caller has to look at; then with the outcome.
+        """
+
+    def changes(self, owner: int) -> bytes | None:
+        """Returns what the last message changed, for `apply_run` of another process with its secret.
+
+        None unless it was this owner's, was applied by one call, and did nothing but store and
+        remove blocks of groups that hold the whole prefix.
         """
 
     def overlaps(

@@ -246,8 +246,17 @@ class Owner:
     @property
     def _decodes_all(self) -> bool:
         """Whether each of its messages has to be decoded now."""
-        listener = self._stored.listener  # while an orphan waits, each store may be its parent's
-        return self.orphans.bytes > 0 or (listener is not None and listener.listens(self.worker))
+        return self.orphans.bytes > 0 or self.is_heard  # each store may be an orphan's parent's
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody listens to all that it stores now."""
+        listener = self._stored.listener
+        return listener is not None and listener.listens(self.worker)
+
+    def changes(self) -> bytes | None:
+        """Returns what its last message changed; see `Core.changes`."""
+        return self._core.changes(self.number)
 
     def resume(self) -> None:
         """Notes that its blocks were changed by others than its feed, which begins now."""

@@ -582,6 +582,9 @@ class PlainCore:
     ) -> tuple[int, None]:
         return at, None  # this core has only the typed decoder
 
+    def changes(self, owner: int) -> None:
+        return None  # this core has only the typed decoder
+
     def overlaps(
         self,
         model: int,

@@ -43,6 +43,7 @@ void index_free(Index *index) {
     free(index->owners);
     free(index->models);
     free(index->lanes);
+    free(index->keys);
     table_clear(&index->rows);
     table_clear(&index->sharers);
     sets_free(&index->sets);
@@ -297,28 +298,63 @@ static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32
     return is_held ? INDEX_OK : INDEX_NO_MEMORY;
 }
 
+/* Makes room for the keys of a chain; returns false if out of memory. */
+static bool keys_widen(Index *index, uint32_t count) {
+    if (count <= index->key_room) return true;
+    uint64_t *keys = realloc(index->keys, count * sizeof *keys);
+    if (!keys) return false;
+    index->keys = keys;
+    index->key_room = count;
+    return true;
+}
+
 IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     Owner *owner = &index->owners[number];
     uint32_t block_size = stored->pool.block_size, segment = owner->certain;
     owner->block_size = block_size;
     uint64_t key = index_root(index, owner->model, stored->lora, block_size);
-    uint32_t again = stored->may_repeat ? MAY_BE_FEWER : 0;
     if (stored->has_parent && !index_find_key(index, owner, stored->parent, &segment, &key))
         return INDEX_UNKNOWN_PARENT;
-    if (!index_widen(index, block_size)) return INDEX_NO_MEMORY;
-    Pool *pool = pool_find(owner, &stored->pool);
-    IndexResult result = INDEX_OK;
-    if (index_is_full(owner, (size_t)stored->count + stored->following))
-        result = INDEX_OVER_LIMIT;
-    else if (!pool)
-        result = pool_make(index, owner, &stored->pool, &pool);
-    for (uint32_t n = 0; n < stored->count && result == INDEX_OK; n++) {
+    if (index_is_full(owner, (size_t)stored->count + stored->following)) {
+        owner->over_limit++;
+        return INDEX_OVER_LIMIT;
+    }
+    if (!index_widen(index, block_size) || !keys_widen(index, stored->count))
+        return INDEX_NO_MEMORY;
+    for (uint32_t n = 0; n < stored->count; n++) {
         const uint32_t *tokens = stored->tokens + (size_t)n * block_size;
         uint64_t extra = stored->extras ? stored->extras[n] : 0;
-        key = index_child(index, key, tokens, block_size, extra);
-        index->work += block_size / 32;
-        result = store_block(index, number, pool, segment, stored->hashes[n], key, again);
+        index->keys[n] = key = index_child(index, key, tokens, block_size, extra);
     }
+    index->work += (uint64_t)stored->count * (block_size / 32);
+    index->keyed = (Keyed){.pool = stored->pool, .count = stored->count,
+                           .is_uncertain = segment != owner->certain,
+                           .may_repeat = stored->may_repeat};
+    return index_store_keyed(index, number, &index->keyed, (const unsigned char *)stored->hashes,
+                             (const unsigned char *)index->keys);
+}
+
+static uint64_t number_at(const unsigned char *numbers, uint32_t n) {
+    uint64_t number;
+    memcpy(&number, numbers + (size_t)n * sizeof number, sizeof number);
+    return number;
+}
+
+IndexResult index_store_keyed(Index *index, uint32_t number, const Keyed *chain,
+                              const unsigned char *hashes, const unsigned char *keys) {
+    Owner *owner = &index->owners[number];
+    uint32_t segment = owner->certain ^ chain->is_uncertain;
+    uint32_t again = chain->may_repeat ? MAY_BE_FEWER : 0;
+    owner->block_size = chain->pool.block_size;
+    Pool *pool = pool_find(owner, &chain->pool);
+    IndexResult result = INDEX_OK;
+    if (index_is_full(owner, chain->count))
+        result = INDEX_OVER_LIMIT;
+    else if (!pool)
+        result = pool_make(index, owner, &chain->pool, &pool);
+    for (uint32_t n = 0; n < chain->count && result == INDEX_OK; n++)
+        result = store_block(index, number, pool, segment, number_at(hashes, n),
+                             number_at(keys, n), again);
     if (result == INDEX_OVER_LIMIT) owner->over_limit++;
     return result;
 }

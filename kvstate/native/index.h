@@ -108,6 +108,19 @@ typedef struct {
 } Owner;
 
 typedef struct {
+    uint32_t medium, tier, block_size;
+    int64_t group;
+} PoolName;
+
+/* A chain of blocks whose keys are known. */
+typedef struct {
+    PoolName pool;
+    uint32_t count;
+    bool is_uncertain; /* its parent is, and so are they */
+    bool may_repeat;   /* as in Stored */
+} Keyed;
+
+typedef struct {
     Table rows;    /* block key -> set of holders (tag) */
     Table sharers; /* (holder, key) -> hashes (tag), from two on */
     Sets sets;
@@ -118,14 +131,12 @@ typedef struct {
     uint64_t secret;
     uint64_t *lanes; /* random multipliers, one for each token of a block */
     uint32_t lane_count;
+    uint64_t *keys; /* of the last chain that was stored, and which that was */
+    uint32_t key_room;
+    Keyed keyed;
     size_t limit_blocks; /* of an owner without a limit of its own */
     uint64_t work, work_limit; /* table lookups or equivalent; resumable work stops at it */
 } Index;
-
-typedef struct {
-    uint32_t medium, tier, block_size;
-    int64_t group;
-} PoolName;
 
 /* A chain of blocks to store; extras is NULL, or a hash for each block, 0 if only tokens count. */
 typedef struct {
@@ -162,6 +173,10 @@ void index_clear(Index *index, uint32_t owner);
 IndexResult index_clear_some(Index *index, uint32_t owner);
 IndexResult index_demote_some(Index *index, uint32_t owner);
 IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
+/* Stores a chain as index_store() has done it in another process, with its secret. hashes, keys: as
+ * bytes, since they may be in the midst of a record. */
+IndexResult index_store_keyed(Index *index, uint32_t owner, const Keyed *chain,
+                              const unsigned char *hashes, const unsigned char *keys);
 /* Adds a copy, in the pool of this medium and group, of each block held under its hash. */
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
                        uint32_t count);

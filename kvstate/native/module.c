@@ -6,6 +6,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "changes.h"
 #include "persist.h"
 #include "scan.h"
 #include "wire.h"
@@ -39,6 +40,7 @@ typedef struct {
     Index index;
     LookupSpace space;
     Message message; /* the present one; its arrays are reused */
+    Changes changes; /* of the last message */
     PyTypeObject *overlap;
     newfunc new_tuple; /* the constructor of tuples; NULL if they are nothing but their items */
 } Core;
@@ -184,6 +186,7 @@ static void core_dealloc(Core *self) {
     index_free(&self->index);
     lookup_free(&self->space);
     wire_free(&self->message.batch);
+    free(self->changes.buffer.bytes);
     Py_XDECREF((PyObject *)self->overlap);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -580,6 +583,10 @@ static Step apply_stored(Core *self, uint32_t number, Message *message, const Wi
         .lora = event->lora,
     };
     IndexResult result = index_store(&self->index, number, &stored);
+    if (result == INDEX_OK)
+        changes_store(&self->changes, &self->index, event, hashes);
+    else
+        self->changes.is_whole = false;
     if (result == INDEX_UNKNOWN_PARENT) return message->offset ? STEP_DONE : STEP_LEFT;
     if (result != INDEX_OK || count == left) return step_of(result);
     message->offset += count;
@@ -631,6 +638,7 @@ static Step apply_removed(Core *self, uint32_t number, Message *message, const W
             groups_admission(&owner->groups, event->pool.group) == GROUP_INDEXED)
             owner->removed_unknown++;
     }
+    if (!has_ends) changes_remove(&self->changes, event, hashes, lefts);
     return STEP_DONE;
 }
 
@@ -710,6 +718,8 @@ static PyObject *proceed(Core *self, uint32_t number, Message *message, uint64_t
     Step step;
     if (!apply_events(self, number, message, &step)) return NULL;
     if (step == STEP_MORE) return constant(Py_True);
+    if (step != STEP_DONE || message->clears || PyList_Size(message->faults))
+        self->changes.is_whole = false;
     return Py_BuildValue("(nnON)", (Py_ssize_t)message->done,
                          (Py_ssize_t)message->batch.event_count,
                          message->clears ? Py_True : Py_False, PyList_AsTuple(message->faults));
@@ -734,6 +744,7 @@ static PyObject *start(Core *self, PyObject *number, PyObject *payload, uint64_t
     message->parsed = message->clears = false;
     message->done = message->offset = 0;
     if (owner->ends) owner->ends->message = (owner->ends->message + 1) & END_MESSAGES;
+    changes_begin(&self->changes, number_of(self, owner));
     message->faults = PyList_New(0);
     PyObject *answer = NULL;
     size_t length = (size_t)message->view.len;
@@ -742,9 +753,19 @@ static PyObject *start(Core *self, PyObject *number, PyObject *payload, uint64_t
         answer = PyBool_FromLong(false);
     else if (message->faults)
         answer = proceed(self, number_of(self, owner), message, work);
+    if (!answer || !PyTuple_Check(answer)) self->changes.is_whole = false;
     if (answer == Py_True && !put_aside(self, owner)) Py_CLEAR(answer);
     message_end(message);
     return answer;
+}
+
+static PyObject *core_changes(Core *self, PyObject *number) {
+    const Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    const Changes *changes = &self->changes;
+    if (!changes->is_whole || changes->owner != number_of(self, owner)) return constant(Py_None);
+    return PyBytes_FromStringAndSize((const char *)changes->buffer.bytes,
+                                     (Py_ssize_t)changes->buffer.length);
 }
 
 static PyObject *core_apply(Core *self, PyObject *const *given, Py_ssize_t count) {
@@ -786,6 +807,7 @@ static PyObject *core_abandon(Core *self, PyObject *number) {
 #define MARK_AT 12u
 #define MARK_BYTES 16u
 #define RAW_BATCH 0u
+#define CHANGES 11u
 #define IS_SPECIAL 0x80000000u /* a rank whose batches are left to Python */
 #define MAX_RUN_PAYLOAD 65536u /* a longer one is applied in steps */
 
@@ -795,28 +817,54 @@ typedef struct {
 
 typedef enum { RECORD_APPLIED, RECORD_LEFT, RECORD_NOTABLE, RECORD_FAILED } RecordResult;
 
-/* Applies one batch; LEFT: nothing of it. NOTABLE: it, or a part, with an outcome to look at. */
-static RecordResult apply_record(Core *self, uint32_t number, const unsigned char *payload,
-                                 uint32_t length) {
+/* Applies one raw batch; LEFT: nothing of it. NOTABLE: it, or a part, with an outcome to look at. */
+static RecordResult apply_raw(Core *self, uint32_t number, const unsigned char *payload,
+                              uint32_t length) {
     Owner *owner = &self->index.owners[number];
     Message *message = &self->message;
-    abandon(owner);
     message->parsed = true;
     message->clears = false;
     message->done = message->offset = 0;
     if (wire_begin(&message->batch, payload, length) != WIRE_OK) return RECORD_LEFT;
-    index_begin(&self->index, UINT64_MAX);
     WireResult parsed = wire_parse(&self->index, &message->batch);
     if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory(), RECORD_FAILED;
     if (parsed != WIRE_OK) return RECORD_LEFT;
     if (owner->ends) owner->ends->message = (owner->ends->message + 1) & END_MESSAGES;
-    uint32_t block_size = owner->block_size;
-    uint64_t over_limit = owner->over_limit;
     Step step;
     if (!apply_events(self, number, message, &step)) return RECORD_FAILED;
-    bool is_usual = step == STEP_DONE && !message->clears && !PyList_Size(message->faults) &&
-                    owner->block_size == block_size && owner->over_limit == over_limit;
+    bool is_usual = step == STEP_DONE && !message->clears && !PyList_Size(message->faults);
     return is_usual ? RECORD_APPLIED : RECORD_NOTABLE;
+}
+
+/* Repeats what another process has changed. */
+static RecordResult apply_changes(Core *self, uint32_t number, const unsigned char *payload,
+                                  uint32_t length) {
+    if (!changes_are_sound(payload, length)) return RECORD_LEFT;
+    self->message.clears = false;
+    self->message.done = self->message.batch.event_count = 0;
+    if (changes_repeat(&self->index, number, payload, length) == INDEX_NO_MEMORY)
+        return PyErr_NoMemory(), RECORD_FAILED;
+    return RECORD_APPLIED;
+}
+
+/* Applies a batch of an owner; a new size of its blocks, or rejected ones, are to be looked at. */
+static RecordResult apply_record(Core *self, uint32_t number, uint32_t kind,
+                                 const unsigned char *payload, uint32_t length) {
+    Owner *owner = &self->index.owners[number];
+    uint32_t block_size = owner->block_size;
+    uint64_t over_limit = owner->over_limit;
+    abandon(owner);
+    self->changes.is_whole = false;
+    index_begin(&self->index, UINT64_MAX);
+    RecordResult result = kind == CHANGES ? apply_changes(self, number, payload, length)
+                                          : apply_raw(self, number, payload, length);
+    bool is_notable = owner->block_size != block_size || owner->over_limit != over_limit;
+    return result == RECORD_APPLIED && is_notable ? RECORD_NOTABLE : result;
+}
+
+/* Whether a record of a rank that is read here has to be applied by Python. */
+static bool is_left(uint32_t kind, uint32_t owner, uint32_t length) {
+    return kind == RAW_BATCH && (owner & IS_SPECIAL || length > MAX_RUN_PAYLOAD);
 }
 
 /* Applies records from `at` on; returns where it stopped, or -1 with an exception. */
@@ -828,17 +876,18 @@ static Py_ssize_t apply_records(Core *self, const RelayedBuffers *given, Py_ssiz
     while (given->records.len - at >= (Py_ssize_t)RECORD_BYTES && used < work) {
         uint32_t head[3]; /* rank, kind, length */
         memcpy(head, bytes + at, sizeof head);
-        uint32_t rank = head[0], length = head[2];
+        uint32_t rank = head[0], kind = head[1], length = head[2];
         if (length > (size_t)(given->records.len - at) - RECORD_BYTES) break;
         bool is_known = rank < (size_t)given->owners.len / sizeof *owners && owners[rank];
-        if (head[1] != RAW_BATCH) break;
+        if (kind != RAW_BATCH && kind != CHANGES) break;
         if (is_known) {
-            uint32_t number = owners[rank] - 1;
-            if (owners[rank] & IS_SPECIAL || length > MAX_RUN_PAYLOAD) break;
+            uint32_t number = (owners[rank] & ~IS_SPECIAL) - 1;
+            if (is_left(kind, owners[rank], length)) break;
             if (number >= self->index.owner_count || !self->index.owners[number].present ||
                 (size_t)given->marks.len < (rank + 1ull) * MARK_BYTES)
                 return PyErr_SetString(PyExc_ValueError, "no such owner"), -1;
-            RecordResult result = apply_record(self, number, bytes + at + RECORD_BYTES, length);
+            RecordResult result =
+                apply_record(self, number, kind, bytes + at + RECORD_BYTES, length);
             if (result == RECORD_FAILED) return -1;
             if (result == RECORD_LEFT) break;
             *is_notable = result == RECORD_NOTABLE;
@@ -1101,7 +1150,7 @@ static PyMethodDef core_methods[] = {
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
     FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
-    ONE(announce_copies), FAST(apply_run),
+    ONE(announce_copies), FAST(apply_run),   ONE(changes),
     {NULL, NULL, 0, NULL},
 };
 

@@ -3,7 +3,7 @@
 
 #define UNITS_OF_POOL (SEGMENTS * SHARDS)
 
-static unsigned char *room_for(Buffer *buffer, size_t more) {
+unsigned char *buffer_room(Buffer *buffer, size_t more) {
     if (buffer->length + more > buffer->room) {
         size_t room = 2 * (buffer->length + more);
         unsigned char *grown = realloc(buffer->bytes, room);
@@ -51,7 +51,7 @@ static bool shard_rows(Index *index, const Shard *shard, Buffer *buffer, uint32_
         uint32_t slot = (uint32_t)((uint64_t)*visited * stride % shard->capacity);
         index->work++;
         if (!shard->tags[slot]) continue;
-        unsigned char *row = room_for(buffer, ROW_BYTES);
+        unsigned char *row = buffer_room(buffer, ROW_BYTES);
         if (!row) return false;
         row = put(row, shard->keys[slot], 8);
         row = put(row, shard->extras[slot], 8);
@@ -93,7 +93,7 @@ bool persist_rows(Index *index, uint32_t number, uint64_t *at, Buffer *buffer) {
         index->work++;
         if (!one.shard->used) continue;
         size_t begin = buffer->length;
-        if (!room_for(buffer, RUN_BYTES)) return false;
+        if (!buffer_room(buffer, RUN_BYTES)) return false;
         uint32_t count = 0;
         bool is_ends = one.name.medium == ENDS;
         if (!shard_rows(index, one.shard, buffer, &visited, &count, !is_ends)) return false;
@@ -154,7 +154,7 @@ enum { NO_ENDS, EXACT, INEXACT };
 bool persist_learned(const Owner *owner, Buffer *buffer) {
     const Ends *ends = owner->ends;
     uint32_t end_groups = ends ? ends->group_count : 0;
-    unsigned char *at = room_for(buffer, LEARNED_BYTES + owner->groups.count * GROUP_BYTES +
+    unsigned char *at = buffer_room(buffer, LEARNED_BYTES + owner->groups.count * GROUP_BYTES +
                                              end_groups * END_GROUP_BYTES);
     if (!at) return false;
     at = put(at, owner->block_size, 4);

@@ -34,6 +34,9 @@ typedef struct {
     size_t length, room;
 } Buffer;
 
+/* Returns where this many more bytes begin; NULL if out of memory. */
+unsigned char *buffer_room(Buffer *buffer, size_t more);
+
 /* Appends rows from `*at` on until the limit of work, and moves `*at`; SAVED_ALL after the last.
  * The owner's blocks must not change until all are saved. Returns false if out of memory. */
 bool persist_rows(Index *index, uint32_t owner, uint64_t *at, Buffer *buffer);

@@ -143,6 +143,7 @@ class _Reader(asyncio.Protocol):
         self._line = b""
         self._is_welcome = False
         self._wanted: set[str] = set()
+        self._heard: set[str] = set()
         self._given: dict[str, list[Tap]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -179,6 +180,8 @@ class _Reader(asyncio.Protocol):
         """Part of asyncio.Protocol."""
         if self._task is not None:
             self._task.cancel()
+        for worker in self._heard:
+            self._passing.taps.hear(worker, more=-1)
         self._passing.note_reader(self, is_there=False)
 
     def _take(self, line: bytes) -> None:
@@ -192,6 +195,11 @@ class _Reader(asyncio.Protocol):
             self._task = asyncio.create_task(self._hand_over())
             return
         wish = msgspec.json.decode(line, type=Wish)
+        if wish.is_heard:
+            if wish.worker not in self._heard:
+                self._heard.add(wish.worker)
+                self._passing.taps.hear(wish.worker, more=1)
+            return
         self._given.pop(wish.worker, None)  # it may be wanted again
         if wish.is_wanted:
             self._wanted.add(wish.worker)

@@ -12,6 +12,7 @@ import msgspec
 from kvstate.core import SPECIAL, Outcome
 from kvstate.feeds.turns import Turns
 from kvstate.index import Index
+from kvstate.owner import Owner
 from kvstate.relay.records import (
     MARK,
     NO_MARK,
@@ -38,7 +39,7 @@ MAX_WAITING_BYTES = 4 * 1024 * 1024
 SILENCE_SECONDS = 3.0
 
 # Kinds of which number and stamp are those of the rank's last batch from then on.
-_MARKING = frozenset({Kind.BATCH, Kind.TYPED, Kind.FORGET, Kind.END})
+_MARKING = frozenset({Kind.BATCH, Kind.CHANGES, Kind.TYPED, Kind.FORGET, Kind.END})
 
 
 class _Worker(NamedTuple):
@@ -63,6 +64,7 @@ class Reading:
         self._owners = array("I")  # by number, for `Core.apply_run`
         self._marks = bytearray()
         self._has_special = False
+        self._heard: set[str] = set()  # of which the other process knows that tokens are needed
         self._unchanged = asyncio.Lock()  # held while anything changes, or is saved
         self._stream: _Stream | None = None
 
@@ -109,6 +111,7 @@ class Reading:
         self._stream = stream
         try:
             stream.send(self._hello)
+            self._heard.clear()
             for worker in self._workers:
                 self._wish(worker, is_wanted=True)
             await self._read(stream)
@@ -148,7 +151,10 @@ class Reading:
         while True:
             if self._turns.is_over():
                 await self._turns.next()
+            begin = at
             at, outcome = core.apply_run(data, at, self._owners, self._marks, RUN_WORK)
+            if outcome is None and at > begin:
+                continue  # it may have stopped for its work alone
             record = record_at(data, at)
             if record is None:
                 return at
@@ -212,6 +218,13 @@ class Reading:
             self._has_special = False
             for rank, number in self._numbers.items():
                 self._owners[number] = self._owner(rank)
+                self._hear(rank.owner)
+
+    def _hear(self, owner: Owner) -> None:
+        """Asks for the tokens of what a worker stores from now on, once any of them are needed."""
+        if owner.is_heard and owner.worker not in self._heard:
+            self._heard.add(owner.worker)
+            self._wish(owner.worker, is_wanted=True, is_heard=True)
 
     def _mark(self, number: int) -> Mark:
         return Mark(*MARK.unpack_from(self._marks, number * MARK.size))
@@ -227,9 +240,9 @@ class Reading:
         for rank in list(self._numbers):
             self._forget_number(rank)
 
-    def _wish(self, worker: str, *, is_wanted: bool) -> None:
+    def _wish(self, worker: str, *, is_wanted: bool, is_heard: bool = False) -> None:
         if self._stream is not None:
-            self._stream.send(Wish(worker, is_wanted))
+            self._stream.send(Wish(worker, is_wanted, is_heard))
 
     def _lose(self) -> None:
         """Notes that the other process is gone."""

@@ -11,9 +11,13 @@ last batch, where they mean something; a stamp of -inf stands for none).
     BEGIN    a rank's `Beginning`             ROWS    a piece of the rows that it holds
     END      the last row came; a `RelayedStatus`
     HELLO    the versions agree               BEAT    nothing happened
+    CHANGES  what a batch stored and removed (kvstate/native/changes.h), instead of a BATCH
 
 BEGIN, ROWS and END describe a rank as it is between two batches; everything that follows happens
 to it afterwards. The compiled core reads batches by itself (`Core.apply_run`).
+
+Changes are shorter than batches, and repeated without decoding or hashing. They have no tokens: of
+a worker that any process listens to, the batches are passed on.
 """
 
 import math
@@ -40,7 +44,7 @@ from kvstate.overlap import Tokens
 from kvstate.saved import SavedOwner
 
 # Counts every change of the records or of their meaning.
-VERSION = 1
+VERSION = 2
 
 HEAD = struct.Struct("=IIIQd")
 
@@ -69,6 +73,7 @@ class Kind(IntEnum):
     GONE = 8
     HELLO = 9
     BEAT = 10
+    CHANGES = 11
 
 
 class Mark(NamedTuple):
@@ -125,10 +130,14 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wish(msgspec.Struct, frozen=True, array_like=True):
-    """A line of a process that reads: it wants a worker's ranks, or does not want them any more."""
+    """A line of a process that reads: it wants a worker's ranks, or does not want them any more.
+
+    is_heard: it needs the tokens of what the worker stores, as long as it is connected.
+    """
 
     worker: str
     is_wanted: bool
+    is_heard: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -170,7 +179,7 @@ def record_at(data: bytes, at: int) -> Record | None:
     if len(data) - at < HEAD.size:
         return None
     rank, kind, length, number, stamp = HEAD.unpack_from(data, at)
-    if kind > Kind.BEAT or length > MAX_PAYLOAD:
+    if kind > Kind.CHANGES or length > MAX_PAYLOAD:
         raise DamagedError("a record that cannot be")
     begin = at + HEAD.size
     if len(data) - begin < length:

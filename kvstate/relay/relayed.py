@@ -94,6 +94,10 @@ class RelayedRank:
         match record.kind:
             case Kind.BATCH:
                 yield from self._applying(record.payload, outcome)
+            case Kind.CHANGES:
+                if outcome is None:
+                    raise DamagedError("changes that cannot be repeated")
+                yield from self._applying(b"", outcome)
             case Kind.TYPED:
                 yield from self._applying(typed_batch(record.payload), None)
             case Kind.FORGET:

@@ -5,6 +5,7 @@ complete, so that another process that repeats them holds what is held here. It 
 somebody reads the rank.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -63,21 +64,28 @@ class Tap:
     """The tap of one rank.
 
     number: in records. worker: its name. is_read: whether anybody reads it.
+    is_heard: whether the tokens of its batches are needed.
     """
 
     def __init__(self, taps: "Taps", number: int, worker: str) -> None:
         self.number = number
         self.worker = worker
         self.is_read = False
+        self.is_heard = False
         self.mark = NO_MARK
         self._taps = taps
-        self._tapped: Tapped  # is set before anything happens to the rank
+        self._tapped: Tapped  # both are set before anything happens to the rank
+        self._changes: Callable[[], bytes | None]
         self._last: tuple[bool, FeedState, str, float] | None = None
         self._is_due = False
 
-    def watch(self, tapped: Tapped) -> None:
-        """Tells whose state it passes on."""
+    def watch(self, tapped: Tapped, changes: Callable[[], bytes | None]) -> None:
+        """Tells whose state it passes on.
+
+        changes: returns what its last batch changed, see `Core.changes`.
+        """
         self._tapped = tapped
+        self._changes = changes
 
     def note_restored(self, number: int, stamp: float) -> None:
         """Notes that the rank begins as it was after a batch."""
@@ -88,8 +96,11 @@ class Tap:
         self.mark = Mark(batch.sequence, batch.stamp)
         if not self.is_read:
             return
+        changes = None if self.is_heard else self._changes()
         body = batch.body
-        if isinstance(body, bytes):
+        if changes is not None:
+            self._taps.put(encoded(Kind.CHANGES, self.number, changes, self.mark))
+        elif isinstance(body, bytes):
             self._taps.put(encoded(Kind.BATCH, self.number, body, self.mark))
         else:
             self._taps.put(encoded(Kind.TYPED, self.number, typed_payload(body), self.mark))
@@ -171,6 +182,7 @@ class Taps:
         self.put: Callable[[bytes], None] = lambda _: None
         self.added: Callable[[], None] = lambda: None
         self._taps: dict[str, list[Tap]] = {}
+        self._heard: Counter[str] = Counter()
         self._free: list[int] = []
         self._numbers = 0
 
@@ -180,6 +192,7 @@ class Taps:
             self._free.append(self._numbers)
             self._numbers += 1
         tap = Tap(self, self._free.pop(), worker)
+        tap.is_heard = worker in self._heard
         self._taps.setdefault(worker, []).append(tap)
         self.added()
         return tap
@@ -195,6 +208,14 @@ class Taps:
                 self.put(encoded(Kind.GONE, tap.number))
             tap.is_read = False
             self._free.append(tap.number)
+
+    def hear(self, worker: str, *, more: int) -> None:
+        """Notes that so many more processes, or fewer, need the tokens of a worker's batches."""
+        self._heard[worker] += more
+        if not self._heard[worker]:
+            del self._heard[worker]
+        for tap in self._taps.get(worker, ()):
+            tap.is_heard = worker in self._heard
 
     def refresh(self) -> None:
         """Passes on the counts that have changed since the last time."""

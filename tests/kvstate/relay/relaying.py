@@ -116,6 +116,12 @@ class Process:
         return 0 if found is None else found.certain_tokens
 
     @property
+    def is_heard(self) -> bool:
+        """Whether the tokens of what the worker stores are passed on."""
+        assert self.fleet.taps is not None
+        return all(tap.is_heard for tap in self.fleet.taps.of("w") or ())
+
+    @property
     def state(self) -> FeedState:
         return self.fleet.state("w")
 

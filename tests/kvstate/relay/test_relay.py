@@ -194,14 +194,18 @@ async def test_a_listener_hears_what_another_process_follows(socket: Path) -> No
     publisher.publish(block(1))
     await until(lambda: reader.certain_tokens == 1)
     listener.is_idle = False
-    publisher.publish(block(2, 1))
+    publisher.publish(block(2, 1))  # the leader may pass on its changes before it knows
     await until(lambda: reader.certain_tokens == 2)
-    listener.is_idle = True
+    await until(lambda: leader.is_heard)
     publisher.publish(block(3, 2))
     await until(lambda: reader.certain_tokens == 3)
-    assert [event.hashes for event in listener.heard] == [[2]]
-    for process in (leader, reader):
-        await process.end()
+    listener.is_idle = True
+    publisher.publish(block(4, 3))
+    await until(lambda: reader.certain_tokens == 4)
+    assert [event.hashes for event in listener.heard][-1:] == [[3]]
+    await reader.end()
+    await until(lambda: not leader.is_heard)
+    await leader.end()
 
 
 async def test_typed_batches_and_news_reach_a_process_that_reads(socket: Path) -> None:

@@ -35,7 +35,7 @@ def taps() -> Taps:
 @pytest.fixture
 def tap(taps: Taps, rank: Rank) -> Tap:
     tap = taps.add("w")
-    tap.watch(rank)
+    tap.watch(rank, lambda: None)
     return tap
 
 
