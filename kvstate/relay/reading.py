@@ -64,6 +64,7 @@ class Reading:
         self._owners = array("I")  # by number, for `Core.apply_run`
         self._marks = bytearray()
         self._has_special = False
+        self._outcome: Outcome | None = None  # of the record that is next
         self._heard: set[str] = set()  # of which the other process knows that tokens are needed
         self._unchanged = asyncio.Lock()  # held while anything changes, or is saved
         self._stream: _Stream | None = None
@@ -102,13 +103,13 @@ class Reading:
         Raises:
             DamagedError: what it passes on cannot be used here; nothing of it counts any more.
         """
-        stream = _Stream()
+        stream = _Stream(self._take_at_once)
         loop = asyncio.get_running_loop()
         try:
             await loop.create_unix_connection(lambda: stream, str(path))
         except OSError:
             return False
-        self._stream = stream
+        self._stream, self._outcome = stream, None
         try:
             stream.send(self._hello)
             self._heard.clear()
@@ -130,29 +131,36 @@ class Reading:
             self._stream.close()
 
     async def _read(self, stream: "_Stream") -> None:
-        rest = b""
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    came = await stream.receive()
-            except TimeoutError:
-                log.warning("the process that follows the feeds hangs")
-                return
-            if not came:
-                return
-            data = rest + came
+        while await stream.is_left():
             async with self._unchanged:
-                rest = data[await self._take(data) :]
+                data = stream.left()
+                stream.put_back(data[await self._take(data) :])
+
+    def _take_at_once(self, data: bytes) -> tuple[int, bool]:
+        """Repeats what the core can, unless something else is under way.
+
+        Returns where the rest begins, and whether `_take` is needed for it: it is not for a record
+        of which only a part came.
+        """
+        if self._unchanged.locked() or self._turns.is_over():
+            return 0, True
+        self._note_special()
+        at, self._outcome = self._run_core(data, 0)
+        return at, self._outcome is not None or _is_due(data, at)
+
+    def _run_core(self, data: bytes, at: int) -> tuple[int, Outcome | None]:
+        return self._index.core.apply_run(data, at, self._owners, self._marks, RUN_WORK)
 
     async def _take(self, data: bytes) -> int:
         """Repeats all whole records; returns where the rest begins."""
-        core, at = self._index.core, 0
+        at = 0
         self._note_special()
         while True:
             if self._turns.is_over():
                 await self._turns.next()
-            begin = at
-            at, outcome = core.apply_run(data, at, self._owners, self._marks, RUN_WORK)
+            begin, outcome, self._outcome = at, self._outcome, None
+            if outcome is None:
+                at, outcome = self._run_core(data, at)
             if outcome is None and at > begin:
                 continue  # it may have stopped for its work alone
             record = record_at(data, at)
@@ -253,12 +261,19 @@ class Reading:
 
 
 class _Stream(asyncio.Protocol):
-    """The bytes that the other process sends."""
+    """The bytes that the other process sends.
 
-    def __init__(self) -> None:
+    take: repeats what it can of them at once; see `Reading._take_at_once`.
+    """
+
+    def __init__(self, take: Callable[[bytes], tuple[int, bool]]) -> None:
+        self._take = take
         self._transport: asyncio.Transport | None = None
         self._waiting = bytearray()
         self._wake = asyncio.Event()
+        self._is_left = False  # something for another task, which has to precede what comes
+        self._time = asyncio.get_running_loop().time
+        self._heard_at = self._time()
         self._is_paused = self._is_lost = False
 
     def send(self, line: Hello | Wish) -> None:
@@ -266,19 +281,32 @@ class _Stream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(msgspec.json.encode(line) + b"\n")
 
-    async def receive(self) -> bytes:
-        """Waits for bytes, and returns them; none at the end."""
-        while not self._waiting:
-            if self._is_lost:
-                return b""
+    async def is_left(self) -> bool:
+        """Waits for bytes that are not repeated at once; False at the end, or if nothing comes."""
+        while not self._is_left and not self._is_lost:
             self._wake.clear()
-            await self._wake.wait()
-        came = bytes(self._waiting)
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                if self._time() - self._heard_at >= SILENCE_SECONDS:
+                    log.warning("the process that follows the feeds hangs")
+                    return False
+        return self._is_left
+
+    def left(self) -> bytes:
+        """Returns these bytes; what comes from then on waits until the rest is put back."""
+        left = bytes(self._waiting)
         self._waiting.clear()
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
-        return came
+        return left
+
+    def put_back(self, rest: bytes) -> None:
+        """Puts back the beginning of a record."""
+        self._is_left = bool(self._waiting)
+        self._waiting[:0] = rest
 
     def close(self) -> None:
         """Closes the connection."""
@@ -291,13 +319,30 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio.Protocol."""
+        self._heard_at = self._time()
+        if not self._is_left:
+            if self._waiting:
+                data = bytes(self._waiting) + data
+                self._waiting.clear()
+            at, self._is_left = self._take(data)
+            data = data[at:]
         self._waiting += data
+        if not self._is_left:
+            return
+        self._wake.set()
         if len(self._waiting) > MAX_WAITING_BYTES and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
-        self._wake.set()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Part of asyncio.Protocol."""
         self._is_lost = True
         self._wake.set()
+
+
+def _is_due(data: bytes, at: int) -> bool:
+    """Whether a whole record begins at a byte, or none that can be."""
+    try:
+        return record_at(data, at) is not None
+    except DamagedError:
+        return True
