@@ -20,7 +20,7 @@ from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
-from kvstate.relay.passing import Passing
+from kvstate.relay.passing import COUNTS_SECONDS, Passing
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import VERSION, Hello
 from kvstate.relay.taps import Taps
@@ -41,7 +41,7 @@ async def main() -> None:
     reading = fleet.read(HELLO) if role == "read" else None
     passing = None
     if role == "lead":
-        fleet.taps = Taps()
+        fleet.taps = Taps(fleet.index.core)
         passing = Passing(fleet.taps, fleet.hand_over, HELLO)
         await passing.start(Path(socket))
     names = [f"w{number}" for number in range(len(endpoints))]
@@ -55,7 +55,7 @@ async def main() -> None:
     task = None if reading is None else asyncio.create_task(keep_reading(reading, Path(socket)))
     while any(fleet.state(name) is not FeedState.LIVE for name in names):
         await asyncio.sleep(0.05)
-    await asyncio.sleep(2.0)  # until counts are passed on
+    await asyncio.sleep(COUNTS_SECONDS + 1.0)  # until counts are passed on
     before = sum(map(fleet.batches, names))
     print("ready", flush=True)
     began = time.process_time()

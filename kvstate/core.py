@@ -294,12 +294,16 @@ class Core(Protocol):
         one of which it applied something that the caller has to look at; then with the outcome.
         """
 
-    def changes(self, owner: int) -> bytes | None:
-        """Returns what the last message changed, for `apply_run` of another process with its secret.
+    def pass_on(self, owner: int, rank: int, number: int, stamp: float) -> int:
+        """Writes down what the last message changed, for `apply_run` of another process.
 
-        None unless it was this owner's, was applied by one call, and did nothing but store and
-        remove blocks of groups that hold the whole prefix.
+        The record is one of `kvstate.relay.records`. Returns the length of all records that were
+        written down; 0, and writes nothing, unless the message was this owner's, was applied by one
+        call, and did nothing but store and remove blocks of groups that hold the whole prefix.
         """
+
+    def passed_on(self) -> bytes:
+        """Returns the records that were written down since it was last called."""
 
     def overlaps(
         self,

@@ -350,7 +350,7 @@ class FollowedWorkers:
             place, feed, owner, transport, shared, emptied, cut, restoring, witness=tap
         )
         if tap is not None:
-            tap.watch(subscriber, owner.changes)
+            tap.watch(subscriber, owner.number)
         return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()), tap)
 
     async def hand_over(self, worker: str, take: TakeRank) -> bool:

@@ -254,10 +254,6 @@ class Owner:
         listener = self._stored.listener
         return listener is not None and listener.listens(self.worker)
 
-    def changes(self) -> bytes | None:
-        """Returns what its last message changed; see `Core.changes`."""
-        return self._core.changes(self.number)
-
     def resume(self) -> None:
         """Notes that its blocks were changed by others than its feed, which begins now."""
         status = self.status

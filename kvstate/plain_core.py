@@ -582,8 +582,11 @@ class PlainCore:
     ) -> tuple[int, None]:
         return at, None  # this core has only the typed decoder
 
-    def changes(self, owner: int) -> None:
-        return None  # this core has only the typed decoder
+    def pass_on(self, owner: int, rank: int, number: int, stamp: float) -> int:
+        return 0  # this core has only the typed decoder
+
+    def passed_on(self) -> bytes:
+        return b""
 
     def overlaps(
         self,

@@ -68,7 +68,7 @@ class Standing:
         self._socket = Path(directory) / SOCKET
         self._held: int | None = None
         self._hello = Hello(VERSION, default_layout(), _proof(fleet.secret))
-        self._taps = fleet.taps = Taps()
+        self._taps = fleet.taps = Taps(fleet.index.core)
         self._passing = Passing(self._taps, fleet.hand_over, self._hello)
         self._reading: Reading | None = None
         self._is_closing = False

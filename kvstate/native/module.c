@@ -41,6 +41,7 @@ typedef struct {
     LookupSpace space;
     Message message; /* the present one; its arrays are reused */
     Changes changes; /* of the last message */
+    Buffer records;  /* of changes, for other processes */
     PyTypeObject *overlap;
     newfunc new_tuple; /* the constructor of tuples; NULL if they are nothing but their items */
 } Core;
@@ -187,6 +188,7 @@ static void core_dealloc(Core *self) {
     lookup_free(&self->space);
     wire_free(&self->message.batch);
     free(self->changes.buffer.bytes);
+    free(self->records.bytes);
     Py_XDECREF((PyObject *)self->overlap);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -477,6 +479,7 @@ static PyObject *core_remove_end(Core *self, PyObject *const *given, Py_ssize_t 
 static PyObject *core_begin_message(Core *self, PyObject *number) {
     Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
+    self->changes.is_whole = false;
     if (owner->ends) owner->ends->message = (owner->ends->message + 1) & END_MESSAGES;
     return constant(Py_None);
 }
@@ -759,15 +762,6 @@ static PyObject *start(Core *self, PyObject *number, PyObject *payload, uint64_t
     return answer;
 }
 
-static PyObject *core_changes(Core *self, PyObject *number) {
-    const Owner *owner = owner_of(self, number);
-    if (!owner) return NULL;
-    const Changes *changes = &self->changes;
-    if (!changes->is_whole || changes->owner != number_of(self, owner)) return constant(Py_None);
-    return PyBytes_FromStringAndSize((const char *)changes->buffer.bytes,
-                                     (Py_ssize_t)changes->buffer.length);
-}
-
 static PyObject *core_apply(Core *self, PyObject *const *given, Py_ssize_t count) {
     if (!arguments_are(count, 2)) return NULL;
     PyObject *answer = start(self, given[0], given[1], UINT64_MAX);
@@ -816,6 +810,37 @@ typedef struct {
 } RelayedBuffers;
 
 typedef enum { RECORD_APPLIED, RECORD_LEFT, RECORD_NOTABLE, RECORD_FAILED } RecordResult;
+
+/* Appends the changes of the last message to the records for other processes, if it was this owner's
+ * and they are whole; returns how long these are then, or 0. */
+static PyObject *core_pass_on(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 4)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    if (!owner) return NULL;
+    Changes *changes = &self->changes;
+    if (!changes->is_whole || changes->owner != number_of(self, owner)) return PyLong_FromLong(0);
+    size_t length = changes->buffer.length;
+    uint32_t head[] = {(uint32_t)PyLong_AsUnsignedLong(given[1]), CHANGES, (uint32_t)length};
+    uint64_t number = PyLong_AsUnsignedLongLong(given[2]);
+    double stamp = PyFloat_AsDouble(given[3]);
+    if (PyErr_Occurred()) return NULL;
+    unsigned char *at = length > UINT32_MAX - RECORD_BYTES
+                            ? NULL : buffer_room(&self->records, RECORD_BYTES + length);
+    if (!at) return PyErr_NoMemory();
+    memcpy(at, head, sizeof head);
+    memcpy(at + MARK_AT, &number, sizeof number);
+    memcpy(at + MARK_AT + sizeof number, &stamp, sizeof stamp);
+    if (length) memcpy(at + RECORD_BYTES, changes->buffer.bytes, length);
+    changes->is_whole = false;
+    return PyLong_FromSize_t(self->records.length);
+}
+
+static PyObject *core_passed_on(Core *self, PyObject *Py_UNUSED(none)) {
+    PyObject *records = PyBytes_FromStringAndSize((const char *)self->records.bytes,
+                                                  (Py_ssize_t)self->records.length);
+    if (records) self->records.length = 0;
+    return records;
+}
 
 /* Applies one raw batch; LEFT: nothing of it. NOTABLE: it, or a part, with an outcome to look at. */
 static RecordResult apply_raw(Core *self, uint32_t number, const unsigned char *payload,
@@ -1150,7 +1175,7 @@ static PyMethodDef core_methods[] = {
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
     FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
-    ONE(announce_copies), FAST(apply_run),   ONE(changes),
+    ONE(announce_copies), FAST(apply_run),   FAST(pass_on),     NONE(passed_on),
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,7 +12,8 @@ static inline uint64_t sharer_key(const Index *index, Holder holder, uint64_t ke
 static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
     Slot row = table_find(&index->rows, key);
     SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
-    if (sets_contain(&index->sets, from, holder)) {
+    SetId to = sets_remembered(&index->sets, from, holder, true);
+    if (to == NO_SET && sets_contain(&index->sets, from, holder)) {
         uint64_t sharer = sharer_key(index, holder, key);
         Slot slot = table_find(&index->sharers, sharer);
         if (slot.shard) {
@@ -21,7 +22,7 @@ static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
         }
         return table_add(&index->sharers, sharer, 2).shard != NULL;
     }
-    SetId to = sets_step(&index->sets, from, holder, true);
+    if (to == NO_SET) to = sets_step(&index->sets, from, holder, true);
     if (to == NO_SET) return false;
     if (row.shard) {
         row.shard->tags[row.at] = to;

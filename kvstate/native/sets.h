@@ -205,18 +205,29 @@ static inline SetId sets_without(Sets *sets, SetId from, Holder holder) {
     return sets_intern(sets, sets->scratch, set->length - 1);
 }
 
+/* Returns the set with a holder added (not in it) or removed (in it), if it is remembered; such a
+ * holder was not in the set, or was in it. Otherwise NO_SET. */
+static inline SetId sets_remembered(Sets *sets, SetId from, Holder holder, bool adds) {
+    const Transition *known = sets_transition(sets, from, holder, adds);
+    uint32_t generation = from ? sets->sets[from].generation : 0;
+    bool is_same = known->known && known->from == from && known->holder == holder &&
+                   known->adds == adds && known->from_generation == generation;
+    if (!is_same) return NO_SET;
+    bool is_kept =
+        known->to == EMPTY_SET || known->to_generation == sets->sets[known->to].generation;
+    return is_kept ? known->to : NO_SET;
+}
+
 /* Returns the set with a holder added (not in it) or removed (in it); NO_SET if out of memory. */
 static inline SetId sets_step(Sets *sets, SetId from, Holder holder, bool adds) {
-    Transition *known = sets_transition(sets, from, holder, adds);
+    SetId remembered = sets_remembered(sets, from, holder, adds);
+    if (remembered != NO_SET) return remembered;
     uint32_t generation = from ? sets->sets[from].generation : 0;
-    if (known->known && known->from == from && known->holder == holder && known->adds == adds &&
-        known->from_generation == generation &&
-        (known->to == EMPTY_SET || known->to_generation == sets->sets[known->to].generation))
-        return known->to;
     SetId to = adds ? sets_with(sets, from, holder) : sets_without(sets, from, holder);
     if (to != NO_SET) {
         uint32_t to_generation = to ? sets->sets[to].generation : 0;
-        *known = (Transition){from, to, generation, to_generation, holder, adds, true};
+        *sets_transition(sets, from, holder, adds) =
+            (Transition){from, to, generation, to_generation, holder, adds, true};
     }
     return to;
 }

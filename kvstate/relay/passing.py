@@ -23,7 +23,7 @@ TICK_SECONDS = 0.01
 CHUNK_BYTES = 128 * 1024
 
 # How often counts are passed on, and a sign of life if nothing else is.
-COUNTS_SECONDS = 1.0
+COUNTS_SECONDS = 5.0
 BEAT_SECONDS = 0.25
 
 # A process that does not read is disconnected; it begins again once it runs.
@@ -69,6 +69,7 @@ class Passing:
         """
         await asyncio.to_thread(path.unlink, missing_ok=True)
         self.taps.put, self.taps.added = self._put, self._hurry
+        self.taps.note_length = self._note_length
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Reader(self), str(path))
         await asyncio.to_thread(path.chmod, 0o600)
@@ -78,6 +79,7 @@ class Passing:
         """Disconnects all processes."""
         self.taps.stop()
         self.taps.put, self.taps.added = lambda _: None, lambda: None
+        self.taps.note_length = lambda _: None
         if self._server is not None:
             self._server.close()
         if self._timer is not None:
@@ -102,18 +104,21 @@ class Passing:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._chunk:
-            return
+        self._chunk.append(self.taps.journal.passed_on())
         chunk = b"".join(self._chunk)
         self._chunk.clear()
         self._chunk_bytes = 0
-        for reader in list(self._readers):
+        for reader in list(self._readers) if chunk else ():
             reader.write(chunk)
 
     def _put(self, record: bytes) -> None:
-        self._chunk.append(record)
-        self._chunk_bytes += len(record)
-        if self._chunk_bytes >= CHUNK_BYTES:
+        some = self.taps.journal.passed_on()
+        self._chunk += (some, record)
+        self._chunk_bytes += len(some) + len(record)
+        self._note_length(0)
+
+    def _note_length(self, length: int) -> None:
+        if self._chunk_bytes + length >= CHUNK_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self.flush)

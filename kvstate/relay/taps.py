@@ -60,6 +60,16 @@ class Tapped(Protocol):
         """How many effects wait."""
 
 
+class Journal(Protocol):
+    """Writes down changes; see `kvstate.core.Core`."""
+
+    def pass_on(self, owner: int, rank: int, number: int, stamp: float) -> int:
+        """Writes down those of the last message; returns the length of all, 0 if it could not."""
+
+    def passed_on(self) -> bytes:
+        """Returns what was written down, and begins anew."""
+
+
 class Tap:
     """The tap of one rank.
 
@@ -72,42 +82,46 @@ class Tap:
         self.worker = worker
         self.is_read = False
         self.is_heard = False
-        self.mark = NO_MARK
+        self._sequence, self._stamp = NO_MARK
         self._taps = taps
         self._tapped: Tapped  # both are set before anything happens to the rank
-        self._changes: Callable[[], bytes | None]
+        self._owner: int
         self._last: tuple[bool, FeedState, str, float] | None = None
         self._is_due = False
 
-    def watch(self, tapped: Tapped, changes: Callable[[], bytes | None]) -> None:
-        """Tells whose state it passes on.
-
-        changes: returns what its last batch changed, see `Core.changes`.
-        """
+    def watch(self, tapped: Tapped, owner: int) -> None:
+        """Tells whose state it passes on. owner: its number in the core."""
         self._tapped = tapped
-        self._changes = changes
+        self._owner = owner
+
+    @property
+    def mark(self) -> Mark:
+        """Number and stamp of the last batch."""
+        return Mark(self._sequence, self._stamp)
 
     def note_restored(self, number: int, stamp: float) -> None:
         """Notes that the rank begins as it was after a batch."""
-        self.mark = Mark(number, stamp)
+        self._sequence, self._stamp = number, stamp
 
     def note_applied(self, batch: Batch) -> None:
         """Passes on a batch that was applied."""
-        self.mark = Mark(batch.sequence, batch.stamp)
+        sequence, stamp = self._sequence, self._stamp = batch.sequence, batch.stamp
         if not self.is_read:
             return
-        changes = None if self.is_heard else self._changes()
-        body = batch.body
-        if changes is not None:
-            self._taps.put(encoded(Kind.CHANGES, self.number, changes, self.mark))
-        elif isinstance(body, bytes):
+        taps, body = self._taps, batch.body
+        if not self.is_heard:
+            length = taps.journal.pass_on(self._owner, self.number, sequence, stamp)
+            if length:
+                taps.note_length(length)
+                return
+        if isinstance(body, bytes):
             self._taps.put(encoded(Kind.BATCH, self.number, body, self.mark))
         else:
             self._taps.put(encoded(Kind.TYPED, self.number, typed_payload(body), self.mark))
 
     def note_forgotten(self) -> None:
         """Passes on that everything is forgotten from now on."""
-        self.mark = NO_MARK
+        self._sequence, self._stamp = NO_MARK
         self._pass_on(Kind.FORGET)
 
     def note_demoted(self) -> None:
@@ -173,13 +187,16 @@ class Tap:
 class Taps:
     """The taps of all ranks that are followed here.
 
-    due: those of which only counts have changed. put: takes a record; nobody reads until it is set.
-    added: is called when a rank is followed.
+    journal: writes down changes; what it has precedes every record. due: those of which only counts
+    have changed. put: takes a record; nobody reads until it is set. note_length: is called with the
+    length of what the journal has. added: is called when a rank is followed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
         self.due: list[Tap] = []
         self.put: Callable[[bytes], None] = lambda _: None
+        self.note_length: Callable[[int], None] = lambda _: None
         self.added: Callable[[], None] = lambda: None
         self._taps: dict[str, list[Tap]] = {}
         self._heard: Counter[str] = Counter()

@@ -63,7 +63,7 @@ class Process:
             cut=lambda _: self.news.append("cut"),
             compiled=compiled,
         )
-        self.fleet.taps = Taps()
+        self.fleet.taps = Taps(self.fleet.index.core)
         self.publisher = publisher
         self.hello = hello
         self.passing = Passing(self.fleet.taps, self.fleet.hand_over, HELLO)

@@ -6,6 +6,8 @@ import pytest
 from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
+from kvstate.overlap import Overlap
+from kvstate.plain_core import PlainCore
 from kvstate.relay.records import NO_MARK, Kind, Mark, Record, record_at, status_in
 from kvstate.relay.taps import Tap, Taps
 
@@ -29,13 +31,13 @@ def rank() -> Rank:
 
 @pytest.fixture
 def taps() -> Taps:
-    return Taps()
+    return Taps(PlainCore(1, 1, Overlap))
 
 
 @pytest.fixture
 def tap(taps: Taps, rank: Rank) -> Tap:
     tap = taps.add("w")
-    tap.watch(rank, lambda: None)
+    tap.watch(rank, 0)
     return tap
 
 
