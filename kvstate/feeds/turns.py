@@ -29,6 +29,13 @@ class Turns:
         """Whether the present slice is used up."""
         return asyncio.get_running_loop().time() >= self._ends
 
+    def begin(self) -> bool:
+        """Begins a slice at once, unless somebody waits for one; returns whether it did."""
+        if self._waiting:
+            return False
+        self._ends = asyncio.get_running_loop().time() + self._slice_seconds
+        return True
+
     async def next(self, worker: str = "") -> None:
         """Waits for a slice: workers take turns, and a worker's feeds queue in order.
 

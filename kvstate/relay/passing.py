@@ -19,7 +19,7 @@ from kvstate.relay.taps import Tap, Taps
 log = logging.getLogger("kvsteer.feed")
 
 # What happens is collected for this long; the more is sent at once, the less each process wakes up.
-TICK_SECONDS = 0.01
+TICK_SECONDS = 0.02
 CHUNK_BYTES = 128 * 1024
 
 # How often counts are passed on, and a sign of life if nothing else is.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstate.core import SPECIAL, Outcome
+from kvstate.errors import DamagedError
 from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from kvstate.owner import Owner
@@ -142,7 +143,7 @@ class Reading:
         Returns where the rest begins, and whether `_take` is needed for it: it is not for a record
         of which only a part came.
         """
-        if self._unchanged.locked() or self._turns.is_over():
+        if self._unchanged.locked() or not self._turns.begin():
             return 0, True
         self._note_special()
         at, self._outcome = self._run_core(data, 0)

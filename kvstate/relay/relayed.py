@@ -92,14 +92,8 @@ class RelayedRank:
             DamagedError: it is not possible here.
         """
         match record.kind:
-            case Kind.BATCH:
-                yield from self._applying(record.payload, outcome)
-            case Kind.CHANGES:
-                if outcome is None:
-                    raise DamagedError("changes that cannot be repeated")
-                yield from self._applying(b"", outcome)
-            case Kind.TYPED:
-                yield from self._applying(typed_batch(record.payload), None)
+            case Kind.BATCH | Kind.CHANGES | Kind.TYPED:
+                yield from self._applying(_body(record, outcome), outcome)
             case Kind.FORGET:
                 yield from self.owner.forgetting()
             case Kind.DEMOTE:
@@ -158,3 +152,10 @@ class RelayedRank:
         self.owner.trusted = status.trusted
         if before is not FeedState.STALE and feed.state is FeedState.STALE:
             self._cut()
+
+
+def _body(record: Record, outcome: Outcome | None) -> Body:
+    """Returns the batch of a record; of changes nothing is left, or they cannot be repeated."""
+    if record.kind == Kind.CHANGES and outcome is None:
+        raise DamagedError("changes that cannot be repeated")
+    return typed_batch(record.payload) if record.kind == Kind.TYPED else record.payload

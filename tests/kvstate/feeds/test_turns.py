@@ -56,3 +56,13 @@ async def test_turns_pass_over_a_cancelled_waiter() -> None:
     gone.cancel()
     async with asyncio.timeout(5):
         await waiting
+
+
+async def test_a_slice_begins_at_once_unless_somebody_waits_for_one() -> None:
+    turns = Turns(60.0)
+    assert turns.begin()
+    assert not turns.is_over()
+    waiting = asyncio.create_task(turns.next())
+    await asyncio.sleep(0)
+    assert not turns.begin()
+    await waiting
