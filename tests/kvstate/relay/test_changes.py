@@ -1,4 +1,4 @@
-"""What a message changed, repeated by another core: it holds the same, or refuses what is damaged."""
+"""What a message changed, repeated by another core, which leaves what is damaged."""
 
 from array import array
 
