@@ -244,7 +244,7 @@ def test_valid_configuration_is_accepted() -> None:
     assert config.envoy.router == "unix:/tmp/x"
     assert parse("\n".join([MODEL, WORKER, MIRROR]), "c").disaggregation.mode == "mirror"
     named = [MODEL, WORKER, "recorder: {tenant_header: x-tenant}"]
-    named += ["stores: [{name: s, workers: ['a:1']}]"]
+    named += ["stores: [{name: s, workers: ['a:1'], zmq: 'tcp://store:5557'}]"]
     assert parse("\n".join(named), "c").recorder.tenant_header == "x-tenant"
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.config.schema import Config, Cost, Model
 from extproc.requests.outline import beginning_of
@@ -416,3 +417,18 @@ def test_other_routers_are_told_where_conversations_and_responses_belong() -> No
     assert [line for line, _ in homes()] == [f"home at {other.endpoint}"]
     one.book(decided(one), 0.3)
     assert homes() == []  # its tokens are known
+
+
+def test_snapshot_follows_the_policy_that_a_query_names() -> None:
+    one = placing(header="x-policy")
+    named = replace(QUERY, policy="round_robin")
+    assert decided(one, named).basis.policy == "round_robin"
+    assert decided(one).basis.policy != "round_robin"
+
+
+def test_book_claims_each_prompt_of_a_request() -> None:
+    one, both = placing(), placing()
+    other = Prompt("m", array("I", range(5000, 6000)))
+    one.book(decided(one), 0.0)
+    both.book(decided(both, replace(QUERY, prompts=[*QUERY.prompts, other])), 0.0)
+    assert len(both.claims) == 2 * len(one.claims) > 0
