@@ -35,6 +35,11 @@ def test_rows_without_their_rank_are_refused(rank: RelayedRank) -> None:
         take(rank, Kind.END, STATUS)
 
 
+def test_changes_that_cannot_be_repeated_are_refused(rank: RelayedRank) -> None:
+    with pytest.raises(DamagedError):
+        take(rank, Kind.CHANGES, b"no changes")
+
+
 def test_rows_that_cannot_be_used_are_refused_and_leave_nothing(rank: RelayedRank) -> None:
     take(rank, Kind.BATCH, payload(0, block(1)))
     take(rank, Kind.BEGIN, Beginning("w", 0, 1, "m", NOTHING, []))
