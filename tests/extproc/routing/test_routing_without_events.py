@@ -213,6 +213,8 @@ policy: {{block_size: {policy}}}
     router = Router(config, workers, {"tiny": tokenizer}, Metrics(workers.states), Random(0))
     await workers.start()
     await until(lambda: workers.candidates.state("127.0.0.1:1") == "degraded")
+    applied = 2048 if learned else worker or policy
+    await until(lambda: workers.candidates.block_size("127.0.0.1:1") == applied)
     await turn(router, "tiny", "a question " * 200)
     second = await turn(router, "tiny", "a question " * 200, "an answer", "and now?")
     assert bool(second.basis.claims) is expects
