@@ -20,6 +20,7 @@ from measure import CannotRunError
 from extproc.config.reader import load
 from extproc.config.schema import ExtProc
 from extproc.envoy.envoy_config import render
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 TINY_MODEL = HERE.parent / "simulator" / "tiny_model"
@@ -73,10 +74,8 @@ class Process:
 
 
 def free_address() -> str:
-    """Returns a loopback address that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """Returns a loopback address that was free a moment ago, and that no client is given."""
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextlib.contextmanager

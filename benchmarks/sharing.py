@@ -42,6 +42,7 @@ from extproc.routing.load import EndpointLoad, GaugesOf, Loads
 from extproc.routing.marks import marks_of
 from extproc.running.event_loop import Sweeper
 from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
+from tests.ports import free_port
 
 WORKERS = [f"10.0.0.{number}:8000" for number in range(64)]
 UNCACHED_TOKENS = 2_048
@@ -189,9 +190,7 @@ def engine(folder: str) -> tuple[subprocess.Popen[bytes], str]:
     server = shutil.which("redis-server") or shutil.which("valkey-server")
     if server is None:
         raise CannotRunError("neither redis-server nor valkey-server: apt-get install redis-server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [server, "--port", str(port), "--save", "", "--dir", folder, "--loglevel", "warning"],
         stdout=subprocess.DEVNULL,
