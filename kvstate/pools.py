@@ -66,7 +66,7 @@ class Pool:
         yield from ()
 
     def trust(self, *, trusted: bool) -> None:
-        """Part of `Sink`; a store's blocks are never certain."""
+        """Part of `Sink`; changes nothing, since blocks of stores count as uncertain anyway."""
 
     def _looking_again(self) -> Generator[None, None, None]:
         """Looks again for blocks that no worker had named."""
@@ -88,8 +88,9 @@ class Pool:
     def _lend(self, block: PoolBlock) -> bool:
         """Has the store hold a block as a rank knows it; returns whether any does."""
         for store, ranks in self._owners():
-            first = self._last_lender
-            for rank in (*([first] if first in ranks else ()), *ranks):
+            last = self._last_lender
+            lenders = ranks if last is None or last not in ranks else [last, *ranks]
+            for rank in lenders:
                 for one in block.hashes:
                     if self._core.lend(store.number, rank.number, [one], block.medium, block.group):
                         self._last_lender = rank

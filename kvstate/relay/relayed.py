@@ -155,7 +155,11 @@ class RelayedRank:
 
 
 def _body(record: Record, outcome: Outcome | None) -> Body:
-    """Returns the batch of a record; of changes nothing is left, or they cannot be repeated."""
+    """Returns the batch of a record, which is not read again if the core has repeated it.
+
+    Raises:
+        DamagedError: the core could not repeat changes.
+    """
     if record.kind == Kind.CHANGES and outcome is None:
         raise DamagedError("changes that cannot be repeated")
     return typed_batch(record.payload) if record.kind == Kind.TYPED else record.payload
