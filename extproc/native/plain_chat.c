@@ -169,26 +169,36 @@ static void skip_value(Reader *reader) {
     reader->is_broken = true;
 }
 
-/* Skips the name of a member that must be this one, and its colon. */
-static void read_name(Reader *reader, const char *name) {
-    if (!equals(read_text(reader, false), name)) reader->is_broken = true;
+typedef struct {
+    Piece role, content;
+} Message;
+
+/* Reads a member of a message: its role or its content, whichever there is not yet. */
+static void read_part(Reader *reader, Message *message) {
+    Piece name = read_text(reader, false);
+    bool is_content = equals(name, "content");
+    Piece *part = is_content ? &message->content : &message->role;
+    if ((!is_content && !equals(name, "role")) || part->bytes) reader->is_broken = true;
     skip_mark(reader, ':');
+    *part = read_text(reader, is_content);
+}
+
+static bool is_role(Piece role) {
+    return equals(role, "user") || equals(role, "assistant") || equals(role, "system");
 }
 
 static void read_message(Reader *reader, const uint8_t *body, PlainChat *chat) {
+    Message message = {{NULL, 0}, {NULL, 0}};
     skip_mark(reader, '{');
-    read_name(reader, "role");
-    Piece role = read_text(reader, false);
-    bool is_known = equals(role, "user") || equals(role, "assistant") || equals(role, "system");
+    read_part(reader, &message);
     skip_mark(reader, ',');
-    read_name(reader, "content");
-    Piece content = read_text(reader, true);
+    read_part(reader, &message);
     skip_mark(reader, '}');
-    if (!is_known || chat->count == MOST_PLAIN_MESSAGES) reader->is_broken = true;
+    if (!is_role(message.role) || chat->count == MOST_PLAIN_MESSAGES) reader->is_broken = true;
     if (reader->is_broken) return;
-    uint64_t start = (uint64_t)(content.bytes - body);
-    chat->roles[chat->count] = *role.bytes;
-    chat->contents[chat->count++] = (ContentSpan){start, start + content.length};
+    uint64_t start = (uint64_t)(message.content.bytes - body);
+    chat->roles[chat->count] = *message.role.bytes;
+    chat->contents[chat->count++] = (ContentSpan){start, start + message.content.length};
 }
 
 static void read_messages(Reader *reader, const uint8_t *body, PlainChat *chat) {
@@ -202,43 +212,76 @@ static void read_messages(Reader *reader, const uint8_t *body, PlainChat *chat) 
     skip_mark(reader, ']');
 }
 
-static void read_model(Reader *reader, PlainChat *chat) {
-    Piece name = read_text(reader, false);
-    if (chat->model) reader->is_broken = true; /* there is one already */
-    for (size_t n = 0; n < name.length; n++)
-        if (name.bytes[n] >= 0x80 || name.bytes[n] == '\\') reader->is_broken = true;
-    chat->model = name.bytes;
-    chat->model_length = name.length;
+/* Reads a word, or null, if there is none yet. */
+static void read_word(Reader *reader, PlainWord *word) {
+    if (word->is_there) reader->is_broken = true;
+    word->is_there = true;
+    if (next_mark(reader) == 'n') {
+        skip_word(reader, "null");
+        return;
+    }
+    Piece read = read_text(reader, false);
+    for (size_t n = 0; n < read.length; n++)
+        if (read.bytes[n] >= 0x80 || read.bytes[n] == '\\') reader->is_broken = true;
+    word->bytes = read.bytes;
+    word->length = read.length;
 }
 
-static bool is_among(Piece name, const uint8_t *names) {
-    for (; *names; names += 1 + *names)
-        if (*names == name.length && !memcmp(names + 1, name.bytes, name.length)) return true;
-    return false;
+/* Whether what is behind its length at a place equals a piece. */
+static bool is_at(const uint8_t *place, Piece piece) {
+    return *place == piece.length && !memcmp(place + 1, piece.bytes, piece.length);
 }
 
-static void read_member(Reader *reader, const uint8_t *body, const uint8_t *names,
+/* Returns the values that a member may have; NULL if it may have any. */
+static const uint8_t *values_of(Piece name, const uint8_t *limited) {
+    while (*limited) {
+        bool is_name = is_at(limited, name);
+        limited += 1 + *limited;
+        if (is_name) return limited;
+        while (*limited) limited += 1 + *limited;
+        limited++;
+    }
+    return NULL;
+}
+
+/* Reads a value that must be one of these. */
+static void read_value(Reader *reader, const uint8_t *values) {
+    skip_space(reader);
+    const uint8_t *start = reader->place;
+    skip_scalar(reader);
+    Piece value = {start, (size_t)(reader->place - start)};
+    for (; *values; values += 1 + *values)
+        if (is_at(values, value)) return;
+    reader->is_broken = true;
+}
+
+static void read_member(Reader *reader, const uint8_t *body, const uint8_t *limited,
                         PlainChat *chat) {
     Piece name = read_text(reader, false);
     skip_mark(reader, ':');
+    if (memchr(name.bytes, '\\', name.length)) reader->is_broken = true;
     if (reader->is_broken) return;
-    if (equals(name, "messages"))
+    const uint8_t *values = values_of(name, limited);
+    if (values)
+        read_value(reader, values);
+    else if (equals(name, "messages"))
         read_messages(reader, body, chat);
     else if (equals(name, "model"))
-        read_model(reader, chat);
-    else if (memchr(name.bytes, '\\', name.length) || is_among(name, names))
-        reader->is_broken = true;
+        read_word(reader, &chat->model);
+    else if (equals(name, "cache_salt"))
+        read_word(reader, &chat->salt);
     else
         skip_value(reader);
 }
 
-bool plain_chat_read(const uint8_t *body, size_t length, const uint8_t *names, PlainChat *chat) {
+bool plain_chat_read(const uint8_t *body, size_t length, const uint8_t *limited,
+                     PlainChat *chat) {
     Reader reader = {body, body + length, false};
-    chat->model = NULL;
-    chat->model_length = chat->count = 0;
+    chat->model = chat->salt = (PlainWord){NULL, 0, false};
+    chat->count = 0;
     skip_mark(&reader, '{');
     while (!reader.is_broken) {
-        read_member(&reader, body, names, chat);
+        read_member(&reader, body, limited, chat);
         if (reader.is_broken || next_mark(&reader) == '}') break;
         skip_mark(&reader, ',');
     }

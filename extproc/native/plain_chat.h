@@ -14,11 +14,17 @@ typedef struct {
     uint64_t start, end;
 } ContentSpan;
 
-/* model: the place of its name, which is ASCII without an escape; NULL if there is none.
- * roles: of each message, the first letter. */
+/* A word of ASCII without an escape; bytes is NULL if there is none, or null. */
 typedef struct {
-    const uint8_t *model;
-    size_t model_length, count;
+    const uint8_t *bytes;
+    size_t length;
+    bool is_there;
+} PlainWord;
+
+/* salt: of its cache. roles: of each message, the first letter. */
+typedef struct {
+    PlainWord model, salt;
+    size_t count;
     uint8_t roles[MOST_PLAIN_MESSAGES];
     ContentSpan contents[MOST_PLAIN_MESSAGES];
 } PlainChat;
@@ -28,7 +34,9 @@ typedef struct {
  * What it accepts, a JSON decoder accepts as well if it accepts the contents; nothing is known of
  * the escapes and the encoding of those.
  *
- * names: of further members that a body must not have, each behind its length, up to a zero. */
-bool plain_chat_read(const uint8_t *body, size_t length, const uint8_t *names, PlainChat *chat);
+ * limited: the names of members that may have certain values only, up to a zero; each behind its
+ * length, and followed by those values as they are written, behind their lengths, up to a zero. */
+bool plain_chat_read(const uint8_t *body, size_t length, const uint8_t *limited,
+                     PlainChat *chat);
 
 #endif

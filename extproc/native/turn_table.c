@@ -12,20 +12,21 @@
 #include "plain_chat.h"
 #include "turn_table.h"
 
-/* plain_chat(body, names): (model, roles, spans), or None. */
+/* plain_chat(body, limited): (model, salt, roles, spans), or None. */
 PyObject *module_plain_chat(PyObject *Py_UNUSED(module), PyObject *given) {
-    char *body, *names;
-    Py_ssize_t length, names_length;
+    char *body, *limited;
+    Py_ssize_t length, limited_length;
     PlainChat chat;
     PyObject *first = PyTuple_Size(given) == 2 ? PyTuple_GetItem(given, 0) : Py_None;
     PyObject *second = first == Py_None ? first : PyTuple_GetItem(given, 1);
     if (PyBytes_AsStringAndSize(first, &body, &length) ||
-        PyBytes_AsStringAndSize(second, &names, &names_length))
+        PyBytes_AsStringAndSize(second, &limited, &limited_length))
         return NULL;
-    if (!plain_chat_read((const uint8_t *)body, (size_t)length, (const uint8_t *)names, &chat))
+    if (!plain_chat_read((const uint8_t *)body, (size_t)length, (const uint8_t *)limited, &chat))
         return Py_BuildValue("");
-    return Py_BuildValue("(s#y#y#)", (const char *)chat.model, (Py_ssize_t)chat.model_length,
-                         (const char *)chat.roles, (Py_ssize_t)chat.count,
+    return Py_BuildValue("(s#s#y#y#)", (const char *)chat.model.bytes,
+                         (Py_ssize_t)chat.model.length, (const char *)chat.salt.bytes,
+                         (Py_ssize_t)chat.salt.length, (const char *)chat.roles, (Py_ssize_t)chat.count,
                          (const char *)chat.contents,
                          (Py_ssize_t)(chat.count * sizeof *chat.contents));
 }

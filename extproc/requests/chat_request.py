@@ -468,6 +468,10 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     processor_arguments: Mapping[str, Any] = {}
 
 
+# Values of fields that change nothing, besides their defaults.
+_NO_CHANGE = {"echo": (b"null",), "n": (b"1",)}
+
+
 class _ChatBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -492,8 +496,13 @@ class _ChatBody(msgspec.Struct):
     media_io_kwargs: Any = None
 
 
-# The fields besides the model and the messages by which a prompt may differ, or be refused.
-OTHER_FIELDS = tuple(sorted({*_ChatBody.__struct_fields__} - {"model", "messages"}))
+# The fields by which a prompt may differ, or be refused, each with its values, as JSON, that change
+# nothing.
+LIMITED_FIELDS: Mapping[str, tuple[bytes, ...]] = {
+    field.name: (msgspec.json.encode(field.default), *_NO_CHANGE.get(field.name, ()))
+    for field in msgspec.structs.fields(_ChatBody)
+    if field.name not in ("model", "messages", "cache_salt")
+}
 
 _body = msgspec.json.Decoder(_ChatBody)
 
@@ -589,6 +598,7 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
         parsed, has_media, forms = messages_of(
             messages, orders_calls=options.orders_calls, calls_by_text=options.calls_by_text
         )
+        roles = roles_of(parsed)  # with their keys in order
     variables, more = _variables(options)
     forms |= more | options.forms
     if forms and dialect is None:

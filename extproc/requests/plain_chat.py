@@ -6,7 +6,9 @@ compiled (extproc/native/plain_chat.c): without it, and for whatever it does not
 decoded (`chat_request`), with the same outcome.
 """
 
-from extproc.requests.chat_request import OTHER_FIELDS
+from collections.abc import Iterable
+
+from extproc.requests.chat_request import LIMITED_FIELDS
 
 try:
     from extproc._core import plain_chat as _plain_chat
@@ -15,16 +17,25 @@ except ImportError:  # there was no C compiler at installation
 else:
     IS_COMPILED = True
 
-# Each behind its length, up to a zero.
-_NAMES = b"".join([bytes([len(name)]) + name.encode() for name in OTHER_FIELDS]) + b"\0"
+
+def _behind_lengths(words: Iterable[bytes]) -> bytes:
+    """Returns words, each behind its length, up to a zero."""
+    return b"".join([bytes([len(word)]) + word for word in words]) + b"\0"
+
+
+# Each name behind its length, and then its values.
+_LIMITED = (
+    b"".join([_behind_lengths([name.encode(), *values]) for name, values in LIMITED_FIELDS.items()])
+    + b"\0"
+)
 
 _ROLES = {ord(role[0]): role for role in ("assistant", "system", "user")}
 
 
-# A plain chat completion: its model as the client wrote it, None if it did not; of each message the
-# first letter of its role; and where each content begins and ends between its quotes, two numbers
-# of eight bytes.
-PlainChat = tuple[str | None, bytes, bytes]
+# A plain chat completion: its model and its cache's salt as the client wrote them, None if it did
+# not; of each message the first letter of its role; and where each content begins and ends between
+# its quotes, two numbers of eight bytes.
+PlainChat = tuple[str | None, str | None, bytes, bytes]
 
 
 def read_plain(body: bytes) -> PlainChat | None:
@@ -32,7 +43,7 @@ def read_plain(body: bytes) -> PlainChat | None:
 
     Then any decoder that accepts the contents accepts the body, and finds the same.
     """
-    return _plain_chat(body, _NAMES) if IS_COMPILED else None
+    return _plain_chat(body, _LIMITED) if IS_COMPILED else None
 
 
 def roles_in(letters: bytes) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ log = logging.getLogger("kvsteer.decision")
 _SALT = b'"cache_salt"'
 _PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
 
-# A plain conversation: the model it is for, the model's turns, and those of the conversation.
-Plain = tuple[Served, PlainTurns, TurnParts]
+# A plain conversation: the model it is for, its cache's salt, the model's turns, and its own.
+Plain = tuple[Served, str | None, PlainTurns, TurnParts]
 
 # A request, and the model it is for.
 Read = tuple[InferenceRequest, Served]
@@ -112,7 +112,7 @@ class Queries:
             parts = turns.find(body, chat)
         except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
             return None
-        return None if parts is None else (served, turns, parts)
+        return None if parts is None else (served, chat[1], turns, parts)
 
     def _plain_turns(self, model: str) -> PlainTurns | None:
         """Returns the turns of plain conversations, None if engines may read these differently."""
@@ -126,7 +126,7 @@ class Queries:
 
     def _of_plain(self, plain: Plain, course: Course) -> Query | None:
         """Returns the query for a plain conversation of which most is known; None for any other."""
-        served, turns, parts = plain
+        served, salt, turns, parts = plain
         course.note_parsed()
         if not turns.is_cheap(parts):
             return None
@@ -135,22 +135,22 @@ class Queries:
         except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
             return None
         course.note_tokenized()
-        return _of_turns(served, tokens, turns.forms)
+        return _of_turns(served, salt, tokens, turns.forms)
 
     async def _of_new_turns(self, plain: Plain, path: str, body: bytes, course: Course) -> Query:
         """Returns the query for a plain conversation with long new turns."""
-        served, turns, parts = plain
+        served, salt, turns, parts = plain
         try:
             tokens = await self._tokens.run_in_thread(
                 partial(turns.finish, parts), len(body), ThreadUse(served.model)
             )
         except TimeoutError:
             outline = self._outline_of(body) if is_light(body) else beginning_of(body)
-            return self._by_text(served, "deadline", outline, None)
+            return self._by_text(served, "deadline", outline, salt)
         except Exception:  # noqa: BLE001 - whatever it is, it is met again
             return await self._first(path, body, course)
         course.note_tokenized()
-        return _of_turns(served, tokens, turns.forms)
+        return _of_turns(served, salt, tokens, turns.forms)
 
     async def _first(self, path: str, body: bytes, course: Course) -> Query:
         """Returns the query in the first dialect of the model's workers."""
@@ -432,10 +432,10 @@ def _unread(ask: Ask) -> Query:
     )
 
 
-def _of_turns(served: Served, tokens: Tokens, forms: int) -> Query:
+def _of_turns(served: Served, salt: str | None, tokens: Tokens, forms: int) -> Query:
     model, lora = served
     demand = ANY if lora is None else Demand(lora)
-    return Query(model, [Prompt(model, tokens, lora)], demand=demand, forms=forms)
+    return Query(model, [Prompt(model, tokens, lora, salt)], demand=demand, forms=forms)
 
 
 def _keyed(request: InferenceRequest, served: Served, keyed: Keyed) -> Query:

@@ -95,7 +95,7 @@ class PlainTurns:
 
         body: as the chat was read from it.
         """
-        _, roles, spans = chat
+        _, _, roles, spans = chat
         shaped = self._shaped.get(roles) or self._shape(roles)
         if shaped is None or self._skeletons.is_refuted:
             return None

@@ -94,7 +94,10 @@ async def learned(*arguments: Any, counts: Sequence[int] = (1, 2)) -> Asked:
     return asked
 
 
-@pytest.mark.parametrize("fields", [{}, {"model": "other"}, {"model": "lora"}, {"stream": True}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"model": "other"}, {"model": "lora"}, {"stream": True}, {"cache_salt": "s"}, {"n": 1}],
+)
 async def test_query_is_the_same_as_the_decoders(fields: dict[str, Any]) -> None:
     asked, other = await learned(), Asked()
     other.tokenizer.plain_turns = None
@@ -104,7 +107,7 @@ async def test_query_is_the_same_as_the_decoders(fields: dict[str, Any]) -> None
     assert asked.turns.finished == 3  # a decoder refuses the lone surrogate
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"model": "unknown"}, {"cache_salt": "s"}])
+@pytest.mark.parametrize("fields", [{"n": 2}, {"model": "unknown"}, {"cache_salt": "\xe9"}])
 async def test_other_fields_and_models_are_left_to_the_decoder(fields: dict[str, Any]) -> None:
     asked = await learned()
     await asked.query("hello", **fields)
