@@ -91,7 +91,9 @@ cores = [
         depends=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.h")),
         # no fused operations: figures have to be the same as in Python, to the last bit
         extra_compile_args=[
-            *("-std=c11", "-O3", "-ffp-contract=off"),
+            "-std=c11",
+            "-O3",
+            "-ffp-contract=off",
             *os.environ.get("KVSTEER_CFLAGS", "").split(),
         ],
         py_limited_api=True,

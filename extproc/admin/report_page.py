@@ -129,7 +129,11 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
 
 
 CLASS_HEADS = (
-    *("class", "requests", "shed", "no response or 5xx", "cached share"),
+    "class",
+    "requests",
+    "shed",
+    "no response or 5xx",
+    "cached share",
     *(f"first byte {name}" for name in QUANTILES),
 )
 

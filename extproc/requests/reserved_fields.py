@@ -26,8 +26,13 @@ from kvstate import scan
 
 NAMES = frozenset(
     (
-        *(b"bootstrap_host", b"bootstrap_port", b"bootstrap_room", b"bootstrap_pair_key"),
-        *(b"decode_tp_size", b"kv_transfer_params", b"ec_transfer_params"),
+        b"bootstrap_host",
+        b"bootstrap_port",
+        b"bootstrap_room",
+        b"bootstrap_pair_key",
+        b"decode_tp_size",
+        b"kv_transfer_params",
+        b"ec_transfer_params",
     )
 )
 
@@ -55,7 +60,10 @@ MAX_EDITED_BYTES = 4 * 1024 * 1024
 # Beginnings of all names. A name that is spelled otherwise has a letter of it as \u005f to \u007a,
 # which no usual encoder writes.
 _PARTS = (
-    *(b"bootstrap_", b"decode_tp_size", b"kv_transfer_params", b"ec_transfer_params"),
+    b"bootstrap_",
+    b"decode_tp_size",
+    b"kv_transfer_params",
+    b"ec_transfer_params",
     REPORT_MODE,
 )
 _LETTER = re.compile(rb"\\u00[5-7]")

@@ -213,8 +213,14 @@ _GRPC = ProcessingMode.GRPC
 # The headers that every stream reads, of requests and of responses.
 _READ_HEADERS = frozenset(
     (
-        *(":method", ":path", "content-length", headers.TRACEPARENT, headers.REQUEST_ID),
-        *(":status", "content-type", "content-encoding"),
+        ":method",
+        ":path",
+        "content-length",
+        headers.TRACEPARENT,
+        headers.REQUEST_ID,
+        ":status",
+        "content-type",
+        "content-encoding",
     )
 )
 

@@ -118,7 +118,9 @@ def with_events(rest: str) -> str:
         ),
         (
             [
-                *(MODEL, WORKER, "isolation: {header: x, secret_file: f}"),
+                MODEL,
+                WORKER,
+                "isolation: {header: x, secret_file: f}",
                 "recorder: {tenant_header: x}",
             ],
             "recorder.tenant_header: isolation.header names the tenants already",

@@ -131,10 +131,22 @@ BLOCKS = st.one_of(
     st.lists(
         st.sampled_from(
             (
-                *(b"\x83", b"\x86", b"\x84", b"\xbe", b"\xbf", b"\xc0", b"\x20", b"\x80"),
-                *(b"\x40\x01x\x01y", b"\x40\x0ccontent-type\x10application/grpc", b"\x3f\x01"),
-                *(b"\x3f\xe1\x1f", b"\x44\x84\x60\x3f\x5f\xff", b"\x7f\x00\x03abc"),
-                *(b"\x10\x01a\x01b", b"\x40\x03abc\x7f\x81\x10" + b"v" * 256),
+                b"\x83",
+                b"\x86",
+                b"\x84",
+                b"\xbe",
+                b"\xbf",
+                b"\xc0",
+                b"\x20",
+                b"\x80",
+                b"\x40\x01x\x01y",
+                b"\x40\x0ccontent-type\x10application/grpc",
+                b"\x3f\x01",
+                b"\x3f\xe1\x1f",
+                b"\x44\x84\x60\x3f\x5f\xff",
+                b"\x7f\x00\x03abc",
+                b"\x10\x01a\x01b",
+                b"\x40\x03abc\x7f\x81\x10" + b"v" * 256,
             )
         ),
         max_size=10,
@@ -288,9 +300,26 @@ class Client:
 
 
 DONE = (
-    *("open", "open", "data", "data", "data", "last", "padded", "reset", "window", "initial"),
-    *("answer", "answer", "finish", "hold", "unhold", "queued", "pause_sending"),
-    *("resume_sending", "resume_sending", "tick"),
+    "open",
+    "open",
+    "data",
+    "data",
+    "data",
+    "last",
+    "padded",
+    "reset",
+    "window",
+    "initial",
+    "answer",
+    "answer",
+    "finish",
+    "hold",
+    "unhold",
+    "queued",
+    "pause_sending",
+    "resume_sending",
+    "resume_sending",
+    "tick",
 )
 TURNS = 50
 

@@ -35,8 +35,21 @@ HEADERS = {
     "content-length": f"1{CANARY}",
 }
 ADMIN = (
-    *("/", "/workers", "/models", "/decisions", "/decisions/1", "/events", "/prefixes", "/history"),
-    *("/discovery", "/draining", "/steering", "/routers", "/report", "/metrics", "/no/such/page"),
+    "/",
+    "/workers",
+    "/models",
+    "/decisions",
+    "/decisions/1",
+    "/events",
+    "/prefixes",
+    "/history",
+    "/discovery",
+    "/draining",
+    "/steering",
+    "/routers",
+    "/report",
+    "/metrics",
+    "/no/such/page",
 )
 
 

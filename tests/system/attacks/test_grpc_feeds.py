@@ -80,7 +80,15 @@ def one_and_end(start: int) -> Iterator[bytes]:
 
 FLOODS: dict[str, Stream] = {
     one.__name__: one
-    for one in (*(huge, empty_events, valid, other_ranks, no_messages, far_numbers, snapshots),)
+    for one in (
+        huge,
+        empty_events,
+        valid,
+        other_ranks,
+        no_messages,
+        far_numbers,
+        snapshots,
+    )
 }
 STORMS: dict[str, Stream] = {
     one.__name__: one for one in (too_long, ends, one_and_end, other_publishers)

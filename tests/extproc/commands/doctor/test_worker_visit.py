@@ -161,11 +161,24 @@ def test_judge_prefix_caching_finds_a_disabled_cache(
 
 
 PIECES = (
-    *(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 999 \r\n", b"HTTP/9.9 200\r\n", b"\r\n", b"\0\xff"),
-    *(b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Transfer-Encoding: chunked\r\n"),
-    *(b"5\r\nhello\r\n", b"zz\r\n", b"ffffffffffffffffffff\r\n", b"0\r\n\r\n", b"hello"),
-    *(b"Content-Encoding: br\r\n", b"Date: Mon, 99 Jan 99999 00:00:00 +9999\r\n"),
-    *(b"Location: ////[::\r\n", b"Set-Cookie: \xff=;\r\n", b"A" * 70_000),
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.1 999 \r\n",
+    b"HTTP/9.9 200\r\n",
+    b"\r\n",
+    b"\0\xff",
+    b"Content-Length: 5\r\n",
+    b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"5\r\nhello\r\n",
+    b"zz\r\n",
+    b"ffffffffffffffffffff\r\n",
+    b"0\r\n\r\n",
+    b"hello",
+    b"Content-Encoding: br\r\n",
+    b"Date: Mon, 99 Jan 99999 00:00:00 +9999\r\n",
+    b"Location: ////[::\r\n",
+    b"Set-Cookie: \xff=;\r\n",
+    b"A" * 70_000,
 )
 
 
