@@ -4,6 +4,10 @@ The server announces a dynamic table of size 0. Once the peer has acknowledged t
 in a block, blocks have no state: equal bytes mean equal headers, so decoded ones are looked up, by
 the whole block or, since it may hold a request's id (as in traced streams), field by field. Until
 then the peer may use a table of the default size, and every block is decoded.
+
+A peer must set the size in the first block behind its acknowledgement if its table has fields then
+(RFC 9113, section 4.3.1). One whose table is empty need not, so it is served: a peer that goes on
+with a table of the default size finds its fields there, and one without a table names none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -163,7 +167,10 @@ _FIELD_BYTES = 32
 # RFC 7541, section 4.2: a block may set the smallest size in between, and the last size.
 _MAX_SIZE_UPDATES = 2
 _SIZE_UPDATE, _SIZE_UPDATE_MASK, _SIZE_PREFIX_MAX = 0x20, 0xE0, 0x1F
+# the only encoding of the size 0 (section 5.1)
+_SIZE_0 = bytes((_SIZE_UPDATE,))
 _TOO_LARGE = "header list too large"
+_UNDECODABLE = "undecodable header block"
 
 Field = tuple[bytes, bytes]
 
@@ -209,10 +216,13 @@ class HeaderBlocks:
         self.decoder = Decoder(max_list_bytes)
         self.decoder.max_allowed_table_size = _DEFAULT_TABLE_BYTES
         self._is_stateless = False
+        self._is_forbidden = False
+        self._owes_size = False
 
     def forbid_table(self) -> None:
-        """Forbids the dynamic table, once the peer acknowledged a size of 0 (RFC 7541, 4.2)."""
-        self.decoder.max_allowed_table_size = 0
+        """Allows no table from now on (RFC 9113, 4.3.1): the peer acknowledged a size of 0."""
+        self._is_forbidden = True
+        self._owes_size = bool(self.decoder.header_table.dynamic_entries)
 
     def decode(self, block: bytes) -> RequestHead | None:
         """Returns the head that a block encodes, None if malformed (RFC 9113, section 8.1.1).
@@ -229,8 +239,7 @@ class HeaderBlocks:
                 head = head_of(self._looked_up(parts))
                 self._cache.keep(block, head)
                 return head
-        if _size_updates(block) > _MAX_SIZE_UPDATES:
-            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "too many table sizes")
+        self._check_sizes(block)
         head = head_of(self._decoded(block))
         was_stateless = self._is_stateless
         # a block that reduced the size to 0 also emptied the table
@@ -238,6 +247,17 @@ class HeaderBlocks:
         if was_stateless and self._is_stateless:
             self._cache.keep(block, head)
         return head
+
+    def _check_sizes(self, block: bytes) -> None:
+        """Checks the table sizes that a block begins with, besides their encoding."""
+        updates = _size_updates(block)
+        if updates > _MAX_SIZE_UPDATES:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "too many table sizes")
+        if self._is_forbidden and block[:updates] != _SIZE_0 * updates:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, _UNDECODABLE)
+        if self._owes_size and not updates:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, _UNDECODABLE)
+        self._owes_size = False
 
     def _looked_up(self, parts: Sequence[bytes]) -> list[Field]:
         """Returns the fields of a block without state; decodes only unknown ones."""
@@ -261,7 +281,7 @@ class HeaderBlocks:
         except OversizedHeaderListError:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE) from None
         except (HPACKError, IndexError):  # hpack raises the latter at the end of a cut block
-            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "undecodable header block") from None
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, _UNDECODABLE) from None
         return [(bytes(name), bytes(value)) for name, value in decoded]
 
 

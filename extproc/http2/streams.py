@@ -226,6 +226,8 @@ class Streams:
         self._unreturned += size
         if self._window < 0 or self._unreturned >= self._half_window:
             self._return_window()
+        if flags & _PADDED:
+            payload = unpadded(bytes(payload))
         stream = self.open.get(stream_id)
         if stream is None or stream.is_received:
             self._receive_data_late(stream_id)
@@ -235,7 +237,6 @@ class Streams:
             self._refuse(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
             return
         if flags & _PADDED:
-            payload = unpadded(bytes(payload))
             self.consume(stream, size - len(payload))
         if payload:
             stream.is_used = True
@@ -288,11 +289,9 @@ class Streams:
             return
         self._require_known(stream_id, "WINDOW_UPDATE")
         stream = self.open.get(stream_id)
-        if stream is None:
-            return
         if not increment:
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
-        elif not self._outbox.grant_stream(stream, increment):
+        elif stream is not None and not self._outbox.grant_stream(stream, increment):
             self._refuse(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
 
     def receive_priority(self, stream_id: int, payload: bytes) -> None:

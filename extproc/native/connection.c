@@ -249,6 +249,7 @@ static void receive_data(Connection *connection, const Frame *frame) {
     Text payload = frame->payload;
     int64_t size = (int64_t)payload.length;
     if (!return_window(connection, size)) return;
+    if (frame->flags & FLAG_PADDED && !remove_padding(connection, &payload)) return;
     Stream *stream = open_stream(connection, frame->stream_id);
     if (!stream || stream->is_received) {
         receive_late_data(connection, frame->stream_id);
@@ -259,10 +260,8 @@ static void receive_data(Connection *connection, const Frame *frame) {
         refuse(connection, stream->id, FLOW_CONTROL_ERROR);
         return;
     }
-    if (frame->flags & FLAG_PADDED) {
-        if (!remove_padding(connection, &payload)) return;
+    if (frame->flags & FLAG_PADDED)
         connection_consume(connection, stream, size - (int64_t)payload.length);
-    }
     bool is_last = frame->flags & FLAG_END_STREAM;
     if (payload.length) {
         stream->is_used = true;
@@ -467,10 +466,9 @@ static void receive_window_update(Connection *connection, const Frame *frame) {
     }
     if (!is_known(connection, frame->stream_id, "WINDOW_UPDATE on no stream")) return;
     Stream *stream = open_stream(connection, frame->stream_id);
-    if (!stream) return;
     if (!increment)
-        refuse(connection, stream->id, PROTOCOL_ERROR);
-    else if (!outbox_grant(connection, stream, increment))
+        refuse(connection, frame->stream_id, PROTOCOL_ERROR);
+    else if (stream && !outbox_grant(connection, stream, increment))
         refuse(connection, stream->id, FLOW_CONTROL_ERROR);
 }
 
@@ -520,7 +518,7 @@ static void receive_settings_ack(Connection *connection, Text payload) {
         fail(connection, FRAME_SIZE_ERROR, "SETTINGS ACK with a payload");
     } else if (!connection->is_acknowledged) {
         connection->is_acknowledged = true;
-        connection->hpack.allowed_bytes = 0; /* RFC 7541, 4.2 */
+        hpack_forbid_table(&connection->hpack);
     }
 }
 

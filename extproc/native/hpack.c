@@ -44,6 +44,11 @@ void hpack_free(Hpack *hpack) {
     buffer_free(&hpack->value);
 }
 
+void hpack_forbid_table(Hpack *hpack) {
+    hpack->allowed_bytes = 0;
+    hpack->owes_size = hpack->count > 0;
+}
+
 bool hpack_is_stateless(const Hpack *hpack, const uint8_t *block, size_t length) {
     return !hpack->max_bytes && length && (block[0] & 0xe0u) != SIZE_UPDATE;
 }
@@ -160,13 +165,16 @@ static bool read_literal(Hpack *hpack, Rest *rest, uint8_t prefix_max, Text *nam
 }
 
 static bool read_table_sizes(Hpack *hpack, Rest *rest) {
+    const uint8_t *start = rest->at;
     while (rest->at < rest->end && (*rest->at & 0xe0u) == SIZE_UPDATE) {
         uint64_t bytes;
         if (!read_integer(rest, 0x1f, &bytes) || bytes > hpack->allowed_bytes) return false;
         hpack->max_bytes = (size_t)bytes;
         evict_to(hpack, hpack->max_bytes);
     }
-    return true;
+    bool owed_size = hpack->owes_size;
+    hpack->owes_size = false;
+    return !owed_size || rest->at > start;
 }
 
 /* Section 4.2: too many table sizes are refused before any of them is used. */
@@ -203,7 +211,7 @@ HpackResult hpack_decode(Hpack *hpack, const uint8_t *block, size_t length, Fiel
         if (is_added && !add_to_table(hpack, name, value)) return HPACK_MALFORMED;
         if (list_bytes > hpack->max_list_bytes) return HPACK_TOO_LARGE;
     }
-    return hpack->max_bytes > hpack->allowed_bytes ? HPACK_MALFORMED : HPACK_DONE;
+    return HPACK_DONE;
 }
 
 static void encode_text(Buffer *block, const uint8_t *text, size_t length) {

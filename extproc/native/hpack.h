@@ -24,6 +24,7 @@ typedef struct {
     uint32_t newest, count;
     size_t used_bytes, max_bytes; /* max_bytes: as the peer has set it */
     size_t allowed_bytes;         /* the most that the peer may set */
+    bool owes_size;               /* the next block has to begin with a table size */
     size_t max_list_bytes;
     Buffer name, value; /* decoded Huffman codes of the present field */
 } Hpack;
@@ -35,6 +36,9 @@ typedef void (*FieldTaker)(void *taker, Text name, Text value);
 
 void hpack_init(Hpack *hpack, size_t max_list_bytes);
 void hpack_free(Hpack *hpack);
+
+/* Allows no table from now on (RFC 9113, section 4.3.1): the peer has acknowledged a size of 0. */
+void hpack_forbid_table(Hpack *hpack);
 
 /* After any other result than HPACK_DONE the decoder must not be used again. */
 HpackResult hpack_decode(Hpack *hpack, const uint8_t *block, size_t length, FieldTaker take,

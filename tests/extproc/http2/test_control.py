@@ -3,7 +3,7 @@ import pytest
 from extproc.base.errors import Http2Error
 from extproc.http2.connection import Control
 from extproc.http2.frames import ErrorCode, Flag, FrameType, settings
-from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
+from extproc.http2.header_blocks import BlockCache, HeaderBlocks
 from extproc.http2.limits import Budget, Limits
 from extproc.http2.outbox import Outbox
 from extproc.http2.streams import Floods
@@ -40,12 +40,11 @@ def test_last_initial_window_of_a_settings_frame_counts() -> None:
 
 def test_header_table_is_forbidden_after_the_acknowledgement() -> None:
     parts = Parts()
-    block = encode([(b"x", b"y")])
-    assert parts.blocks.decode(block) is not None
+    assert parts.blocks.decode(b"\x40\x01x\x01y") is not None
     for _ in range(2):
         parts.control.receive(SETTINGS, ACK, 0, b"")
     with pytest.raises(Http2Error):
-        parts.blocks.decode(block)
+        parts.blocks.decode(b"\xbe")
     assert not parts.control.is_greeted
 
 

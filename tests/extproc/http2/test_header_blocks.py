@@ -136,6 +136,36 @@ def test_table_may_be_used_until_it_is_forbidden() -> None:
     assert head is not None
 
 
+ADDED = b"\x40\x01x\x01y"
+SIZE_31, SIZE_4096 = b"\x3f\x00", b"\x3f\xe1\x1f"
+
+
+@pytest.mark.parametrize("block", [b"\xbe", encode(REQUEST), b"", SIZE_31 + ADDED])
+def test_table_with_fields_has_to_be_emptied_behind_the_acknowledgement(block: bytes) -> None:
+    one = blocks(forbidden=False)
+    one.decode(ADDED)
+    one.forbid_table()
+    assert code_of(one, block) == ErrorCode.COMPRESSION_ERROR
+
+
+def test_table_that_was_emptied_before_the_acknowledgement_needs_no_size() -> None:
+    one = blocks(forbidden=False)
+    one.decode(ADDED)
+    one.decode(NO_TABLE)
+    one.forbid_table()
+    assert one.decode(encode(REQUEST)) is not None
+
+
+def test_empty_table_of_the_default_size_may_be_used_behind_the_acknowledgement() -> None:
+    one, encoder = blocks(), Encoder()
+    for _ in range(2):
+        head = one.decode(encoder.encode([*REQUEST, (b"x", b"y")]))
+        assert head is not None
+        assert head.fields[-1] == (b"x", b"y")
+    assert one.decode(NO_TABLE + encode(REQUEST)) is not None
+    assert code_of(one, SIZE_4096) == ErrorCode.COMPRESSION_ERROR
+
+
 def test_table_may_grow_again_until_it_is_forbidden() -> None:
     cache = BlockCache()
     one = blocks(cache, forbidden=False)
@@ -148,13 +178,13 @@ def test_table_may_grow_again_until_it_is_forbidden() -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        encode(REQUEST),
         NO_TABLE + b"\xbe",
         b"\x3f\xe1\x1f",
+        NO_TABLE + b"\x3f\x00",
         NO_TABLE + b"\x00\x05ab",
         NO_TABLE + b"\x00",
     ],
-    ids=["no size update", "dynamic entry", "size above 0", "cut", "cut at once"],
+    ids=["dynamic entry", "size above 0", "last size above 0", "cut", "cut at once"],
 )
 def test_block_that_breaks_compression_ends_the_connection(block: bytes) -> None:
     assert code_of(blocks(), block) == ErrorCode.COMPRESSION_ERROR
