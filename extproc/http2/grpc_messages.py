@@ -5,7 +5,7 @@ Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from extproc.base.errors import CallError
 from extproc.http2.header_blocks import RequestHead, encode
@@ -19,6 +19,10 @@ _CONTENT_TYPES = (b"application/grpc", b"application/grpc+proto")
 _PARAMETERS = (b"application/grpc;", b"application/grpc+proto;")
 
 ANSWER_HEAD: Final = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
+# For people who open the port with another client.
+NOT_GRPC: Final = b"This port serves gRPC: POST with content-type application/grpc.\n"
+_WRONG_METHOD: Final = ((b":status", b"405"), (b"allow", b"POST"))
+_PLAIN_TEXT: Final = (b"content-type", b"text/plain")
 OK_TRAILERS: Final = encode([(b"grpc-status", b"0")])
 
 
@@ -135,15 +139,25 @@ class MessageReader:
         return self._parts_bytes > 0 or len(self._incomplete) + self._missing >= LONG_BYTES
 
 
-def refusal_of(head: RequestHead) -> bytes | None:
-    """Returns the header block that refuses an unsupported request, None if it is supported."""
+class RefusedRequest(NamedTuple):
+    """The answer to an unsupported request: a header block, and a content, which may be empty."""
+
+    block: bytes
+    content: bytes
+
+
+def refusal_of(head: RequestHead) -> RefusedRequest | None:
+    """Returns the answer that refuses an unsupported request, None if it is supported."""
+    if head.method == b"HEAD":  # RFC 9110, section 9.3.2: its answer has no content
+        return RefusedRequest(encode(_WRONG_METHOD), b"")
     if head.method != b"POST":
-        return encode([(b":status", b"405"), (b"allow", b"POST")])
+        return RefusedRequest(encode([*_WRONG_METHOD, _PLAIN_TEXT]), NOT_GRPC)
     content_type = head.content_type.lower()
     if content_type not in _CONTENT_TYPES and not content_type.startswith(_PARAMETERS):
-        return encode([(b":status", b"415")])
+        return RefusedRequest(encode([(b":status", b"415"), _PLAIN_TEXT]), NOT_GRPC)
     if head.encoding not in (b"", b"identity"):
-        return trailers_only(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        text = "compressed messages are not supported"
+        return RefusedRequest(trailers_only(Status.UNIMPLEMENTED, text), b"")
     return None
 
 

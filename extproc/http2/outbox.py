@@ -136,7 +136,10 @@ class Outbox:
         return True
 
     def end(self, stream: Http2Stream, block: bytes, *, is_due: bool = True) -> bool:
-        """Sends trailers after any waiting DATA; returns whether they could be sent now."""
+        """Sends trailers after any waiting DATA; returns whether they could be sent now.
+
+        block: empty for an answer without trailers.
+        """
         stream.trailers = block
         if is_due or not stream.is_received:
             self.is_due = True
@@ -220,7 +223,11 @@ class Outbox:
     def _ended(self, stream: Http2Stream) -> bool:
         if stream.queue is not None or stream.trailers is None:
             return False
-        self.chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
+        if stream.trailers:
+            end = frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers)
+        else:
+            end = frame(FrameType.DATA, Flag.END_STREAM, stream.id)
+        self.chunks.append(end)
         if not stream.is_received:
             # RFC 9113, section 8.1: the rest of the request is not needed
             self.chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))

@@ -210,7 +210,9 @@ class PlainSession:
     def _open(self, stream_id: int, head: RequestHead, *, is_whole: bool) -> None:
         refusal = refusal_of(head)
         if refusal is not None:
-            self._connection.end(stream_id, refusal)
+            if refusal.content:
+                self._connection.send_data(stream_id, refusal.content, refusal.block)
+            self._connection.end(stream_id, b"" if refusal.content else refusal.block)
         elif not self._budget.take(_CALL_BYTES):
             self._connection.reset(stream_id, ErrorCode.REFUSED_STREAM)
         else:

@@ -91,7 +91,10 @@ static void take_pseudo(Head *head, Text name, Text value) {
     uint8_t kind = pseudo_header(name);
     if (head->is_regular || !kind || head->seen & kind) head->is_malformed = true;
     head->seen |= kind;
-    if (kind == HAS_METHOD) head->is_post = is_text(value, "POST");
+    if (kind == HAS_METHOD) {
+        head->is_post = is_text(value, "POST");
+        head->is_head = is_text(value, "HEAD");
+    }
     if (kind != HAS_PATH || head->is_malformed) return;
     head->path_at = kept_at(head, value);
     head->path_length = value.length;

@@ -11,7 +11,7 @@ typedef enum { GRPC_CALL, WRONG_METHOD, WRONG_TYPE, COMPRESSED } RequestKind;
 typedef struct {
     bool is_malformed, is_regular, is_trailers, is_request, has_length;
     uint8_t seen; /* the pseudo-headers so far, by bit */
-    bool is_post, is_grpc, is_compressed;
+    bool is_post, is_head, is_grpc, is_compressed;
     uint64_t content_length;
     size_t path_at, path_length, trace_at, trace_length;
     Buffer *texts;

@@ -87,8 +87,11 @@ void outbox_forget(Connection *connection, Stream *stream) {
 bool outbox_end(Connection *connection, Stream *stream) {
     if (buffer_length(&stream->queue) || !stream->has_trailers) return false;
     const Buffer *block = &stream->trailers;
-    put_header(&connection->out, buffer_length(block), FRAME_HEADERS,
-               FLAG_END_HEADERS | FLAG_END_STREAM, stream->id);
+    if (buffer_length(block))
+        put_header(&connection->out, buffer_length(block), FRAME_HEADERS,
+                   FLAG_END_HEADERS | FLAG_END_STREAM, stream->id);
+    else
+        put_header(&connection->out, 0, FRAME_DATA, FLAG_END_STREAM, stream->id);
     buffer_add(&connection->out, buffer_content(block), buffer_length(block));
     if (!stream->is_received) { /* RFC 9113, section 8.1: the rest of the request is not needed */
         uint8_t code[4] = {0};

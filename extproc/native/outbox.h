@@ -20,7 +20,8 @@ bool outbox_send(Connection *connection, Stream *stream, const uint8_t *prefix,
 /* Drops the waiting data of an ended stream. */
 void outbox_forget(Connection *connection, Stream *stream);
 
-/* Sends the trailers unless DATA waits; returns whether it did. */
+/* Sends the trailers, or the end of an answer without any, unless DATA waits; returns whether it
+ * did. */
 bool outbox_end(Connection *connection, Stream *stream);
 
 /* Takes a stream's WINDOW_UPDATE; false if its window becomes too large. */

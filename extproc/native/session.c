@@ -11,6 +11,9 @@
 /* What a call takes of the budget besides its content. */
 #define CALL_BYTES 4096
 
+/* extproc.http2.grpc_messages.NOT_GRPC */
+#define NOT_GRPC "This port serves gRPC: POST with content-type application/grpc.\n"
+
 /* A message of this length or more is passed on in parts of about this length. */
 #define LONG_BYTES (1024u * 1024u)
 #define PART_BYTES (64u * 1024u)
@@ -102,21 +105,35 @@ static CallEvent *fail_call(Session *session, Stream *call, int status, const ch
 
 /* --- requests --- */
 
-static void refuse_request(Session *session, Stream *stream, RequestKind kind) {
+/* Begins the answer to a request that is not of gRPC, and sends its content. */
+static void explain_refusal(Session *session, uint32_t stream_id, RequestKind kind) {
+    static const char TEXT[] = NOT_GRPC;
     Buffer *block = &session->block;
+    add_field(block, ":status", kind == WRONG_METHOD ? "405" : "415");
+    if (kind == WRONG_METHOD) add_field(block, "allow", "POST");
+    add_field(block, "content-type", "text/plain");
+    connection_send_head(&session->connection, stream_id, block);
+    connection_send(&session->connection, stream_id, NULL, 0, (const uint8_t *)TEXT,
+                    sizeof TEXT - 1);
     buffer_clear(block);
-    if (kind == WRONG_METHOD) {
+}
+
+static void refuse_request(Session *session, uint32_t stream_id, const Head *head) {
+    Buffer *block = &session->block;
+    RequestKind kind = head_kind(head);
+    buffer_clear(block);
+    if (head->is_head) { /* RFC 9110, section 9.3.2: its answer has no content */
         add_field(block, ":status", "405");
         add_field(block, "allow", "POST");
-    } else if (kind == WRONG_TYPE) {
-        add_field(block, ":status", "415");
+    } else if (kind != COMPRESSED) {
+        explain_refusal(session, stream_id, kind);
     } else {
         buffer_add(block, session->answer_head.bytes, buffer_length(&session->answer_head));
         add_field(block, "grpc-status", "12");
         add_field(block, "grpc-message", "compressed messages are not supported");
     }
     session->connection.is_broken |= block->is_broken;
-    connection_end(&session->connection, stream->id, block, true);
+    connection_end(&session->connection, stream_id, block, true);
 }
 
 static void open_call(Session *session, Stream *call, const FrameEvent *opened) {
@@ -147,7 +164,7 @@ static void take_opened(Session *session, const FrameEvent *opened) {
     if (kind == GRPC_CALL)
         connection_reset(connection, call->id, REFUSED_STREAM);
     else
-        refuse_request(session, call, kind);
+        refuse_request(session, call->id, &opened->head);
     call->has_call = false;
     connection_release(connection, call);
 }

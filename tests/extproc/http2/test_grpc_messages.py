@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
     LONG_BYTES,
+    NOT_GRPC,
     MessageParts,
     MessageReader,
     Received,
@@ -141,18 +142,20 @@ def test_refusal_of_a_grpc_request_is_none(content_type: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "field", "value"),
+    ("head", "field", "value", "content"),
     [
-        (request(method=b"GET"), ":status", "405"),
-        (request(type=b"application/json"), ":status", "415"),
-        (request(type=b"application/grpcx"), ":status", "415"),
-        (request(type=b"application/grpc+json"), ":status", "415"),
-        (request(encoding=b"gzip"), "grpc-status", "12"),
+        (request(method=b"GET"), ":status", "405", NOT_GRPC),
+        (request(method=b"HEAD"), ":status", "405", b""),
+        (request(type=b"application/json"), ":status", "415", NOT_GRPC),
+        (request(type=b"application/grpcx"), ":status", "415", NOT_GRPC),
+        (request(type=b"application/grpc+json"), ":status", "415", NOT_GRPC),
+        (request(encoding=b"gzip"), "grpc-status", "12", b""),
     ],
 )
 def test_refusal_of_another_request_names_its_cause(
-    head: RequestHead, field: str, value: str
+    head: RequestHead, field: str, value: str, content: bytes
 ) -> None:
     refusal = refusal_of(head)
     assert refusal is not None
-    assert fields_of(refusal)[field] == value
+    assert fields_of(refusal.block)[field] == value
+    assert refusal.content == content

@@ -106,6 +106,7 @@ FIELDS = st.lists(
                 (b"content-length", b"x"),
                 (b"traceparent", b"00-1"),
                 (b":method", b"GET"),
+                (b":method", b"HEAD"),
                 (b"te", b"trailers"),
                 (b"te", b"gzip"),
                 (b"connection", b"close"),
@@ -390,6 +391,7 @@ def opened(max_bytes: int, fields: Sequence[tuple[bytes, bytes]] = REQUEST) -> P
     "field",
     [
         (b":method", b"GET"),
+        (b":method", b"HEAD"),
         (b"content-type", b"text/plain"),
         (b"content-type", b"application/grpcx"),
         (b"grpc-encoding", b"gzip"),
@@ -399,6 +401,18 @@ def test_request_that_is_no_call_is_refused_alike(field: tuple[bytes, bytes]) ->
     fields = {**dict(REQUEST), field[0]: field[1]}
     pair = opened(2**30, list(fields.items()))
     assert (pair.events, pair.both[0].stream_count) == ([], 0)
+
+
+@pytest.mark.parametrize(("max_bytes", "is_sent"), [(2**30, True), (63, False)])
+def test_content_of_a_refusal_waits_alike_for_the_window(max_bytes: int, *, is_sent: bool) -> None:
+    pair = Pair(Limits(), MAX_MESSAGE, max_bytes)
+    fields = [(b":method", b"GET"), *REQUEST[1:]]
+    sent = frame(FrameType.HEADERS, END_HEADERS | END_STREAM, 1, encode(fields))
+    pair.receive(PREFACE + settings({4: 0}) + sent)
+    assert (pair.both[0].stream_count, pair.sessions[0].budget.used_bytes > 0) == (is_sent, is_sent)
+    for credit in (10, 1000):
+        pair.receive(window_update(1, credit))
+    assert (pair.both[0].stream_count, pair.sessions[0].budget.used_bytes) == (0, 0)
 
 
 def test_call_fails_alike_without_memory_for_its_message() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from extproc.base.errors import ProtocolError
 from extproc.http2.frames import PREFACE, ErrorCode, FrameType, ping, settings, window_update
-from extproc.http2.grpc_messages import framed
+from extproc.http2.grpc_messages import NOT_GRPC, framed
 from extproc.http2.limits import Limits
 from extproc.http2.session import Session
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
@@ -174,7 +174,6 @@ async def test_end_of_a_stream_is_sent_alone_where_no_answer_follows(connect: Co
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (request(1, **{"content-type": "text/plain"}), b":status\x03415"),
         (request(1, **{"grpc-encoding": "gzip"}), b"grpc-status\x0212"),
         (request(1, "/no/method"), b"grpc-status\x0212"),
         (request(1, CHECK) + data(1, flags=END_STREAM), b"grpc-status\x0213"),
@@ -192,6 +191,19 @@ async def test_unserved_call_ends_with_its_status(
     peer.send(GREETING, sent)
     frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
     assert expected in statuses(frames)[0]
+
+
+async def test_request_that_is_not_of_grpc_is_told_what_the_port_serves(connect: Connect) -> None:
+    peer = await connect()
+    peer.send(GREETING, request(1, **{"content-type": "text/plain"}))
+    frames = [one for one in await peer.answer_to_ping() if one.stream_id == 1]
+    assert [(one.kind, one.flags) for one in frames[:3]] == [
+        (1, END_HEADERS),
+        (0, 0),
+        (0, END_STREAM),
+    ]
+    assert b":status\x03415" in frames[0].payload
+    assert frames[1].payload == NOT_GRPC
 
 
 async def test_call_without_a_body_ends(connect: Connect) -> None:
