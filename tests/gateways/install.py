@@ -1,4 +1,4 @@
-"""The gateways that tests/gateways run, built from source at pinned versions.
+"""The programs of other projects that tests/gateways run, built from source at pinned versions.
 
     python -m tests.gateways.install [NAME...]
 
@@ -30,6 +30,7 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "envoy-gateway": Program("github.com/envoyproxy/gateway/cmd/envoy-gateway", "v1.9.0"),
+    "h2spec": Program("github.com/summerwind/h2spec/cmd/h2spec", "v2.2.1+incompatible"),
     # Of Istio's image `pilot`: 1.32-dev, by its commit.
     "pilot-discovery": Program("", "86c9f01fd735"),
 }
