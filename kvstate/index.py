@@ -16,8 +16,6 @@ from kvstate.events import BatchResult, Body, Event, finished
 from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
-from kvstate.plain_core import PlainCore
-from kvstate.plain_rows import LAYOUT as PLAIN_LAYOUT
 
 try:
     from kvstate._core import LAYOUT as COMPILED_LAYOUT
@@ -38,6 +36,8 @@ def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -
         raise RuntimeError("the compiled core was not built: there was no C compiler")
     if compiled or (compiled is None and IS_COMPILED):
         return CompiledCore(secret, limit_blocks, Overlap)
+    from kvstate.plain_core import PlainCore  # without use for most
+
     return PlainCore(secret, limit_blocks, Overlap)
 
 
@@ -46,8 +46,11 @@ def default_layout() -> str:
 
     Keys depend on the order of a machine's bytes.
     """
-    layout = f"compiled {COMPILED_LAYOUT}" if IS_COMPILED else f"plain {PLAIN_LAYOUT}"
-    return f"{layout} {sys.byteorder}"
+    if IS_COMPILED:
+        return f"compiled {COMPILED_LAYOUT} {sys.byteorder}"
+    from kvstate.plain_rows import LAYOUT as PLAIN_LAYOUT
+
+    return f"plain {PLAIN_LAYOUT} {sys.byteorder}"
 
 
 def plain_core_warning() -> str:

@@ -5,7 +5,6 @@ This module checks each key alone: its name, type and range. Rules between keys 
 1.2.2, section 3.2.1.3: the keys of a mapping are unique).
 """
 
-import difflib
 import os
 import re
 import types
@@ -346,6 +345,8 @@ def _suggestion(word: object, known: Iterable[str]) -> str:
     text = str(word)
     if len(text) > _LONGEST_WORD:
         return ""
+    import difflib  # only for a file with a fault
+
     near = difflib.get_close_matches(text, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from aiohttp.web import Application, AppRunner
@@ -70,7 +70,6 @@ from extproc.sharing.rows import RowsExchange
 from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, note_of, telling_of
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
-from extproc.tokenizing.tokens import Tokenizer
 from kvstate.errors import DamagedError
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
 from kvstate.feeds.transport import FeedTransport
@@ -85,6 +84,9 @@ from kvstate.saved_state import (
     state_in,
 )
 from kvstate.sections import Writer
+
+if TYPE_CHECKING:
+    from extproc.tokenizing.tokens import Tokenizer
 
 log = logging.getLogger("kvsteer")
 
@@ -124,13 +126,17 @@ def server_for(
     return GrpcServer(service, is_ready, certificates)
 
 
-def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
+def load_tokenizers(config: Config) -> "dict[str, Tokenizer]":
     """Returns the tokenizer of every model that has local tokenizer files.
 
     Raises:
         StartError: a tokenizer cannot be loaded.
     """
     local = [model for model in config.models if isinstance(model.tokenizer, str)]
+    if not local:
+        return {}
+    from extproc.tokenizing.tokens import Tokenizer
+
     loaded: dict[str, Tokenizer | None] = {}
     for model in local:  # some take seconds
         log.info("model %s: loading its tokenizer from %s", model.name, model.tokenizer)
@@ -328,7 +334,7 @@ def _workers(
     config: Config,
     discovery: Discovery,
     telling: PromptTelling | None,
-    tokenizers: Mapping[str, Tokenizer],
+    tokenizers: "Mapping[str, Tokenizer]",
     secret: int,
 ) -> tuple[FollowedWorkers, Workers]:
     """Returns the workers' caches, keyed by a secret, and the workers, to which feeds report."""

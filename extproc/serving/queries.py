@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -34,9 +35,11 @@ from extproc.requests.tenant_salt import written_salt
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_UNREAD_BYTES
 from extproc.routing.eligibility import ANY, Demand
 from extproc.routing.query import Media, MediaItem, Query, Variant
-from extproc.tokenizing.plain_turns import PlainTurns, TurnParts
 from extproc.tokenizing.prompt_tokens import Keyed, PromptTokens, ThreadUse
 from kvstate.overlap import Prompt, Tokens
+
+if TYPE_CHECKING:
+    from extproc.tokenizing.plain_turns import PlainTurns, TurnParts
 
 log = logging.getLogger("kvsteer.decision")
 
@@ -45,7 +48,7 @@ _SALT = b'"cache_salt"'
 _PIECE_BYTES = 1024 * 1024  # searched within two milliseconds
 
 # A plain conversation: the model it is for, its cache's salt, the model's turns, and its own.
-Plain = tuple[Served, str | None, PlainTurns, TurnParts]
+Plain: TypeAlias = "tuple[Served, str | None, PlainTurns, TurnParts]"
 
 # A request, and the model it is for.
 Read = tuple[InferenceRequest, Served]
@@ -99,7 +102,7 @@ class Queries:
         others = spoken.rest
         return await self._with_variants(query, others, path, body) if others else query
 
-    def _find_plain(self, body: bytes) -> Plain | None:
+    def _find_plain(self, body: bytes) -> "Plain | None":
         """Returns what is known of a plain conversation, if all engines pass it on as it is."""
         chat = read_plain(body)
         served = None if chat is None else self._models.find(chat[0])
@@ -114,7 +117,7 @@ class Queries:
             return None
         return None if parts is None else (served, chat[1], turns, parts)
 
-    def _plain_turns(self, model: str) -> PlainTurns | None:
+    def _plain_turns(self, model: str) -> "PlainTurns | None":
         """Returns the turns of plain conversations, None if engines may read these differently."""
         turns = self._tokens.plain_turns(model)
         if turns is None:

@@ -1,7 +1,8 @@
 """Families of models whose conversations engines render in code, and how each is loaded here.
 
 A family is found by the architectures in config.json, or by a model's files. A model of none has a
-chat template. To add a family: a renderer in a module of `extproc.renderers`, and a loader here.
+chat template. To add a family: a renderer in a module of `extproc.renderers`, and a loader here,
+which imports it, so that a router has only those of its models.
 """
 
 import logging
@@ -11,11 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from extproc.base.tokenizer_files import read_file
-from extproc.renderers import kimi_k3
-from extproc.renderers.deepseek_v4 import DeepSeekV4, DeepSeekV41
-from extproc.renderers.deepseek_v32 import DeepSeekV32
-from extproc.renderers.harmony import CONTROLS, Harmony
-from extproc.renderers.mistral import Mistral
 from extproc.renderers.refusing import RefusingRenderer
 from extproc.renderers.renderer import Renderer
 from extproc.renderers.segments import ControlMarks
@@ -75,6 +71,8 @@ def _unknown(_: ModelFiles) -> InCode:
 
 def _gpt_oss(model: ModelFiles) -> InCode:
     """Loads gpt-oss. The engine has its vocabulary in a library; tokenizer.json holds the same."""
+    from extproc.renderers.harmony import CONTROLS, Harmony
+
     source = read_file(model.directory / "tokenizer.json").decode()
     added = {token.content: token.id for token in read(source).added_tokens}
     if not CONTROLS.items() <= added.items():
@@ -91,6 +89,8 @@ def _gpt_oss(model: ModelFiles) -> InCode:
 
 def _kimi_k3(model: ModelFiles) -> InCode:
     """Loads Kimi K3. Its code tokenizes control tokens and each text between them by itself."""
+    from extproc.renderers import kimi_k3
+
     library = model.vocabulary.library
     found = {name: library.token_to_id(name) for name in kimi_k3.CONTROLS}
     controls = {name: number for name, number in found.items() if number is not None}
@@ -104,12 +104,30 @@ def _kimi_k3(model: ModelFiles) -> InCode:
     return InCode(kimi_k3.KimiK3(controls, marks), texts)
 
 
+def _deepseek_v32(_: ModelFiles) -> InCode:
+    from extproc.renderers.deepseek_v32 import DeepSeekV32
+
+    return InCode(DeepSeekV32())
+
+
+def _deepseek_v4(_: ModelFiles) -> InCode:
+    from extproc.renderers.deepseek_v4 import DeepSeekV4
+
+    return InCode(DeepSeekV4())
+
+
+def _deepseek_v41(_: ModelFiles) -> InCode:
+    from extproc.renderers.deepseek_v4 import DeepSeekV41
+
+    return InCode(DeepSeekV41())
+
+
 _BY_ARCHITECTURE: Mapping[str, Loader] = {
     "GptOssForCausalLM": _gpt_oss,
-    "DeepseekV32ForCausalLM": lambda _: InCode(DeepSeekV32()),
-    "DeepseekV4ForCausalLM": lambda _: InCode(DeepSeekV4()),
-    "DeepseekV4ForConditionalGeneration": lambda _: InCode(DeepSeekV4()),
-    "DeepseekV41ForCausalLM": lambda _: InCode(DeepSeekV41()),
+    "DeepseekV32ForCausalLM": _deepseek_v32,
+    "DeepseekV4ForCausalLM": _deepseek_v4,
+    "DeepseekV4ForConditionalGeneration": _deepseek_v4,
+    "DeepseekV41ForCausalLM": _deepseek_v41,
     "MoonshotKimiaForCausalLM": _unknown,
     "KimiK3ForConditionalGeneration": _kimi_k3,
     "InklingForCausalLM": _unknown,
@@ -119,6 +137,8 @@ _BY_ARCHITECTURE: Mapping[str, Loader] = {
 
 def _mistral(model: ModelFiles) -> InCode:
     """Loads a model whose conversations Mistral's library renders, by its vocabulary's version."""
+    from extproc.renderers.mistral import Mistral
+
     vocabulary = model.vocabulary
     marks = ControlMarks(vocabulary.controls.values())
     renderer = Mistral(vocabulary.version, vocabulary.controls, marks, vocabulary.settings)

@@ -5,18 +5,20 @@ import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from extproc.base.errors import RequestError
 from extproc.requests.prompt import Chat, InferenceRequest, Prompt, forms_of
 from extproc.tokenizing.holes import Parts, before_added, parts_of
-from extproc.tokenizing.plain_turns import PlainTurns
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.remote_tokenizer_wire import forms_asked
-from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.overlap import Tokens
 
-AnyTokenizer = Tokenizer | RemoteTokenizer
+if TYPE_CHECKING:  # whoever has a tokenizer has imported it, and what it needs
+    from extproc.tokenizing.plain_turns import PlainTurns
+    from extproc.tokenizing.tokens import Started, Tokenizer
+
+AnyTokenizer: TypeAlias = "Tokenizer | RemoteTokenizer"
 
 # A conversation of up to this many messages is rendered without a thread: most templates take 5 to
 # 30 us a message. If it takes longer than INLINE_SECONDS, a thread renders it from the start.
@@ -140,7 +142,9 @@ class PromptTokens:
             RequestError: as `tokenize`.
         """
         tokenizer, prompt = self._tokenizers.get(model), request.prompts[0]
-        if not isinstance(tokenizer, Tokenizer) or not isinstance(prompt, Chat):
+        if tokenizer is None or isinstance(tokenizer, RemoteTokenizer):
+            return None
+        if not isinstance(prompt, Chat):
             return None
         if len(request.prompts) != 1 or request.keep_last_tokens is not None:
             return None
@@ -151,7 +155,7 @@ class PromptTokens:
             return None
         return Keyed([started.finish()], started.forms | forms_of(prompt))
 
-    def plain_turns(self, model: str) -> PlainTurns | None:
+    def plain_turns(self, model: str) -> "PlainTurns | None":
         """Returns the turns of a model's plain conversations; None if it takes more to know their
         tokens.
         """
@@ -248,7 +252,7 @@ class PromptTokens:
             return await asyncio.gather(*asked)
 
     async def _local(
-        self, tokenizer: Tokenizer, prompts: Sequence[Prompt], model: str, body_bytes: int
+        self, tokenizer: "Tokenizer", prompts: Sequence[Prompt], model: str, body_bytes: int
     ) -> Keyed:
         started = None
         if all(map(_is_short, prompts)):
@@ -284,7 +288,7 @@ def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
     return [prompt for prompt in request.prompts if isinstance(prompt, array)]
 
 
-def _finished(started: Sequence[Started]) -> Keyed:
+def _finished(started: "Sequence[Started]") -> Keyed:
     """Returns the tokens of rendered prompts, and the forms that their dialects decided."""
     forms = 0
     for one in started:
@@ -295,7 +299,7 @@ def _finished(started: Sequence[Started]) -> Keyed:
     return Keyed([one.finish() for one in started], forms, drops_media=drops_media)
 
 
-def _with_media(started: Started) -> Keyed:
+def _with_media(started: "Started") -> Keyed:
     """Returns the tokens before the first media item of a prompt, and its parts."""
     ids = started.finish()
     parts = parts_of(ids, started.added)
@@ -328,8 +332,8 @@ def _is_short(prompt: Prompt) -> bool:
 
 
 def _started(
-    tokenizer: Tokenizer, prompts: Sequence[Prompt], seconds: float
-) -> list[Started] | None:
+    tokenizer: "Tokenizer", prompts: Sequence[Prompt], seconds: float
+) -> "list[Started] | None":
     """Renders the prompts and looks them up; returns None if that takes too long here."""
     try:
         return [tokenizer.start(prompt, seconds) for prompt in prompts]

@@ -8,7 +8,7 @@ What is converted gives the ids of the library that engines use for such a file:
 - vocab.json with merges.txt: transformers' GPT2Tokenizer and Qwen2Tokenizer.
 
 A conversion takes a second of CPU, half a second more than reading a tokenizer.json of that size,
-so nothing is kept on the disk.
+so nothing is kept on the disk. What converts a kind is imported for the first model that needs it.
 """
 
 import logging
@@ -23,19 +23,8 @@ from tokenizers import processors
 
 from extproc.base.tokenizer_files import read_file
 from extproc.requests.prompt import REBUILT
-from extproc.tokenizing.byte_pairs import byte_level_tokenizer
 from extproc.tokenizing.encoder_choice import RefusedCut
 from extproc.tokenizing.kimi_code import MOST_ALIKE, MOST_AT_ONCE, KimiCode, read_code
-from extproc.tokenizing.merges_file import merges_tokenizer
-from extproc.tokenizing.sentencepiece_file import read_pieces
-from extproc.tokenizing.sentencepiece_tokenizer import (
-    llama_tokenizer,
-    mistral_tokenizer,
-    own_symbols,
-)
-from extproc.tokenizing.split_patterns import check_pattern
-from extproc.tokenizing.tekken_file import read_tekken
-from extproc.tokenizing.tiktoken_file import read_ranks
 
 log = logging.getLogger("kvsteer.tokens")
 
@@ -114,6 +103,9 @@ def _converted(file: Path, convert: Callable[[], Vocabulary]) -> Callable[[], Vo
 
 
 def _of_tekken(content: bytes) -> Vocabulary:
+    from extproc.tokenizing.byte_pairs import byte_level_tokenizer
+    from extproc.tokenizing.tekken_file import read_tekken
+
     tekken = read_tekken(content)
     first_id = tekken.control_count
     library = byte_level_tokenizer(tekken.ranks, tekken.pattern, {}, first_id)
@@ -124,6 +116,9 @@ def _of_tekken(content: bytes) -> Vocabulary:
 
 
 def _of_mistral_pieces(content: bytes, version: str) -> Vocabulary:
+    from extproc.tokenizing.sentencepiece_file import read_pieces
+    from extproc.tokenizing.sentencepiece_tokenizer import mistral_tokenizer, own_symbols
+
     pieces = read_pieces(content)
     library = mistral_tokenizer(pieces)
     controls = pieces.controls
@@ -147,6 +142,10 @@ def _put_first(library: tokenizers.Tokenizer, name: str, controls: Mapping[str, 
 
 
 def _of_kimi(content: bytes, source: bytes, settings: Mapping[str, Any]) -> Vocabulary:
+    from extproc.tokenizing.byte_pairs import byte_level_tokenizer
+    from extproc.tokenizing.split_patterns import check_pattern
+    from extproc.tokenizing.tiktoken_file import read_ranks
+
     if not source:
         raise ValueError("there is no tokenization_kimi.py that says how it cuts texts")
     code = read_code(source)
@@ -158,8 +157,13 @@ def _of_kimi(content: bytes, source: bytes, settings: Mapping[str, Any]) -> Voca
 
 
 def _of_pieces(content: bytes, settings: Mapping[str, Any]) -> Vocabulary:
+    from extproc.tokenizing.sentencepiece_file import read_pieces
+    from extproc.tokenizing.sentencepiece_tokenizer import llama_tokenizer
+
     return Vocabulary(llama_tokenizer(read_pieces(content), settings))
 
 
 def _of_merges(content: bytes, merges: bytes, settings: Mapping[str, Any]) -> Vocabulary:
+    from extproc.tokenizing.merges_file import merges_tokenizer
+
     return Vocabulary(merges_tokenizer(content, merges, settings))

@@ -27,7 +27,7 @@ def test_faults_are_all_counted_and_few_are_shown(many: int, nested: int) -> Non
         return []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("extproc.config.reader.difflib.get_close_matches", counting)
+        patch.setattr("difflib.get_close_matches", counting)
         if many + nested == 0:
             parse(CONFIG, "c")
             return
