@@ -119,8 +119,8 @@ class ZmtpConnection(asyncio.Protocol):
         return taken
 
     def send(self, frames: list[bytes]) -> None:
-        """Sends one message."""
-        if self._transport:
+        """Sends one message; does nothing once the connection ends."""
+        if self._transport and not self._transport.is_closing():
             self._transport.write(message(frames))
 
     def give_up(self, fault: str) -> None:
@@ -199,6 +199,8 @@ class ZmtpConnection(asyncio.Protocol):
         )
 
     def _beat(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
         if not self._is_paused:  # otherwise it waits for us
             self._silent_heartbeats += 1
         if self._silent_heartbeats > MAX_SILENT_HEARTBEATS:
@@ -214,8 +216,8 @@ class ZmtpConnection(asyncio.Protocol):
 
     def _answer(self) -> None:
         answers = self.session.answers()
-        if not answers or self._transport is None:
-            return
+        if not answers or self._transport is None or self._transport.is_closing():
+            return  # uvloop refuses to write to what is closed
         self._transport.write(answers)
         if self._transport.get_write_buffer_size() > MAX_ANSWER_BYTES:
             self.give_up("it does not read the data that it requested")

@@ -4,10 +4,12 @@ import asyncio
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
+import uvloop
 
 from kvstate.feeds import zmtp_connection
 from kvstate.feeds.zmq_limits import USUAL, ZmqLimits
@@ -75,6 +77,27 @@ async def test_publisher_that_dies_while_the_queue_is_full_is_lost(heartbeat: by
                 connection.take(64)
                 await asyncio.sleep(0)
         assert not connection.is_ready
+
+
+async def ended_publisher_that_asks() -> list[list[bytes]]:
+    """What is taken of a publisher that ended, when its questions cannot be answered any more."""
+    async with opened(GREETING + READY) as (connection, peer):
+        await asyncio.to_thread(peer.sendall, PING + message([b"", bytes(8), b"x"]) + PING)
+        peer.close()
+        await asyncio.wait_for(connection.lost.wait(), 30)
+        connection.send([b"too late"])
+        return connection.take(10)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_publisher_that_ended_is_not_answered(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    faults: list[dict[str, Any]] = []
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.get_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        taken = runner.run(ended_publisher_that_asks())
+    assert (taken, faults) == ([[b"", bytes(8), b"x"]], [])
 
 
 async def test_silent_publisher_is_lost() -> None:
