@@ -228,39 +228,88 @@ static PyObject *none(void) {
     return Py_None;
 }
 
-/* Returns random(), a number from 0 to below 1; -1 after an error. */
-static double drawn_number(PyObject *random) {
+/* Returns a seed from random(), a number from 0 to below 1; false after an error. */
+static bool draw_seed(PyObject *random, uint64_t *seed) {
     PyObject *value = PyObject_CallNoArgs(random);
     double number = value ? PyFloat_AsDouble(value) : -1.0;
     Py_XDECREF(value);
-    if (number >= 0.0 && number < 1.0) return number;
+    *seed = number >= 0.0 && number < 1.0 ? (uint64_t)(number * 0x1p53) : 0;
+    if (number >= 0.0 && number < 1.0) return true;
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "not from 0 to below 1");
-    return -1.0;
+    return false;
 }
 
-/* drawn(places, count, random): as many different places, in the order in which they were drawn. */
+/* Returns the next number after a seed (SplitMix64: Steele, Lea and Flood, 2014). */
+static uint64_t next_number(uint64_t *seed) {
+    *seed += UINT64_C(0x9E3779B97F4A7C15);
+    uint64_t number = *seed;
+    number = (number ^ (number >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    number = (number ^ (number >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return number ^ (number >> 31);
+}
+
+static Py_ssize_t place_below(uint64_t number, Py_ssize_t count) {
+    __extension__ typedef unsigned __int128 Wide;
+    return (Py_ssize_t)((Wide)number * (Wide)count >> 64);
+}
+
+/* Puts as many different numbers below another one into a list; false after an error.
+ *
+ * is_drawn: a byte for each number, all 0. places: what the numbers stand for; NULL for themselves.
+ */
+static bool draw_places(PyObject *list, uint8_t *is_drawn, Py_ssize_t number, PyObject *places,
+                        uint64_t seed) {
+    Py_ssize_t count = PyList_Size(list);
+    for (Py_ssize_t n = 0; n < count;) {
+        Py_ssize_t at = place_below(next_number(&seed), number);
+        if (is_drawn[at]) continue;
+        is_drawn[at] = 1;
+        PyObject *place = places ? PySequence_GetItem(places, at) : PyLong_FromSsize_t(at);
+        if (!place || PyList_SetItem(list, n++, place)) return false;
+    }
+    return true;
+}
+
+/* Whether places are the numbers from 0, as a range; -1 after an error. */
+static int are_numbers(PyObject *places, Py_ssize_t number) {
+    if (Py_TYPE(places) != &PyRange_Type || !number) return 0;
+    PyObject *first = PySequence_GetItem(places, 0), *last = PySequence_GetItem(places, number - 1);
+    int is_so = first && last
+                    ? !PyLong_AsSsize_t(first) && PyLong_AsSsize_t(last) == number - 1
+                    : -1;
+    Py_XDECREF(first);
+    Py_XDECREF(last);
+    return PyErr_Occurred() ? -1 : is_so;
+}
+
+/* drawn(places, count, random): as many of these places, in the order in which they were drawn. */
 PyObject *module_drawn(PyObject *Py_UNUSED(module), PyObject *given) {
     PyObject *places, *random;
     Py_ssize_t count;
+    uint64_t seed;
     if (!PyArg_ParseTuple(given, "OnO", &places, &count, &random)) return NULL;
     Py_ssize_t number = PySequence_Size(places);
-    PyObject *drawn = number < 0 ? NULL : PyDict_New();
-    while (drawn && PyDict_Size(drawn) < count) {
-        double chance = drawn_number(random);
-        PyObject *place =
-            chance < 0.0 ? NULL : PySequence_GetItem(places, (Py_ssize_t)(chance * (double)number));
-        if (!place || PyDict_SetItem(drawn, place, Py_None)) Py_CLEAR(drawn);
-        Py_XDECREF(place);
+    if (number < 0) return NULL;
+    if (count < 0 || count > number) {
+        PyErr_SetString(PyExc_ValueError, "not so many places");
+        return NULL;
     }
-    PyObject *made = drawn ? PyDict_Keys(drawn) : NULL;
-    Py_XDECREF(drawn);
-    return made;
+    int is_plain = are_numbers(places, number);
+    if (is_plain < 0 || !draw_seed(random, &seed)) return NULL;
+    uint8_t *is_drawn = PyMem_Calloc((size_t)number + 1, 1);
+    if (!is_drawn) return PyErr_NoMemory();
+    PyObject *drawn = PyList_New(count);
+    if (drawn && !draw_places(drawn, is_drawn, number, is_plain ? NULL : places, seed))
+        Py_CLEAR(drawn);
+    PyMem_Free(is_drawn);
+    return drawn;
 }
 
 /* --- the lowest ranks --- */
 
 typedef struct {
-    double rank, chance;
+    double rank;
+    uint64_t chance;
     Py_ssize_t place;
 } Ranked;
 
@@ -288,15 +337,7 @@ static bool read_ranks(PyObject *ranks, Ranked *rows, Py_ssize_t number) {
     for (Py_ssize_t n = 0; n < number; n++) {
         PyObject *rank = PyList_GetItem(ranks, n);
         if (!PyFloat_CheckExact(rank)) return false;
-        rows[n] = (Ranked){PyFloat_AsDouble(rank), 0.0, n};
-    }
-    return true;
-}
-
-static bool draw_chances(Ranked *rows, Py_ssize_t number, PyObject *random) {
-    for (Py_ssize_t n = 0; n < number; n++) {
-        rows[n].chance = drawn_number(random);
-        if (rows[n].chance < 0.0) return false;
+        rows[n] = (Ranked){PyFloat_AsDouble(rank), 0, n};
     }
     return true;
 }
@@ -318,7 +359,9 @@ static PyObject *lowest_of(Ranked *rows, Py_ssize_t number, Ranked *found, Py_ss
     bool is_tie = false;
     for (Py_ssize_t n = 1; n < known; n++) is_tie = is_tie || found[n].rank == found[n - 1].rank;
     if (is_tie) {
-        if (!draw_chances(rows, number, random)) return NULL;
+        uint64_t seed;
+        if (!draw_seed(random, &seed)) return NULL;
+        for (Py_ssize_t n = 0; n < number; n++) rows[n].chance = next_number(&seed);
         known = find_lowest(rows, number, found, count + 1);
     }
     return places_of(found, known < count ? known : count);

@@ -1,27 +1,55 @@
 """Draws: random places among many.
 
-They are compiled if a C compiler was available (extproc/native/columns.c); the `plain_` functions
-do the same in Python, with the same random numbers, and tests compare the two.
+One number of a Random is the seed of all that a draw needs, since asking for each would cost more
+than the rest of a draw. They are compiled if a C compiler was available (extproc/native/columns.c);
+the `plain_` functions do the same in Python, with the same random numbers, and tests compare both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["drawn", "lowest", "plain_drawn", "plain_lowest"]
 
 Random = Callable[[], float]
 Ranks = Sequence[float] | Sequence[tuple[float, float]]
 
+_MASK = 2**64 - 1
+
+# As many seeds as there are numbers that `random.random` returns.
+_SEEDS = 2**53
+
+
+def plain_numbers(seed: int) -> Iterator[int]:
+    """Yields random numbers of 64 bits after a seed.
+
+    Source: SplitMix64 (Steele, Lea and Flood: Fast splittable pseudorandom number generators,
+    2014).
+    """
+    while True:
+        seed = seed + 0x9E3779B97F4A7C15 & _MASK
+        number = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+        yield number ^ number >> 31
+
+
+def _drawn_numbers(random: Random) -> Iterator[int]:
+    """Yields random numbers, of which one of `random` is the seed."""
+    return plain_numbers(int(random() * _SEEDS))
+
 
 def plain_drawn(places: Sequence[int], count: int, random: Random) -> list[int]:
-    """Returns `count` different ones of these places, in the order in which they are drawn.
+    """Returns `count` of these places, in the order in which they are drawn.
 
-    count: at most as many as there are.
+    Raises:
+        ValueError: there are not so many.
     """
     number = len(places)
+    if not 0 <= count <= number:
+        raise ValueError("not so many places")
+    numbers = _drawn_numbers(random)
     found: dict[int, None] = {}
     while len(found) < count:
-        found[places[int(random() * number)]] = None
-    return list(found)
+        found[next(numbers) * number >> 64] = None
+    return [places[at] for at in found]
 
 
 def plain_lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
@@ -32,7 +60,8 @@ def plain_lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
     first = sorted(ranks)[: count + 1]
     if len(set(first)) == len(first):
         return [ranks.index(rank) for rank in first[:count]]
-    rows = sorted([(rank, random(), place) for place, rank in enumerate(ranks)])
+    numbers = _drawn_numbers(random)
+    rows = sorted([(rank, next(numbers), place) for place, rank in enumerate(ranks)])
     return [place for _, _, place in rows[:count]]
 
 

@@ -60,15 +60,23 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 _Cause = int | None | Placement | tuple[tuple[str, ...], str | None]
 
 
+# Stands for a byte of a pick. A pick is in a header and in the metadata, so three parts are around
+# it.
+_MARK, _PICK_PARTS = "\x01", 3
+
+
 class Phrases:
     """Answers that many requests get: each is built and encoded once.
 
     They are shared, so they must not be changed. Bounded: when the cache is full, it is cleared.
+    Among many workers there are too many picks to know: what is around picks of one length is the
+    same, so that it is built once, and the pick is put into it.
     """
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._answers: dict[_Cause, Answers] = {}
+        self._around: dict[tuple[int, str], list[bytes]] = {}
 
     def go_on(self, body_mode: int | None) -> Answers:
         """Returns the answer of `request_headers_go_on`."""
@@ -92,11 +100,20 @@ class Phrases:
         owned are the same in every call.
         """
         known = self._answers.get((pick, model))
-        if known is None:
-            placement = Placement(",".join(pick[:most]), model or "")
-            placed = self.body_placed(placement, names_model=names_model, owned=owned)
-            known = self._keep((pick, model), placed)
-        return known
+        if known is not None:
+            return known
+        destination = ",".join(pick[:most])
+        written, name = destination.encode(), model or ""
+        around = self._around.get((len(written), name))
+        if around is None:
+            mark = _MARK * len(written)
+            marked = self._placed(Placement(mark, name), names_model=names_model, owned=owned)
+            around = marked.split(mark.encode()) if mark else [marked]
+            if len(around) != _PICK_PARTS:  # no pick, or the model's name has the mark as well
+                placement = Placement(destination, name)
+                return self.body_placed(placement, names_model=names_model, owned=owned)
+            self._around[len(written), name] = around
+        return self._keep((pick, model), [written.join(around)])
 
     def body_placed(
         self, placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
@@ -110,13 +127,19 @@ class Phrases:
         known = None if is_its_own else self._answers.get(placement)
         if known is not None:
             return known
-        common = pick_of(placement, names_model=names_model, owned=owned)
-        answers = encoded(with_metadata(body_placed(common, placement.body), placement))
+        answers = [self._placed(placement, names_model=names_model, owned=owned)]
         return answers if is_its_own else self._keep(placement, answers)
+
+    def _placed(self, placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
+        """Builds and encodes the answer of `body_placed`."""
+        common = pick_of(placement, names_model=names_model, owned=owned)
+        answer = with_metadata(body_placed(common, placement.body), placement)
+        return answer.SerializeToString()
 
     def _keep(self, cause: _Cause, answers: Answers) -> Answers:
         if len(self._answers) >= self._most:
             self._answers.clear()
+            self._around.clear()
         self._answers[cause] = answers
         return answers
 

@@ -116,10 +116,34 @@ def test_draws_are_the_same_compiled_and_in_python(
     ours = draws.lowest(ranks, count, rngs[0].random)
     assert ours == plain_lowest(ranks, count, rngs[1].random)
     assert rngs[0].random() == rngs[1].random()
-    few, places = min(count, len(ranks)), range(5, 5 + len(ranks))
-    drawn = draws.drawn(places, few, Random(seed).random)
-    assert drawn == plain_drawn(places, few, Random(seed).random)
-    assert len(set(drawn)) == few
+    few, many = min(count, len(ranks)), len(ranks)
+    for places in (range(many), range(5, 5 + many), range(0, 2 * many, 2), [*range(many)]):
+        drawn = draws.drawn(places, few, Random(seed).random)
+        assert drawn == plain_drawn(places, few, Random(seed).random)
+        assert len(set(drawn)) == few
+        assert set(drawn) <= set(places)
+
+
+def test_numbers_are_those_of_the_source() -> None:
+    numbers = draws.plain_numbers(1234567)
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [next(numbers) for _ in expected] == expected
+
+
+@given(st.integers(0, 2**32))
+def test_every_place_is_drawn_about_as_often(seed: int) -> None:
+    random, times = Random(seed).random, [0] * 8
+    for _ in range(400):
+        for place in draws.drawn(range(8), 2, random):
+            times[place] += 1
+    assert 50 < min(times) < max(times) < 160
+
+
+@pytest.mark.parametrize("count", [-1, 4])
+def test_draws_refuse_more_than_there_is(count: int) -> None:
+    for draw in (draws.drawn, plain_drawn):
+        with pytest.raises(ValueError, match="not so many places"):
+            draw(range(3), count, Random(1).random)
 
 
 def test_draws_are_plain_where_none_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

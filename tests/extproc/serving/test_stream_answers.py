@@ -122,6 +122,26 @@ def test_body_picked_is_the_answer_of_a_placement_of_the_first_endpoints() -> No
     assert unnamed == phrases.body_placed(Placement(), names_model=True)
 
 
+PICKS = st.lists(
+    st.tuples(st.sampled_from(["10.0.0.1", "[::1]", "a"]), st.integers(1, 65535)).map(
+        lambda one: f"{one[0]}:{one[1]}"
+    ),
+    max_size=3,
+).map(tuple)
+
+
+@given(st.lists(st.tuples(PICKS, st.sampled_from(["tiny", None, "\x01" * 9])), max_size=9))
+def test_body_picked_is_the_answer_that_is_built_for_each_pick(
+    picks: list[tuple[tuple[str, ...], str | None]],
+) -> None:
+    phrases = Phrases(most=4)
+    for pick, model in picks:
+        placement = Placement(",".join(pick[:2]), model or "")
+        made = say.body_placed(say.pick_of(placement, names_model=True, owned=("x-leg",)))
+        picked = phrases.body_picked(pick, model, 2, names_model=True, owned=("x-leg",))
+        assert picked == say.encoded(say.with_metadata(made, placement))
+
+
 def test_phrases_keep_a_bounded_number_of_answers() -> None:
     phrases = Phrases(most=2)
     picks = [Placement(f"10.0.0.{number}:1") for number in range(5)]
