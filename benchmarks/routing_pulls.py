@@ -158,7 +158,7 @@ def rows(cell: Cell, results: Results) -> list[Row]:
     """Returns the rows of TTFT: priced pulls relative to those named after the pick."""
     ours, today = results[PRICED], results[AFTER]
     made: list[Row] = []
-    for what in ("p50", "p90"):
+    for what in ("p50", "p90", "p99"):
         name = f"{cell.name}: {what} / pulls named after the pick"
         made.append(PairedRow(name, _times(ours, what), _times(today, what), NOT_WORSE))
     name = f"{cell.name}: p90 / no pulls"

@@ -8,12 +8,12 @@ be computed by now, since nothing announces that.
 import heapq
 import itertools
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from extproc.config.schema import Config
 from extproc.disaggregation.legs import decide_legs, with_source
 from extproc.disaggregation.pulling import (
     IDLE_TOKENS,
+    Pull,
     Pulling,
     nothing_on_host,
     with_priced_source,
@@ -94,18 +94,17 @@ class Disaggregator:
         heapq.heappush(self._over, (now + seconds, next(self._numbers), leg))
         return booking
 
-    def begin_pull(self, decision: Decision, now: float) -> Callable[[float, float], None] | None:
+    def begin_pull(self, decision: Decision, now: float) -> Pull | None:
         """Notes the pull of a request that will be booked next.
 
-        Returns what is to be called once the pick has it, if that can be measured: with how late
-        this was seen and the time, in seconds.
+        Returns it if it can be measured.
         """
         source, pulling = decision.source, self._pulling
         if source is None or pulling is None:
             return None
         queue = self._placing.loads.load(decision.pick[0], now).backlog_tokens
         pull = pulling.begin(source, decision.pick[0], now)
-        return None if queue > IDLE_TOKENS else partial(pulling.note_arrival, pull)
+        return None if queue > IDLE_TOKENS else pull
 
     def _end_computed(self, now: float) -> None:
         """Ends the load of prompts that are assumed to be computed."""

@@ -15,6 +15,7 @@ from extproc.routing.eligibility import Candidate, why_excluded
 from extproc.routing.fetching import Offers, Peer, most_held, work_of
 from extproc.routing.load import Loads
 from extproc.routing.query import Query, Snapshot
+from extproc.routing.transfers import FleetTransfers, Transfers, counted_seconds
 from kvstate.overlap import Prompt
 
 # A pull is measured only if the worker's queue is no longer than this before it.
@@ -32,14 +33,30 @@ def nothing_on_host(_: Prompt) -> Mapping[str, int]:
 
 
 class Pull(NamedTuple):
-    """A pull under way.
+    """A pull under way. Times are those of `Pulling`.
 
-    source: the endpoint of the worker that sends. tokens: its own and those that it waits for.
+    source: the transfers of the worker that sends, fleet: those of all. tokens: its own and those
+    that it waits for. seconds: as it is expected to take. configured: tokens per second.
     """
 
-    source: str
+    source: Transfers
+    fleet: FleetTransfers
     tokens: float
+    seconds: float
     began_at: float
+    configured: float
+
+    def expect(self) -> None:
+        """Notes that its arrival will be noted."""
+        self.fleet.expect(self.seconds, self.began_at)
+
+    def note_arrival(self, late_seconds: float, now: float) -> None:
+        """Notes that the worker has what it pulled. late_seconds: how late that is known."""
+        seconds = max(0.0, now - self.began_at - late_seconds)
+        counted = counted_seconds(self.tokens, seconds, self.configured)
+        if counted is not None:
+            self.source.measure(self.tokens, counted, now)
+            self.fleet.measure(self.tokens, counted, now)
 
 
 class Pulling:
@@ -62,6 +79,8 @@ class Pulling:
         """Returns the snapshot with what workers could pull of a query's only prompt."""
         prompt = query.sole
         if prompt is None or not (query.may_split and query.reads_cache):
+            return snapshot
+        if not self._loads.fleet_transfers.may_begin(now):
             return snapshot
         certain = {name: one.certain_tokens for name, one in snapshot.overlaps[0].items()}
         if max(certain.values(), default=0) < self._least:
@@ -93,14 +112,14 @@ class Pulling:
         return msgspec.structs.replace(snapshot, offers=offers)
 
     def _peer(self, worker: Candidate, tokens: int, snapshot: Snapshot, now: float) -> Peer:
-        transfers = self._loads.transfers(worker.endpoint)
+        transfers, assumed = self._loads.transfers(worker.endpoint), self._assumed(now)
         return Peer(
             worker.name,
             worker.endpoint,
             worker.transfer_port or 0,
             tokens,
-            transfers.queued_tokens(self._configured, now),
-            transfers.speed(self._configured, now),
+            transfers.queued_tokens(assumed, now),
+            transfers.speed(assumed, now),
             work_of(snapshot.load(worker.endpoint, now), snapshot.rules.cost.running_tokens),
         )
 
@@ -109,16 +128,15 @@ class Pulling:
 
         Meanwhile its prefills are not measured: all requests with the same prompt wait for it.
         """
-        transfers = self._loads.transfers(source.endpoint)
-        tokens = transfers.begin(source.tokens, self._configured, now)
-        seconds = tokens / transfers.speed(self._configured, now)
+        transfers, assumed = self._loads.transfers(source.endpoint), self._assumed(now)
+        tokens = transfers.begin(source.tokens, assumed, now)
+        seconds = tokens / transfers.speed(assumed, now)
         self._loads.note_unseen(endpoint, UNSEEN_SLACK * seconds, now)
-        return Pull(source.endpoint, tokens, now)
+        fleet = self._loads.fleet_transfers
+        return Pull(transfers, fleet, tokens, seconds, now, self._configured)
 
-    def note_arrival(self, pull: Pull, late_seconds: float, now: float) -> None:
-        """Notes that the worker has what it pulled. late_seconds: how late that is known."""
-        seconds = max(0.0, now - pull.began_at - late_seconds)
-        self._loads.transfers(pull.source).measure(pull.tokens, seconds, self._configured, now)
+    def _assumed(self, now: float) -> float:
+        return self._loads.fleet_transfers.speed(self._configured, now)
 
 
 def with_priced_source(decision: Decision) -> Decision:

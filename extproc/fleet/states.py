@@ -106,8 +106,9 @@ class States:
         rules = self._transfer_rules
         if not rules.price_pulls:
             return None
-        configured = float(rules.transfer_tokens_per_second)
-        return self._loads.transfers(endpoint).as_json(configured, self._monotonic())
+        now, configured = self._monotonic(), float(rules.transfer_tokens_per_second)
+        assumed = self._loads.fleet_transfers.speed(configured, now)
+        return self._loads.transfers(endpoint).as_json(assumed, now)
 
     def _reason(self, worker: Worker) -> str:
         """Returns why a worker has no feed, "" if it has one."""

@@ -22,7 +22,7 @@ import msgspec
 from extproc.routing.load_numbers import LoadNumbers
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
-from extproc.routing.transfers import Transfers
+from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
 # The speed at which an endpoint is assumed to compute uncached prompt tokens. Only its order of
@@ -207,7 +207,7 @@ class Loads:
     endpoints: their records, by ip:port; the owner adds and removes them. An endpoint without a
     record is idle. touched: collects the endpoints whose own requests changed, to be shared.
     learns: whether the speed of each endpoint is learned. routers: the other routers heard from.
-    rates: what every load depends on.
+    rates: what every load depends on. fleet_transfers: what workers pull from each other.
     """
 
     def __init__(
@@ -226,6 +226,7 @@ class Loads:
         self.routers: set[str] = set()
         self._learns = learns
         self._common = Common()
+        self.fleet_transfers = FleetTransfers()
         self.rates = self._rates()
 
     def begin(

@@ -224,17 +224,18 @@ class Router:
 
     def _watch_pull(self, decision: Decision, query: Query, now: float) -> None:
         """Notes a pull that begins, and has its arrival looked for if it can be measured."""
-        note, prompt, source = (
+        pull, prompt, source = (
             self._disaggregator.begin_pull(decision, now),
             query.sole,
             decision.source,
         )
-        if note is None or prompt is None or source is None:
+        if pull is None or prompt is None or source is None:
             return
         if self._proofs.is_live(decision.worker, query.forms):
             held = decision.basis.overlaps[0].get(decision.worker)
             tokens = source.tokens + (0 if held is None else held.certain_tokens)
-            self._workers.questions.pulls.watch(decision.worker, prompt, tokens, note)
+            pull.expect()
+            self._workers.questions.pulls.watch(decision.worker, prompt, tokens, pull.note_arrival)
 
     def _begin_media(self, decision: Decision, media: Media, booking: Booking) -> None:
         """Has a request with media wait for what its worker stores."""

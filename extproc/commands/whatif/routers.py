@@ -29,12 +29,13 @@ from extproc.disaggregation.pulling import IDLE_TOKENS, Pull, Pulling, with_pric
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate, Roster
-from extproc.routing.fetching import Offers, StoredPrefix
+from extproc.routing.fetching import Fetch, Offers, StoredPrefix
 from extproc.routing.homes import Homes
 from extproc.routing.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, LoadSample
 from extproc.routing.marks import Marks, marks_of
 from extproc.routing.query import Query, Snapshot
 from extproc.routing.sampling import sample_size
+from extproc.routing.store_share import StoreShare
 from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, Reporter
@@ -414,7 +415,8 @@ class _Router:
         if contestant.transfers is not None:
             config = Config(disaggregation=contestant.transfers)
             self._pulling = Pulling(config, self._loads, self._on_host)
-        self._open: dict[int, tuple[Booking, Claim | None]] = {}
+        self._open: dict[int, tuple[Booking, Claim | None, Fetch | None]] = {}
+        self._shares: dict[str, StoreShare] = {}
         self.marks: Mapping[int, Marks] = {}
 
     def _scrape(self, now: float) -> None:
@@ -440,8 +442,7 @@ class _Router:
         delay = self.fleet.delay_seconds
         for request, pull in [one for one in self._pulls if one[0].fetched_at + delay <= now]:
             self._pulls.remove((request, pull))
-            if self._pulling is not None:
-                self._pulling.note_arrival(pull, delay + LOOK_SECONDS / 2, now)
+            pull.note_arrival(delay + LOOK_SECONDS / 2, now)
         for number, awaited in enumerate(self._awaited):
             for booking, request in list(awaited.items())[:MAX_AHEAD]:
                 is_first = booking is next(iter(booking.load.speed.waiting), None)
@@ -469,6 +470,7 @@ class _Router:
             request.source = int(decision.source.endpoint)
             pull = self._pulling.begin(decision.source, served, now)
             if self._loads.load(served, now).backlog_tokens < IDLE_TOKENS:
+                pull.expect()
                 self._pulls.append((request, pull))
         is_sure = not decision.basis.claims_on(served).speculative
         is_told = self._contestant.learns and not self._view.holds(
@@ -487,7 +489,7 @@ class _Router:
             claim = self._claims.record(self._holdings[served], decision.marks[0], now)
             if self.sharer is not None:
                 self.sharer.telling.begin([claim], served, decision.uncached_tokens)
-        self._open[id(request)] = (booking, claim)
+        self._open[id(request)] = (booking, claim, decision.basis.fetches.get(served))
         return int(served)
 
     def _decide(self, request: Request, now: float) -> Decision:
@@ -535,12 +537,16 @@ class _Router:
         since = now - self._contestant.max_age_seconds
         tokens = self._view.stored(request.blocks, since) * self.fleet.block_tokens
         workers = frozenset(map(str, store.mounted_by))
-        prefix = StoredPrefix("store", tokens, percent / 100, workers)
+        shares = {name: one.share(now) for name, one in self._shares.items()}
+        prefix = StoredPrefix("store", tokens, percent / 100, workers, shares)
         return Offers(self._contestant.prefill_rate, stores=(prefix,))
 
     def over(self, request: Request, now: float) -> None:
         self.know()
-        booking, claim = self._open.pop(id(request))
+        booking, claim, fetch = self._open.pop(id(request))
+        if fetch is not None and fetch.peer is None:
+            loaded = min(max(0, request.cached - fetch.held), fetch.tokens)
+            self._shares.setdefault(booking.endpoint, StoreShare()).note(fetch.tokens, loaded, now)
         self._awaited[int(booking.endpoint)].pop(booking, None)
         self._loads.end(booking, now)
         if claim is not None and self._claims is not None:

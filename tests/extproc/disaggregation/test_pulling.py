@@ -16,6 +16,7 @@ from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.explain import explanation
 from extproc.routing.fetching import Offers, StoredPrefix
 from extproc.routing.query import Query, Snapshot, Variant
+from extproc.routing.transfers import MAX_MEASURED_SECONDS
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.routing.books import Fleet, books, fleet_of
 
@@ -50,9 +51,11 @@ class PricedFleet:
     def decide(self, *, has_roles: bool = False) -> Decision:
         return self.step.decide(QUERY, self.snapshot(), 0.0, Random(0), has_roles=has_roles)
 
-    def peers(self, query: Query = QUERY, snapshot: Snapshot | None = None) -> set[str]:
+    def peers(
+        self, query: Query = QUERY, snapshot: Snapshot | None = None, now: float = 0.0
+    ) -> set[str]:
         """The workers from which others could pull."""
-        offers = self.pulling.offer(query, snapshot or self.snapshot(query), 0.0).offers
+        offers = self.pulling.offer(query, snapshot or self.snapshot(query), now).offers
         return set() if offers is None else {one.name for one in offers.peers}
 
 
@@ -102,12 +105,28 @@ def test_pulls_under_way_make_their_source_worth_less_until_they_are_over() -> N
 def test_arrival_of_a_pull_teaches_the_speed_of_its_source() -> None:
     one = PricedFleet()
     one.loads.begin("a:1", 3_000.0, 0.0)
-    note = one.step.begin_pull(one.decide(), 0.0)
-    assert note is not None
-    note(0.025, 1.025)
+    pull = one.step.begin_pull(one.decide(), 0.0)
+    assert pull is not None
+    pull.note_arrival(0.0, MAX_MEASURED_SECONDS + 1.0)  # too late to be the transfer
+    pull.note_arrival(0.025, 1.025)
     learned = one.loads.transfers("a:1")
     assert learned.measured == 1
     assert 8_000 < learned.speed(80_000, 1.1) < 40_000
+
+
+def test_speed_of_one_measured_source_is_assumed_of_all_others() -> None:
+    one = PricedFleet(on_host={"a": 8_000, "b": 8_000})
+    one.held = [{name: Overlap(16, (500, 0, 0, 0)) for name in "ab"}]
+    for name in "ab":
+        one.loads.begin(f"{name}:1", 3_000.0, 0.0)
+    pull = one.step.begin_pull(one.decide(), 0.0)
+    assert pull is not None
+    pull.expect()
+    assert one.peers(now=1.0) == set()  # it is late
+    pull.note_arrival(0.0, 2.0)
+    offers = one.pulling.offer(QUERY, one.snapshot(), 2.0).offers
+    assert offers is not None
+    assert [peer.tokens_per_second < 8_000 for peer in offers.peers] == [True, True]
 
 
 def test_pull_of_a_worker_with_a_queue_is_not_measured() -> None:
