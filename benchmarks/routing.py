@@ -74,8 +74,8 @@ double: as the router is configured; it learns better.
 
 STORES_METHOD = """\
 Stores: the engines that mount it copy what they compute to a common store, and each loads 30,000
-tokens a second from it. By half: four of eight mount it. No removals told: it has room for as much
-as two engines cache, and a block counts for 60 s after it was last stored.
+tokens a second from it. By half: four of eight mount it. No removals told: it has room for half as
+much as one engine caches, and a block counts for 60 s after it was last stored.
 """
 
 LEGS_METHOD = """\

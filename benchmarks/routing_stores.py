@@ -19,8 +19,8 @@ from extproc.config.sections import StoreSettings
 # Tokens a second that each engine loads: of a model with 128 KiB a token, 4 GB/s.
 LOAD_RATE = 30_000.0
 
-# Large enough that nothing is ever removed; and as much as two engines cache.
-ROOMY_TOKENS, TIGHT_TOKENS = 50_000_000, 2 * CACHE_TOKENS
+# Large enough that nothing is ever removed; and half of what one engine caches.
+ROOMY_TOKENS, TIGHT_TOKENS = 50_000_000, CACHE_TOKENS // 2
 
 TODAY = "cost"  # the store is not known
 KNOWN, LESS, MORE = "cost, stores", "cost, stores at 20 %", "cost, stores at 80 %"
