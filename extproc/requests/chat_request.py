@@ -30,11 +30,13 @@ from extproc.base.errors import RequestError
 from extproc.requests import sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.known_tools import read_tools
 from extproc.requests.media import MEDIA_PARTS
 from extproc.requests.prompt import (
     BILLING,
     MAX_MESSAGES,
     NO_TOOLS,
+    NULL,
     USUAL_VARIABLES,
     Chat,
     InferenceRequest,
@@ -368,10 +370,17 @@ def texts_before_media(messages: Messages) -> list[str]:
 _KEYS = {"name", "description", "parameters", "strict"}
 
 
-def tools_of(
-    tools: list[dict[str, Any]], choice: object, *, may_be_empty: bool = False
-) -> tuple[list[dict[str, Any]], int]:
-    """Returns the tools as the chat template gets them, and NO_TOOLS if they must not be used.
+def printed_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the tools as the chat template gets them.
+
+    Raises:
+        RequestError: the engine's releases differ in what templates get.
+    """
+    return [_tool(tool) for tool in tools]
+
+
+def form_of_tools(tools: Sequence[object], choice: object, *, may_be_empty: bool = False) -> int:
+    """Returns NO_TOOLS if the tools must not be used, else 0.
 
     choice: the request's tool_choice. Templates do not get it, but with "none" engines leave the
         tools out if --exclude-tools-when-tool-choice-none is set, which it is not by default.
@@ -384,7 +393,7 @@ def tools_of(
         raise RequestError("unsupported_tool_choice")
     if not tools and not (may_be_empty and choice in (None, "auto")):
         raise RequestError("unsupported_tools")
-    return [_tool(tool) for tool in tools], NO_TOOLS if choice == "none" else 0
+    return NO_TOOLS if choice == "none" else 0
 
 
 def _names_a_tool(choice: object) -> bool:
@@ -444,7 +453,8 @@ _RESERVED_VARIABLES = frozenset(
 class Options(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
 
-    Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls,
+    Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
+    get them. orders_calls,
     calls_by_text: as in `messages_of`. may_have_no_tools: `tools` may be an empty list. effort,
     effort_rule, dialect, forms, processor_arguments: as in `Chat`.
     """
@@ -475,7 +485,7 @@ _NO_CHANGE = {"echo": (b"null",), "n": (b"1",)}
 class _ChatBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     model: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: msgspec.Raw = NULL
     tool_choice: Any = None
     reasoning_effort: Any = None
     response_format: Any = None
@@ -526,10 +536,11 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     if dialect is not None and dialect.sglang is not None:
         return sglang_chat.parse(content, dialect.sglang, dialect)
     keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
+    tools = read_tools(body.tools)
     options = Options(
         chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,
-        tools=body.tools,
+        tools=None if tools is None else tools.printed(PATH, printed_tools),
         tool_choice=body.tool_choice,
         response_format=body.response_format,
         documents=body.documents,
@@ -674,9 +685,10 @@ def _variables(options: Options) -> tuple[dict[str, Any], int]:
     }
     forms = 0
     if options.tools is not None:
-        variables["tools"], forms = tools_of(
+        forms = form_of_tools(
             options.tools, options.tool_choice, may_be_empty=options.may_have_no_tools
         )
+        variables["tools"] = options.tools
     if options.documents is not None:
         variables["documents"] = options.documents
     return variables, forms

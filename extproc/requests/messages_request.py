@@ -12,9 +12,10 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.requests import sglang_messages
-from extproc.requests.chat_request import Options, conversation, effort_in
+from extproc.requests.chat_request import Options, conversation, effort_in, printed_tools
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
-from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, InferenceRequest
+from extproc.requests.known_tools import read_tools
+from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, NULL, InferenceRequest
 
 PATH = "/v1/messages"
 
@@ -35,7 +36,7 @@ class _MessagesBody(msgspec.Struct):
     model: str | None = None
     max_tokens: float | None = None
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: msgspec.Raw = NULL
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
@@ -72,8 +73,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         messages += _converted(message)
     effort, rule = _effort(body, dialect)
     inline = any(message.role == "system" for message in body.messages)
+    tools = read_tools(body.tools)
     options = Options(
-        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
+        tools=None if tools is None else tools.printed(PATH, _printed_tools),
         tool_choice=_choice(body.tool_choice),
         may_have_no_tools=dialect is not None,
         response_format=(body.output_config or {}).get("format"),
@@ -211,6 +213,10 @@ def _tool_result(block: dict[str, Any]) -> list[dict[str, Any]]:
     call_id = block.get("tool_use_id") or ""
     result = {"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id}
     return [result, {"role": "user", "content": images}] if images else [result]
+
+
+def _printed_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return printed_tools([_tool(tool) for tool in tools])
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

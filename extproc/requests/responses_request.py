@@ -6,6 +6,7 @@ of the model make the same messages in all of these. Other items, and tools, nee
 dialect. Previous responses are not keyed, since only the worker that gave one knows its content.
 """
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,8 +22,9 @@ from extproc.requests.chat_request import (
     function_of,
 )
 from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.known_tools import ToolList, read_tools
 from extproc.requests.library_tools import printed_function
-from extproc.requests.prompt import ITEMS, NO_TOOLS, PRINTED, Chat, InferenceRequest, Response
+from extproc.requests.prompt import ITEMS, NO_TOOLS, NULL, PRINTED, Chat, InferenceRequest, Response
 
 PATH = "/v1/responses"
 
@@ -47,7 +49,7 @@ class _ResponsesBody(msgspec.Struct):
     previous_response_id: str | None = None
     previous_input_messages: Any = None
     prompt: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: msgspec.Raw = NULL
     tool_choice: Any = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = "disabled"
@@ -77,7 +79,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     _refuse_what_differs(body)
     if dialect is not None and dialect.is_foreign:
         raise RequestError("unsupported_by_engine")
-    if body.tools and dialect is None:
+    tools = read_tools(body.tools)
+    if tools is not None and tools.sent and dialect is None:
         raise RequestError("unsupported_tools")
     turns = _Turns(dialect)
     if body.instructions:
@@ -93,10 +96,12 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         forms=turns.forms,
         processor_arguments=arguments_of(body.mm_processor_kwargs, body.media_io_kwargs),
     )
-    chat = _with_tools(conversation(turns.messages, options), body, dialect)
+    chat = conversation(turns.messages, options)
+    if tools is not None and tools.sent and dialect is not None:
+        chat = _with_tools(chat, tools, body.tool_choice, dialect)
     # from 0.19 the tokenizer adds its special tokens to the rendered text
     adds = dialect is None or dialect.adds_special_tokens
-    response = Response(body.input, body.instructions, body.tools or [])
+    response = Response(body.input, body.instructions, [] if tools is None else tools.sent)
     chat = msgspec.structs.replace(
         chat, add_special_tokens=adds, special_tokens_vary=True, response=response
     )
@@ -115,23 +120,26 @@ def _refuse_what_differs(body: _ResponsesBody) -> None:
         raise RequestError("unsupported_kv_transfer")
 
 
-def _with_tools(chat: Chat, body: _ResponsesBody, dialect: Dialect | None) -> Chat:
-    if not body.tools or dialect is None:
-        return chat
-    forms, is_none = chat.forms | ITEMS, body.tool_choice == "none"
+def _with_tools(chat: Chat, tools: ToolList, choice: object, dialect: Dialect) -> Chat:
+    forms, is_none = chat.forms | ITEMS, choice == "none"
     if is_none:
         forms |= NO_TOOLS
     if is_none and not dialect.keeps_tools_for_none:
         return msgspec.structs.replace(chat, forms=forms, tool_choice="none")
     if dialect.tools in BY_LIBRARY:
         forms |= PRINTED
-    tools = [one for tool in body.tools for one in _functions(tool, dialect)]
+    rules = (PATH, dialect.tools, dialect.flattens_namespaces, dialect.takes_custom_tools)
+    printed = tools.printed(rules, partial(_all_functions, dialect))
     return msgspec.structs.replace(
         chat,
-        variables={**chat.variables, "tools": tools},
+        variables={**chat.variables, "tools": printed},
         forms=forms,
-        tool_choice=choice_in(body.tool_choice),
+        tool_choice=choice_in(choice),
     )
+
+
+def _all_functions(dialect: Dialect, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for tool in tools for one in _functions(tool, dialect)]
 
 
 def _functions(tool: dict[str, Any], dialect: Dialect) -> list[dict[str, Any]]:

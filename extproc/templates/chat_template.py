@@ -44,6 +44,7 @@ from extproc.requests.chat_request import (
     without_part_fields,
 )
 from extproc.requests.dialect import Dialect, Effort, Format, InlineSystem
+from extproc.requests.known_tools import PrintedTool
 from extproc.requests.prompt import (
     BILLING,
     DEVELOPER,
@@ -343,7 +344,7 @@ def rendered(
 
 
 # Made once: `json.dumps` makes one for each call. A bounded value contains itself nowhere.
-_plain_json = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+_written = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
 def _tojson(
@@ -354,7 +355,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     if not (ensure_ascii or sort_keys) and indent is None and separators is None:
-        return _plain_json.encode(value)
+        return value.json(_written) if type(value) is PrintedTool else _written(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from extproc.base.errors import RequestError
-from extproc.requests.chat_request import tools_of
+from extproc.requests.chat_request import form_of_tools, printed_tools
 from extproc.requests.prompt import NO_TOOLS
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -14,11 +14,11 @@ TOOL = {"type": "function", "function": FUNCTION}
 def test_tools_have_the_key_order_of_engines() -> None:
     backwards = {"function": {"strict": True, **dict(reversed(FUNCTION.items()))}}
     expected = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
-    assert json.dumps(tools_of([backwards], "auto")[0]) == json.dumps(expected)
+    assert json.dumps(printed_tools([backwards])) == json.dumps(expected)
 
 
 def test_tool_fields_left_out_are_null() -> None:
-    ((tool,), _) = tools_of([{"function": {"name": "f"}}], None)
+    (tool,) = printed_tools([{"function": {"name": "f"}}])
     assert tool["function"] == {"name": "f", "description": None, "parameters": None}
 
 
@@ -26,17 +26,17 @@ def test_tool_fields_left_out_are_null() -> None:
     "choice", [None, "auto", "required", {"type": "function", "function": {"name": "f"}}]
 )
 def test_tool_choice_leaves_the_tools_unchanged(choice: object) -> None:
-    assert tools_of([TOOL], choice) == ([TOOL], 0)
+    assert form_of_tools([TOOL], choice) == 0
 
 
 def test_tools_that_must_not_be_used_are_kept_and_are_a_form_of_their_own() -> None:
-    assert tools_of([TOOL], "none") == ([TOOL], NO_TOOLS)
+    assert form_of_tools([TOOL], "none") == NO_TOOLS
 
 
 @pytest.mark.parametrize("choice", ["other", {"type": "function"}, {}])
 def test_tool_choices_of_other_kinds_are_refused(choice: object) -> None:
     with pytest.raises(RequestError, match="unsupported_tool_choice"):
-        tools_of([TOOL], choice)
+        form_of_tools([TOOL], choice)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_tool_choices_of_other_kinds_are_refused(choice: object) -> None:
 )
 def test_tools_that_releases_print_differently_are_refused(tool: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="unsupported_tools"):
-        tools_of([TOOL, tool], None)
+        printed_tools([TOOL, tool])
 
 
 def test_empty_list_of_tools_is_refused_unless_the_engine_passes_it_on() -> None:
     with pytest.raises(RequestError, match="unsupported_tools"):
-        tools_of([], None)
-    assert tools_of([], "auto", may_be_empty=True) == ([], 0)
+        form_of_tools([], None)
+    assert form_of_tools([], "auto", may_be_empty=True) == 0
