@@ -31,15 +31,20 @@ from simulator.settings import TINY_MODEL
 KVSTEER = [sys.executable, "-m", "extproc"]
 MODEL = "tiny"
 
-# Where commands expect the admin server without --admin.
+# Where commands expect the admin server without --admin, and the router without --at.
 ADMIN_PORT = 9090
+EXTPROC_PORT = 9002
 
 # Probes show that a killed worker is down; without them only its feed would be reported as lost.
 PROBE_INTERVAL_MS = 2000
 
 # Of each worker: enough for some conversations of coding agents, which ask for long answers too.
+PREFILL_SPEED, DECODE_SPEED = 8000, 200  # tokens per second
 BLOCKS = 16_384
 CONTEXT_TOKENS = 131_072
+
+# The recording, beside the configuration.
+TRACE = "trace.jsonl"
 
 # Each is a process of about 70 MB.
 MAX_WORKERS = 64
@@ -51,6 +56,9 @@ STOP_TIMEOUT_SECONDS = 5.0
 AGAIN_SECONDS = 15.0
 
 _INTERRUPTED = 130
+
+# Somebody else's doing, which the process's last lines do not explain.
+_ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # Another Envoy may run on this machine: the base id keeps their shared memory apart.
 _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
@@ -113,16 +121,20 @@ class DemoProcess:
         return "".join(f"\n  {line}" for line in self._lines)
 
     def _end(self) -> str:
-        return f"{self.name} ended with {self._process.returncode}{self.last_output()}"
+        status = self._process.returncode
+        if status is not None and -status in _ENDED_BY_OTHERS:
+            return f"{self.name} was ended by {signal.Signals(-status).name}"
+        return f"{self.name} ended with {status}{self.last_output()}"
 
     async def _follow(self, process: Process) -> None:
         """Reads the output of the process until it ends."""
         assert process.stdout is not None
         async for raw in process.stdout:
             line = raw.decode(errors="replace").rstrip()
-            self._lines.append(line)
             _, marker, decision = line.partition("decision: ")
-            if marker and self.decisions:
+            if not marker:
+                self._lines.append(line)
+            elif self.decisions:
                 print(f"-> {decision}", flush=True)
 
 
@@ -130,10 +142,13 @@ class DemoProcess:
 class DemoPlaces:
     """The addresses of a running demo: URLs, and the workers as host:port.
 
-    config_file: the router's configuration. parts: its processes.
+    config_file: the router's configuration. recording: of its requests. router: where Envoy asks
+    it. parts: all processes.
     """
 
     config_file: Path
+    recording: str
+    router: str
     envoy: str
     admin: str
     metrics: str
@@ -237,14 +252,17 @@ def worker_command(worker: WorkerSettings) -> list[str]:
     command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
     if isinstance(worker.events, WorkerEvents):
         command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
-    speed = ["--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
-    size = ["--blocks", str(BLOCKS), "--max-model-len", str(CONTEXT_TOKENS)]
-    return [*command, *speed, *size, "--misbehave"]
+    command += ["--prefill-tokens-per-second", str(PREFILL_SPEED)]
+    command += ["--decode-tokens-per-second", str(DECODE_SPEED)]
+    command += ["--blocks", str(BLOCKS), "--max-model-len", str(CONTEXT_TOKENS)]
+    return [*command, "--misbehave"]
 
 
 def _place(config_file: Path, config: Config, parts: Sequence[DemoProcess]) -> DemoPlaces:
     return DemoPlaces(
         config_file=config_file,
+        recording=config.recorder.file or "",
+        router=config.extproc.listen,
         envoy=f"http://{config.envoy.listen}",
         admin=f"http://{config.admin.listen}",
         metrics=f"http://{config.metrics.listen}",
@@ -263,10 +281,10 @@ def _router_of(place: DemoPlaces) -> DemoProcess:
 
 
 def _welcome(place: DemoPlaces) -> str:
-    worker, router = place.parts[0], _router_of(place)
-    top = f"{_command()} top"
-    if place.admin != f"http://127.0.0.1:{ADMIN_PORT}":
-        top += f" --admin {place.admin}"
+    worker, router, command = place.parts[0], _router_of(place), _command()
+    at = "" if place.router == f"127.0.0.1:{EXTPROC_PORT}" else f" --at {place.router}"
+    admin = "" if place.admin == f"http://127.0.0.1:{ADMIN_PORT}" else f" --admin {place.admin}"
+    fleet = f"--workers {len(place.workers)} --speed {PREFILL_SPEED} --decode {DECODE_SPEED}"
     pids = "".join(f"\n  {part.pid:>7}  {part.name}" for part in place.parts)
     return f"""\
 Simulated workers, the router and Envoy run as these processes:{pids}
@@ -286,9 +304,12 @@ Or point a coding agent at it, ask it to list the files, and go on for some turn
 
 {agents(place.envoy)}
 
-`{top}` shows that its turns stay with one worker, and why.
-`{_command()} doctor {place.config_file}` says what is wrong.
+`{command} top{admin}` shows that its turns stay with one worker, and why.
 (The model answers in random words; docs/coding-agents.md has other agents.)
+`{command} report{admin}` shows what the workers found in their caches, and
+`{command} whatif {place.recording} {fleet}`
+what other policies would have found. `{command} health{at}` ends with 0 if the
+router is ready; `{command} doctor {place.config_file}` says what is wrong.
 
 Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
 kill -9 {router.pid} the router, without which Envoy continues; both restart after
@@ -477,27 +498,27 @@ class Ports:
 def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
     """Returns the YAML of a router with this many workers.
 
-    directory: where Envoy finds the router's socket.
+    directory: where the router records requests, for `kvsteer whatif`.
 
     Raises:
         StartError: Envoy's port is in use.
     """
     ports.take(port)
     # the usual ports if they are free, so that `kvsteer explain` needs no --admin
-    admin, metrics, envoy_admin = map(ports.free, (ADMIN_PORT, 9091, 9901))
-    listen = f"unix:{directory}/extproc.sock"
-    if len(listen) > 100:
-        listen = f"127.0.0.1:{ports.any()}"
+    usual = (EXTPROC_PORT, ADMIN_PORT, 9091, 9901)
+    extproc, admin, metrics, envoy_admin = map(ports.free, usual)
     of_workers = [tuple(ports.any() for _ in range(3)) for _ in range(workers)]
     return yaml.safe_dump(
         {
-            "extproc": {"listen": listen},
+            "extproc": {"listen": f"127.0.0.1:{extproc}"},
             "admin": {"listen": f"127.0.0.1:{admin}"},
             "metrics": {"listen": f"127.0.0.1:{metrics}"},
             "envoy": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{envoy_admin}"},
             "log": {"level": "debug"},
             "policy": {"probe_interval_ms": PROBE_INTERVAL_MS, "header": POLICY_HEADER},
             "models": [{"name": MODEL, "tokenizer": str(TINY_MODEL)}],
+            "accounting": {"responses": "usage"},
+            "recorder": {"file": f"{directory}/{TRACE}"},
             "workers": [
                 {
                     "endpoint": f"127.0.0.1:{api}",

@@ -210,7 +210,7 @@ def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None)
     """Returns the result in a sentence or two: the difference, and how sure it is."""
     steered, others = sides.total
     if not steered.requests and not others.requests:
-        return "No request ended in this time."
+        return "No request was counted in this time."
     for which, other in ((0, others), (1, steered)):
         if not other.requests:
             return _alone(sides, shares, which)

@@ -256,16 +256,16 @@ def _who_computes(split: Split) -> str:
 def _overlap_sentence(decision: Decision) -> str:
     basis = decision.basis
     claimed = basis.claims_on(decision.worker)
-    parts = [
-        f"{tokens} {kind}"
-        for kind, tokens in (
-            ("certain", basis.certain_tokens),
-            ("uncertain", basis.uncertain_tokens),
-            ("speculative", claimed.speculative),
-            ("approximate", claimed.approximate),
-        )
-        if tokens
-    ]
+    kinds = (
+        ("certain", basis.certain_tokens),
+        ("uncertain", basis.uncertain_tokens),
+        ("speculative", claimed.speculative),
+        ("approximate", claimed.approximate),
+    )
+    certain, uncertain, *sent = (f"{tokens} {kind}" if tokens else "" for kind, tokens in kinds)
+    # what was sent there may be what events leave uncertain, so these two are not added up
+    beyond = " or ".join(filter(None, (uncertain, " + ".join(filter(None, sent)))))
+    parts = [*filter(None, (certain, beyond))]
     return f"{' + '.join(parts) or 'none'} of {basis.weighed_tokens:.0f} prompt tokens"
 
 

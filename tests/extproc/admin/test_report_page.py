@@ -35,7 +35,7 @@ def test_text_and_page_of_an_empty_report_have_no_tables() -> None:
     nothing = found(Report(BEGIN), BEGIN)
     assert "cached share" not in as_text(nothing)
     assert "<table" not in as_html(nothing)
-    assert "No request ended in this time." in as_text(nothing)
+    assert "No request was counted in this time." in as_text(nothing)
 
 
 def test_text_leaves_the_column_of_a_missing_side_empty() -> None:

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,23 @@ async def test_ready_names_a_part_that_ended_with_its_last_words() -> None:
         assert await part.ended() == "envoy ended with 1\n  no room"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_part_that_a_signal_ended_says_so_without_its_last_lines(number: int) -> None:
+    says = "import time; print('live', flush=True); time.sleep(1000)"
+    worker = DemoProcess("worker a", [sys.executable, "-c", says], decisions=False)
+    async with started(worker):
+        await until(worker.last_output, "the worker says something")
+        os.kill(worker.pid, number)
+        assert await worker.ended() == f"worker a was ended by {signal.Signals(number).name}"
+
+
+async def test_part_ends_with_its_last_lines_besides_decisions() -> None:
+    says = "print('decision: a'); print('no room'); print('decision: b'); exit(3)"
+    router = DemoProcess("router", [sys.executable, "-c", says], decisions=False)
+    async with started(router):
+        assert await router.ended() == "router ended with 3\n  no room"
+
+
 async def test_ready_names_parts_that_are_late_with_their_output() -> None:
     waits = "import time; print('no feed is live', flush=True); time.sleep(1000)"
     router = DemoProcess("router", [sys.executable, "-c", waits], decisions=False)
@@ -185,7 +202,7 @@ with Ports() as ports:
         ports += re.findall(r"127\.0\.0\.1:(\d+)", (await demo.stdout.readuntil(b"---")).decode())
     for demo in demos:
         await demo.communicate(b"")
-    assert len(ports) == len(set(ports)) == 30
+    assert len(ports) == len(set(ports)) == 33
 
 
 def test_ports_of_a_demo_are_distinct() -> None:
@@ -233,6 +250,42 @@ async def test_keep_running_reports_and_restarts_an_ended_worker(
     assert "worker a has restarted" in told
 
 
+async def _output_of(*words: str) -> tuple[int | None, str]:
+    """Returns the exit status and the output of a command of kvsteer."""
+    command = [sys.executable, "-m", "extproc", *words]
+    asked = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    told, _ = await asked.communicate()
+    return asked.returncode, told.decode()
+
+
+@pytest.mark.slow
+async def test_demo_prints_commands_that_work() -> None:
+    command = [sys.executable, "-m", "extproc", "demo", "--port", str(free_port())]
+    demo = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    try:
+        assert demo.stdout is not None
+        said = (await demo.stdout.readuntil(b"Decisions appear")).decode()
+        printed = {
+            words[0]: words for words in map(str.split, re.findall(r"`kvsteer ([^`]+)`", said))
+        }
+        assert set(printed) == {"top", "report", "whatif", "health", "doctor"}
+        assert await _output_of(*printed["health"]) == (0, "")
+        status, told = await _output_of(*printed["top"], "--once")
+        assert (status, told[:18]) == (0, "3 workers: 3 live;")
+        status, told = await _output_of(*printed["report"])
+        assert (status, " of their prompt tokens cached" in told) == (0, True)
+        status, told = await _output_of(*printed["whatif"], "--seeds", "1")
+        assert (status, "72 requests" in told, "as recorded" in told) == (0, True, True)
+        status, told = await _output_of(*printed["doctor"])
+        assert (status, "\n0 wrong, " in told) == (0, True), told
+        os.kill(int(re.findall(r"(\d+)  router", said)[0]), signal.SIGKILL)
+        status, told = await _output_of(*printed["health"])
+        assert (status, "no router listens there" in told) == (1, True)
+    finally:
+        demo.send_signal(signal.SIGTERM)
+        await demo.communicate()
+
+
 @pytest.mark.slow
 async def test_demo_continues_when_the_router_is_killed_as_it_suggests(tmp_path: Path) -> None:
     port = free_port()
@@ -248,7 +301,7 @@ async def test_demo_continues_when_the_router_is_killed_as_it_suggests(tmp_path:
         assert list(processes.values()) == ["worker", "router", "envoy"]
         assert processes[killing] == "router"
         os.kill(int(killing), signal.SIGKILL)
-        await demo.stdout.readuntil(b"router ended with -9")
+        await demo.stdout.readuntil(b"router was ended by SIGKILL\n  it restarts in 15 s\n")
         async with aiohttp.ClientSession() as session:
             request = {"model": "tiny", "max_tokens": 1, "prompt": "hello"}
             url = f"http://127.0.0.1:{port}/v1/completions"

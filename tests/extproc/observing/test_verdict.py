@@ -87,7 +87,7 @@ BRIEF = "it takes 6 minutes with requests, so 5 minutes more"
 @pytest.mark.parametrize(
     ("kinds", "minutes", "sentence"),
     [
-        ([], 1, "No request ended in this time."),
+        ([], 1, "No request was counted in this time."),
         (
             [many(37, 500), many(500, 500, is_steered=False)],
             10,

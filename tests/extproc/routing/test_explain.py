@@ -160,6 +160,13 @@ def test_explanation_shows_speculative_and_approximate_tokens_in_fields_of_their
         assert reason_sentence(made).startswith(f"cost: a:1 is expected to hold 64 {field} of 100")
 
 
+def test_reason_sentence_does_not_add_what_was_sent_to_what_is_uncertain() -> None:
+    sent = ClaimTable(1)
+    sent.record(Holdings("a"), sent.marks(PROMPT), 0.0)
+    told = reason_sentence(decision(claims=sent, state=lambda _: "stale"))
+    assert " is expected to hold 48 certain + 16 uncertain or 16 approximate of 100 " in told
+
+
 def test_reason_sentence_names_the_next_best_worker() -> None:
     assert reason_sentence(decision()).endswith("cost 71 tokens of work; next is b:1 with 150")
     alone = decision(rules=Policy(cost=Cost(150, 0, 64), endpoints=1))
