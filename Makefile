@@ -39,7 +39,7 @@ clients: $(TESTED)
 	-$(BIN)/python -m tests.clients.install
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
-# The pictures in docs/, made anew from agents' traffic, in light and dark: four minutes; needs chromium and chromedriver.
+# The pictures in docs/, made anew from agents' traffic, in light and dark: eight minutes; needs chromium and chromedriver.
 pictures: $(TESTED)
 	$(BIN)/python -m tests.page.pictures docs
 

@@ -1,7 +1,7 @@
 """The pictures of the documentation, from agents' traffic: `python -m tests.page.pictures FOLDER`.
 
 Half of the conversations are steered, then all. Each picture is taken in light and in dark, of the
-live page on a desktop and on a phone, and of the report. It takes about four minutes.
+live page on a desktop and on a phone, and of the report. It takes about eight minutes.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from tests.system.streamed_agents import MESSAGES, RESPONSES, Agent
 from tests.system.system import System, running
 
 # For each step, the percentage of steered requests, and how many seconds it lasts.
-STEPS = (*[(50, 40)] * 4, (100, 40))
+# Intervals need both sides in six minutes of the clock.
+STEPS = (*[(50, 65)] * 6, (100, 40))
 AGENTS = 10
 TURNS = 8
 THINK_SECONDS = 1.0

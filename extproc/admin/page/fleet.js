@@ -136,8 +136,10 @@ function spark(series) {
 
 function speed(worker) {
   const { tokens_per_second: own, used_tokens_per_second: used, confidence } = worker.speed;
-  const counted = used === own ? "" : `; costs use ${count(used)}`;
-  return confidence ? make("small", { title: TITLES.speed }, `computes ${count(own)} tokens/s (${percent(confidence, 1)} sure)${counted}`) : null;
+  if (!confidence) return null;
+  const parts = [`computes ${count(own)} tokens/s (${percent(confidence, 1)} sure)`];
+  if (used !== own) parts.push(`costs use ${count(used)} tokens/s`);
+  return make("small", { title: TITLES.speed }, ...parts.map((one) => make("span", { class: "unbroken" }, one)).flatMap((one, at) => (at ? ["; ", one] : [one])));
 }
 
 const TITLES = {

@@ -177,11 +177,12 @@ class Trickling(MemoryTransport):
     async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
         for number in itertools.count(start):
             yield Batch(number, b"")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)
 
 
 async def test_replay_that_trickles_fails() -> None:
-    times = FeedTimes(patience_seconds=0.1, seconds_a_batch=0.001)
+    # however fast the machine is, a batch takes longer than what it earns
+    times = FeedTimes(patience_seconds=0.0, seconds_a_batch=1e-12)
     async with asked(Trickling(), times=times) as one:
         one.replays.start(0)
         await until(lambda: len(one.ended) == 1)
@@ -190,16 +191,17 @@ async def test_replay_that_trickles_fails() -> None:
 
 
 class Filling(MemoryTransport):
-    """Its replays bring much, slowly."""
+    """Its replays bring much; each batch earns 1,600 seconds."""
 
     async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        body = bytes(100 << 20)
         for number in range(start, 10):
-            await asyncio.sleep(0.02)
-            yield Batch(number, bytes(1 << 20))
+            await asyncio.sleep(0)
+            yield Batch(number, body)
 
 
 async def test_slow_replay_of_many_bytes_is_completed() -> None:
-    times = FeedTimes(patience_seconds=0.01, seconds_a_batch=0.0)
+    times = FeedTimes(patience_seconds=0.0, seconds_a_batch=0.0)
     async with asked(Filling(), times=times) as one:
         one.replays.start(0)
         await until(lambda: one.ended == [None])
