@@ -200,7 +200,7 @@ def test_page_with_eight_workers_is_two_screens_tall(browser: Browser) -> None:
         opened(browser, eight)
         browser.until(lambda: len(browser.all("#workers path")) > 0, "histories")
         browser.until(lambda: len(browser.all("#decision-list li")) == 10, "decisions")
-        assert browser.run("return document.documentElement.scrollHeight") <= 2 * 900, browser.run("return document.documentElement.scrollHeight + document.body.innerText")
+        assert browser.run("return document.documentElement.scrollHeight") <= 2 * 900
 
 
 def test_page_numbers_all_have_a_title(browser: Browser, system: Background[System]) -> None:
@@ -290,8 +290,8 @@ def test_page_is_no_wider_than_the_screen(
 
 SPEED = """
 const small = document.createElement("small");
-small.innerHTML = '<span class="unbroken">computes 41,234 tokens/s (63 % sure)</span>; '
-  + '<span class="unbroken">costs use 23,456 tokens/s</span>';
+small.className = "unbroken";
+small.append("computes 41,234 tokens/s (63 % sure)");
 document.querySelector("#workers .number").append(small);
 return document.documentElement.scrollWidth;
 """

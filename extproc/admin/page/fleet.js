@@ -136,10 +136,8 @@ function spark(series) {
 
 function speed(worker) {
   const { tokens_per_second: own, used_tokens_per_second: used, confidence } = worker.speed;
-  if (!confidence) return null;
-  const parts = [`computes ${count(own)} tokens/s (${percent(confidence, 1)} sure)`];
-  if (used !== own) parts.push(`costs use ${count(used)} tokens/s`);
-  return make("small", { title: TITLES.speed }, ...parts.map((one) => make("span", { class: "unbroken" }, one)).flatMap((one, at) => (at ? ["; ", one] : [one])));
+  const title = `${TITLES.speed} Costs use ${count(used)} tokens/s now.`;
+  return confidence ? make("small", { class: "unbroken", title }, `computes ${count(own)} tokens/s (${percent(confidence, 1)} sure)`) : null;
 }
 
 const TITLES = {
