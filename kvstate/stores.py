@@ -3,7 +3,7 @@
 A worker's events name what it put into a store, by their locality
 (`kvstate.wire.zmq_wire.shared_events`) or by their medium (`kvstate.shared_media`); or the store
 publishes events of its own (`kvstate.pools`). These blocks are the store's: a removal by any
-publisher removes them for all. Most stores never tell of removals, such as files that somebody else
+publisher removes them for all. Most stores tell of no removals, such as files that somebody else
 deletes; so blocks are forgotten some time after they were last stored, and none of them is ever
 certain.
 """

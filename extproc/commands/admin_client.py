@@ -16,6 +16,9 @@ TIMEOUT_SECONDS = 10.0
 # More than the answer for thousands of workers.
 MAX_BYTES = 64 * 1024 * 1024
 
+# More than a router's reason for a refusal.
+MAX_REASON_BYTES = 64 * 1024
+
 
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:
     """Returns the decoded answer to a GET, or to a POST of `body` as JSON if given.
@@ -27,7 +30,7 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:
     """
     try:
         return json.loads(fetch(command, admin, path, body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _fault(command, _url(admin, path), error) from None
 
 
@@ -91,10 +94,10 @@ def _url(admin: str, path: str) -> str:
 def _reason_in(refused: urllib.error.HTTPError) -> str:
     """Returns the router's reason for a refusal, if it gave one."""
     try:
-        told = json.load(refused)
-    except (OSError, ValueError, HTTPException):
-        told = None
-    reason = told.get("error") if isinstance(told, dict) else None
+        answer = json.loads(refused.read(MAX_REASON_BYTES))
+    except (OSError, ValueError, RecursionError, HTTPException):
+        answer = None
+    reason = answer.get("error") if isinstance(answer, dict) else None
     if reason:
         return str(reason)
     hint = (

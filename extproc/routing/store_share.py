@@ -1,6 +1,6 @@
 """The share of the tokens in a store that a worker really loads, from what its engine reports.
 
-A store may answer slowly, hold another model's layout, or have lost what it never told of; and an
+A store may answer slowly, hold another model's layout, or have lost what it did not tell of; and an
 engine may load only whole chunks. So what was offered to a worker that got a request is compared
 with the tokens that it reports as cached beyond its own. Both fade, so that a worker whose share is
 low is tried again. Without measurements all is believed.

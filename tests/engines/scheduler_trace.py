@@ -28,27 +28,32 @@ class SchedulerTrace:
         self._file = directory / "scheduler.jsonl"
         self._read_bytes = 0
         self._begun: dict[str, float] = {}
+        self._ended: list[Scheduled] = []
         traced = Path(__file__).with_name("traced")
         self.environment = {
             "KVSTEER_SCHEDULER_TRACE": str(self._file),
             "PYTHONPATH": str(traced),
         }
 
-    def begun(self) -> int:
-        """How many requests the scheduler got since the last call of `news`."""
-        text = self._file.read_bytes()[self._read_bytes :]
-        return text.count(b'"event": "begin"')
+    def held(self) -> int:
+        """How many requests the scheduler has now."""
+        self._read()
+        return len(self._begun)
 
     def news(self) -> list[Scheduled]:
         """The requests that ended since the last call."""
+        self._read()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _read(self) -> None:
         text = self._file.read_bytes()[self._read_bytes :]
+        text = text[: text.rfind(b"\n") + 1]  # the last line may not be whole
         self._read_bytes += len(text)
-        ended = []
         for line in text.splitlines():
             one: dict[str, Any] = json.loads(line)
             if one["event"] == "begin":
                 self._begun[one["request"]] = one["at"]
                 continue
             at = self._begun.pop(one["request"])
-            ended.append(Scheduled(at, one["at"], one["priority"], one["answer_tokens"]))
-        return ended
+            self._ended.append(Scheduled(at, one["at"], one["priority"], one["answer_tokens"]))

@@ -245,4 +245,5 @@ def test_store_holds_what_was_stored_since_it_was_last_removed(
             held.discard(first)
     leading = next(count for count in range(9) if count not in held)
     assert sum(tokens for _, tokens, _ in fleet.stored(TOKENS)) == leading
+    assert fleet.index.overlaps(Prompt("m", array("I", TOKENS))) == {}  # no worker's own
     fleet.index.check()

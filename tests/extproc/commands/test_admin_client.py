@@ -103,12 +103,26 @@ def refusal(error: str) -> bytes:
 @example(refusal("\x1b[2J"))
 @example(b"HTTP/1.0 500 \x1b[2J\r\n\r\n")
 @example(b"\x1b[2J\r\n\r\n")
+@example(refusal("x" * 100_000))
+@example(b"HTTP/1.0 400 no\r\n\r\n" + 50_000 * b"[")
+@example(b"HTTP/1.0 200 yes\r\n\r\n" + 50_000 * b"[")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_start_error_has_no_control_codes_for_any_answer(hostile: str, answer: bytes) -> None:
     _Hostile.answer = answer
     with pytest.raises(StartError) as caught:
         ask("top", hostile, "/workers")
     assert str(caught.value).isprintable()
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_answer_is_returned_whole_or_not_at_all(hostile: str, answer: bytes, limit: int) -> None:
+    _Hostile.answer = b"HTTP/1.0 200 yes\r\n\r\n" + answer
+    if len(answer) <= limit:
+        assert fetch("report", hostile, "/report", max_bytes=limit) == answer
+    else:
+        with pytest.raises(StartError, match=f"has more than {limit} bytes"):
+            fetch("report", hostile, "/report", max_bytes=limit)
 
 
 def test_endless_or_truncated_answer_is_a_fault(answers: str, cut: str) -> None:
