@@ -45,7 +45,7 @@ async def main() -> None:
     passing = None
     if role == "lead":
         fleet.taps = Taps(fleet.index.core)
-        passing = Passing(fleet.taps, fleet.hand_over, HELLO)
+        passing = Passing(fleet.taps, fleet.hand_over, fleet.hand_over_stores, HELLO)
         await passing.start(Path(socket))
     names = [f"w{number}" for number in range(len(endpoints))]
     for name, each in zip(names, endpoints, strict=True):

@@ -3,7 +3,15 @@
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
@@ -24,14 +32,15 @@ from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.owner import Owner
 from kvstate.pools import Pool
-from kvstate.relay.passing import TakeRank
+from kvstate.relay.holdings import Holding, copying
+from kvstate.relay.passing import TakeRank, TakeStore
 from kvstate.relay.reading import Reading
-from kvstate.relay.records import MAX_ORPHANS, Beginning, Hello
+from kvstate.relay.records import Beginning, Hello, StoreBeginning
 from kvstate.relay.relayed import RelayedFeed, RelayedRank
 from kvstate.relay.taps import Tap, Taps
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
-from kvstate.stores import StoreRules, Stores
+from kvstate.stores import SharedBlocks, StoreRules, Stores
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -281,7 +290,7 @@ class FollowedWorkers:
 
         hello: who reads. Returns what has to be run for that.
         """
-        self._reading = Reading(self.index, self._shared.turns, hello)
+        self._reading = Reading(self.index, self.stores, self._shared.turns, hello)
         return self._reading
 
     async def take_over(self) -> None:
@@ -363,22 +372,33 @@ class FollowedWorkers:
         for number, each in enumerate(followed):
             if not isinstance(each, _Followed) or not each.subscriber.has_begun.is_set():
                 return False
-            rows: list[bytes] = []
 
-            def steps(
-                each: _Followed = each, number: int = number, rows: list[bytes] = rows
-            ) -> Generator[None, None, None]:
-                owner, tap = each.owner, each.tap
-                saved = yield from owner.saving(rows)
+            def steps(each: _Followed = each, number: int = number) -> Generator[None, None, None]:
+                owner, tap, holding = each.owner, each.tap, Holding([], [])
+                saved = yield from copying(owner, holding)
                 if tap is not None and self._followed.get(worker) is followed:
-                    ranks, orphans = len(followed), owner.orphans.first(MAX_ORPHANS)
-                    beginning = Beginning(worker, owner.rank, ranks, owner.model, saved, orphans)
-                    take(tap, beginning, rows, owner.trusted)
+                    ranks, rank = len(followed), owner.rank
+                    beginning = Beginning(worker, rank, ranks, owner.model, saved, owner.shares)
+                    take(tap, beginning, holding, owner.trusted)
                     is_done[number] = True
 
             async with self._unchanged:
                 await each.subscriber.visit(steps)
         return bool(followed) and all(is_done)
+
+    async def hand_over_stores(self, workers: Collection[str], take: TakeStore) -> None:
+        """Passes the stores that workers mount to a function, each between two changes of it."""
+        for shared in self.stores.of_workers(workers):
+
+            def steps(shared: SharedBlocks = shared) -> Generator[None, None, None]:
+                holding = Holding([], [])
+                saved = yield from copying(shared.owner, holding)
+                take(StoreBeginning(shared.store, shared.model, saved), holding)
+
+            async with self._unchanged:
+                for _ in self.stores.gate.copying(steps()):
+                    if self._shared.turns.is_over():
+                        await self._shared.turns.next()
 
     async def saved(self, identity: Callable[[str], str]) -> AsyncIterator[SavedRows]:
         """Yields what is to be saved of every rank that can be proven later, one after the other.
@@ -431,7 +451,8 @@ class FollowedWorkers:
                 async with self._unchanged:
                     await self._expire(worker)
             for store in list(self.stores.due(self._clock())):
-                await self._expire_of(store)
+                async with self._unchanged:
+                    await self._expire_of(store)
 
     async def _expire_of(self, store: Owner) -> None:
         while not self.index.expire(store, EXPIRED_AT_ONCE):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 from kvstate.core import BYTES_PER_TOKEN, BlockPool
@@ -80,9 +79,9 @@ class Orphanage:
     def __len__(self) -> int:
         return len(self._orphans)
 
-    def first(self, limit: int) -> list[Orphan]:
-        """Returns those that wait, at most so many."""
-        return list(islice(self._orphans.values(), limit))
+    def all(self) -> list[Orphan]:
+        """Returns those that wait, in the order in which they came."""
+        return list(self._orphans.values())
 
     def park(self, orphan: Orphan) -> None:
         """Keeps a block; if it waits already, adds a copy, or replaces one of other content."""

@@ -44,6 +44,7 @@ from kvstate.overlap import Tier, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedOwner
 from kvstate.shared_media import names_media, parted, without_copies
+from kvstate.store_gate import StoreGate
 from kvstate.turnover import Turnover
 from kvstate.wire.extras import (
     ADMISSION_FAULTS,
@@ -137,7 +138,8 @@ class Owner:
     stored: shared by the index. block_size: tokens per block in its last store, read at every pick.
     store: the owner of the blocks that it puts into a store, which it shares with others; None if
     they count for nobody. store_media: the media of its events, in capitals, that lie in the store
-    although the events do not say so. shares: whether it published any of them.
+    although the events do not say so. shares: whether it published any of them. gate: is passed by
+    whatever changes a store.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class Owner:
         self.store: Owner | None = None
         self.store_media: frozenset[str] = frozenset()
         self.shares = False
+        self.gate = StoreGate()
         self._core = core
         self._stored = stored
         self._trusted = False
@@ -295,6 +298,16 @@ class Owner:
             WireError: it is not an event batch; nothing was changed.
         """
         done, events, clears, faults = outcome or NOTHING_APPLIED
+        if done == events and OTHER_LOCALITY not in faults:
+            return self._report(faults, clears=clears, removal_lost=False)
+        steps = self._applying_rest(body, outcome)
+        return (yield from (steps if self.store is None else self.store.gate.changing(steps)))
+
+    def _applying_rest(
+        self, body: Body, outcome: Outcome | None
+    ) -> Generator[None, None, BatchResult]:
+        """Applies what the core has left, and what is in a store, which it has left as well."""
+        done, events, clears, faults = outcome or NOTHING_APPLIED
         removal_lost = False
         if done != events:  # the rest is for the decoder
             if outcome is None:
@@ -382,6 +395,13 @@ class Owner:
         self._core.forget_layout(self.number)
         self.note_rules(self._rules)
         yield from self._clearing()
+
+    def park(self, orphans: Iterable[Orphan]) -> None:
+        """Has blocks wait for their parents, as many as may."""
+        for orphan in orphans:
+            if self._is_full():
+                return
+            self.orphans.park(orphan)
 
     def demoting(self) -> Generator[None, None, None]:
         """Makes all its blocks uncertain, in steps: its feed has a hole here.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from kvstate.core import Core
 from kvstate.events import ALL_TAKEN, BatchResult, Body
 from kvstate.owner import Owner
+from kvstate.store_gate import StoreGate
 from kvstate.wire.mooncake_wire import PoolBlock, pool_blocks
 
 # Hashes that wait for a worker to name them, and how many later messages look for each.
@@ -24,15 +25,20 @@ class Pool:
     """The sink of a pool's feed (`kvstate.feeds.effects.Sink`).
 
     owners: returns, for each model, the owner of the store's blocks and the ranks that mount it.
+    gate: is passed by whatever changes them.
     counts: of events, by name: stored, removed, unknown_block, and the names of those skipped.
     """
 
     def __init__(
-        self, core: Core, owners: Callable[[], Iterable[tuple[Owner, list[Owner]]]]
+        self,
+        core: Core,
+        owners: Callable[[], Iterable[tuple[Owner, list[Owner]]]],
+        gate: StoreGate,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._core = core
         self._owners = owners
+        self._gate = gate
         self._waiting: OrderedDict[PoolBlock, int] = OrderedDict()
         self._last_lender: Owner | None = None
 
@@ -42,6 +48,9 @@ class Pool:
         Raises:
             WireError: it is not an event batch; nothing was changed.
         """
+        return (yield from self._gate.changing(self._applying(body)))
+
+    def _applying(self, body: Body) -> Generator[None, None, BatchResult]:
         if not isinstance(body, bytes):
             return ALL_TAKEN
         blocks, faults = yield from pool_blocks(body)
@@ -57,6 +66,9 @@ class Pool:
 
     def forgetting(self) -> Generator[None, None, None]:
         """Forgets all blocks: the master restarted, and its pool is empty."""
+        yield from self._gate.changing(self._forgetting())
+
+    def _forgetting(self) -> Generator[None, None, None]:
         self._waiting.clear()
         for store, _ in self._owners():
             yield from store.forgetting()

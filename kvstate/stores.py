@@ -16,6 +16,7 @@ from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner
 from kvstate.pools import Pool
+from kvstate.store_gate import StoreGate
 
 
 def _holder(store: str, model: str) -> str:
@@ -45,15 +46,24 @@ class StoredTokens(NamedTuple):
     workers: Collection[str]
 
 
+class SharedBlocks(NamedTuple):
+    """A store's blocks of one model."""
+
+    store: str
+    model: str
+    owner: Owner
+
+
 class Stores:
     """The stores of a fleet.
 
-    index: also holds their blocks.
+    index: also holds their blocks. gate: passed by whatever changes or copies them.
     """
 
     def __init__(self, index: Index, rules: Sequence[StoreRules]) -> None:
         self._index = index
         self._rules = rules
+        self.gate = StoreGate()
         self._owners: dict[tuple[str, str], Owner] = {}  # by store and model
         self._ranks: dict[str, list[Owner]] = {}  # of workers, by name
         self._swept_at: dict[tuple[str, str], float] = {}
@@ -73,7 +83,19 @@ class Stores:
 
     def pool(self, store: str) -> Pool:
         """Returns the sink of the events that a store publishes itself."""
-        return Pool(self._index.core, lambda: self._lenders(store))
+        return Pool(self._index.core, lambda: self._lenders(store), self.gate)
+
+    def owner(self, store: str, model: str) -> Owner | None:
+        """Returns the owner of a store's blocks of a model, None if there is no such store."""
+        is_known = any(rules.name == store for rules in self._rules)
+        return self._owner(store, model) if is_known else None
+
+    def of_workers(self, workers: Collection[str]) -> list[SharedBlocks]:
+        """Returns the blocks of the stores that some workers mount, of their models."""
+        owners = {rank.store for worker in workers for rank in self._ranks.get(worker, ())}
+        return [
+            SharedBlocks(*place, owner) for place, owner in self._owners.items() if owner in owners
+        ]
 
     def _lenders(self, store: str) -> Iterator[tuple[Owner, list[Owner]]]:
         """Yields, for each model, the owner of a store's blocks and the ranks that mount it."""
@@ -127,4 +149,5 @@ class Stores:
         if place not in self._owners:
             owner = self._owners[place] = self._index.add_store(_holder(store, model), model)
             owner.trusted = True
+            owner.gate = self.gate
         return self._owners[place]

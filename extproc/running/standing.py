@@ -69,7 +69,7 @@ class Standing:
         self._held: int | None = None
         self._hello = Hello(VERSION, default_layout(), _proof(fleet.secret))
         self._taps = fleet.taps = Taps(fleet.index.core)
-        self._passing = Passing(self._taps, fleet.hand_over, self._hello)
+        self._passing = Passing(self._taps, fleet.hand_over, fleet.hand_over_stores, self._hello)
         self._reading: Reading | None = None
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None

@@ -7,13 +7,14 @@ sent to every process, which skips ranks that it did not want.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import msgspec
 
 from kvstate.errors import DamagedError
-from kvstate.relay.records import Beginning, Hello, Kind, Wish, encoded
+from kvstate.relay.holdings import Holding
+from kvstate.relay.records import STORES, Beginning, Hello, Kind, StoreBeginning, Wish, encoded
 from kvstate.relay.taps import Tap, Taps
 
 log = logging.getLogger("kvsteer.feed")
@@ -37,22 +38,29 @@ AGAIN_SECONDS = 0.1
 # Rows that are one record.
 ROWS_BYTES = 1024 * 1024
 
-# Takes a rank as it is now: its tap, what is known of it, its rows, and whether it is trusted.
-TakeRank = Callable[[Tap, Beginning, list[bytes], bool], None]
+# Takes a rank as it is now: its tap, what is known of it, what it holds, and whether it is trusted.
+TakeRank = Callable[[Tap, Beginning, Holding, bool], None]
+# Takes a store as it is now: what is known of it, and what it holds.
+TakeStore = Callable[[StoreBeginning, Holding], None]
 # Passes all ranks of a worker to such a function; returns whether it could.
 HandOver = Callable[[str, TakeRank], Awaitable[bool]]
+# Passes the stores that some workers mount to such a function.
+HandOverStores = Callable[[Collection[str], TakeStore], Awaitable[None]]
 
 
 class Passing:
     """Serves the processes that read.
 
-    hand_over: hands over a worker's ranks as they are. hello: what a process has to say to be
-    answered.
+    hand_over: hands over a worker's ranks as they are. hand_over_stores: the stores of workers.
+    hello: what a process has to say to be answered.
     """
 
-    def __init__(self, taps: Taps, hand_over: HandOver, hello: Hello) -> None:
+    def __init__(
+        self, taps: Taps, hand_over: HandOver, hand_over_stores: HandOverStores, hello: Hello
+    ) -> None:
         self.hello = hello
         self.hand_over = hand_over
+        self.hand_over_stores = hand_over_stores
         self.taps = taps
         self._readers: set[_Reader] = set()
         self._chunk: list[bytes] = []
@@ -218,27 +226,42 @@ class _Reader(asyncio.Protocol):
             await self.due.wait()
             self.due.clear()
             is_missing = False
+            begun: list[str] = []
             for worker in list(self._wanted):
                 present = self._passing.taps.of(worker)
                 if present is None or self._given.get(worker) is present:
                     continue
                 if await self._passing.hand_over(worker, self._begin):
                     self._given[worker] = present
+                    begun.append(worker)
                 else:
                     is_missing = True
+            if begun:  # what their batches do to stores is passed on from now on
+                await self._passing.hand_over_stores(begun, self._begin_store)
             if is_missing:
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.due.set()
 
-    def _begin(self, tap: Tap, beginning: Beginning, rows: list[bytes], trusted: bool) -> None:
+    def _begin(self, tap: Tap, beginning: Beginning, holding: Holding, trusted: bool) -> None:
         self._passing.flush()  # the others need all of it; this one begins behind it
         self.write(encoded(Kind.BEGIN, tap.number, msgspec.msgpack.encode(beginning)))
-        some: list[bytes] = []
-        for piece in rows:
-            some.append(piece)
-            if sum(map(len, some)) >= ROWS_BYTES:
-                self.write(encoded(Kind.ROWS, tap.number, b"".join(some)))
-                some = []
-        self.write(encoded(Kind.ROWS, tap.number, b"".join(some)))
+        self._write_holding(tap.number, holding)
         status = tap.begin(trusted=trusted)
         self.write(encoded(Kind.END, tap.number, status, tap.mark))
+
+    def _begin_store(self, beginning: StoreBeginning, holding: Holding) -> None:
+        self._passing.flush()
+        self.write(encoded(Kind.STORE, STORES, msgspec.msgpack.encode(beginning)))
+        self._write_holding(STORES, holding)
+        self.write(encoded(Kind.STORED, STORES))
+
+    def _write_holding(self, number: int, holding: Holding) -> None:
+        some: list[bytes] = []
+        for piece in holding.rows:
+            some.append(piece)
+            if sum(map(len, some)) >= ROWS_BYTES:
+                self.write(encoded(Kind.ROWS, number, b"".join(some)))
+                some = []
+        self.write(encoded(Kind.ROWS, number, b"".join(some)))
+        for piece in holding.orphans:
+            self.write(encoded(Kind.ORPHANS, number, piece))

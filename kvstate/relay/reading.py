@@ -17,6 +17,7 @@ from kvstate.owner import Owner
 from kvstate.relay.records import (
     MARK,
     NO_MARK,
+    STORES,
     Hello,
     Kind,
     Mark,
@@ -26,7 +27,9 @@ from kvstate.relay.records import (
     record_at,
 )
 from kvstate.relay.relayed import RelayedRank
+from kvstate.relay.relayed_stores import RelayedStores
 from kvstate.saved import SavedFeed
+from kvstate.stores import Stores
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -36,8 +39,9 @@ RUN_WORK = 8_192
 # Bytes that wait here, before the other process has to keep what follows.
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 
-# The other process says something several times a second; if it does not, it hangs.
-SILENCE_SECONDS = 3.0
+# The other process says something several times a second; if it does not for so many intervals, it
+# hangs. They are counted, so that a delay of this process's own loop is one of them at most.
+SILENT_SECONDS, MAX_SILENT = 1.0, 3
 
 # Kinds of which number and stamp are those of the rank's last batch from then on.
 _MARKING = frozenset({Kind.BATCH, Kind.CHANGES, Kind.TYPED, Kind.FORGET, Kind.END})
@@ -51,12 +55,14 @@ class _Worker(NamedTuple):
 class Reading:
     """The ranks of this process that are followed by another one.
 
-    hello: who reads. is_connected: whether the other process has answered, and not gone since.
+    stores: those that workers share. hello: who reads. is_connected: whether the other process has
+    answered, and not gone since.
     """
 
-    def __init__(self, index: Index, turns: Turns, hello: Hello) -> None:
+    def __init__(self, index: Index, stores: Stores, turns: Turns, hello: Hello) -> None:
         self.is_connected = False
         self._index = index
+        self._stores = RelayedStores(stores)
         self._turns = turns
         self._hello = hello
         self._workers: dict[str, _Worker] = {}
@@ -69,6 +75,7 @@ class Reading:
         self._heard: set[str] = set()  # of which the other process knows that tokens are needed
         self._unchanged = asyncio.Lock()  # held while anything changes, or is saved
         self._stream: _Stream | None = None
+        self._is_closed = False
 
     def add(self, worker: str, model: str, ranks: Sequence[RelayedRank]) -> None:
         """Reads a worker's ranks from now on."""
@@ -111,6 +118,8 @@ class Reading:
         except OSError:
             return False
         self._stream, self._outcome = stream, None
+        if self._is_closed:  # while it connected
+            stream.close()
         try:
             stream.send(self._hello)
             self._heard.clear()
@@ -127,7 +136,8 @@ class Reading:
             self._lose()
 
     def close(self) -> None:
-        """Ends `follow`, once what came is repeated."""
+        """Ends `follow`, once what came is repeated; it does not begin again."""
+        self._is_closed = True
         if self._stream is not None:
             self._stream.close()
 
@@ -178,6 +188,9 @@ class Reading:
     def _taking(self, record: Record, outcome: Outcome | None) -> Generator[None, None, None]:
         if record.kind in (Kind.HELLO, Kind.BEAT):
             self.is_connected = True
+            return
+        if record.rank == STORES:
+            yield from self._stores.taking(record)
             return
         if record.kind == Kind.BEGIN:
             self._begin(record)
@@ -273,8 +286,7 @@ class _Stream(asyncio.Protocol):
         self._waiting = bytearray()
         self._wake = asyncio.Event()
         self._is_left = False  # something for another task, which has to precede what comes
-        self._time = asyncio.get_running_loop().time
-        self._heard_at = self._time()
+        self._is_silent = False  # since the present interval began
         self._is_paused = self._is_lost = False
 
     def send(self, line: Hello | Wish) -> None:
@@ -284,15 +296,18 @@ class _Stream(asyncio.Protocol):
 
     async def is_left(self) -> bool:
         """Waits for bytes that are not repeated at once; False at the end, or if nothing comes."""
+        silent = 0
         while not self._is_left and not self._is_lost:
             self._wake.clear()
+            self._is_silent = True
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
+                async with asyncio.timeout(SILENT_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
-                if self._time() - self._heard_at >= SILENCE_SECONDS:
-                    log.warning("the process that follows the feeds hangs")
-                    return False
+                silent = silent + 1 if self._is_silent else 0
+            if silent == MAX_SILENT:
+                log.warning("the process that follows the feeds hangs")
+                return False
         return self._is_left
 
     def left(self) -> bytes:
@@ -320,7 +335,7 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Part of asyncio.Protocol."""
-        self._heard_at = self._time()
+        self._is_silent = False
         if not self._is_left:
             if self._waiting:
                 data = bytes(self._waiting) + data

@@ -12,9 +12,13 @@ last batch, where they mean something; a stamp of -inf stands for none).
     END      the last row came; a `RelayedStatus`
     HELLO    the versions agree               BEAT    nothing happened
     CHANGES  what a batch stored and removed (kvstate/native/changes.h), instead of a BATCH
+    ORPHANS  some of the blocks that wait for their parents
+    STORE    a `StoreBeginning`               STORED  the last row of a store came
 
-BEGIN, ROWS and END describe a rank as it is between two batches; everything that follows happens
-to it afterwards. The compiled core reads batches by itself (`Core.apply_run`).
+BEGIN, ROWS, ORPHANS and END describe a rank as it is between two batches; everything that follows
+happens to it afterwards. STORE, ROWS, ORPHANS and STORED, with the rank `STORES`, describe a
+store that workers share, in the same way; they follow the ranks of the workers that mount it. The
+compiled core reads batches by itself (`Core.apply_run`).
 
 Changes are shorter than batches, and repeated without decoding or hashing. They have no tokens: of
 a worker that any process listens to, the batches are passed on.
@@ -44,7 +48,7 @@ from kvstate.overlap import Tokens
 from kvstate.saved import SavedOwner
 
 # Counts every change of the records or of their meaning.
-VERSION = 2
+VERSION = 3
 
 HEAD = struct.Struct("=IIIQd")
 
@@ -54,9 +58,8 @@ MARK = struct.Struct("=Qd")
 # The longest payload: a batch has at most 8 MiB, and rows are passed on in smaller pieces.
 MAX_PAYLOAD = 64 * 1024 * 1024
 
-
-# A rank that has more begins without the others, which only costs credit.
-MAX_ORPHANS = 1_024
+# Stands for a rank in the records of stores.
+STORES = 0xFFFF_FFFF
 
 
 class Kind(IntEnum):
@@ -74,6 +77,9 @@ class Kind(IntEnum):
     HELLO = 9
     BEAT = 10
     CHANGES = 11
+    ORPHANS = 12
+    STORE = 13
+    STORED = 14
 
 
 class Mark(NamedTuple):
@@ -118,7 +124,7 @@ class RelayedStatus(msgspec.Struct, frozen=True, array_like=True):
 class Beginning(msgspec.Struct, frozen=True, array_like=True):
     """Which rank has a number from now on, and what is known of it besides its rows.
 
-    orphans: blocks that wait for their parents, at most `MAX_ORPHANS`.
+    shares: whether it has published blocks of a store.
     """
 
     worker: str
@@ -126,7 +132,15 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True):
     ranks: int
     model: str
     saved: SavedOwner
-    orphans: list[Orphan]
+    shares: bool
+
+
+class StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
+    """A store's blocks of one model, and what is known of them besides their rows."""
+
+    store: str
+    model: str
+    saved: SavedOwner
 
 
 class Wish(msgspec.Struct, frozen=True, array_like=True):
@@ -179,7 +193,7 @@ def record_at(data: bytes, at: int) -> Record | None:
     if len(data) - at < HEAD.size:
         return None
     rank, kind, length, number, stamp = HEAD.unpack_from(data, at)
-    if kind > Kind.CHANGES or length > MAX_PAYLOAD:
+    if kind > Kind.STORED or length > MAX_PAYLOAD:
         raise DamagedError("a record that cannot be")
     begin = at + HEAD.size
     if len(data) - begin < length:
@@ -273,5 +287,36 @@ def beginning_in(payload: bytes) -> Beginning:
         raise DamagedError("a rank that cannot be read") from None
 
 
+def store_beginning_in(payload: bytes) -> StoreBeginning:
+    """Decodes what begins a store.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    try:
+        return _store_beginnings.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DamagedError("a store that cannot be read") from None
+
+
+def orphans_payload(orphans: list[Orphan]) -> bytes:
+    """Encodes blocks that wait for their parents."""
+    return msgspec.msgpack.encode(orphans)
+
+
+def orphans_in(payload: bytes) -> list[Orphan]:
+    """Decodes blocks that wait for their parents.
+
+    Raises:
+        DamagedError: they are none.
+    """
+    try:
+        return _orphans.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DamagedError("blocks that cannot be read") from None
+
+
 _statuses = msgspec.msgpack.Decoder(RelayedStatus)
 _beginnings = msgspec.msgpack.Decoder(Beginning)
+_store_beginnings = msgspec.msgpack.Decoder(StoreBeginning)
+_orphans = msgspec.msgpack.Decoder(list[Orphan])

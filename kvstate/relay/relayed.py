@@ -9,6 +9,7 @@ from kvstate.errors import DamagedError, WireError
 from kvstate.events import Body, EngineLoad
 from kvstate.feeds.feed import FeedState, Restoration
 from kvstate.owner import Owner
+from kvstate.relay.holdings import Holding, putting
 from kvstate.relay.records import (
     Beginning,
     Kind,
@@ -58,7 +59,7 @@ class RelayedRank:
         self._emptied = emptied
         self._cut = cut
         self._beginning: Beginning | None = None
-        self._rows: list[bytes] = []
+        self._holding = Holding([], [])
 
     def lose(self, reason: str) -> None:
         """Notes that nothing is passed on any more: nothing is certain until something is."""
@@ -102,9 +103,11 @@ class RelayedRank:
             case Kind.STATUS:
                 self._show(status_in(record.payload))
             case Kind.BEGIN:
-                self._beginning, self._rows = beginning_in(record.payload), []
+                self._beginning, self._holding = beginning_in(record.payload), Holding([], [])
             case Kind.ROWS:
-                self._rows.append(record.payload)
+                self._holding.rows.append(record.payload)
+            case Kind.ORPHANS:
+                self._holding.orphans.append(record.payload)
             case Kind.END:
                 yield from self._beginning_again(status_in(record.payload))
             case _:
@@ -122,16 +125,13 @@ class RelayedRank:
             self._emptied()
 
     def _beginning_again(self, status: RelayedStatus) -> Generator[None, None, None]:
-        beginning, rows = self._beginning, self._rows
-        self._beginning, self._rows = None, []
+        beginning, holding = self._beginning, self._holding
+        self._beginning, self._holding = None, Holding([], [])
         if beginning is None:
             raise DamagedError("rows without their rank")
         self.owner.trusted = False
-        yield from self.owner.forgetting()
-        if not (yield from self.owner.restoring(beginning.saved, rows)):
-            raise DamagedError("rows that cannot be used")
-        for orphan in beginning.orphans:
-            self.owner.orphans.park(orphan)
+        yield from putting(self.owner, beginning.saved, holding)
+        self.owner.shares = beginning.shares
         self.feed.restarts = status.restarts
         self._show(status)
 

@@ -1,6 +1,7 @@
 """A host with several processes, one of which passes on to the others what it learns."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvstate.events import Batch
@@ -12,6 +13,7 @@ from kvstate.relay.passing import Passing
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import VERSION, Hello
 from kvstate.relay.taps import Taps
+from kvstate.stores import StoreRules
 from tests.kvstate.publishing import chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -53,7 +55,12 @@ class Process:
     """One process: it leads, reads at a socket, or follows by itself."""
 
     def __init__(
-        self, publisher: Publisher, hello: Hello = HELLO, *, compiled: bool | None = None
+        self,
+        publisher: Publisher,
+        hello: Hello = HELLO,
+        *,
+        stores: Sequence[StoreRules] = (),
+        compiled: bool | None = None,
     ) -> None:
         self.news: list[str] = []
         self.fleet = FollowedWorkers(
@@ -61,12 +68,14 @@ class Process:
             clock=lambda: 0.0,
             emptied=lambda _: self.news.append("emptied"),
             cut=lambda _: self.news.append("cut"),
+            stores=stores,
             compiled=compiled,
         )
         self.fleet.taps = Taps(self.fleet.index.core)
         self.publisher = publisher
         self.hello = hello
-        self.passing = Passing(self.fleet.taps, self.fleet.hand_over, HELLO)
+        hand_over, hand_over_stores = self.fleet.hand_over, self.fleet.hand_over_stores
+        self.passing = Passing(self.fleet.taps, hand_over, hand_over_stores, HELLO)
         self.reading: Reading | None = None
         self.task: asyncio.Task[bool] | None = None
 

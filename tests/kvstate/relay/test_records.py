@@ -61,7 +61,7 @@ def test_a_record_is_read_as_it_was_written(
     assert all(record_at(data[:end], 6) is None for end in range(6, len(data)))
 
 
-@pytest.mark.parametrize("head", [(0, 12, 0, 0, 0.0), (0, 0, MAX_PAYLOAD + 1, 0, 0.0)])
+@pytest.mark.parametrize("head", [(0, 15, 0, 0, 0.0), (0, 0, MAX_PAYLOAD + 1, 0, 0.0)])
 def test_a_record_that_cannot_be_is_refused(head: tuple[int, int, int, int, float]) -> None:
     with pytest.raises(DamagedError):
         record_at(HEAD.pack(*head), 0)

@@ -155,6 +155,20 @@ async def test_a_process_that_reads_saves_what_another_can_begin_with(socket: Pa
         await process.end()
 
 
+async def test_a_process_that_ends_before_it_is_connected_reads_nothing(socket: Path) -> None:
+    publisher = Publisher()
+    leader, reader = Process(publisher), Process(publisher)
+    await leader.lead(socket)
+    reader.read(socket)
+    assert reader.task is not None
+    assert reader.reading is not None
+    await asyncio.sleep(0)  # it begins to connect
+    reader.reading.close()
+    assert not await asyncio.wait_for(reader.task, 30)
+    for process in (leader, reader):
+        await process.end()
+
+
 async def test_damaged_records_end_the_reading(socket: Path) -> None:
     reader = Process(Publisher())
 

@@ -42,7 +42,7 @@ def test_changes_that_cannot_be_repeated_are_refused(rank: RelayedRank) -> None:
 
 def test_rows_that_cannot_be_used_are_refused_and_leave_nothing(rank: RelayedRank) -> None:
     take(rank, Kind.BATCH, payload(0, block(1)))
-    take(rank, Kind.BEGIN, Beginning("w", 0, 1, "m", NOTHING, []))
+    take(rank, Kind.BEGIN, Beginning("w", 0, 1, "m", NOTHING, shares=False))
     take(rank, Kind.ROWS, b"no rows")
     with pytest.raises(DamagedError):
         take(rank, Kind.END, STATUS)

@@ -1,0 +1,56 @@
+"""The blocks of stores that workers share, as another process of this host knows them.
+
+What workers do to a store later is in their own batches; this is what they did to it before this
+process began to read them.
+"""
+
+import logging
+from collections.abc import Generator
+
+from kvstate.errors import DamagedError
+from kvstate.relay.holdings import Holding, putting
+from kvstate.relay.records import Kind, Record, StoreBeginning, store_beginning_in
+from kvstate.stores import Stores
+
+log = logging.getLogger("kvsteer.feed")
+
+
+class RelayedStores:
+    """Has the stores of this process hold what those of another one did."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._beginning: StoreBeginning | None = None
+        self._holding = Holding([], [])
+
+    def taking(self, record: Record) -> Generator[None, None, None]:
+        """Takes a record of a store, in steps.
+
+        Raises:
+            DamagedError: it cannot be read.
+        """
+        match record.kind:
+            case Kind.STORE:
+                self._beginning = store_beginning_in(record.payload)
+                self._holding = Holding([], [])
+            case Kind.ROWS:
+                self._holding.rows.append(record.payload)
+            case Kind.ORPHANS:
+                self._holding.orphans.append(record.payload)
+            case Kind.STORED:
+                yield from self._putting()
+            case _:
+                raise DamagedError("a record that no store has")
+
+    def _putting(self) -> Generator[None, None, None]:
+        beginning, holding = self._beginning, self._holding
+        self._beginning, self._holding = None, Holding([], [])
+        if beginning is None:
+            raise DamagedError("rows without their store")
+        owner = self._stores.owner(beginning.store, beginning.model)
+        if owner is None:
+            return  # it is not configured here
+        try:
+            yield from self._stores.gate.copying(putting(owner, beginning.saved, holding))
+        except DamagedError as error:
+            log.warning("store %s: what another process knows of it: %s", beginning.store, error)

@@ -1,0 +1,196 @@
+"""What a process knows that begins to read late: all that the one that follows the feeds does."""
+
+import asyncio
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstate.overlap import Prompt, Tokens
+from kvstate.stores import StoreRules
+from tests.kvstate.cores import needs_compiled_core
+from tests.kvstate.publishing import block, chain
+from tests.kvstate.relay.relaying import Process, Publisher
+from tests.waiting import until
+
+WORKERS = ("v", "w")
+STORES = [StoreRules("shared")]
+
+# Blocks 1 to 6 are a chain, of which parts wait for their parents.
+PROMPT = chain(6)
+NUMBERS = st.integers(1, 6)
+STEPS = st.one_of(
+    st.tuples(
+        st.sampled_from(["store", "share", "remove", "withdraw"]),
+        st.sampled_from(WORKERS),
+        NUMBERS,
+    ),
+    st.tuples(st.sampled_from(["restart", "begin"]), st.sampled_from(WORKERS), st.just(1)),
+)
+
+
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kvsteer-") as directory:
+        yield Path(directory) / "feeds"
+
+
+def shared(number: int) -> dict[str, Any]:
+    """The event by which a worker tells that it put block `number` into the store."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": [number],
+        "parent_block_hash": number - 1 if number > 1 else None,
+        "token_ids": [number],
+        "block_size": 1,
+        "lora_id": None,
+        "medium": "STORAGE",
+        "locality": "REMOTE",
+    }
+
+
+def event(step: str, number: int) -> object:
+    match step:
+        case "store":
+            return block(number, number - 1 if number > 1 else None)
+        case "share":
+            return shared(number)
+        case "remove":
+            return ["BlockRemoved", [number]]
+        case _:
+            fields = {"block_hashes": [number], "medium": "STORAGE", "locality": "REMOTE"}
+            return {"type": "BlockRemoved", **fields}
+
+
+class Host:
+    """Two workers that share a store, one process that follows them, and one that reads."""
+
+    def __init__(self, socket: Path, *, compiled: bool | None = None) -> None:
+        self.socket = socket
+        self.publishers = {name: Publisher() for name in WORKERS}
+        self.process = functools.partial(
+            Process, self.publishers["w"], stores=STORES, compiled=compiled
+        )
+        self.leader, self.reader = self.process(), self.process()
+
+    async def start(self) -> None:
+        await self.leader.lead(self.socket)
+        self.follow_other(self.leader)
+        self.read()
+
+    def follow_other(self, process: Process) -> None:
+        process.fleet.add_source("v", "m", 1, self.publishers["v"].connect)
+
+    def read(self) -> None:
+        self.reader.read(self.socket)
+        self.follow_other(self.reader)
+
+    async def begin(self) -> None:
+        """Ends the process that reads; another one begins."""
+        await self.reader.end()
+        self.reader = self.process()
+        self.read()
+
+    def publish(self, step: str, worker: str, number: int) -> None:
+        publisher = self.publishers[worker]
+        if step == "restart":
+            publisher.restart()
+        publisher.publish(event("store" if step == "restart" else step, number))
+
+    async def until_same(self) -> None:
+        await until(self._is_leader_done)
+        await until(self._is_same)
+
+    def _is_leader_done(self) -> bool:
+        feeds = {name: self.leader.fleet.feeds(name)[0] for name in WORKERS}
+        return all(
+            feed.last_sequence == self.publishers[name].number - 1 and not feed.unapplied
+            for name, feed in feeds.items()
+        )
+
+    async def _is_same(self) -> bool:
+        if await self.leader.position() != await self.reader.position():
+            return False
+        return known(self.leader) == known(self.reader)
+
+    async def end(self) -> None:
+        await self.reader.end()
+        await self.leader.end()
+
+
+def known(process: Process) -> list[object]:
+    """What a process answers, and how much it holds."""
+    fleet = process.fleet
+    found = fleet.stores.stored(PROMPT)
+    stored = [(one.store, one.tokens, sorted(one.workers)) for one in found]
+    orphans = [fleet.feeds(name)[0].orphans for name in WORKERS]
+    states = [fleet.state(name) for name in WORKERS]
+    overlaps = sorted(fleet.overlaps(PROMPT).items())
+    return [stored, list(fleet.stores.blocks()), orphans, states, overlaps]
+
+
+async def play(steps: list[tuple[str, str, int]], socket: Path, *, compiled: bool) -> None:
+    host = Host(socket, compiled=compiled)
+    await host.start()
+    for name in WORKERS:
+        host.publish("store", name, 1)
+    for step, worker, number in steps:
+        if step == "begin":
+            await host.begin()
+        else:
+            host.publish(step, worker, number)
+    await host.until_same()
+    await host.begin()
+    await host.until_same()
+    for number in range(1, 7):  # the parents of all that waits
+        host.publish("share", "w", number)
+        host.publish("store", "v", number)
+    await host.until_same()
+    await host.end()
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiled_core), False])
+@given(st.lists(STEPS, max_size=8))
+def test_a_process_that_joins_at_any_time_answers_as_the_one_that_follows(
+    compiled: bool, steps: list[tuple[str, str, int]]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvsteer-") as directory:
+        asyncio.run(play(steps, Path(directory) / "feeds", compiled=compiled))
+
+
+async def test_a_process_that_joins_gets_all_blocks_that_wait_for_their_parents(
+    socket: Path,
+) -> None:
+    count = 3_000
+    waiting = list(range(2, count + 1))
+    host = Host(socket)
+    await host.start()
+    host.publish("store", "v", 1)
+    host.publishers["w"].publish(["BlockStored", waiting, 1, waiting, 1])
+    await host.until_same()
+    await host.begin()
+    await host.until_same()
+    assert host.reader.fleet.feeds("w")[0].orphans == count - 1
+    host.publish("store", "w", 1)
+    await host.until_same()
+    prompt = Prompt("m", Tokens("I", range(1, count + 2)))
+    assert host.reader.fleet.overlaps(prompt)["w"].certain_tokens == count
+    await host.end()
+
+
+async def test_a_process_that_joins_while_a_store_changes_misses_none_of_it(socket: Path) -> None:
+    host = Host(socket)
+    await host.start()
+    for number in range(1, 200):
+        host.publish("share", "v" if number % 2 else "w", number)
+        if number % 50 == 0:
+            await host.begin()
+        await asyncio.sleep(0)
+    await host.until_same()
+    assert dict(host.reader.fleet.stores.blocks()) == {"shared": 199}
+    await host.end()
