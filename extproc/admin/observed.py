@@ -44,7 +44,8 @@ class Observed:
         self, decision: Decision, prompts: Sequence[Prompt], head: Head = NO_HEAD
     ) -> None:
         """Records a request that was routed; head: the request's own."""
-        at = self._clock()
+        clock = self._clock
+        at = clock()
         is_kept = self._may_keep(at)
         if is_kept:
             self.recent.add(decision, at, head)

@@ -61,15 +61,18 @@ class Course(msgspec.Struct, eq=False):
 
     def note_parsed(self) -> None:
         """Notes that the body was parsed."""
-        self.parsed_at = self.clock()
+        clock = self.clock
+        self.parsed_at = clock()
 
     def note_tokenized(self) -> None:
         """Notes that tokenizing has ended, with or without tokens."""
-        self.tokenized_at = self.clock()
+        clock = self.clock
+        self.tokenized_at = clock()
 
     def note_looked_up(self) -> float:
         """Notes that the index lookup has ended; returns the time."""
-        self.looked_at = now = self.clock()
+        clock = self.clock
+        self.looked_at = now = clock()
         return now
 
     def note_picked(self) -> float:

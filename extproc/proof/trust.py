@@ -22,6 +22,10 @@ DIFFERS, DOUBTED = "differs", "doubted"
 UNPROVED = Proof.UNPROVED.value
 
 
+# Naming a member through its class is a search, which every request would make.
+_LIVE = FeedState.LIVE
+
+
 class HasProof(Protocol):
     """The record of a worker."""
 
@@ -77,7 +81,8 @@ class Proofs:
         prompt: tokenized here. forms: of the request. overlap: what the worker holds of the prompt.
         The caller passes the request to `ended` when it is over, or to `dropped`.
         """
-        record, now = self._records.get(worker), self._monotonic()
+        clock = self._monotonic
+        record, now = self._records.get(worker), clock()
         # most requests end here, for less than a microsecond
         if record is None:
             return None
@@ -188,8 +193,8 @@ class Proofs:
     def is_live(self, worker: str, forms: int) -> bool:
         """Returns whether a worker's feed is complete, and its tokens of these forms trusted."""
         if self._has_distrusted or forms & BY_RELEASE:
-            return self.state(worker, forms) == FeedState.LIVE
-        return self._fleet.state(worker) is FeedState.LIVE
+            return self.state(worker, forms) == _LIVE
+        return self._fleet.state(worker) is _LIVE
 
     def differs(self, worker: str) -> bool:
         """Returns whether a worker's tokens are refuted for any form."""

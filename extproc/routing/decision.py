@@ -62,6 +62,10 @@ class Verdict(Enum):
     SHED = "shed"
 
 
+# Naming a member through its class is a search, which every request would make several times.
+_STEER = Verdict.STEER
+
+
 class Split(msgspec.Struct, frozen=True):
     """Whether another worker computes the prompt for the one that answers.
 
@@ -414,7 +418,7 @@ def _candidates(
             return Verdict.SHED, ()
     limit = rules.max_in_flight
     if limit is None:
-        return Verdict.STEER, candidates
+        return _STEER, candidates
     loads = survey.loads
     full = {at: OVER_LIMIT for at in candidates if loads[at].counted >= limit}
     if rules.shed and len(full) == len(candidates):
@@ -536,7 +540,7 @@ def _overlaps_of(
 def _reason(
     query: Query, policy: str, verdict: Verdict, certain: int, uncertain: int, claimed: Claims
 ) -> str:
-    if verdict is not Verdict.STEER and not query.proxy_reason:
+    if verdict is not _STEER and not query.proxy_reason:
         return "shed" if verdict is Verdict.SHED else "no_worker"
     if query.reason:
         return query.reason

@@ -151,6 +151,10 @@ class Phase(StrEnum):
     CLOSED = "closed"
 
 
+# Naming a member through its class is a search, which every request would make several times.
+_WAITING, _ROUTING, _PLACED, _CLOSED = Phase.WAITING, Phase.ROUTING, Phase.PLACED, Phase.CLOSED
+_STEER = Verdict.STEER
+
 MAY_FOLLOW: Mapping[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.ROUTING, Phase.CLOSED}),
     Phase.ROUTING: frozenset({Phase.PLACED, Phase.REFUSED, Phase.CLOSED}),
@@ -184,12 +188,12 @@ class Exchange:
     server closes it once, however the stream ended. A message may have any number of answers.
     """
 
-    # What most exchanges leave as it is at first belongs to the class: every request makes one.
-    phase = Phase.WAITING
-    _passage: Passage | None = None
+    # What few exchanges look at belongs to the class: every request makes one.
     _named: Mapping[str, Sequence[bytes]] = MappingProxyType({})  # by the header that names them
 
     def __init__(self, service: Service, traceparent: str = "") -> None:
+        self.phase = _WAITING
+        self._passage: Passage | None = None
         router, accounts = service.router, service.accounts
         self._service = service
         self._traceparent = traceparent
@@ -197,7 +201,8 @@ class Exchange:
         self._accounts = accounts or router.steering.is_partial
         self._wants_status = not accounts and (self._accounts or router.placing.wants_status())
         self._stream = Stream(service.stream_settings, wants_status=self._wants_status)
-        self._began_at = service.monotonic()
+        clock = service.monotonic
+        self._began_at = clock()
         service.metrics.open_streams += 1
 
     async def receive(self, message: ProxyMessage) -> Answers:
@@ -219,7 +224,7 @@ class Exchange:
         if self._service.looks_at_headers and message.kind == REQUEST_HEADERS:
             self._look_at_headers_of_request(message)
         if isinstance(step, Ask):
-            self._enter(Phase.ROUTING)
+            self._enter(_ROUTING)
         elif self._passage is not None:
             self._look_at(message, self._passage)
         return step
@@ -259,7 +264,7 @@ class Exchange:
 
     def _refuse(self, refusal: Refusal) -> Answers:
         """Returns the answer of the router itself; nothing if the stream has ended."""
-        if self.phase is Phase.CLOSED:
+        if self.phase is _CLOSED:
             return []
         self._enter(Phase.REFUSED)
         return self._stream.refuse(refusal)
@@ -267,14 +272,14 @@ class Exchange:
     def close(self) -> None:
         """Ends the stream and releases its load; closing it again changes nothing."""
         phase = self.phase
-        if phase is Phase.CLOSED:
+        if phase is _CLOSED:
             return
-        self.phase = Phase.CLOSED  # which may follow every other phase
+        self.phase = _CLOSED  # which may follow every other phase
         self._stream.close()
         self._service.metrics.open_streams -= 1
         passage = self._passage
         if passage is not None:
-            self._settle(passage, is_placed=phase is Phase.PLACED)
+            self._settle(passage, is_placed=phase is _PLACED)
 
     def _settle(self, passage: Passage, *, is_placed: bool) -> None:
         """Ends everything that a decided request began.
@@ -314,12 +319,12 @@ class Exchange:
             if verdict is Verdict.SHED:
                 self._service.metrics.note_shed(name)
         passage = Passage(decision, booking)
-        if self.phase is Phase.CLOSED:
+        if self.phase is _CLOSED:
             self._settle(passage, is_placed=False)
             return []
         self._passage = passage
         verdict = self._verdict_of(decision)
-        if verdict is not Verdict.STEER:
+        if verdict is not _STEER:
             refusal = refusal_of(verdict, ask.head.path)
             if refusal is not None:
                 return self._refuse(refusal)
@@ -333,7 +338,7 @@ class Exchange:
             if placement is None:
                 return self._refuse(refused_body(ask.head.path))
             answers = self._stream.place(placement)
-        self._enter(Phase.PLACED)
+        self._enter(_PLACED)
         return answers
 
     def _has_only_a_pick(self, decision: Decision, *, is_changed: bool) -> bool:

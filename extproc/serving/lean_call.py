@@ -57,18 +57,17 @@ class Call(ABC):
     is_over: whether its status was sent, or its stream is gone.
     """
 
-    # What most calls leave as it is belongs to the class, since every request makes a call.
-    is_over: bool = False
-    _kept: deque[tuple[int, Any]] | None = None
-    _parts: list[bytes] | None = None
-    _kept_bytes: int = 0
-    _queued: int = 0
-    _awaited: asyncio.Task[Answers] | None = None  # of the message taken last
+    _kept_bytes: int = 0  # of the class, since most calls keep nothing
 
     def __init__(self, wire: Wire, stream_id: int) -> None:
         self._wire = wire
         self._session = wire.session
         self._id = stream_id
+        self.is_over = False
+        self._kept: deque[tuple[int, Any]] | None = None
+        self._parts: list[bytes] | None = None
+        self._queued = 0
+        self._awaited: asyncio.Task[Answers] | None = None  # of the message taken last
 
     @abstractmethod
     def take(self, message: Message | ProxyMessage) -> None:
@@ -209,12 +208,11 @@ def _kept_bytes(kind: int, content: Any) -> int:
 class ExtProcCall(Call):
     """One ext_proc stream; it has a task only while it awaits an answer."""
 
-    _exchange: Exchange | None = None
-
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
-        super().__init__(wire, stream_id)
+        Call.__init__(self, wire, stream_id)  # super() costs as much as the rest of a call
         self._service = service
         self._traceparent = traceparent
+        self._exchange: Exchange | None = None
 
     def _opened(self) -> Exchange:
         """Returns the exchange of the stream, which begins with its first message."""

@@ -76,10 +76,12 @@ class LeanConnection(asyncio.Protocol):
         self._is_closing = False
         self._ending: asyncio.TimerHandle | None = None  # writes the ends that were kept back
         self.transport: asyncio.Transport
+        self._write_out: Callable[[bytes], None]  # the transport's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio when the connection is made."""
         self.transport = cast("asyncio.Transport", transport)
+        self._write_out = self.transport.write
         keep_alive(transport)
         self._host.add(self)
         self.flush()
@@ -162,7 +164,7 @@ class LeanConnection(asyncio.Protocol):
         """Writes all data to send if any is due, and lets calls that waited for it continue."""
         if self._is_closing:
             return
-        left = self.session.send(self.transport.write)
+        left = self.session.send(self._write_out)
         if self._paused_calls:
             left = self._write_for_paused()
         # the usual rest is the end of a stream, for which a timer runs already

@@ -287,7 +287,8 @@ class Router:
                 self.media.learning.end(prompt)
         if self._disaggregator.legs:
             self._disaggregator.release(booking, self._monotonic())
-        self.placing.release(booking, self._monotonic())
+        clock = self._monotonic
+        self.placing.release(booking, clock())
 
     def note_server(self, decision: Decision, booking: Booking, endpoint: str) -> None:
         """Notes which endpoint answered a request, according to its response."""

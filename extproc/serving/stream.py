@@ -201,6 +201,10 @@ class StreamState(StrEnum):
     REFUSED = "after the router refused the request"
 
 
+# Naming a member through its class is a search, which every request would make several times.
+_HEAD, _BODY, _ASKED = StreamState.HEAD, StreamState.BODY, StreamState.ASKED
+_PLACED, _ENDED = StreamState.PLACED, StreamState.ENDED
+
 _OF_RESPONSES = frozenset((RESPONSE_HEADERS, RESPONSE_BODY, RESPONSE_TRAILERS))
 
 Step = Answers | Ask
@@ -271,20 +275,20 @@ class Stream:
     headers arrive.
     """
 
-    # What most streams leave as it is belongs to the class, since every request makes a stream.
-    state = StreamState.HEAD
-    head = NO_HEAD
+    # What few streams look at belongs to the class, since every request makes a stream.
     response_head: ResponseHead | None = None
     is_duplex = False
     _echoes_response = False
     _mode: int = ProcessingMode.BUFFERED
     _announced_mode: int | None = None
-    _collected: CollectedBody | None = None  # used in dialect B only
     _asked_with = NO_KIND
-    _unkeyed = ""  # why a body that is cleaned has no keys
     _is_last = False
 
     def __init__(self, spoken: StreamSettings, *, wants_status: bool = False) -> None:
+        self.state = _HEAD
+        self.head = NO_HEAD
+        self._collected: CollectedBody | None = None  # used in dialect B only
+        self._unkeyed = ""  # why a body that is cleaned has no keys
         self._settings = spoken
         self._wants_status = wants_status
         self._reads_usage = spoken.reads_usage
@@ -326,7 +330,7 @@ class Stream:
         spoken = self._settings
         if self._asked_with != REQUEST_BODY or self.is_duplex:
             return self.place(Placement(",".join(pick[:most]), model or ""))
-        self.state = StreamState.PLACED
+        self.state = _PLACED
         return spoken.phrases.body_picked(
             pick, model, most, names_model=spoken.names_model, owned=spoken.owned
         )
@@ -335,7 +339,7 @@ class Stream:
         """Returns the answers that carry the pick for the last `Ask`."""
         spoken = self._settings
         names_model, owned = spoken.names_model, spoken.owned
-        self.state = StreamState.ENDED if self.is_duplex and self._is_last else StreamState.PLACED
+        self.state = _ENDED if self.is_duplex and self._is_last else _PLACED
         if self._asked_with == REQUEST_BODY and not self.is_duplex:
             return spoken.phrases.body_placed(placement, names_model=names_model, owned=owned)
         common = say.pick_of(placement, names_model=names_model, owned=owned)
@@ -380,7 +384,7 @@ class Stream:
             raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
 
     def _ask(self, kind: int, body: bytes | None, reason: str = "") -> Ask:
-        self.state = StreamState.ASKED
+        self.state = _ASKED
         self._asked_with = kind
         finds_model = self._settings.names_model and not self.is_duplex
         return Ask(self.head, body, reason, finds_model, wants_endpoint=self.is_duplex)
@@ -403,7 +407,7 @@ class Stream:
             self._unkeyed, reason = unkeyed, ""
         if reason:
             return self._ask(REQUEST_HEADERS, None, reason)
-        self.state = StreamState.BODY
+        self.state = _BODY
         if self.is_duplex:
             return []
         return self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)
@@ -461,7 +465,7 @@ class Stream:
         if not self.is_duplex:
             return say.encoded(say.request_body_goes_on())
         if message.is_last:
-            self.state = StreamState.ENDED
+            self.state = _ENDED
         return say.encoded(*say.request_body_echo(message.body, end_of_stream=message.is_last))
 
     def _request_body_after_end(self, _: ProxyMessage) -> Step:
@@ -475,7 +479,7 @@ class Stream:
         return self._ask(REQUEST_TRAILERS, None, "no_body")
 
     def _request_trailers_after_pick(self, _: ProxyMessage) -> Step:
-        self.state = StreamState.ENDED
+        self.state = _ENDED
         return say.encoded(say.request_trailers_go_on())
 
     def _request_trailers_alone(self, _: ProxyMessage) -> Step:
