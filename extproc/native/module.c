@@ -185,11 +185,21 @@ static PyObject *message_of(const CoreSession *self, Text message) {
     return read || PyErr_Occurred() ? read : bytes_of(message);
 }
 
+/* The path and the trace of a new call; the path by which messages are read is made once. */
+static PyObject *head_of_call(const CoreSession *self, const CallEvent *event) {
+    PyObject *path = event->is_read ? constant(self->path) : bytes_of(event->bytes);
+    PyObject *trace = bytes_of(event->trace);
+    PyObject *made = path && trace ? PyTuple_Pack(2, path, trace) : NULL;
+    Py_XDECREF(path);
+    Py_XDECREF(trace);
+    return made;
+}
+
 /* What comes with an event: of a new call its path and trace, of a failed one status and text. */
 static PyObject *content_of(const CoreSession *self, const CallEvent *event) {
     switch (event->kind) {
     case CALL_OPENED:
-        return Py_BuildValue("(NN)", bytes_of(event->bytes), bytes_of(event->trace));
+        return head_of_call(self, event);
     case CALL_PART:
         return bytes_of(event->bytes);
     case CALL_MESSAGE:
@@ -313,6 +323,12 @@ static PyObject *session_py_finish(CoreSession *self, PyObject *const *given, Py
     if (status < 0 || status > 99) {
         PyErr_SetString(PyExc_ValueError, "no status of gRPC");
         return NULL;
+    }
+    Py_ssize_t letters = PyUnicode_GetLength(given[2]);
+    if (letters < 0) return NULL;
+    if (!letters) { /* as mostly */
+        session_finish(&self->session, stream_id, (int)status, NULL, 0);
+        return is_sound(self) ? constant(Py_None) : NULL;
     }
     PyObject *encoded = PyUnicode_AsEncodedString(given[2], "utf-8", "replace");
     if (!encoded) return NULL;

@@ -146,6 +146,7 @@ static void open_call(Session *session, Stream *call, const FrameEvent *opened) 
     event->bytes = (Text){head->texts->bytes + head->path_at, head->path_length};
     call->is_read = session->read_path.length && event->bytes.length == session->read_path.length &&
                     !memcmp(event->bytes.bytes, session->read_path.bytes, event->bytes.length);
+    event->is_read = call->is_read;
     if (head->trace_length)
         event->trace = (Text){head->texts->bytes + head->trace_at, head->trace_length};
     if (opened->is_last) add_event(session, CALL_ENDED, call->id);

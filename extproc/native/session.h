@@ -11,8 +11,8 @@
 typedef enum { CALL_OPENED, CALL_PART, CALL_MESSAGE, CALL_ENDED, CALL_FAILED, CALL_ABORTED } CallEventKind;
 
 /* bytes: of CALL_OPENED the path, of CALL_PART and CALL_MESSAGE the content; `owned` is freed with
- * the event. is_read: of a whole CALL_MESSAGE of a call on `read_path`. trace: of CALL_OPENED. status, text, length: of CALL_FAILED; a text with a %llu in it
- * gets the length. */
+ * the event. is_read: of CALL_OPENED and a whole CALL_MESSAGE of a call on `read_path`. trace: of
+ * CALL_OPENED. status, text, length: of CALL_FAILED; a text with a %llu in it gets the length. */
 typedef struct {
     CallEventKind kind;
     uint32_t stream_id;

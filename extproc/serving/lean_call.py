@@ -103,8 +103,8 @@ class Call(ABC):
 
     def receive(self, kind: int, content: Any) -> bool:
         """Takes an event of the session; returns whether the call is then held back."""
-        is_held_up = self._awaited is not None or self._kept or self._queued > _MAX_QUEUED_BYTES
-        if is_held_up or self._parts or kind == PART:
+        is_held_up = self._awaited is not None or self._queued > _MAX_QUEUED_BYTES
+        if is_held_up or self._kept is not None or self._parts is not None or kind == PART:
             return self._receive_in_turn(kind, content)
         self._take(kind, content)
         return False
@@ -145,18 +145,22 @@ class Call(ABC):
     def finish(self, status: int = Status.OK, text: str = "") -> None:
         """Ends the call with a gRPC status; does nothing if it has ended."""
         if not self.is_over:
-            self.abort()
+            self._let_go()
             self._session.finish(self._id, status, text)
             self._wire.forget(self._id)
 
     def abort(self) -> None:
         """Ends the call because its stream is gone; does nothing if it has ended."""
         if not self.is_over:
-            self.is_over = True
-            if self._kept or self._parts:
-                self._kept = self._parts = None
-                self._wire.budget.give_back(self._kept_bytes)
-            self.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Marks the call as over, and releases what it keeps."""
+        self.is_over = True
+        if self._kept is not None or self._parts is not None:
+            self._kept = self._parts = None
+            self._wire.budget.give_back(self._kept_bytes)
+        self.close()
 
     def guarded(self, function: Callable[..., None], *arguments: object) -> None:
         """Calls a function; its error ends this call, but not the connection."""

@@ -223,25 +223,23 @@ class LeanConnection(asyncio.Protocol):
         )
 
     def _take(self, events: Sequence[CallEvent]) -> None:
-        calls = self._calls
+        """Passes events to their calls, and opens new calls."""
+        calls, route = self._calls, self._host.route
         for stream_id, kind, content in events:
             call = calls.get(stream_id)
-            if call is None:
-                if kind == OPENED:
-                    self._open(stream_id, content)
-            elif kind == ABORTED:
-                self._abort(stream_id)
-            elif call.receive(kind, content):
-                self._paused_calls[stream_id] = call
-
-    def _open(self, stream_id: int, head: tuple[bytes, bytes]) -> None:
-        """Opens a call. head: its path and traceparent."""
-        call = self._host.route(self, stream_id, head[0], head[1])
-        if call is None:
-            self.session.finish(stream_id, Status.UNIMPLEMENTED, "unknown method")
-            return
-        self._calls[stream_id] = call
-        self.has_served = True
+            if call is not None:
+                if kind == ABORTED:
+                    self._abort(stream_id)
+                elif call.receive(kind, content):
+                    self._paused_calls[stream_id] = call
+            elif kind == OPENED:
+                path, traceparent = content
+                call = route(self, stream_id, path, traceparent)
+                if call is not None:
+                    calls[stream_id] = call
+                    self.has_served = True
+                else:
+                    self.session.finish(stream_id, Status.UNIMPLEMENTED, "unknown method")
 
     def _abort(self, stream_id: int) -> None:
         call = self._calls.get(stream_id)
