@@ -21,7 +21,7 @@ from tests.system.system import System, running
 
 # For each step, the percentage of steered requests, and how many seconds it lasts.
 # Intervals need both sides in six minutes of the clock.
-STEPS = (*[(50, 65)] * 6, (100, 40))
+STEPS = (*[(50, 30)] * 10, (100, 30))
 AGENTS = 10
 TURNS = 8
 THINK_SECONDS = 1.0

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from asyncio.subprocess import DEVNULL
+from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +15,9 @@ import yaml
 from tests.ports import free_port
 from tests.system.attacks.test_discretion import ADMIN
 from tests.waiting import until
+
+# At a load of thirty a start and the first answers take a minute.
+PATIENCE_SECONDS = 600.0
 
 SECRET, PASSWORD = "c4narybird-of-the-fleet", "c4narybird-of-the-engine"
 
@@ -79,13 +82,19 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-async def is_up(ports: dict[str, int]) -> bool:
-    with contextlib.suppress(aiohttp.ClientError):
-        await pages(ports)
-        return True
-    return False
+async def logged(log: Path, words: str, process: Process) -> None:
+    """Waits until a router has logged some words, however slow the machine is."""
+    looks_seconds = 0.05  # the router needs the time more
+    await until(
+        lambda: words in log.read_text() or process.returncode is not None,
+        words,
+        seconds=PATIENCE_SECONDS,
+        pause=looks_seconds,
+    )
+    assert process.returncode is None, log.read_text()
 
 
+@pytest.mark.timeout(PATIENCE_SECONDS)
 @pytest.mark.parametrize("end", [signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM])
 async def test_router_output_contains_no_secret_even_after_a_crash(
     end: signal.Signals, tmp_path: Path
@@ -100,11 +109,11 @@ async def test_router_output_contains_no_secret_even_after_a_crash(
             *command, str(file), stdin=DEVNULL, stdout=errors, stderr=errors
         )
     try:
-        await until(lambda: is_up(ports), "it serves")
-        await until(lambda: "not understood" in log.read_text(), "the engine has quoted")
+        await logged(log, "serving ext_proc on", process)
+        await logged(log, "not understood", process)  # the engine has quoted
         (tmp_path / "tls.key").write_text("\n".join(["-----BEGIN PRIVATE KEY-----", *secrets]))
         process.send_signal(signal.SIGHUP)  # a key that cannot be read is told
-        await until(lambda: "tls" in log.read_text().lower(), "the fault is told")
+        await logged(log, "extproc.tls", process)  # the fault is told
         told = await pages(ports) + command_line(process.pid)
         process.send_signal(end)
         await process.wait()
