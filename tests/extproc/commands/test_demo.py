@@ -279,9 +279,20 @@ async def test_demo_prints_commands_that_work() -> None:
         status, told = await _output_of(*printed["doctor"])
         assert (status, "\n0 wrong, " in told) == (0, True), told
         os.kill(int(re.findall(r"(\d+)  router", said)[0]), signal.SIGKILL)
+        await demo.stdout.readuntil(b"router was ended by SIGKILL")
+        demo.send_signal(signal.SIGSTOP)  # it must not restart the router first
         status, told = await _output_of(*printed["health"])
         assert (status, "no router listens there" in told) == (1, True)
+        serve = [sys.executable, "-m", "extproc", "serve", printed["doctor"][1]]
+        by_hand = await asyncio.create_subprocess_exec(*serve, stderr=PIPE)
+        assert by_hand.stderr is not None
+        await by_hand.stderr.readuntil(b"serving ext_proc on")
+        assert await _output_of(*printed["health"]) == (0, "")
+        by_hand.send_signal(signal.SIGTERM)
+        await by_hand.communicate()
+        assert by_hand.returncode == 0
     finally:
+        demo.send_signal(signal.SIGCONT)
         demo.send_signal(signal.SIGTERM)
         await demo.communicate()
 
