@@ -137,6 +137,7 @@ class Connection:
         self._reader = FrameReader()
         self._joiner = HeadJoiner(limits)
         self._floods = Floods(limits)
+        self._budget = budget
         self._outbox = Outbox(budget)
         self.unsent, self.ready = self._outbox.chunks, self._outbox.ready
         self._blocks = HeaderBlocks(cache, limits.max_header_list_bytes)
@@ -227,6 +228,16 @@ class Connection:
             return stream.queued
         self._streams.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         return None
+
+    def charge_refusal(self, stream_id: int, size: int) -> bool:
+        """Books what a refused request takes until its stream is closed; False without room."""
+        stream = self._streams.open.get(stream_id)
+        if stream is None:  # it was reset in the same read
+            return True
+        if not self._budget.take(size):
+            return False
+        stream.refused_bytes = size
+        return True
 
     def end(self, stream_id: int, block: bytes, *, is_due: bool = True) -> None:
         """Sends the last headers of an answer; does nothing if the stream is gone.

@@ -20,7 +20,8 @@ class Http2Stream:
     window: bytes that the peer may still send. unreturned: used bytes not yet given back by
     WINDOW_UPDATE. credit: WINDOW_UPDATEs minus sent bytes; the peer's initial window plus this may
     still be sent. queue: waiting DATA, None if there is none. trailers: the block that ends the
-    answer. is_received: whether the request has ended.
+    answer. is_received: whether the request has ended. refused_bytes: of the budget, until the
+    stream of a refused request is closed.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Http2Stream:
         "is_used",
         "queue",
         "received",
+        "refused_bytes",
         "stalled_ticks",
         "trailers",
         "unreturned",
@@ -47,6 +49,7 @@ class Http2Stream:
         self.queue: bytearray | None = None
         self.stalled_ticks = 0
         self.trailers: bytes | None = None
+        self.refused_bytes = 0
         self.is_used = False
         self.is_received = False
 
@@ -147,6 +150,8 @@ class Outbox:
 
     def forget(self, stream: Http2Stream) -> None:
         """Drops the waiting data of an ended stream."""
+        self._budget.give_back(stream.refused_bytes)
+        stream.refused_bytes = 0
         if stream.queue is not None:
             self._budget.give_back(len(stream.queue))
             stream.queue = None

@@ -22,6 +22,7 @@ from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
     MessageReader,
     Piece,
+    RefusedRequest,
     Status,
     framed,
     refusal_of,
@@ -210,9 +211,7 @@ class PlainSession:
     def _open(self, stream_id: int, head: RequestHead, *, is_whole: bool) -> None:
         refusal = refusal_of(head)
         if refusal is not None:
-            if refusal.content:
-                self._connection.send_data(stream_id, refusal.content, refusal.block)
-            self._connection.end(stream_id, b"" if refusal.content else refusal.block)
+            self._refuse(stream_id, refusal)
         elif not self._budget.take(_CALL_BYTES):
             self._connection.reset(stream_id, ErrorCode.REFUSED_STREAM)
         else:
@@ -223,6 +222,14 @@ class PlainSession:
             self._events.append((stream_id, OPENED, (head.path, next(traces, b""))))
             if is_whole:
                 self._events.append((stream_id, ENDED, None))
+
+    def _refuse(self, stream_id: int, refusal: RefusedRequest) -> None:
+        if not self._connection.charge_refusal(stream_id, _CALL_BYTES):
+            self._connection.reset(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        if refusal.content:
+            self._connection.send_data(stream_id, refusal.content, refusal.block)
+        self._connection.end(stream_id, b"" if refusal.content else refusal.block)
 
     def _take(self, stream_id: int, data: Piece, *, is_last: bool) -> None:
         call = self._calls.get(stream_id)

@@ -327,6 +327,7 @@ class Streams:
 
     def finish(self, stream: Http2Stream) -> None:
         """Closes a stream whose answer has ended."""
+        self._outbox.forget(stream)
         del self.open[stream.id]
         if not stream.is_received:
             self._remember(stream.id)

@@ -736,7 +736,8 @@ void connection_close(Connection *connection) {
     for (size_t at = 0; at < table->capacity; at++) {
         const Stream *stream = table->slots[at];
         if (!stream) continue;
-        int64_t kept = (int64_t)buffer_length(&stream->queue) + stream->charged;
+        int64_t kept = (int64_t)buffer_length(&stream->queue) + stream->charged +
+                       stream->refused_bytes;
         connection->budget->used_bytes -= kept;
     }
     table_free(&connection->streams);

@@ -41,6 +41,7 @@ struct Stream {
     bool is_open, is_used, is_received, has_trailers;
     int64_t window, unreturned; /* of the request */
     int64_t credit;             /* of the answer */
+    int64_t refused_bytes;      /* of the budget, until a refused request's stream is closed */
     bool has_expected;
     uint64_t expected, received;
     Buffer queue, trailers;

@@ -78,7 +78,8 @@ bool outbox_send(Connection *connection, Stream *stream, const uint8_t *prefix,
 }
 
 void outbox_forget(Connection *connection, Stream *stream) {
-    connection->budget->used_bytes -= (int64_t)buffer_length(&stream->queue);
+    connection->budget->used_bytes -= (int64_t)buffer_length(&stream->queue) + stream->refused_bytes;
+    stream->refused_bytes = 0;
     buffer_free(&stream->queue);
     list_remove(&connection->waiting, stream);
     list_remove(&connection->ready, stream);

@@ -8,7 +8,7 @@
 
 #define PREFIX_BYTES 5u
 
-/* What a call takes of the budget besides its content. */
+/* What a call, or a refused request whose answer waits, takes of the budget besides its content. */
 #define CALL_BYTES 4096
 
 /* extproc.http2.grpc_messages.NOT_GRPC */
@@ -156,16 +156,19 @@ static void take_opened(Session *session, const FrameEvent *opened) {
     Connection *connection = &session->connection;
     Stream *call = connection_find(connection, opened->stream_id);
     if (!call) return;
-    RequestKind kind = head_kind(&opened->head);
-    bool is_call = kind == GRPC_CALL && amount_take(connection->budget, CALL_BYTES);
-    if (is_call) {
+    bool is_call = head_kind(&opened->head) == GRPC_CALL;
+    bool is_wanted = is_call || call->is_open; /* else it was reset in the same read */
+    bool has_room = is_wanted && amount_take(connection->budget, CALL_BYTES);
+    if (is_call && has_room) {
         open_call(session, call, opened);
         return;
     }
-    if (kind == GRPC_CALL)
-        connection_reset(connection, call->id, REFUSED_STREAM);
-    else
+    if (has_room) {
+        call->refused_bytes = CALL_BYTES;
         refuse_request(session, call->id, &opened->head);
+    } else {
+        connection_reset(connection, call->id, REFUSED_STREAM);
+    }
     call->has_call = false;
     connection_release(connection, call);
 }

@@ -403,15 +403,38 @@ def test_request_that_is_no_call_is_refused_alike(field: tuple[bytes, bytes]) ->
     assert (pair.events, pair.both[0].stream_count) == ([], 0)
 
 
-@pytest.mark.parametrize(("max_bytes", "is_sent"), [(2**30, True), (63, False)])
+@pytest.mark.parametrize(
+    ("max_bytes", "is_sent"),
+    [(CALL_BYTES + 64, True), (CALL_BYTES + 63, False), (CALL_BYTES - 1, False)],
+)
 def test_content_of_a_refusal_waits_alike_for_the_window(max_bytes: int, *, is_sent: bool) -> None:
     pair = Pair(Limits(), MAX_MESSAGE, max_bytes)
     fields = [(b":method", b"GET"), *REQUEST[1:]]
     sent = frame(FrameType.HEADERS, END_HEADERS | END_STREAM, 1, encode(fields))
     pair.receive(PREFACE + settings({4: 0}) + sent)
-    assert (pair.both[0].stream_count, pair.sessions[0].budget.used_bytes > 0) == (is_sent, is_sent)
+    used_bytes = pair.sessions[0].budget.used_bytes
+    assert (pair.both[0].stream_count, used_bytes) == ((1, max_bytes) if is_sent else (0, 0))
     for credit in (10, 1000):
         pair.receive(window_update(1, credit))
+    assert (pair.both[0].stream_count, pair.sessions[0].budget.used_bytes) == (0, 0)
+
+
+def test_request_that_is_refused_and_reset_in_one_read_keeps_nothing() -> None:
+    pair = Pair(Limits(), MAX_MESSAGE, 2**30)
+    sent = frame(FrameType.HEADERS, END_HEADERS, 1, encode([(b":method", b"GET"), *REQUEST[1:]]))
+    pair.receive(PREFACE + settings({4: 0}) + sent + frame(FrameType.RST_STREAM, 0, 1, bytes(4)))
+    assert (pair.events, pair.sessions[0].budget.used_bytes) == ([], 0)
+
+
+@pytest.mark.parametrize("end", ["close", "tick"])
+def test_refusal_that_is_not_read_is_given_up_alike(end: str) -> None:
+    pair = Pair(SMALL, MAX_MESSAGE, 2**30)
+    sent = frame(FrameType.HEADERS, END_HEADERS, 1, encode([(b":method", b"GET"), *REQUEST[1:]]))
+    pair.receive(PREFACE + settings({4: 0}) + sent)
+    assert pair.sessions[0].budget.used_bytes == CALL_BYTES + 64
+    for _ in range(3):
+        pair.do(end)
+        pair.compare()
     assert (pair.both[0].stream_count, pair.sessions[0].budget.used_bytes) == (0, 0)
 
 
