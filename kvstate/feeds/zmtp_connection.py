@@ -97,10 +97,14 @@ class ZmtpConnection(asyncio.Protocol):
             OSError: the connection cannot be made.
         """
         loop = asyncio.get_running_loop()
-        if place.path:
-            await loop.create_unix_connection(lambda: self, place.path)
-        else:
-            await loop.create_connection(lambda: self, place.host, place.port)
+        try:
+            if place.path:
+                await loop.create_unix_connection(lambda: self, place.path)
+            else:
+                await loop.create_connection(lambda: self, place.host, place.port)
+        except BaseException:
+            self._stop_timer()  # if cancelled just then, uvloop closes it without `connection_lost`
+            raise
         await self.settled.wait()
 
     def take(self, limit: int) -> list[list[bytes]]:

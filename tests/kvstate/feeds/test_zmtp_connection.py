@@ -100,6 +100,37 @@ def test_publisher_that_ended_is_not_answered(
     assert (taken, faults) == ([[b"", bytes(8), b"x"]], [])
 
 
+class CancelledAtOnce(ZmtpConnection):
+    """A connection whose opening is cancelled when it is made."""
+
+    opening: asyncio.Task[None]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.opening.cancel()
+
+
+async def fault_after_a_cancelled_opening() -> str:
+    """What a connection says to be closed for that nobody awaits any more."""
+    limits = ZmqLimits(handshake_seconds=0.01)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = CancelledAtOnce(b"SUB", lambda _: None, limits=limits)
+        place = ZmtpAddress(*listening.getsockname())
+        connection.opening = asyncio.create_task(connection.open(place))
+        await asyncio.gather(connection.opening, return_exceptions=True)
+        assert connection.opening.cancelled()
+        await asyncio.sleep(0.05)  # its timer would have fired
+        return connection.fault
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_cancelled_opening_leaves_no_timer(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(fault_after_a_cancelled_opening()) == ""
+
+
 async def test_silent_publisher_is_lost() -> None:
     async with opened(GREETING + READY, ZmqLimits(heartbeat_seconds=0.02)) as (connection, _):
         await asyncio.wait_for(connection.lost.wait(), 30)
