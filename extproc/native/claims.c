@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "claims.h"
+#include "objects.h"
 
 enum { HOLDINGS, WORKER, LOST_AT, SENT_AT, ENDED_AT, MARK_BYTES, SAVED, WORDS };
 
@@ -118,12 +119,16 @@ static bool note_generation(PyObject *found, PyObject *generation, PyObject *len
 
 /* expected(old, young, lengths, keys, now, (speculative, grace, approximate)) */
 PyObject *module_expected(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *old, *young, *lengths, *keys;
+    PyObject *old, *young, *lengths, *keys, *each;
     Times times;
-    if (!PyArg_ParseTuple(given, "O!O!O!O!d(ddd)", &PyDict_Type, &old, &PyDict_Type, &young,
-                          &PyTuple_Type, &lengths, &PyTuple_Type, &keys, &times.now,
-                          &times.speculative, &times.grace, &times.approximate))
+    double lifetimes[3];
+    if (!PyArg_ParseTuple(given, "O!O!O!O!dO", &PyDict_Type, &old, &PyDict_Type, &young,
+                          &PyTuple_Type, &lengths, &PyTuple_Type, &keys, &times.now, &each) ||
+        !numbers_of(each, lifetimes, 3))
         return NULL;
+    times.speculative = lifetimes[0];
+    times.grace = lifetimes[1];
+    times.approximate = lifetimes[2];
     if (PyTuple_Size(lengths) != PyTuple_Size(keys)) {
         PyErr_SetString(PyExc_ValueError, "a length for each key");
         return NULL;
@@ -269,10 +274,15 @@ static bool read_overlap(PyObject *overlap, HeldBlocks *held) {
         PyErr_SetString(PyExc_TypeError, "no overlap");
         return false;
     }
-    long long host, disk, remote;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(overlap, 1), "LLLL", &held->device, &host, &disk,
-                          &remote))
+    PyObject *tiers = PyTuple_GetItem(overlap, 1);
+    if (!PyTuple_Check(tiers) || PyTuple_Size(tiers) != 4) {
+        PyErr_SetString(PyExc_TypeError, "no overlap");
         return false;
+    }
+    held->device = PyLong_AsLongLong(PyTuple_GetItem(tiers, 0));
+    long long host = PyLong_AsLongLong(PyTuple_GetItem(tiers, 1));
+    long long disk = PyLong_AsLongLong(PyTuple_GetItem(tiers, 2));
+    long long remote = PyLong_AsLongLong(PyTuple_GetItem(tiers, 3));
     held->block_size = PyLong_AsLongLong(PyTuple_GetItem(overlap, 0));
     held->uncertain = PyLong_AsLongLong(PyTuple_GetItem(overlap, 2));
     held->certain = held->device + host + disk + remote;

@@ -6,6 +6,7 @@
 
 #include "columns.h"
 #include "numbers.h"
+#include "objects.h"
 
 typedef struct {
     WorkerLoad load;
@@ -94,13 +95,18 @@ static bool read_rows(CoreColumns *self, PyObject *endpoints, PyObject *workers,
 }
 
 static PyObject *columns_new(PyTypeObject *type, PyObject *given, PyObject *Py_UNUSED(named)) {
-    PyObject *load_class, *endpoints, *workers;
-    SurveyRules rules;
-    if (!PyArg_ParseTuple(given, "OO!Od(ddddd)", &load_class, &PyDict_Type, &endpoints, &workers,
-                          &rules.now, &rules.rate, &rules.capacity_tokens,
-                          &rules.common_slowness, &rules.utilization_seconds,
-                          &rules.report_seconds))
+    PyObject *load_class, *endpoints, *workers, *rates;
+    double now, each[5];
+    if (!PyArg_ParseTuple(given, "OO!OdO", &load_class, &PyDict_Type, &endpoints, &workers, &now,
+                          &rates) ||
+        !numbers_of(rates, each, 5))
         return NULL;
+    SurveyRules rules = {.now = now,
+                         .rate = each[0],
+                         .capacity_tokens = each[1],
+                         .common_slowness = each[2],
+                         .utilization_seconds = each[3],
+                         .report_seconds = each[4]};
     CoreColumns *self = (CoreColumns *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Py_INCREF(load_class);

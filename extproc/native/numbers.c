@@ -2,6 +2,7 @@
  * describes them and has the same in Python. */
 #define PY_SSIZE_T_CLEAN
 #include "numbers.h"
+#include "objects.h"
 
 #include <math.h>
 #include <structmember.h>
@@ -139,8 +140,9 @@ static PyObject *numbers_lately(CoreNumbers *self, PyObject *given) {
 
 /* begin(tokens, now, rate, window) */
 static PyObject *numbers_begin(CoreNumbers *self, PyObject *given) {
-    double tokens, now, rate, window;
-    if (!PyArg_ParseTuple(given, "dddd", &tokens, &now, &rate, &window)) return NULL;
+    double each[4];
+    if (!numbers_of(given, each, 4)) return NULL;
+    double tokens = each[0], now = each[1], rate = each[2], window = each[3];
     double left = backlog_at_time(self, now, rate);
     self->in_flight++;
     self->lately_tokens = lately_at(self, now, window) + tokens;
@@ -162,8 +164,9 @@ static PyObject *numbers_leave(CoreNumbers *self, PyObject *given) {
 
 /* end(now, rate, window) */
 static PyObject *numbers_end(CoreNumbers *self, PyObject *given) {
-    double now, rate, window;
-    if (!PyArg_ParseTuple(given, "ddd", &now, &rate, &window)) return NULL;
+    double each[3];
+    if (!numbers_of(given, each, 3)) return NULL;
+    double now = each[0], rate = each[1], window = each[2];
     self->in_flight--;
     bound(self, backlog_at_time(self, now, rate), now, window);
     return none();

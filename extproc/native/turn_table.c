@@ -67,14 +67,15 @@ static inline uint64_t mixed(uint64_t one, uint64_t other) {
 /* A keyed hash, by which nobody else can find contents that share a chain. */
 static uint64_t hash_of(const uint64_t *seeds, uint32_t shape, const uint8_t *content,
                         size_t length) {
-    uint64_t hash = mixed(seeds[0] ^ length, seeds[1] ^ shape);
-    while (length) {
-        uint64_t words[2] = {0, 0};
-        size_t taken = length < sizeof words ? length : sizeof words;
-        memcpy(words, content, taken);
+    uint64_t hash = mixed(seeds[0] ^ length, seeds[1] ^ shape), words[2];
+    for (; length >= sizeof words; length -= sizeof words, content += sizeof words) {
+        memcpy(words, content, sizeof words);
         hash = mixed(words[0] ^ seeds[1] ^ hash, words[1] ^ seeds[2]);
-        content += taken;
-        length -= taken;
+    }
+    if (length) {
+        words[0] = words[1] = 0;
+        memcpy(words, content, length);
+        hash = mixed(words[0] ^ seeds[1] ^ hash, words[1] ^ seeds[2]);
     }
     return mixed(hash ^ seeds[0], seeds[2]);
 }

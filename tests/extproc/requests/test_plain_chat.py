@@ -118,6 +118,18 @@ def test_usual_members_are_plain(members: str) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("mark", ['\\"', "\\\\", "\\n", "\x1f", "é", "\x7f", '"'])
+def test_every_mark_is_found_at_every_place_of_a_text(mark: str) -> None:
+    for at in range(40):
+        text = "x" * at + mark + "y" * (40 - at)
+        body = f'{{"messages":[{{"role":"user","content":"{text}"}}]}}'.encode()
+        chat = read_plain(body)
+        assert (chat is not None) is (mark not in ('"', "\x1f")), at
+        if chat is not None:
+            check(body, chat)
+
+
+@compiled
 @pytest.mark.parametrize(
     ("members", "model", "salt"),
     [
