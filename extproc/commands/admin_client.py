@@ -64,7 +64,8 @@ def fetch(
             answer: bytes = response.read(max_bytes + 1)
             left = response.length
     except urllib.error.HTTPError as error:
-        raise _fault(command, url, _reason_in(error)) from None
+        with error:  # it is an answer, of which the rest is not read
+            raise _fault(command, url, _reason_in(error)) from None
     except urllib.error.URLError as error:
         why = error.reason
         said = why.strerror if isinstance(why, OSError) else None
