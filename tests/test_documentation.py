@@ -165,6 +165,12 @@ def anchors_of(page: Path) -> set[str]:
     return {title.strip().replace(" ", "-") for title in plain}
 
 
+def test_pages_of_the_site_link_to_no_part_of_the_readme() -> None:
+    """On the site docs/index.md stands in its place, which has no such parts."""
+    for page in DOCS.rglob("*.md"):
+        assert "README.md#" not in page.read_text(), page.name
+
+
 def test_anchors_of_links_exist() -> None:
     missing = [
         f"{page.name}: {target}#{anchor}"
