@@ -210,5 +210,5 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert all((tmp_path / page / "index.html").exists() for page in pages - {"index"})
     assert (tmp_path / "repository" / "envoy" / "add-to-your-envoy.yaml").exists()
     # a step's commands belong to the step: what is not indented far enough ends the list
-    steps = (tmp_path / "ingress-envoy" / "index.html").read_text().partition("<ol>")[2]
-    assert "--diff" in steps.partition("</ol>")[0]
+    steps = (tmp_path / "ingress-envoy-gateway" / "index.html").read_text().partition("<ol>")[2]
+    assert "kubectl apply -k" in steps.partition("</ol>")[0]
