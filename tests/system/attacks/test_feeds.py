@@ -227,14 +227,18 @@ async def test_endless_stores_do_not_block_the_loop_while_prompts_are_looked_up(
                 async def flooded() -> bool:
                     return publisher.sent_bytes > (seed + 1) * MIB
 
+                async def looked_up() -> bool:
+                    tokens = (await victim.worker())["tokens"]
+                    return bool(tokens["without_evidence"] > 0)
+
                 for seed in range(20):  # each is looked up, and none is ever stored
                     text = f"{seed} " + "the quick brown fox " * 20
                     prompt = json.dumps({"model": "m", "prompt": text}).encode()
                     await victim.places(channel, "/v1/completions", prompt)
                     await until(flooded, "1 MiB of stores was sent")
-            tokens = (await victim.worker())["tokens"]
+                # the router may be behind: a look ends with the stores that it has read
+                await until(looked_up, "a look has ended", seconds=MARK_SECONDS, pause=0.2)
     with capsys.disabled():
-        print(f"\n{publisher.sent_bytes / MIB:.0f} MiB of stores, {server}: {harm}; {tokens}")
-    assert tokens["without_evidence"] > 0, tokens
+        print(f"\n{publisher.sent_bytes / MIB:.0f} MiB of stores, {server}: {harm}")
     assert harm.worst_held < MAX_HELD_SECONDS, harm
     assert harm.grown_bytes < MAX_GROWN_BYTES, harm
