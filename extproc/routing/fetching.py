@@ -9,11 +9,12 @@ only for what it does not hold itself, and for less than what it holds:
 
 in tokens that need not be computed, never below 0. The better of the two counts, with the weight
 that an uncached token has on an idle fleet: on a busy one these tokens would delay others, but a
-further copy of blocks takes the place of others. A pull counts only by the share by which the
-worker has less to do than all that hold as much: elsewhere, the copy would relieve nobody.
+further copy of blocks takes the place of others. Both count only by the share by which the worker
+has less to do than all that hold as much: elsewhere, the copy would relieve nobody.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -141,16 +142,24 @@ def lower_costs(
     """
     found: dict[str, Fetch] = {}
     weight = cost.affinity_percent / 100
-    for at, worker in enumerate(workers):
-        load = loads[at]
-        fetch = fetch_of(offers, worker.name, held(worker.name), load.slowness)
-        counted = fetch.value
+    rows = [(worker.name, loads[at], held(worker.name)) for at, worker in enumerate(workers)]
+    works = [work_of(load, cost.running_tokens) for _, load, _ in rows]
+    least: dict[int, float] = {}  # work of a worker that holds so many tokens
+    for at, (name, load, tokens) in enumerate(rows):
+        fetch = fetch_of(offers, name, tokens, load.slowness)
+        if fetch.value <= 0.0:
+            continue
         if fetch.peer is not None:
-            work = work_of(load, cost.running_tokens)
-            counted *= relief(offers.peers, fetch.peer.tokens, work)
-        if counted > 0.0:
-            credit = weight * counted * load.slowness
-            found[worker.name] = fetch._replace(credit=credit)
+            share = relief(offers.peers, fetch.peer.tokens, works[at])
+        else:
+            whole = tokens + fetch.tokens
+            if whole not in least:
+                holders = zip(rows, works, strict=True)
+                least[whole] = min([work for row, work in holders if row[2] >= whole], default=inf)
+            share = share_of_relief(least[whole], works[at])
+        if share > 0.0:
+            credit = weight * fetch.value * share * load.slowness
+            found[name] = fetch._replace(credit=credit)
             costs[at] -= credit
     return found
 
@@ -165,7 +174,14 @@ def relief(peers: Sequence[Peer], tokens: int, work: float) -> float:
 
     work: the worker's own.
     """
-    least = min(one.work for one in peers if one.tokens >= tokens)
+    return share_of_relief(min(one.work for one in peers if one.tokens >= tokens), work)
+
+
+def share_of_relief(least: float, work: float) -> float:
+    """Returns by which share work is less than the least of others; all of it if there are none.
+
+    least: of those, infinite if there are none.
+    """
     return max(0.0, 1.0 - work / least) if least > 0.0 else 0.0
 
 

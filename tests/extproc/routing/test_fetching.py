@@ -1,13 +1,15 @@
 """What workers could fetch of a prompt, and what that is worth."""
 
 from array import array
+from math import inf
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.decision import decide
+from extproc.config.schema import Cost
+from extproc.routing.decision import Decision, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.fetching import (
     MAX_PEERS,
@@ -19,12 +21,14 @@ from extproc.routing.fetching import (
     fetch_of,
     most_held,
     relief,
+    share_of_relief,
 )
 from extproc.routing.load import EndpointLoad, Loads
 from extproc.routing.query import Query, Snapshot
 from kvstate.overlap import Overlap, Prompt
 
 PREFILL = 8_000.0
+AFFINITY = Cost().affinity_percent / 100
 
 
 def peer(tokens: int, queued: float = 0.0, speed: float = 40_000.0, name: str = "p") -> Peer:
@@ -122,16 +126,21 @@ def test_holder_of_less_says_nothing_of_the_busy_holder_of_more() -> None:
 
 def decided(of: Offers | None, busy: int = 20) -> str:
     """The pick among a busy holder of 4,000 tokens and an idle worker."""
+    return decision(of, busy, 0).worker
+
+
+def decision(of: Offers | None, busy: int, own: int) -> Decision:
+    """The same for a worker that has so many requests of its own."""
     loads = Loads({"p:1": EndpointLoad(), "w:1": EndpointLoad()})
-    for _ in range(busy):
-        loads.begin("p:1", 100.0, 0.0)
+    for endpoint in ["p:1"] * busy + ["w:1"] * own:
+        loads.begin(endpoint, 100.0, 0.0)
     workers = [Candidate(name, f"{name}:1", transfer_port=5710) for name in "pw"]
     held = {"p": Overlap(16, (250, 0, 0, 0))}
     snapshot = Snapshot(workers, [held], loads.load, "cost", 0, offers=of)
     query = Query("m", [Prompt("m", array("I", range(4_100)))])
     made = decide(query, snapshot, 0.0, Random(0))
     assert set(made.basis.fetches) <= {"w"}
-    return made.worker
+    return made
 
 
 def test_idle_worker_that_can_fetch_is_picked_over_a_busy_holder() -> None:
@@ -150,13 +159,33 @@ def test_worker_that_is_as_busy_as_the_holder_pulls_nothing() -> None:
     assert decided(offers(peer(4_000)._replace(work=0.0)), busy=8) == "p"
 
 
+@given(st.integers(1, 12), st.integers(0, 14), st.integers(1, 5_000))
+def test_store_counts_by_how_much_less_a_worker_has_to_do_than_any_holder(
+    busy: int, own: int, tokens: int
+) -> None:
+    stored = StoredPrefix("s", tokens, 0.8, "w")
+    found = decision(Offers(PREFILL, stores=(stored,)), busy, own).basis.fetches
+    share = max(0.0, 1.0 - own / busy) if tokens <= 4_000 else 1.0  # nobody holds more
+    assert [one.credit for one in found.values()] == (
+        [pytest.approx(0.8 * tokens * share * AFFINITY)] if share else []
+    )
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_share_of_relief_is_between_nothing_and_all(least: float, work: float) -> None:
+    assert 0.0 <= share_of_relief(least, work) <= 1.0
+    assert share_of_relief(inf, work) == 1.0
+
+
 def test_worker_that_loads_from_a_store_computes_only_the_rest() -> None:
-    of = Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "w"),))
+    of = Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "wv"),))
     loads = Loads({"w:1": EndpointLoad()})
-    workers = [Candidate("w", "w:1")]
+    workers = [Candidate("w", "w:1"), Candidate("v", "v:1")]
     snapshot = Snapshot(workers, [{}], loads.load, "cost", 0, offers=of)
     query = Query("m", [Prompt("m", array("I", range(4_100)))])
-    assert decide(query, snapshot, 0.0, Random(0)).uncached_tokens == 100
+    made = decide(query, snapshot, 0.0, Random(0))
+    assert made.uncached_tokens == 100
+    assert set(made.basis.fetches) == {"w", "v"}
 
 
 def test_store_is_worth_less_to_a_worker_that_loaded_only_a_share() -> None:
