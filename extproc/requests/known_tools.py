@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
-# So many lists are known, and longer ones are read each time: at most tens of megabytes.
-MOST_LISTS = 64
+# So many lists are known. Longer ones, and those of more values, are read each time: a value of a
+# few bytes may take hundreds in memory.
+MOST_LISTS = 32
 MAX_BYTES = 128 * 1024
+MOST_MARKS = 8_192  # commas and opening brackets, also those in texts
 
 Tools = list[dict[str, Any]]
 
@@ -73,7 +75,14 @@ def read_tools(raw: msgspec.Raw) -> ToolList | None:
         msgspec.DecodeError: it is something else.
     """
     written = bytes(raw)
-    return _known(written) if len(written) <= MAX_BYTES else _read(written)
+    if len(written) > MAX_BYTES or not _has_few_values(written):
+        return _read(written)
+    return _known(written)
+
+
+@lru_cache(MOST_LISTS)
+def _has_few_values(written: bytes) -> bool:
+    return written.count(b",") + written.count(b"{") + written.count(b"[") <= MOST_MARKS
 
 
 def _read(written: bytes) -> ToolList | None:

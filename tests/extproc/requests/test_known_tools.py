@@ -1,6 +1,7 @@
 """Lists of tools by their bytes: read once, and the same as if they were read anew."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import NEWEST
-from extproc.requests.known_tools import MAX_BYTES, PrintedTool, Tools, read_tools
+from extproc.requests.known_tools import (
+    MAX_BYTES,
+    MOST_LISTS,
+    MOST_MARKS,
+    PrintedTool,
+    Tools,
+    read_tools,
+)
 from extproc.requests.prompt import Chat
 from extproc.requests.request import parse
 
@@ -53,6 +61,28 @@ def test_tools_that_cannot_be_printed_are_refused_each_time() -> None:
         assert known is not None
         with pytest.raises(RequestError, match="unsupported_tools"):
             known.printed("refusing", refuse)
+
+
+@pytest.mark.parametrize("item", [b"{}", b'{"function":{}}', b'{"function":{"a":[[],[],[]]}}'])
+def test_known_lists_take_some_tens_of_megabytes_at_the_worst(item: bytes) -> None:
+    marks = sum(map(item.count, (b",", b"{", b"["))) + 1
+    count = min(MAX_BYTES // (len(item) + 1), MOST_MARKS // marks) - 1
+    assert read_tools(msgspec.Raw(b"[]")) is read_tools(msgspec.Raw(b"[]"))
+    tracemalloc.start()
+    for number in range(4):
+        written = b" " * number + b"[" + b",".join([item] * count) + b"]"
+        known = read_tools(msgspec.Raw(written))
+        assert known is not None
+        assert known is read_tools(msgspec.Raw(written))
+        known.printed("test", lambda sent: [{"function": {}, **one} for one in sent])
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken / 4 * MOST_LISTS < 100_000_000
+
+
+def test_lists_of_many_values_are_not_kept() -> None:
+    many = msgspec.Raw(b"[" + b",".join([b"{}"] * MOST_MARKS) + b"]")
+    assert read_tools(many) is not read_tools(many)
 
 
 def test_null_is_no_list_and_long_lists_are_not_kept() -> None:
