@@ -41,8 +41,12 @@ def putting(owner: Owner, saved: SavedOwner, holding: Holding) -> Generator[None
         DamagedError: it cannot hold that; it holds nothing then.
     """
     yield from owner.forgetting()
+    waiting = []
+    for some in holding.orphans:
+        waiting.append(orphans_in(some))
+        yield
     if not (yield from owner.restoring(saved, holding.rows)):
         raise DamagedError("rows that cannot be used")
-    for some in holding.orphans:
-        owner.park(orphans_in(some))
+    for orphans in waiting:
+        owner.park(orphans)
         yield

@@ -40,7 +40,7 @@ RUN_WORK = 8_192
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 
 # The other process says something several times a second; if it does not for so many intervals, it
-# hangs. They are counted, so that a delay of this process's own loop is one of them at most.
+# hangs. They are counted, since this process's own loop may be late, too: a delay counts as one.
 SILENT_SECONDS, MAX_SILENT = 1.0, 3
 
 # Kinds of which number and stamp are those of the rank's last batch from then on.

@@ -27,7 +27,7 @@ a worker that any process listens to, the batches are passed on.
 import math
 import struct
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -234,6 +234,8 @@ def _tokens(_: type, data: Any) -> Tokens:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+Decoded = TypeVar("Decoded")
+
 _batch_decoder = msgspec.msgpack.Decoder(_TypedBatch)
 _decoders = [msgspec.msgpack.Decoder(kind, dec_hook=_tokens) for kind in _KINDS]
 
@@ -263,16 +265,20 @@ def typed_batch(payload: bytes) -> EventBatch:
     return EventBatch(batch.timestamp, events, batch.rank, batch.faults, batch.removal_lost)
 
 
+def _decoded(decoder: msgspec.msgpack.Decoder[Decoded], payload: bytes, what: str) -> Decoded:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DamagedError(f"{what} that cannot be read") from None
+
+
 def status_in(payload: bytes) -> RelayedStatus:
     """Decodes the state of a feed.
 
     Raises:
         DamagedError: it is none.
     """
-    try:
-        return _statuses.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DamagedError("a state of a feed that cannot be read") from None
+    return _decoded(_statuses, payload, "a state of a feed")
 
 
 def beginning_in(payload: bytes) -> Beginning:
@@ -281,10 +287,7 @@ def beginning_in(payload: bytes) -> Beginning:
     Raises:
         DamagedError: it is none.
     """
-    try:
-        return _beginnings.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DamagedError("a rank that cannot be read") from None
+    return _decoded(_beginnings, payload, "a rank")
 
 
 def store_beginning_in(payload: bytes) -> StoreBeginning:
@@ -293,10 +296,7 @@ def store_beginning_in(payload: bytes) -> StoreBeginning:
     Raises:
         DamagedError: it is none.
     """
-    try:
-        return _store_beginnings.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DamagedError("a store that cannot be read") from None
+    return _decoded(_store_beginnings, payload, "a store")
 
 
 def orphans_payload(orphans: list[Orphan]) -> bytes:
@@ -310,10 +310,7 @@ def orphans_in(payload: bytes) -> list[Orphan]:
     Raises:
         DamagedError: they are none.
     """
-    try:
-        return _orphans.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DamagedError("blocks that cannot be read") from None
+    return _decoded(_orphans, payload, "blocks")
 
 
 _statuses = msgspec.msgpack.Decoder(RelayedStatus)

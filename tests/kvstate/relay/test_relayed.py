@@ -9,6 +9,7 @@ from kvstate.errors import DamagedError
 from kvstate.events import finished
 from kvstate.feeds.feed import FeedState
 from kvstate.index import Index
+from kvstate.relay.holdings import Holding, copying, putting
 from kvstate.relay.records import NO_MARK, Beginning, Kind, Mark, Record, RelayedStatus
 from kvstate.relay.relayed import RelayedRank
 from kvstate.saved import SavedOwner
@@ -38,6 +39,18 @@ def test_rows_without_their_rank_are_refused(rank: RelayedRank) -> None:
 def test_changes_that_cannot_be_repeated_are_refused(rank: RelayedRank) -> None:
     with pytest.raises(DamagedError):
         take(rank, Kind.CHANGES, b"no changes")
+
+
+def test_waiting_blocks_that_cannot_be_read_are_refused_and_leave_nothing(
+    rank: RelayedRank,
+) -> None:
+    take(rank, Kind.BATCH, payload(0, block(1)))
+    holding = Holding([], [b"no blocks"])
+    saved = finished(copying(rank.owner, holding))
+    assert rank.owner.blocks == 1
+    with pytest.raises(DamagedError):
+        finished(putting(rank.owner, saved, holding))
+    assert rank.owner.blocks == 0
 
 
 def test_rows_that_cannot_be_used_are_refused_and_leave_nothing(rank: RelayedRank) -> None:
