@@ -44,6 +44,7 @@ CORE = {
     "extproc.config.schema",
     "extproc.config.rules",
     "extproc.config.fleet_rules",
+    "extproc.config.feature_doubts",
     "extproc.fleet.identity",
     "extproc.fleet.discovery.pods",
     "extproc.fleet.discovery.view",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from extproc.base import address, headers
+from extproc.config.feature_doubts import feature_doubts
 from extproc.config.fleet_rules import (
     AT_LEAST_ONE,
     address_fault,
@@ -455,19 +456,8 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
         *_missing(config, is_there),
         *_roles(config),
         *_open_fleet(config.sharing),
-        *_scattered_siblings(config),
+        *feature_doubts(config, is_there),
     ]
-
-
-def _scattered_siblings(config: Config) -> Iterator[str]:
-    """Yields why siblings would not stay together, although they should."""
-    policy, key = config.policy, "policy.cost.siblings_percent"
-    if not policy.cost.siblings_percent:
-        return
-    if policy.name != "cost":
-        yield f"{key}: changes nothing with policy.name {policy.name}"
-    if config.extproc.processes > 1:
-        yield f"{key}: siblings that reach several extproc.processes within moments may scatter"
 
 
 def _open_to_others(config: Config) -> Iterator[str]:

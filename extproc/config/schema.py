@@ -28,7 +28,7 @@ from extproc.config.sections import (
 )
 
 # Each value includes the ones before it.
-RESPONSES = ("none", "headers", "usage")
+*_, USAGE = RESPONSES = ("none", "headers", "usage")
 
 
 @dataclass(frozen=True, slots=True)

@@ -568,9 +568,13 @@ def _report_parts(made: Running) -> Iterator[Part]:
 
 
 def _deletion_cost_parts(made: Running) -> Iterator[Part]:
-    """Yields what tells Kubernetes which pods are missed least, if that is wanted."""
-    options = made.config.discovery.kubernetes
-    if options is not None and options.deletion_cost:
+    """Yields what tells Kubernetes which pods are missed least, if that is wanted.
+
+    Of several processes, which get equal parts of the requests, the first one tells it.
+    """
+    options, member = made.config.discovery.kubernetes, made.member
+    is_first = member is None or member.number == 0
+    if options is not None and options.deletion_cost and is_first:
         from extproc.fleet.discovery.deletion_costs import DeletionCosts
 
         costs = DeletionCosts(options, made.workers.states.saved_by_pod)

@@ -23,6 +23,7 @@ from extproc.base.errors import ExtraError, RequestError, StartError
 from extproc.commands.config_file import add_config, config_of
 from extproc.commands.doctor import (
     deletion_cost_visit,
+    features_visit,
     feed_visit,
     priority_visit,
     steering_visit,
@@ -164,7 +165,7 @@ async def examine(
     doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
     doubted += judge_secret(config)
     doubted += judge_ports(config, [found.worker for found in fleet])
-    doubted += judge_mounts(config)
+    doubted += judge_mounts(config, [found.worker.endpoint for found in fleet])
     doubted += [
         about.wrong("extra-missing", str(ExtraError(one.key, one.name)))
         for one in missing_extras(config, find_spec)
@@ -188,11 +189,12 @@ async def _visits(means: Means, fleet: Sequence[Sighting], at: str) -> list[Find
         envoy = start(f"envoy {at}", visit_envoy(means, fleet, at))
         sharing = start("sharing", visit_sharing(means.config, means.seconds))
         steering = start("steering", steering_visit.visit(means, at))
+        features = start("router", features_visit.visit(means))
         kubernetes = deletion_cost_visit.visit(means.config, means.seconds)
         deletion_cost = start("discovery kubernetes", kubernetes)
         workers = [group.create_task(_in_turn(means, one, turns, tellings)) for one in fleet]
     swapped = judge_swapped(tellings)
-    before = [envoy, sharing, deletion_cost, *workers]
+    before = [envoy, sharing, features, deletion_cost, *workers]
     return [*(one for part in before for one in part.result()), *swapped, *steering.result()]
 
 

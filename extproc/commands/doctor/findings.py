@@ -188,15 +188,30 @@ FAULTS = {
     "isolation-engine": Fault(
         "isolation", "update the engine, or name its model in `isolation.share`"
     ),
+    "isolation-header": Fault(
+        "isolation", "set `isolation.header` in a filter before ext_proc, or correct its name"
+    ),
     "isolation-store": Fault("isolation", "take the store away, or use one that keeps salts apart"),
     "pull-ports": Fault(
         "pulls", "give the workers that can pull from each other a `transfer_port`"
     ),
     "pull-engine": Fault("pulls", "leave `transfer_port` out: only vLLM's workers pull"),
+    "pull-unseen": Fault(
+        "pulls", "give the engines a p2p tier at `transfer_port`, and see their logs"
+    ),
     "store-worker": Fault("stores", "name the workers in `stores` as in `workers`"),
     "store-events": Fault("stores", "configure the worker's `events`"),
     "store-engine": Fault("stores", "leave the worker out of `stores[].workers`"),
     "store-media": Fault("stores", "leave out `stores[].media`, or the worker"),
+    "store-port": Fault("stores", "correct `stores[].zmq`, or turn the store's events on"),
+    "store-silent": Fault(
+        "stores",
+        "turn the store's events on as docs/stores.md says; after a start, wait until the workers"
+        " have stored something",
+    ),
+    "store-unread": Fault(
+        "stores", "see whether the engine mounts the store, and lower `stores[].worth_percent`"
+    ),
     "store-connector": Fault("stores", "leave the worker out of `stores[].workers`"),
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault(

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 
 from extproc.base.engine import VLLM, Engine
-from extproc.commands.doctor.findings import Finding, Subject
-from extproc.config.schema import Config, WorkerSettings
+from extproc.commands.doctor.findings import Finding, Subject, name_list
+from extproc.config.schema import Config, WorkerEvents, WorkerSettings
 from extproc.config.sections import StoreSettings
 
 CHECK = "stores"
@@ -18,16 +18,17 @@ def mounts(store: StoreSettings) -> Collection[str]:
     return store.workers or ()
 
 
-def judge_mounts(config: Config) -> Iterator[Finding]:
-    """Yields whether the workers that mount stores are there; nothing without stores."""
-    known = {worker.endpoint for worker in config.workers}
-    discovers = bool(config.discovery.file or config.discovery.dns or config.discovery.kubernetes)
+def judge_mounts(config: Config, workers: Collection[str]) -> Iterator[Finding]:
+    """Yields whether the workers that mount stores are there; nothing without stores.
+
+    workers: the endpoints of those that are configured or discovered.
+    """
     about = Subject("configuration")
     for store in config.stores:
-        missing = sorted(set(mounts(store)) - known)
-        if missing and not discovers:
-            words = ", ".join(missing)
-            yield about.wrong("store-worker", f"{store.name} names no worker: {words}")
+        missing = sorted(set(mounts(store)) - set(workers))
+        if missing:
+            says = f"{store.name} names workers that are not there: {name_list(missing)}"
+            yield about.wrong("store-worker", says)
         else:
             yield about.right(CHECK, f"{store.name} is configured")
 
@@ -44,13 +45,17 @@ def judge_publisher(
         return
     if worker.events is None:
         yield about.wrong("store-events", "it has no events, so nothing tells what it stores")
+    elif any(one.media or one.zmq for one in stores):
+        says = f"{engine or 'the engine'} tells of blocks that its store may have"
+        yield about.right(CHECK, says)
+    elif isinstance(worker.events, WorkerEvents) and worker.events.zmq is None:
+        yield about.wrong("store-events", "only its events over ZMQ would name a store's blocks")
     elif engine is None:
         yield about.note(CHECK, "not checked: the worker does not tell its engine and release")
-    elif any(one.media or one.zmq for one in stores):
-        yield about.right(CHECK, f"{engine} tells of blocks that its store may have")
     elif engine.name != VLLM or engine.release < FIRST_RELEASE:
         says = f"{engine} does not tell which blocks lie in a store: vLLM 0.26 is the first"
-        yield about.wrong("store-engine", says)
+        is_named = any(one.workers is not None for one in stores)
+        yield about.wrong("store-engine", says) if is_named else about.note(CHECK, says)
     else:
         says = f"{engine} tells of blocks in a store, whole with `self_describing_kv_events`"
         yield about.right(CHECK, says)

@@ -11,7 +11,6 @@ from extproc.config.rules import (
 from extproc.config.schema import (
     Admin,
     Config,
-    Cost,
     DiscoverySettings,
     DnsName,
     Envoy,
@@ -20,7 +19,6 @@ from extproc.config.schema import (
     Kubernetes,
     MetricsSettings,
     Model,
-    Policy,
     Tls,
     WorkerEvents,
     WorkerSettings,
@@ -432,27 +430,6 @@ def test_malformed_address_is_reported_once() -> None:
         "admin.listen: must be host:port, is 'x'",
         "envoy.router: must be host:port, is 'y'",
     ]
-
-
-@pytest.mark.parametrize(
-    ("percent", "policy", "processes", "words"),
-    [
-        (60, "cost", 1, []),
-        (0, "random", 2, []),
-        (60, "random", 1, ["changes nothing with policy.name random"]),
-        (60, "cost", 2, ["siblings that reach several extproc.processes"]),
-    ],
-)
-def test_siblings_that_would_scatter_are_doubted(
-    percent: int, policy: str, processes: int, words: list[str]
-) -> None:
-    rules_of = Policy(policy, cost=Cost(siblings_percent=percent))
-    parts = replace(ExtProc(), processes=processes)
-    models, workers = (Model("m"),), (WorkerSettings("a:1"),)
-    config = Config(models=models, workers=workers, policy=rules_of, extproc=parts)
-    found = doubts(config)
-    assert len(found) == len(words)
-    assert all(one in said for one, said in zip(words, found, strict=True))
 
 
 def doubts(config: Config, *there: str) -> list[str]:

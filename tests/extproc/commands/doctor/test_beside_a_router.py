@@ -1,16 +1,18 @@
 """The doctor next to a running router and Envoy."""
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from extproc.commands.doctor.doctor import examine
+from extproc.commands.doctor.feature_news import LEAST_REQUESTS
 from extproc.commands.doctor.findings import STEERING, Finding, Severity
 from extproc.config.reader import load
 from tests.extproc.commands.doctor.fleet import BRIEF, SECONDS
-from tests.system.system import System, chat, running
+from tests.system.system import System, chat, long_text, running
 
 
 async def feeds_of(system: System) -> list[dict[str, Any]]:
@@ -71,3 +73,23 @@ async def test_doctor_finds_a_router_that_hangs() -> None:
         one = await steering_of(system)
         system.router.send_signal(signal.SIGCONT)
         assert one.code == "router-down"
+
+
+async def test_doctor_finds_features_of_which_nothing_comes(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    tenants = {"header": "x-tenant", "secret_file": str(secret), "without_tenant": "common"}
+    classes = {"header": "x-class", "default": "a", "of": [{"name": "a"}, {"name": "b"}]}
+    changes = {
+        "isolation": tenants,
+        "policy": {"classes": classes},
+        "stores": [{"name": "s"}],
+    }
+    async with running(workers=1, changes=changes) as system:
+        for number in range(LEAST_REQUESTS):
+            await system.send(chat(long_text(str(number))))
+        config = load(str(system.config_file))
+        found = await examine(config, SECONDS, probes=False, bounds=BRIEF)
+    assert {"isolation-header", "store-silent"} <= {one.code for one in found}
+    assert any("x-class does not reach the router" in one.says for one in found)
+    assert any("all have the priority 0" in one.says for one in found)

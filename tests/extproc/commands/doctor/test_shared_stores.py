@@ -10,6 +10,7 @@ from extproc.config.sections import StoreSettings
 
 EVENTS = WorkerEvents(zmq="tcp://127.0.0.1:1")
 WORKER = WorkerSettings("a:1", events=EVENTS)
+OF_GRPC = WorkerSettings("a:1", events=WorkerEvents(grpc="127.0.0.1:1"))
 ALL, ONE, OTHER = (StoreSettings("s", workers) for workers in (None, ("a:1",), ("b:1",)))
 BY_MEDIUM = StoreSettings("s", ("a:1",), media=("CPU",))
 FOUND = DiscoverySettings(file="workers.yaml")
@@ -22,11 +23,12 @@ FOUND = DiscoverySettings(file="workers.yaml")
         (Config(workers=(WORKER,), stores=(ALL,)), [""]),
         (Config(workers=(WORKER,), stores=(ONE,)), [""]),
         (Config(workers=(WORKER,), stores=(OTHER,)), ["store-worker"]),
-        (Config(stores=(OTHER,), discovery=FOUND), [""]),
+        (Config(stores=(OTHER,), discovery=FOUND), ["store-worker"]),
     ],
 )
 def test_store_names_workers_that_are_there(config: Config, codes: list[str]) -> None:
-    assert [one.code for one in judge_mounts(config)] == codes
+    found = [one.code for one in judge_mounts(config, [one.endpoint for one in config.workers])]
+    assert found == codes
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,9 @@ def test_store_names_workers_that_are_there(config: Config, codes: list[str]) ->
         (ALL, WORKER, Engine("vllm", Release(0, 32)), [""]),
         (ONE, WORKER, Engine("vllm", Release(0, 25)), ["store-engine"]),
         (ONE, WORKER, Engine("sglang", Release(0, 5, 23)), ["store-engine"]),
+        (ALL, WORKER, Engine("sglang", Release(0, 5, 23)), [""]),
+        (ONE, OF_GRPC, Engine("vllm", Release(0, 32)), ["store-events"]),
+        (BY_MEDIUM, OF_GRPC, None, [""]),
         (ONE, WorkerSettings("a:1"), None, ["store-events"]),
         (BY_MEDIUM, WORKER, Engine("sglang", Release(0, 5, 23)), [""]),
     ],

@@ -1,0 +1,34 @@
+"""The doctor beside a running router whose features are configured, and get nothing."""
+
+import pytest
+
+from extproc.commands.doctor.features_visit import judge_port
+from extproc.commands.doctor.feed_visit import Greeting
+from extproc.commands.doctor.findings import Subject
+from extproc.config.sections import StoreSettings
+from tests.extproc.commands.doctor.fleet import codes_of, one_worker
+from tests.ports import free_port
+
+PUBLISHER = Greeting(mechanism="NULL", socket="PUB")
+
+
+@pytest.mark.parametrize(
+    ("look", "words"),
+    [
+        (PUBLISHER, "is a ZMQ publisher"),
+        (Greeting("Connection refused"), "Connection refused"),
+        (Greeting(), "does not speak ZMQ"),
+        (Greeting(mechanism="CURVE"), "requires ZMQ's CURVE"),
+        (Greeting(mechanism="NULL", socket="ROUTER"), "is a ROUTER socket"),
+    ],
+)
+def test_port_of_a_store_is_a_publishers(look: Greeting, words: str) -> None:
+    one = judge_port(Subject("store s"), "tcp://h:1", look)
+    assert words in one.says
+    assert (one.code == "store-port") == (look != PUBLISHER)
+
+
+async def test_store_whose_port_nobody_has_is_found() -> None:
+    async with one_worker() as (_, worker):
+        store = StoreSettings("s", (worker.endpoint,), zmq=f"tcp://127.0.0.1:{free_port()}")
+        assert "store-port" in await codes_of(worker, stores=(store,))
