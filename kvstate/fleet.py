@@ -8,13 +8,14 @@ from collections.abc import (
     Callable,
     Collection,
     Generator,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -39,8 +40,10 @@ from kvstate.relay.records import Beginning, Hello, StoreBeginning
 from kvstate.relay.relayed import RelayedFeed, RelayedRank
 from kvstate.relay.taps import Tap, Taps
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
-from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
+from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStoreRows
 from kvstate.stores import SharedBlocks, StoreRules, Stores
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -430,6 +433,41 @@ class FollowedWorkers:
         ranks = len(self._followed.get(owner.worker, ()))
         rank = SavedRank(owner.worker, identity, owner.model, owner.rank, ranks, at, made[0])
         return SavedRows(rank, rows) if rank.is_sound else None
+
+    async def saved_stores(self) -> AsyncIterator[SavedStoreRows]:
+        """Yields what is to be saved of every store, after the ranks: what these sent later is told
+        again. Pauses as `saved` does; meanwhile changes of the store wait.
+        """
+        if self._reading is not None:  # what other processes apply would be told to them alone
+            return
+        for steps in self.stores.saving(self._clock()):
+            async with self._unchanged:
+                yield await self._paused(steps)
+
+    async def restore_stores(self, saved: Iterable[SavedStoreRows]) -> None:
+        """Takes what was saved of stores, before any worker is followed."""
+        for one in saved:
+            name, why = one.store.store, self.stores.why_refused(one.store, self._clock())
+            if not why and not await self._paused(self.stores.restoring(one)):
+                why = "it is damaged"
+            if why:
+                log.warning("state: what was saved of store %s is not used: %s", name, why)
+
+    async def forget_lost_stores(self) -> None:
+        """Forgets the stores that cannot be proven any more."""
+        async with self._unchanged:
+            await self._paused(self.stores.forgetting())
+
+    async def _paused(self, steps: Generator[None, None, Result]) -> Result:
+        """Does steps with pauses, so that nothing waits for them; returns their result."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            if self._shared.turns.is_over():
+                await self._shared.turns.next()
 
     def restoration(self, worker: str) -> Restoration:
         """Returns whether what was restored of a worker is proven; of its ranks, the worst."""

@@ -1,4 +1,4 @@
-"""What is saved of one rank, to be certain of it again after a restart of the router.
+"""What is saved of a rank or a store, to know it again after a restart of the router.
 
 No tokens are saved, so no text of a prompt: of each block its engine hash, its key and its copies
 (`kvstate.core.Core.saved_rows`), and the ends of other attention groups by hash. Orphans, which
@@ -81,8 +81,38 @@ class SavedRank(msgspec.Struct, frozen=True, array_like=True):
         return is_sound and self.feed.is_sound
 
 
+class SavedStore(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks that a store has of one model, without their rows.
+
+    workers, media, max_age_seconds: how the store was configured (`kvstate.stores.StoreRules`).
+    publishers: the workers whose events may have changed it. swept_at: when its last age began, in
+    seconds since the epoch.
+    """
+
+    store: str
+    model: str
+    workers: tuple[str, ...] | None
+    media: tuple[str, ...]
+    max_age_seconds: float
+    publishers: tuple[str, ...]
+    swept_at: float
+    owner: SavedOwner
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there can be such a store."""
+        return bool(self.publishers) and isfinite(self.swept_at) and self.owner.blocks >= 0
+
+
 class SavedRows(msgspec.Struct, frozen=True):
     """A rank with its rows, in pieces of bytes."""
 
     rank: SavedRank
+    rows: list[bytes]
+
+
+class SavedStoreRows(msgspec.Struct, frozen=True):
+    """A store with its rows, in pieces of bytes."""
+
+    store: SavedStore
     rows: list[bytes]

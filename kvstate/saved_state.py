@@ -1,8 +1,8 @@
 """What a state file says: who wrote it, what its router held of each rank, and more by section.
 
-Sections: "about" first, then "rank" for each rank, directly followed by its "rows"; other packages
-add sections of their own, which are kept here as they are. One of an unknown name or version is
-skipped, with the rows that follow it.
+Sections: "about" first, then "rank" for each rank, directly followed by its "rows", then "store"
+for each store and model, with its "rows"; other packages add sections of their own, which are kept
+here as they are. One of an unknown name or version is skipped, with the rows that follow it.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from typing import TypeVar
 import msgspec
 
 from kvstate.errors import DamagedError
-from kvstate.saved import SavedRank, SavedRows
+from kvstate.saved import SavedRank, SavedRows, SavedStore, SavedStoreRows
 from kvstate.sections import Section, Writer, sections_in
 from kvstate.undecodable import UNDECODABLE
 
-ABOUT, RANK, ROWS = "about", "rank", "rows"
+ABOUT, RANK, ROWS, STORE = "about", "rank", "rows", "store"
 VERSION = 1  # of each of these sections
 
 # Caches do not live longer than this without a request; no file is used after it.
@@ -43,11 +43,13 @@ class StateHeader(msgspec.Struct, frozen=True, array_like=True):
 class SavedState:
     """What a state file says.
 
-    ranks: of each worker, by rank. others: the sections of other packages, by name.
+    ranks: of each worker, by rank. stores: by name and model. others: the sections of other
+    packages, by name.
     """
 
     about: StateHeader
     ranks: dict[str, dict[int, SavedRows]] = field(default_factory=dict)
+    stores: dict[tuple[str, str], SavedStoreRows] = field(default_factory=dict)
     others: dict[str, list[Section]] = field(default_factory=dict)
 
     @property
@@ -61,7 +63,7 @@ class SavedState:
         return sum(one.rank.owner.blocks for ranks in self.ranks.values() for one in ranks.values())
 
 
-_Contents = TypeVar("_Contents", StateHeader, SavedRank)
+_Contents = TypeVar("_Contents", StateHeader, SavedRank, SavedStore)
 
 
 def section_of(writer: Writer, about: StateHeader) -> bytes:
@@ -69,9 +71,14 @@ def section_of(writer: Writer, about: StateHeader) -> bytes:
     return writer.section(ABOUT, VERSION, msgspec.msgpack.encode(about))
 
 
-def sections_of(writer: Writer, saved: SavedRows) -> Iterator[bytes]:
-    """Yields the bytes of the sections of one rank."""
-    yield writer.section(RANK, VERSION, msgspec.msgpack.encode(saved.rank))
+def sections_of(writer: Writer, saved: SavedRows | SavedStoreRows) -> Iterator[bytes]:
+    """Yields the bytes of the sections of one rank or store."""
+    name, contents = (
+        (RANK, msgspec.msgpack.encode(saved.rank))
+        if isinstance(saved, SavedRows)
+        else (STORE, msgspec.msgpack.encode(saved.store))
+    )
+    yield writer.section(name, VERSION, contents)
     some: list[bytes] = []
     length = 0
     for rows in saved.rows:
@@ -123,7 +130,10 @@ def _fill(state: SavedState, sections: Iterator[Section]) -> None:
         if one.name == RANK and one.version == VERSION:
             rows = []
             _add(state, _decoded(one, SavedRank), rows)
-        elif one.name != RANK:
+        elif one.name == STORE and one.version == VERSION:
+            rows = []
+            _add_store(state, _decoded(one, SavedStore), rows)
+        elif one.name not in (RANK, STORE):
             kept = one._replace(contents=bytes(one.contents))
             state.others.setdefault(one.name, []).append(kept)
 
@@ -133,6 +143,13 @@ def _add(state: SavedState, rank: SavedRank, rows: list[bytes]) -> None:
     if not rank.is_sound or rank.rank in ranks:
         raise DamagedError("one of its ranks is not possible")
     ranks[rank.rank] = SavedRows(rank, rows)
+
+
+def _add_store(state: SavedState, store: SavedStore, rows: list[bytes]) -> None:
+    place = store.store, store.model
+    if not store.is_sound or place in state.stores:
+        raise DamagedError("one of its stores is not possible")
+    state.stores[place] = SavedStoreRows(store, rows)
 
 
 def _decoded(section: Section, kind: type[_Contents]) -> _Contents:

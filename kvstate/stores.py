@@ -6,9 +6,12 @@ publishes events of its own (`kvstate.pools`). These blocks are the store's: a r
 publisher removes them for all. Most stores tell of no removals, such as files that somebody else
 deletes; so blocks are forgotten some time after they were last stored, and none of them is ever
 certain.
+
+A restarted router begins with what was saved of a store, but credits nothing of it until each
+worker that may have changed it is proven to be the same, and what it sent meanwhile is applied.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,6 +19,7 @@ from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner
 from kvstate.pools import Pool
+from kvstate.saved import SavedStore, SavedStoreRows
 from kvstate.store_gate import StoreGate
 
 
@@ -36,6 +40,12 @@ class StoreRules(NamedTuple):
     workers: frozenset[str] | None = None
     max_age_seconds: float = 3_600.0
     media: frozenset[str] = frozenset()
+
+
+def _configured(rules: StoreRules) -> tuple[tuple[str, ...] | None, tuple[str, ...], float]:
+    """Returns what is compared of a store's configuration: workers, media, and its age."""
+    workers = None if rules.workers is None else tuple(sorted(rules.workers))
+    return workers, tuple(sorted(rules.media)), rules.max_age_seconds
 
 
 class StoredTokens(NamedTuple):
@@ -66,7 +76,10 @@ class Stores:
         self.gate = StoreGate()
         self._owners: dict[tuple[str, str], Owner] = {}  # by store and model
         self._ranks: dict[str, list[Owner]] = {}  # of workers, by name
-        self._swept_at: dict[tuple[str, str], float] = {}
+        self._swept_at: dict[tuple[str, str], float] = {}  # when their ages began
+        self._pooled: set[str] = set()  # names of those that publish events of their own
+        self._unproven: dict[tuple[str, str], set[str]] = {}  # workers that have not proven them
+        self._lost: set[tuple[str, str]] = set()  # cannot be proven any more
 
     def attach(self, worker: str, rank: Owner) -> None:
         """Has a rank's shared blocks belong to the store that its worker mounts, if any."""
@@ -83,6 +96,7 @@ class Stores:
 
     def pool(self, store: str) -> Pool:
         """Returns the sink of the events that a store publishes itself."""
+        self._pooled.add(store)
         return Pool(self._index.core, lambda: self._lenders(store), self.gate)
 
     def owner(self, store: str, model: str) -> Owner | None:
@@ -94,7 +108,9 @@ class Stores:
         """Returns the blocks of the stores that some workers mount, of their models."""
         owners = {rank.store for worker in workers for rank in self._ranks.get(worker, ())}
         return [
-            SharedBlocks(*place, owner) for place, owner in self._owners.items() if owner in owners
+            SharedBlocks(*place, owner)
+            for place, owner in self._owners.items()
+            if owner in owners and place not in self._unproven
         ]
 
     def _lenders(self, store: str) -> Iterator[tuple[Owner, list[Owner]]]:
@@ -109,6 +125,8 @@ class Stores:
         for owner in self._owners.values():
             self._index.remove(owner)
         self._owners.clear()
+        self._unproven.clear()
+        self._lost.clear()
 
     def mounted_by(self, worker: str) -> str | None:
         """Returns the store that a worker mounts; None if that is not known."""
@@ -125,7 +143,7 @@ class Stores:
         found = self._index.stored_tokens(prompt)
         for rules in self._rules:
             tokens = found.get(_holder(rules.name, prompt.model), 0)
-            if tokens:
+            if tokens and (rules.name, prompt.model) not in self._unproven:
                 yield StoredTokens(rules.name, tokens, self._workers(rules))
 
     def blocks(self) -> Iterator[tuple[str, int]]:
@@ -141,8 +159,87 @@ class Stores:
                 if place[0] != rules.name:
                     continue
                 if now - self._swept_at.setdefault(place, now) >= rules.max_age_seconds:
-                    self._swept_at[place] = now
+                    self._swept_at[place] += rules.max_age_seconds
                     yield owner
+
+    def saving(self, now: float) -> Iterator[Generator[None, None, SavedStoreRows]]:
+        """Yields what saves each store that can be proven later, in steps.
+
+        Not those that publish events of their own: what they removed meanwhile is never told.
+        """
+        for rules in self._rules:
+            for (name, model), owner in list(self._owners.items()):
+                is_unknown = (name, model) in self._unproven
+                if name == rules.name and name not in self._pooled and not is_unknown:
+                    yield self.gate.copying(self._saving(rules, model, owner, now))
+
+    def _saving(
+        self, rules: StoreRules, model: str, owner: Owner, now: float
+    ) -> Generator[None, None, SavedStoreRows]:
+        rows: list[bytes] = []
+        saved = yield from owner.saving(rows)
+        ranks = self._ranks.items()
+        publishers = {name for name, each in ranks if any(one.store is owner for one in each)}
+        head = SavedStore(
+            rules.name,
+            model,
+            *_configured(rules),
+            tuple(sorted(publishers | (rules.workers or set()))),
+            self._swept_at.get((rules.name, model), now),
+            saved,
+        )
+        return SavedStoreRows(head, rows)
+
+    def why_refused(self, saved: SavedStore, now: float) -> str:
+        """Returns why what was saved of a store is of no use here, "" if it is."""
+        rules = next((one for one in self._rules if one.name == saved.store), None)
+        if rules is None:
+            return "it is not configured any more"
+        if (saved.workers, saved.media, saved.max_age_seconds) != _configured(rules):
+            return "it is configured differently now"
+        if not 0.0 <= now - saved.swept_at < 2 * rules.max_age_seconds:
+            return "it is too old, or of another time"
+        return ""
+
+    def restoring(self, saved: SavedStoreRows) -> Generator[None, None, bool]:
+        """Takes what was saved of a store, in steps, before any worker is followed.
+
+        Returns whether it could. Nothing of it counts before all its publishers are proven.
+        """
+        head = saved.store
+        place, owner = (head.store, head.model), self._owner(head.store, head.model)
+        self._unproven[place] = set(head.publishers)
+        self._swept_at[place] = head.swept_at
+        is_whole = yield from self.gate.copying(owner.restoring(head.owner, saved.rows))
+        if not is_whole:
+            del self._unproven[place]
+        return is_whole
+
+    def note_proven(self, worker: str) -> None:
+        """Notes that a worker is the one that changed stores before a restart."""
+        for place, workers in list(self._unproven.items()):
+            workers.discard(worker)
+            if not workers and place not in self._lost:
+                del self._unproven[place]
+
+    def believe(self, store: str, model: str) -> None:
+        """Notes that a store has what it is now known to have, whatever was saved of it."""
+        self._unproven.pop((store, model), None)
+        self._lost.discard((store, model))
+
+    def note_lost(self, worker: str | None = None) -> None:
+        """Notes that a worker is another one now, or that all that are awaited do not come."""
+        for place, workers in self._unproven.items():
+            if worker is None or worker in workers:
+                self._lost.add(place)
+
+    def forgetting(self) -> Generator[None, None, None]:
+        """Forgets, in steps, the stores that cannot be proven any more."""
+        while self._lost:
+            place = next(iter(self._lost))
+            yield from self.gate.copying(self._owners[place].forgetting())
+            self._lost.discard(place)
+            self._unproven.pop(place, None)
 
     def _owner(self, store: str, model: str) -> Owner:
         place = store, model

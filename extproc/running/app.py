@@ -301,6 +301,7 @@ def parts_of(made: Running) -> list[Part]:
         _site_part(made, "metrics", _scraped(made), made.config.metrics.listen),
         *_joining_parts(made),
         *_standing_parts(made),
+        Part("stored blocks", made.restored.begin),
         Part("workers", workers.start, workers.close),
         *_store_parts(made),
         *_endpoint_file_parts(made),

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvstate.feeds.feed import Restoration
 from kvstate.fleet import FollowedWorkers
-from kvstate.saved import SavedRows
+from kvstate.saved import SavedRows, SavedStoreRows
 from kvstate.saved_state import SavedState
 from kvstate.sections import Section
 
@@ -75,6 +75,7 @@ class RestoredWorkers:
         self._proving_seconds = proving_seconds
         self._unclaimed: dict[str, dict[int, SavedRows]] = {}
         self._unproven: set[str] = set()
+        self._stores: list[SavedStoreRows] = []
         self._task: asyncio.Task[None] | None = None
         self.outcomes: Counter[Restoration] = Counter()
         fleet.take_saved = self.take
@@ -89,6 +90,7 @@ class RestoredWorkers:
         To be called before they are followed.
         """
         self._unclaimed |= state.ranks
+        self._stores += state.stores.values()
         for keeper in self._keepers:
             for section in state.others.get(keeper.section, ()):
                 _hand(keeper, section)
@@ -107,6 +109,11 @@ class RestoredWorkers:
         if taken:
             self._unproven.add(worker)
         return taken
+
+    async def begin(self) -> None:
+        """Has stores begin with what is known of them, before any worker is followed."""
+        stores, self._stores = self._stores, []
+        await self._fleet.restore_stores(stores)
 
     async def start(self, is_complete: Callable[[], bool] = lambda: True) -> None:
         """Waits a little until what was restored is certain, then goes on looking for the rest.
@@ -146,15 +153,21 @@ class RestoredWorkers:
                 continue
             self._unproven.discard(worker)
             self.outcomes[found] += 1
-            if found is Restoration.PROVEN:
-                for keeper in self._keepers:
-                    keeper.note_proven(worker)
+            if found is not Restoration.PROVEN:
+                self._fleet.stores.note_lost(worker)
+                continue
+            self._fleet.stores.note_proven(worker)
+            for keeper in self._keepers:
+                keeper.note_proven(worker)
 
     async def _look_for_late(self) -> None:
         until = asyncio.get_running_loop().time() + LATE_SECONDS
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(LOOK_LATE_SECONDS)
             self._look()
+            await self._fleet.forget_lost_stores()
+        self._fleet.stores.note_lost()
+        await self._fleet.forget_lost_stores()
         if self._unclaimed:
             log.info("state: %d of its workers are not in the fleet", len(self._unclaimed))
             self._unclaimed.clear()

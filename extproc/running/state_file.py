@@ -23,7 +23,7 @@ from extproc.running.restored_workers import Keeper, RestoredWorkers
 from kvstate.errors import DamagedError
 from kvstate.feeds.feed import Restoration
 from kvstate.fleet import FollowedWorkers
-from kvstate.saved import SavedRows
+from kvstate.saved import SavedRows, SavedStoreRows
 from kvstate.saved_state import SavedState, StateHeader, section_of, sections_of, state_in
 from kvstate.sections import Writer
 
@@ -163,6 +163,8 @@ class StateFile:
                     await asyncio.to_thread(file.write, section)
             async for saved in self._fleet.saved(lambda worker: self._identity(worker) or ""):
                 await asyncio.to_thread(_append, file, writer, saved)
+            async for stored in self._fleet.saved_stores():
+                await asyncio.to_thread(_append, file, writer, stored)
             return await asyncio.to_thread(_end, file, writer)
         finally:
             await asyncio.to_thread(file.close)
@@ -197,7 +199,7 @@ def _begin(file: BinaryIO, writer: Writer, about: StateHeader) -> None:
     file.write(section_of(writer, about))
 
 
-def _append(file: BinaryIO, writer: Writer, saved: SavedRows) -> None:
+def _append(file: BinaryIO, writer: Writer, saved: SavedRows | SavedStoreRows) -> None:
     file.writelines(sections_of(writer, saved))
 
 

@@ -17,6 +17,7 @@ from kvstate.events import BlocksRemoved, BlocksStored, finished
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tier
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
+from kvstate.saved import SavedStoreRows
 from kvstate.stores import StoreRules, Stores
 from kvstate.wire.zmq_wire import MAX_BLOCKS, shared_events
 from tests.kvstate.cores import needs_compiled_core
@@ -246,4 +247,133 @@ def test_store_holds_what_was_stored_since_it_was_last_removed(
     leading = next(count for count in range(9) if count not in held)
     assert sum(tokens for _, tokens, _ in fleet.stored(TOKENS)) == leading
     assert fleet.index.overlaps(Prompt("m", array("I", TOKENS))) == {}  # no worker's own
+    fleet.index.check()
+
+
+def saved_of(fleet: SharedFleet, now: float = 0.0) -> list[SavedStoreRows]:
+    return [finished(steps) for steps in fleet.stores.saving(now)]
+
+
+def begun_with(saved: list[SavedStoreRows], *rules: StoreRules) -> SharedFleet:
+    """The same fleet after a restart; nothing is proven yet."""
+    fleet = SharedFleet(*rules)
+    for one in saved:
+        assert finished(fleet.stores.restoring(one))
+    return fleet
+
+
+def test_saved_store_counts_once_all_that_may_have_changed_it_are_proven() -> None:
+    before = SharedFleet(StoreRules("s", frozenset("ab")))
+    before.apply("a", message(stored(range(4))))
+    after = begun_with(saved_of(before), StoreRules("s", frozenset("ab")))
+    after.stores.note_proven("a")
+    assert after.stored(TOKENS) == []
+    assert after.stores.of_workers("ab") == []  # nor is it passed on
+    assert saved_of(after) == []  # nor saved as if it were known
+    after.apply("b", message(removed(3)))
+    after.stores.note_proven("b")
+    assert after.stored(TOKENS) == [("s", 3, {"a", "b"})]
+    assert len(saved_of(after)) == 1
+
+
+def test_saved_store_is_forgotten_if_one_that_may_have_changed_it_is_another_one() -> None:
+    before = SharedFleet()
+    before.apply("a", message(stored(range(4))))
+    for lost in ("b", None):
+        after = begun_with(saved_of(before))
+        after.stores.note_lost(lost)
+        after.stores.note_proven("a")
+        after.stores.note_proven("b")
+        assert after.stored(TOKENS) == []
+        finished(after.stores.forgetting())
+        after.apply("a", message(stored(range(2))))
+        assert after.stored(TOKENS) == [("s", 2, {"a"})]
+        after.index.check()
+
+
+def test_store_that_is_told_of_by_another_process_needs_no_proof() -> None:
+    before = SharedFleet()
+    before.apply("a", message(stored(range(4))))
+    after = begun_with(saved_of(before))
+    after.stores.believe("s", "m")
+    after.apply("a", message(stored(range(4))))
+    assert after.stored(TOKENS) == [("s", 4, {"a"})]
+
+
+@pytest.mark.parametrize(
+    ("rules", "now", "why"),
+    [
+        (StoreRules("s", frozenset("a"), 100.0), 199.0, ""),
+        (StoreRules("s", frozenset("a"), 100.0), 200.0, "it is too old"),
+        (StoreRules("s", frozenset("a"), 100.0), -1.0, "it is too old"),
+        (StoreRules("t", frozenset("a"), 100.0), 0.0, "it is not configured"),
+        (StoreRules("s", frozenset("ab"), 100.0), 0.0, "it is configured differently"),
+        (StoreRules("s", None, 100.0), 0.0, "it is configured differently"),
+        (StoreRules("s", frozenset("a"), 99.0), 0.0, "it is configured differently"),
+        (StoreRules("s", frozenset("a"), 100.0, frozenset({"CPU"})), 0.0, "it is configured diff"),
+    ],
+)
+def test_store_of_another_configuration_is_refused(rules: StoreRules, now: float, why: str) -> None:
+    before = SharedFleet(StoreRules("s", frozenset("a"), 100.0))
+    before.apply("a", message(stored(range(4))))
+    (saved,) = saved_of(before)
+    assert saved.store.is_sound
+    refused = SharedFleet(rules).stores.why_refused(saved.store, now)
+    assert refused.startswith(why)
+    assert bool(refused) == bool(why)
+
+
+def test_store_that_publishes_events_itself_is_not_saved() -> None:
+    fleet = SharedFleet()
+    fleet.apply("a", message(stored(range(4))))
+    fleet.stores.pool("s")
+    assert saved_of(fleet) == []
+
+
+def test_saved_store_without_whole_rows_begins_with_nothing() -> None:
+    before = SharedFleet()
+    before.apply("a", message(stored(range(4))))
+    (saved,) = saved_of(before)
+    after = SharedFleet()
+    assert not finished(after.stores.restoring(SavedStoreRows(saved.store, [])))
+    after.apply("a", message(stored(range(2))))
+    assert after.stored(TOKENS) == [("s", 2, {"a"})]
+
+
+def test_ages_go_on_over_a_restart() -> None:
+    rules = StoreRules("s", frozenset("a"), 100.0)
+    before = SharedFleet(rules)
+    before.apply("a", message(stored(range(4))))
+    assert not list(before.stores.due(0.0))
+    after = begun_with(saved_of(before, 50.0), rules)
+    after.stores.note_proven("a")
+    held = []
+    for now in (90.0, 190.0, 205.0):  # the first age ended at 100, the second one ends at 200
+        for store in after.stores.due(now):
+            assert after.index.expire(store, 1_000_000)
+        held.append(sum(tokens for _, tokens, _ in after.stored(TOKENS)))
+    assert held == [4, 4, 0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(0, 7), st.integers(1, 8)),
+        max_size=12,
+    ),
+    st.integers(0, 12),
+)
+def test_restarted_router_knows_of_a_store_what_it_would_have_known(
+    steps: list[tuple[str, bool, int, int]], restart: int
+) -> None:
+    whole, fleet = SharedFleet(), SharedFleet()
+    for number, (name, stores, first, last) in enumerate(steps):
+        if number == restart:
+            fleet = begun_with(saved_of(fleet))
+        said = message(stored(range(last)) if stores else removed(first))
+        for one in (whole, fleet):
+            one.apply(name, said)
+    for name in "ab":
+        fleet.stores.note_proven(name)
+    told = [(store, tokens) for store, tokens, _ in fleet.stored(TOKENS)]
+    assert told == [(store, tokens) for store, tokens, _ in whole.stored(TOKENS)]
     fleet.index.check()

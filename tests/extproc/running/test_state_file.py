@@ -26,6 +26,7 @@ from kvstate.index import default_layout
 from kvstate.overlap import Overlap
 from kvstate.saved_state import MAX_AGE_SECONDS, SavedState, StateHeader, section_of
 from kvstate.sections import Section, Writer, sections_in
+from kvstate.stores import StoreRules
 from tests.kvstate.publishing import block, chain, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -34,6 +35,7 @@ SECRET = 0x0123_4567_89AB_CDEF
 LAYOUT = default_layout()
 NOW = 1_700_000_000.0
 ABOUT = StateHeader(LAYOUT, "1.0", NOW, SECRET)
+STORE = StoreRules("pool", frozenset("w"), media=frozenset({"CPU"}))
 
 
 class Note:
@@ -57,10 +59,20 @@ class Note:
         self.proven.append(worker)
 
 
+def batch(number: int) -> bytes:
+    """A block that its worker stores, and puts into the store that it mounts."""
+    own = block(number + 1, number or None)
+    return payload(number, own, [*own, None, "CPU"])
+
+
+def stored(fleet: FollowedWorkers) -> list[int]:
+    """How many tokens of the chain are known to be in the store; empty if that does not count."""
+    return [one.tokens for one in fleet.stores.stored(chain(20))]
+
+
 def publisher(first: int, last: int) -> MemoryTransport:
-    """A publisher whose buffer has these batches; batch n stores block n + 1."""
-    numbers = range(first, last + 1)
-    made = MemoryTransport({n: payload(n, block(n + 1, n or None)) for n in numbers})
+    """A publisher whose buffer has these batches; batch n stores block n + 1, also in STORE."""
+    made = MemoryTransport({n: batch(n) for n in range(first, last + 1)})
     made.put(Connected())
     return made
 
@@ -86,15 +98,20 @@ class Memory(NamedTuple):
 
 @asynccontextmanager
 async def router(
-    path: Path, state: SavedState | None, note: Note | None = None
+    path: Path,
+    state: SavedState | None,
+    note: Note | None = None,
+    store: StoreRules = STORE,
 ) -> AsyncIterator[tuple[FollowedWorkers, Memory]]:
     """A router's caches with their state file, not started yet."""
-    fleet = FollowedWorkers(SECRET if state is None else state.about.secret, lambda: NOW)
+    secret = SECRET if state is None else state.about.secret
+    fleet = FollowedWorkers(secret, lambda: NOW, stores=[store])
     about = msgspec.structs.replace(ABOUT, secret=fleet.secret)
     keepers = [] if note is None else [note]
     restored = RestoredWorkers(fleet, engine, keepers)
     if state is not None:
         restored.add(state)
+    await restored.begin()
     file = StateFile(str(path), 60.0, fleet, lambda: about, engine, keepers)
     yield fleet, Memory(restored, file)
     await fleet.close()
@@ -131,6 +148,36 @@ async def test_restarted_router_is_certain_before_it_serves(path: Path) -> None:
         assert memory.file.bytes == path.stat().st_size > 0
 
 
+async def test_restarted_router_knows_what_is_in_a_store(path: Path) -> None:
+    await written(path)
+    async with router(path, read(str(path), LAYOUT, NOW)) as (fleet, memory):
+        assert stored(fleet) == []
+        fleet.add("w", "m", [publisher(5, 7)])
+        await memory.start()
+        assert stored(fleet) == [8]
+        await memory.close()
+
+
+async def test_store_whose_publisher_was_restarted_is_forgotten(path: Path) -> None:
+    await written(path)
+    async with router(path, read(str(path), LAYOUT, NOW)) as (fleet, memory):
+        fleet.add("w", "m", [publisher(0, 2)])
+        await memory.start()
+        assert stored(fleet) == []
+        await until(lambda: dict(fleet.stores.blocks()) == {"pool": 0})
+        await memory.close()
+
+
+async def test_store_that_is_configured_differently_begins_empty(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await written(path)
+    other = STORE._replace(max_age_seconds=1.0)
+    async with router(path, read(str(path), LAYOUT, NOW), store=other) as (fleet, _):
+        assert dict(fleet.stores.blocks()) == {"pool": 0}
+    assert "store pool is not used: it is configured differently now" in caplog.text
+
+
 class PausingPublisher(MemoryTransport):
     """Pauses in its replays after the first batch, until `goes_on` is set."""
 
@@ -163,7 +210,7 @@ async def test_worker_that_has_not_proven_it_yet_delays_no_start_for_long(path: 
     await written(path)
     state, note = read(str(path), LAYOUT, NOW), Note()
     async with router(path, state, note) as (fleet, memory):
-        late = MemoryTransport({5: payload(5, block(6, 5))})
+        late = MemoryTransport({5: batch(5)})
         fleet.add("w", "m", [late])
         await memory.start()
         assert fleet.overlaps(chain(20)) == {"w": Overlap(1, uncertain=6)}
@@ -319,6 +366,7 @@ async def begins_clean(path: Path, data: bytes) -> None:
         await asyncio.wait_for(memory.start(), 10)
         await until(lambda: fleet.state("w") is FeedState.LIVE)
         assert fleet.overlaps(chain(20)) == {"w": Overlap(1, (3, 0, 0, 0))}
+        assert stored(fleet) in ([], [3])
         await memory.close()
 
 
@@ -376,7 +424,7 @@ def test_files_with_any_damaged_field_begin_clean(whole: Path) -> None:
     before = whole.read_bytes()
     tried = Counter[str]()
     for at, section in enumerate(sections_in(before)):
-        if section.name not in ("about", "rank"):
+        if section.name not in ("about", "rank", "store"):
             continue
         tree = msgspec.msgpack.decode(section.contents)
         for path in paths_in(tree):
@@ -386,6 +434,7 @@ def test_files_with_any_damaged_field_begin_clean(whole: Path) -> None:
                 tried[section.name] += 1
     assert tried["about"] == 4 * len(VALUES)
     assert tried["rank"] > 20 * len(VALUES)
+    assert tried["store"] > 10 * len(VALUES)
 
 
 def paths_in(tree: list[object], path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
