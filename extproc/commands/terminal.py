@@ -98,6 +98,8 @@ def _reason_sentence(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
         "approximate_overlap": f"it was sent {first['approximate_tokens']} {whole} before",
         "nothing_cached": f"no worker holds any {whole}, and it has the least load",
     }
+    if told.get("loads") and reason == "nothing_cached":
+        return f"it holds none {whole}, and can load from a store"
     if reason.startswith("policy_"):
         return f"the policy {reason.removeprefix('policy_')} chose it, and it ignores caches"
     return words.get(reason) or f"{plain(told['decided'])}; the tokens are not known ({reason})"
@@ -111,7 +113,8 @@ def _other_workers(told: Mapping[str, Any]) -> str:
         said += f" {who} computes the prompt: {plain(prefill['why'])}."
     if source is not None:
         said += f" It pulls {source['tokens']} tokens from {plain(source['endpoint'])}."
-    return said
+    loads = plain(told.get("loads") or "")  # routers of earlier releases do not say it
+    return f"{said} {loads[:1].upper()}{loads[1:]}." if loads else said
 
 
 def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
@@ -127,12 +130,14 @@ def _candidate(one: Mapping[str, Any], place: int | None, look: Look) -> Row:
     patience = 0.0 if terms is None else terms["patience"]
     notes += [f"{crowding:.0f} more for the conversations there"] if crowding else []
     notes += [f"{patience:.0f} more queued, which it does not mind"] if patience else []
+    fetched = 0.0 if terms is None else terms.get("fetched", 0.0)
+    notes += [f"computes {fetched:.0f} less, as it would fetch blocks"] if fetched else []
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
     notes += [f"{tokens} {kind}" for kind, tokens in kinds.items() if tokens]
     numbers = ["-"] * 4
     if terms is not None and not one["excluded"]:
         queued = terms["queued"] - patience
-        costs = (terms["uncached"] - terms["session"], queued, terms["running"])
+        costs = (terms["uncached"] - terms["session"] - fetched, queued, terms["running"])
         numbers = [f"{number:.0f}" for number in (*costs, one["cost"])]
     held = str(one["overlap_tokens"])
     row = [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]

@@ -65,6 +65,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "session": _session_worker(decision),
         "why": reason_sentence(decision),
         "prefill": _prefill(decision),
+        "loads": loading_sentence(decision),
         "source": None if decision.source is None else decision.source._asdict(),
         "media": _media(decision.basis.media),
     }
@@ -217,9 +218,20 @@ def _reason(decision: Decision) -> str:
         words += f"; {_who_computes(decision.split)}"
     if decision.source is not None:
         words += f"; it pulls {decision.source.tokens} tokens from {decision.source.endpoint}"
+    words += "".join([f"; {said}" for said in (loading_sentence(decision),) if said])
     if basis.prompt_tokens:
         return words
     return f"{words}; without tokens ({decision.reason}), so {decided(decision)}"
+
+
+def loading_sentence(decision: Decision) -> str:
+    """Returns what the pick would load from a store, in words; "" if that did not count."""
+    fetch = decision.basis.fetches.get(decision.worker)
+    if fetch is None or not fetch.store or not decision.pick:
+        return ""
+    lately = "" if round(fetch.share, 2) >= 1 else f", of which it loaded {fetch.share:.0%} lately"
+    less = f"{fetch.credit:.0f} tokens of work less"
+    return f"it would load {fetch.tokens} tokens from the store {fetch.store}{lately}: {less}"
 
 
 def _belongs(decision: Decision) -> str:

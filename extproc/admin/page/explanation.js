@@ -64,6 +64,7 @@ function because(told, first) {
     case "approximate_overlap":
       return `requests with the same prefix were sent there: ${count(first.approximate_tokens)} of the ${whole} are probably in its cache.`;
     case "nothing_cached":
+      if (told.loads) return `it holds none of the ${whole}, and can load from a store.`;
       return `no worker holds its prefix (${whole}), and this one had the least load.`;
     default:
       if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, and it ignores caches.`;
@@ -100,6 +101,9 @@ function computing({ prefill }) {
 
 const pulling = ({ source }) => (source ? ` It pulls ${plural(source.tokens, "token")} from ${named(source.endpoint)}.` : "");
 
+// What the pick would load from a store: the router's own words.
+const loading = ({ loads }) => (loads ? ` ${loads[0].toUpperCase()}${loads.slice(1)}.` : "");
+
 // How many of a request's images and the like are known, if it has any.
 function seen({ media }) {
   if (!media) return "";
@@ -112,7 +116,7 @@ export function sentence(told, subject) {
   const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.name), " because ");
-  where.append(because(told, first), others(told, first), computing(told), pulling(told), seen(told));
+  where.append(because(told, first), others(told, first), computing(told), pulling(told), loading(told), seen(told));
   if (told.steered === false) where.append(" It is not steered, so the proxy chooses.");
   if (told.served && told.served === first.endpoint) where.append(" It answered.");
   else if (told.served) where.append(told.steered === false ? " " : " But ", strong(named(told.served)), " answered.");
@@ -144,12 +148,13 @@ const TITLES = {
 const FACTORS = "Slowness: how long the worker takes for a token, against the configured speed; it is learned from its events and answers, and below 1 is faster. Weight: what a token to compute counts against one that waits; it grows with the load (policy.cost.affinity_percent and busy_affinity_percent).";
 
 // How the cost of computing comes about, where it is not the number of tokens itself.
-function computed({ uncached_tokens: tokens, slowness, uncached, session }) {
+function computed({ uncached_tokens: tokens, slowness, uncached, session, fetched }) {
   const weight = tokens > 0 && slowness > 0 ? uncached / (tokens * slowness) : 1;
   const factors = [[slowness, "slowness"], [weight, "weight"]].filter(([factor]) => Math.abs(factor - 1) >= 0.005);
   const parts = [];
   if (tokens > 0 && factors.length) parts.push([plural(Math.round(tokens), "token"), ...factors.map(([factor, name]) => `${factor.toFixed(2)} ${name}`)].join(" × "));
   if (session >= 0.5) parts.push(`less ${count(session)} for its conversation`);
+  if (fetched >= 0.5) parts.push(`less ${count(fetched)} for blocks that it would fetch`);
   return parts.length ? make("small", { class: "factors", title: FACTORS }, parts.join(", ")) : null;
 }
 
@@ -163,7 +168,7 @@ function row(told, one, most) {
   else if (!one.sampled) name.append(make("small", {}, "not compared: not in the random sample"));
   const able = !one.excluded && one.cost !== null;
   const terms = one.cost_terms ?? {};
-  const own = Math.max(0, (terms.uncached ?? 0) - (terms.session ?? 0));
+  const own = Math.max(0, (terms.uncached ?? 0) - (terms.session ?? 0) - (terms.fetched ?? 0));
   const crowd = terms.conversations ? make("small", {}, `${count(terms.conversations)} more for the conversations there`) : null;
   const queued = Math.max(0, (terms.queued ?? 0) - (terms.patience ?? 0));
   const parts = [["data-term", "compute", own], ["data-term", "queued", queued], ["data-term", "running", terms.running]];

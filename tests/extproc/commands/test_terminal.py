@@ -177,6 +177,16 @@ def test_explained_names_prefill_worker_and_source() -> None:
     assert sentence.endswith(". The same worker computes the prompt: it is idle.")
 
 
+def test_explained_says_what_the_pick_would_load_from_a_store() -> None:
+    loads = "it would load 900 tokens from the store s: 400 tokens of work less"
+    one = candidate("a")
+    one["cost_terms"] = one["cost_terms"] | {"fetched": 400.0}
+    lines = explained(answer(one, loads=loads, reason="nothing_cached"))
+    assert "it holds none of the" in lines[0]
+    assert lines[0].endswith(f". I{loads[1:]}.")
+    assert lines[3].endswith("computes 400 less, as it would fetch blocks")
+
+
 def test_explained_shows_a_few_of_many_candidates() -> None:
     many = [candidate(f"w{number}") for number in range(MAX_CANDIDATES + 5)]
     lines = explained(answer(*many))

@@ -12,6 +12,7 @@ from extproc.routing.claim_table import ClaimTable, Holdings
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.explain import decided_by, explanation, reason_sentence
+from extproc.routing.fetching import Offers, StoredPrefix
 from extproc.routing.homes import Homes, end_of
 from extproc.routing.load import Load, LoadSample
 from extproc.routing.query import Media, MediaItem, Query, Snapshot
@@ -98,6 +99,7 @@ def test_explanation_holds_every_term_of_every_cost() -> None:
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
         " cost 270 tokens of work",
         "prefill": None,
+        "loads": "",
         "source": None,
         "media": None,
     }
@@ -286,3 +288,22 @@ def test_explanation_says_that_only_one_worker_can_continue_a_response() -> None
     assert (made.pick, decided_by(made)) == (("b:1",), "response")
     assert "; its previous response is at b:1; " in reason_sentence(made)
     assert reason_sentence(made).endswith("so only the worker that keeps the response can go on")
+
+
+@pytest.mark.parametrize(
+    ("shares", "lately"), [({}, ""), ({"b": 0.5}, ", of which it loaded 50% lately")]
+)
+def test_reason_names_the_store_from_which_the_pick_would_load(
+    shares: dict[str, float], lately: str
+) -> None:
+    stored = StoredPrefix("s", 90, 1.0, "b", shares)
+
+    def load(endpoint: str, _: float) -> Load:
+        return Load(9, 500.0) if endpoint == "a:1" else Load()
+
+    made = decision(load_of=load, offers=Offers(8_000.0, stores=(stored,)))
+    shown = explanation(made, str)
+    credit = shown["candidates"][1]["cost_terms"]["fetched"]
+    said = f"it would load 90 tokens from the store s{lately}: {credit:.0f} tokens of work less"
+    assert (shown["pick"][0], shown["loads"]) == ("b:1", said)
+    assert shown["why"].endswith(f"; {said}")
