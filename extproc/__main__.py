@@ -251,8 +251,11 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     """Adds the options of the commands that ask the admin server of a running router."""
     explain, top, report = made["explain"], made["top"], made["report"]
     explain.description = (
-        "Shows where a request would go, and why. Reads the request's JSON body from standard"
-        " input; nothing is sent to a worker."
+        "Shows where a request would go, and why. Reads the request's JSON body from a file or from"
+        " standard input; nothing is sent to a worker."
+    )
+    explain.add_argument(
+        "file", nargs="?", metavar="FILE", help="the request's body, instead of standard input"
     )
     for asks in (explain, top):
         asks.add_argument(
@@ -527,20 +530,38 @@ def _explain(arguments: argparse.Namespace) -> int:
     for name in ("request_id", "trace_id"):
         if value := getattr(arguments, name):
             return _show_explanation(arguments, find_decision(arguments.admin, name, value))
-    if sys.stdin.isatty():
-        print("reads a request's body, as JSON, from standard input", file=sys.stderr)
+    source = arguments.file or "standard input"
     try:
-        text = sys.stdin.read()
-        if not text.strip():
-            raise ValueError("it is empty; `docker exec` and `docker run` need -i to pass it on")
-        body = json.loads(text)
+        body = json.loads(_body_text(arguments.file))
     except (ValueError, RecursionError) as error:
-        print(f"kvsteer: explain: standard input is not JSON: {error}", file=sys.stderr)
+        print(f"kvsteer: explain: {source} is not JSON: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"kvsteer: explain: {source}: {error.strerror}", file=sys.stderr)
         return 2
     # a complete envelope is accepted, so that recorded ones can be piped in
     asked = {"path": arguments.path, "headers": dict(arguments.header), "body": body}
     envelope = body if _is_envelope(body) else asked
     return _show_explanation(arguments, ask("explain", arguments.admin, "/explain", envelope))
+
+
+def _body_text(file: str | None) -> str:
+    """Returns the text of a request's body: the file's, or that of standard input.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the text is empty, or is not UTF-8.
+    """
+    if file:
+        from pathlib import Path
+
+        return Path(file).read_text(encoding="utf-8")
+    if sys.stdin.isatty():
+        print("reads a request's body, as JSON, from standard input", file=sys.stderr)
+    text = sys.stdin.read()
+    if not text.strip():
+        raise ValueError("it is empty; `docker exec` and `docker run` need -i to pass it on")
+    return text
 
 
 def _show_explanation(arguments: argparse.Namespace, told: "Mapping[str, Any]") -> int:

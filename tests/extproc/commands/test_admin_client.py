@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -205,6 +206,29 @@ def test_explain_sends_the_headers_of_the_request(answers: str) -> None:
     )
     sent = json.loads(explained.stdout)
     assert sent["headers"] == {"x-tenant": "a:b", "x-class": "batch"}
+
+
+def test_explain_takes_the_request_from_a_file(
+    answers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "request.json").write_text('{"model": "m"}')
+    assert main(["explain", "--admin", answers, "--json", f"{tmp_path}/request.json"]) == 0
+    assert json.loads(capsys.readouterr().out)["body"] == {"model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(None, "No such file or directory"), (b"{", "is not JSON: "), (b"\xff", "is not JSON: ")],
+)
+def test_explain_names_the_file_that_it_cannot_use(
+    content: bytes | None, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "request.json"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["explain", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert (told.startswith(f"kvsteer: explain: {file}"), fault in told) == (True, True), told
 
 
 @pytest.mark.parametrize("header", ["x-tenant", ":a"])
