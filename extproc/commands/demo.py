@@ -23,6 +23,7 @@ import yaml
 
 from extproc.base.errors import StartError
 from extproc.commands.demo_workload import POLICY_HEADER, compare, judge
+from extproc.commands.port_holder import holder_of
 from extproc.config.reader import load
 from extproc.config.schema import Config, WorkerEvents, WorkerSettings
 from extproc.running import event_loop
@@ -68,14 +69,22 @@ class DemoProcess:
     """One process of the demo; keeps its last lines of output for an error message.
 
     pid: of the process that was started last. decisions: whether to print the decisions that it
-    logs from now on. comes_back: whether the demo continues without it, and restarts it.
+    logs from now on. comes_back: whether the demo continues without it, and restarts it. ports: on
+    which it listens.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], *, decisions: bool, comes_back: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        decisions: bool,
+        comes_back: bool = False,
+        ports: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.comes_back = comes_back
+        self.ports = ports
         self._command = command
         self.decisions = decisions
         self._lines: deque[str] = deque(maxlen=8)
@@ -217,7 +226,9 @@ async def running(workers: int, port: int) -> AsyncIterator[DemoPlaces]:
         config = load(str(config_file))
         envoy_file.write_text(render(config))
         serve = [*KVSTEER, "serve", "--config", str(config_file)]
-        router = DemoProcess("router", serve, decisions=False, comes_back=True)
+        router = DemoProcess(
+            "router", serve, decisions=False, comes_back=True, ports=_router_ports(config)
+        )
         proxy = [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]
         simulated = [_worker(worker) for worker in config.workers]
         parts = [*simulated, router, DemoProcess("envoy", proxy, decisions=False)]
@@ -244,7 +255,14 @@ def _envoy() -> tuple[str, Callable[[Config], str]]:
 
 def _worker(worker: WorkerSettings) -> DemoProcess:
     name = f"worker {worker.endpoint}"
-    return DemoProcess(name, worker_command(worker), decisions=False, comes_back=True)
+    command, port = worker_command(worker), int(worker.endpoint.rpartition(":")[2])
+    return DemoProcess(name, command, decisions=False, comes_back=True, ports=[port])
+
+
+def _router_ports(config: Config) -> list[int]:
+    """Returns the ports on which the demo's router listens."""
+    servers = (config.extproc, config.admin, config.metrics)
+    return [int(server.listen.rpartition(":")[2]) for server in servers]
 
 
 def worker_command(worker: WorkerSettings) -> list[str]:
@@ -379,8 +397,34 @@ async def _watch(part: DemoProcess, again_seconds: float) -> NoReturn:
             raise StartError(f"demo: {end}")
         print(f"{end}\n  it restarts in {again_seconds:g} s", flush=True)
         await asyncio.sleep(again_seconds)
+        await _await_ports(part, again_seconds)
         await part.start()
         print(f"{part.name} has restarted as process {part.pid}", flush=True)
+
+
+async def _await_ports(part: DemoProcess, pause_seconds: float) -> None:
+    """Waits until nobody listens on the ports of a part that has ended; says once who does."""
+    is_said = False
+    while held := [port for port in part.ports if _bind_fault(port)]:
+        if not is_said:
+            holder = holder_of(held[0])
+            ends = f"; `kill {holder.pid}` ends it" if holder else ""
+            told = f"{holder or 'another process'} listens on 127.0.0.1:{held[0]}{ends}"
+            print(f"  {part.name} waits, since {told}", flush=True)
+            is_said = True
+        await asyncio.sleep(pause_seconds)
+
+
+def _bind_fault(port: int) -> str:
+    """Returns why nobody can listen on a loopback port now, "" if one can."""
+    with socket.socket() as probe:
+        # connections that are closing do no harm
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
 
 
 async def ready(
@@ -458,9 +502,12 @@ class Ports:
         """
         reason = self._fault(port)
         if reason:
-            raise StartError(
-                f"demo: cannot listen on 127.0.0.1:{port}: {reason}; choose another with --port"
-            )
+            words = f"demo: cannot listen on 127.0.0.1:{port}: {reason}"
+            if holder := holder_of(port):
+                words += f": {holder} listens there; end it (`kill {holder.pid}`), or"
+            else:
+                words += ";"
+            raise StartError(f"{words} choose another with --port")
 
     def free(self, usual: int) -> int:
         """Takes the usual port, or another one if that is in use.
@@ -481,17 +528,14 @@ class Ports:
         """Tries to take a port; returns why it is not available, "" if it was taken."""
         if port in self._used:
             return "this demo has it"
-        with socket.socket() as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # connections that are closing do no harm
-            try:
-                fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-                probe.bind(("127.0.0.1", port))
-            except BlockingIOError:
-                return "another demo has it"
-            except OSError as error:
-                return error.strerror or str(error)
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except BlockingIOError:
+            return "another demo has it"
+        except OSError as error:
+            return error.strerror or str(error)
+        if fault := _bind_fault(port):
+            return fault
         self._used.add(port)
         return ""
 

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -6,7 +7,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,57 @@ async def test_keep_running_reports_and_restarts_an_ended_worker(
     told = capsys.readouterr().out
     assert "worker a ended with 1\n  killed\n  it restarts in 0.01 s\n" in told
     assert "worker a has restarted" in told
+
+
+async def test_restart_waits_until_the_port_is_free_and_says_once_who_has_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = free_port()
+    once = f"import os; os.mkdir('{tmp_path}/' + str(os.getpid())); exit('killed')"
+    command = [sys.executable, "-c", once]
+    part = DemoProcess("router", command, decisions=False, comes_back=True, ports=[port])
+    async with started(part), _listening(port) as other:
+        keeping = asyncio.create_task(keep_running([part], again_seconds=0.01))
+        said = [capsys.readouterr().out]
+        while "waits" not in "".join(said):
+            await asyncio.sleep(0.005)
+            said.append(capsys.readouterr().out)
+        assert _count_in(tmp_path) == 1
+        other.terminate()
+        await until(lambda: _count_in(tmp_path) > 1 or keeping.done(), "it restarted")
+        keeping.cancel()
+        await asyncio.wait([keeping])
+    told = "".join([*said, capsys.readouterr().out])
+    assert told.count("waits") == 1
+    assert f"\n  router waits, since process {other.pid} (" in told
+    assert f"listens on 127.0.0.1:{port}; `kill {other.pid}` ends it\n" in told
+
+
+@contextlib.asynccontextmanager
+async def _listening(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Another process that listens on a port."""
+    listens = f"import socket; s = socket.create_server(('127.0.0.1', {port})); print(flush=True)"
+    command = [sys.executable, "-c", f"{listens}; import time; time.sleep(1000)"]
+    other = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    assert other.stdout is not None
+    await other.stdout.readline()
+    try:
+        yield other
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            other.kill()
+        await other.communicate()
+
+
+async def test_port_that_is_taken_is_refused_with_the_process_that_has_it() -> None:
+    port = free_port()
+    async with _listening(port) as other:
+        with Ports() as ports, pytest.raises(StartError) as refused:
+            ports.take(port)
+    told = str(refused.value)
+    start = f"demo: cannot listen on 127.0.0.1:{port}: Address already in use: process {other.pid} "
+    assert told.startswith(start)
+    assert told.endswith(f"end it (`kill {other.pid}`), or choose another with --port")
 
 
 async def _output_of(*words: str) -> tuple[int | None, str]:
