@@ -28,7 +28,7 @@ PACKAGES = {
         "@anthropic-ai/claude-code", "2.1.197", "@anthropic-ai/claude-code-*/claude"
     ),
     "codex": Package("@openai/codex", "0.169.0", ".bin/codex"),
-    "opencode": Package("opencode-ai", "1.18.33", ".bin/opencode"),
+    "opencode": Package("opencode-ai", "1.18.33", "opencode-*/bin/opencode"),
     "qwen-code": Package("@qwen-code/qwen-code", "0.15.10", ".bin/qwen"),
 }
 

@@ -28,8 +28,13 @@ class Stays(NamedTuple):
 
 async def all_converse(url: str, folder: Path, count: int) -> list[Session]:
     """Runs this many conversations of each client, all at once."""
-    asked = [converse(client, number, url, folder) for client in STARTS for number in range(count)]
-    return await asyncio.gather(*asked)
+    async with asyncio.TaskGroup() as group:  # ends the others if one fails
+        asked = [
+            group.create_task(converse(client, number, url, folder))
+            for client in STARTS
+            for number in range(count)
+        ]
+    return [one.result() for one in asked]
 
 
 def conversations(fronts: Sequence[Front]) -> Conversations:
