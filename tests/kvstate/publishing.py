@@ -6,7 +6,7 @@ import msgspec
 
 from kvstate.overlap import Prompt, Tokens
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 def payload(number: int, *events: Any, life: int = 0) -> bytes:

@@ -20,7 +20,7 @@ from aiohttp import web
 from extproc.__main__ import main
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 LISTENING = re.compile(r"kvsteer bridge: serving SubscribeKvEvents on 127\.0\.0\.1:(\d+)\n")
 NOT_SERVING = b"\x08\x02"
 SERVING = b"\x08\x01"

@@ -31,7 +31,7 @@ KINDS = ("echo", "twice", "silent", "wait", "wrong")
 STREAMS = 2
 PIECE = 7
 WHOLE_WINDOW = 2**20
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Answering(Asking):

@@ -32,7 +32,7 @@ from tests.extproc.sharing.routers import WORKERS
 from tests.waiting import until
 
 A, B = WORKERS
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 class Fleet:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -96,17 +97,15 @@ async def test_idle_worker_loads_from_a_store_what_a_busy_one_computed(
         await master.tell("stored", hashes)
 
         async def is_offered() -> bool:
-            return (await offered(system))[idle] is not None
+            found = (await offered(system))[idle]
+            return found is not None and found["from"] == "pool" and found["tokens"] > 100
 
-        await until(is_offered, "the store's blocks are known")
-        found = (await offered(system))[idle]
-        assert (found["from"], found["tokens"] > 100) == ("pool", True)
-        assert await system.metric(BLOCKS) == len(hashes)
+        async def knows(blocks: int) -> bool:
+            return await system.metric(BLOCKS) == blocks
+
+        await until(is_offered, "the store's blocks are offered")
+        await until(partial(knows, len(hashes)), "all are known")
         assert (await system.send(BODY))[:2] == (200, idle)
         await master.tell("removed", hashes[:1])
-
-        async def is_removed() -> bool:
-            return await system.metric(BLOCKS) == len(hashes) - 1
-
-        await until(is_removed, "the first block is removed")
+        await until(partial(knows, len(hashes) - 1), "the first block is removed")
         running_one.cancel()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from extproc.fleet.discovery.view import Sighting, Source, SourceReport, View
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class Seen:
