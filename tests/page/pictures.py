@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,43 +36,61 @@ WORKERS: dict[str, Any] = {
 }
 RULES = {MESSAGES: prose(1_500, "messages"), RESPONSES: prose(1_200, "responses")}
 
-DESKTOP, PHONE, REPORT = (1280, 1240), (360, 1400), (1200, 1250)
+# The width and the height of each picture.
+PAGES = {"page-desktop": (1280, 1240), "page-phone": (360, 1400)}
+REPORT = {"report": (1200, 1250)}
 SCHEMES = {"light": "", "dark": "-dark"}
 
 
-def main(folder: Path) -> None:
+def names() -> list[str]:
+    """The files that are made."""
+    return [f"{name}{suffix}.png" for name in PAGES | REPORT for suffix in SCHEMES.values()]
+
+
+def main(
+    folder: Path, steps: Sequence[tuple[int, float]] = STEPS, think_seconds: float = THINK_SECONDS
+) -> None:
     """Sends the traffic, and takes the pictures."""
     fleet = running(workers=3, changes=CHANGES, **WORKERS)
     with in_background(fleet) as system, running_browser() as browser:
-        numbers = itertools.count()
-        for percent, seconds in STEPS:
+        traffic = _Traffic(system.it, think_seconds)
+        for percent, seconds in steps:
             system.do(steer(system.it, percent))
-            system.do(_work(system.it, seconds, numbers))
+            system.do(traffic.work(seconds))
         print(system.do(report_of(system.it)), flush=True)
-        system.do(_work(system.it, 2, numbers))  # the last decisions are of agents, whole turns
+        system.do(traffic.work(2))  # the last decisions are of agents, whole turns
         for scheme, suffix in SCHEMES.items():
             browser.prefer(prefers_color_scheme=scheme)
-            _take_page(browser, system, DESKTOP, folder / f"page-desktop{suffix}.png")
-            _take_page(browser, system, PHONE, folder / f"page-phone{suffix}.png")
-            _take_report(browser, system, folder / f"report{suffix}.png")
+            for name, size in PAGES.items():
+                _take_page(browser, system, size, folder / f"{name}{suffix}.png")
+            for name, size in REPORT.items():
+                _take_report(browser, system, size, folder / f"{name}{suffix}.png")
 
 
-async def _work(system: System, seconds: float, numbers: "itertools.count[int]") -> None:
-    """Lets agents work for some time; their last conversations end with all their turns."""
-    until = time.monotonic() + seconds
+class _Traffic:
+    """Agents, each conversation with a number of its own; they pause before each turn."""
 
-    async def works() -> None:
+    def __init__(self, system: System, think_seconds: float) -> None:
+        self._system = system
+        self._think_seconds = think_seconds
+        self._numbers = itertools.count()
+
+    async def work(self, seconds: float) -> None:
+        """Lets agents work for some time; their last conversations end with all their turns."""
+        until = time.monotonic() + seconds
+        await asyncio.gather(*(self._converse_until(until) for _ in range(AGENTS)))
+
+    async def _converse_until(self, until: float) -> None:
         while time.monotonic() < until:
-            number = next(numbers)
+            number = next(self._numbers)
             path = (MESSAGES, RESPONSES)[number % 2]
             asks = f"Task {number}: list the files. {prose(80, number)}"
             agent, rng = Agent(path, RULES[path], asks), Random(number)
             for turn in range(TURNS):
                 text, result = prose(40, (number, turn)), prose(160, (turn, number))
-                await agent.turn(system.session, system.envoy, f"And then? {text}", result)
-                await asyncio.sleep(rng.expovariate(1 / THINK_SECONDS))
-
-    await asyncio.gather(*(works() for _ in range(AGENTS)))
+                asked = f"And then? {text}"
+                await agent.turn(self._system.session, self._system.envoy, asked, result)
+                await asyncio.sleep(rng.expovariate(1 / self._think_seconds))
 
 
 def _take_page(
@@ -85,10 +104,12 @@ def _take_page(
     to.write_bytes(browser.picture(*size))
 
 
-def _take_report(browser: Browser, system: Background[System], to: Path) -> None:
-    browser.size(REPORT[0], 1000)
+def _take_report(
+    browser: Browser, system: Background[System], size: tuple[int, int], to: Path
+) -> None:
+    browser.size(size[0], 1000)
     browser.driver.get(f"{system.it.admin}/report")
-    to.write_bytes(browser.picture(*REPORT))
+    to.write_bytes(browser.picture(*size))
 
 
 if __name__ == "__main__":
