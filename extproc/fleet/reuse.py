@@ -17,8 +17,8 @@ from kvstate.reuse import NO_RULES, ReuseRules
 log = logging.getLogger("kvsteer.workers")
 
 # vLLM announces the removal of each copy of a block up to this release (block_pool.py, 0.9 to
-# 0.32); changes under discussion announce only that of the last one (vllm#55092).
-LAST_WITH_EACH_COPY = Release(0, 32, 999)
+# 0.33); changes under discussion announce only that of the last one (vllm#55092).
+LAST_WITH_EACH_COPY = Release(0, 33, 999)
 
 # Why a worker's credit is uncertain whatever its outcomes are.
 SILENT = "SGLang announces no removals of windows and states"

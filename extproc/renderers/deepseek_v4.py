@@ -1,9 +1,10 @@
 """The prompts of DeepSeek V4 and V4.1.
 
 Source: behaviour of vLLM 0.32.0 (tokenizers/deepseek_v4.py, deepseek_v4_encoding.py, and the same
-for v41). Results of tools are part of the user's turn, in the order of their calls. Thinking is on
-unless `thinking`, `enable_thinking` or the effort `none` says otherwise. Without tools, what the
-model thought before the last question is left out, so a prompt need not begin with the one before.
+for v41), and of 0.33.0 where they differ. Results of tools are part of the user's turn, in the
+order of their calls. Thinking is on unless `thinking`, `enable_thinking` or the effort `none` says
+otherwise. Without tools, what the model thought before the last question is left out, so a prompt
+need not begin with the one before.
 """
 
 import json
@@ -30,9 +31,10 @@ from extproc.renderers.deepseek import (
     schemas,
     written_calls,
 )
-from extproc.renderers.render_input import RenderInput, render_input
+from extproc.renderers.render_input import RenderInput, dialect_of, render_input
 from extproc.renderers.segments import ControlMarks
 from extproc.requests.chat_request import Messages, in_parts
+from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import Chat
 
 _V4_EFFORTS = {
@@ -64,6 +66,9 @@ _V41_EFFORTS = {"low": 50, "high": 75, "xhigh": 75, "max": 100}
 _V41_MOST_EFFORT = 100
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
+
+# Whether a turn of the user has nothing but results of tools.
+_ONLY_RESULTS = "only_results"
 
 # Fields of a message by which a client would change more than its text.
 _V41_FIELDS = ("content_blocks", "mask", "prefix", "response_format", "task", "tools", "wo_eos")
@@ -145,9 +150,10 @@ class DeepSeekV4:
         if tools and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": ""}, *messages]
         turns = _merged(messages)
+        rules = dialect_of(chat)
         if is_on and not keeps:
-            turns = self._without_developers(turns)
-        thinking = _Thinking(is_on, keeps, self._last_asking(turns))
+            turns = self._without_developers(turns, rules)
+        thinking = _Thinking(is_on, keeps, self._last_asking(turns, rules))
         pieces = self._pieces(turns, thinking, tools)
         beginning = self._beginning(turns, effort if is_on else "")
         return "".join([BOS, beginning, *pieces]), told.forms
@@ -172,12 +178,13 @@ class DeepSeekV4:
         """Returns what precedes the first turn."""
         return effort if turns else ""
 
-    def _last_asking(self, turns: Messages) -> int:
+    def _last_asking(self, turns: Messages, rules: Dialect) -> int:
+        del rules  # all releases do the same
         return last_asking(turns)
 
-    def _without_developers(self, turns: Messages) -> list[dict[str, Any]]:
+    def _without_developers(self, turns: Messages, rules: Dialect) -> list[dict[str, Any]]:
         """Returns the turns without developers' ones before the last question."""
-        last = self._last_asking(turns)
+        last = self._last_asking(turns, rules)
         return [
             turn for place, turn in enumerate(turns) if place >= last or turn["role"] != "developer"
         ]
@@ -259,11 +266,12 @@ class DeepSeekV41(DeepSeekV4):
         opens = bool(turns) and (bool(effort) or turns[0]["role"] == "system")
         return (SYSTEM if opens else "") + super()._beginning(turns, effort)
 
-    def _last_asking(self, turns: Messages) -> int:
+    def _last_asking(self, turns: Messages, rules: Dialect) -> int:
         places = (
             place
             for place in reversed(range(len(turns)))
             if turns[place]["role"] in ASKING or (place and turns[place]["role"] == "system")
+            if rules.results_are_questions or not turns[place].get(_ONLY_RESULTS)
         )
         return next(places, -1)
 
@@ -344,5 +352,7 @@ def _end_turn(turns: list[dict[str, Any]], blocks: list[_Block], order: dict[str
         results.sort(key=lambda block: order.get(block.call or "", 0))
         ordered = iter(results)
         blocks[:] = [block if block.call is None else next(ordered) for block in blocks]
-    turns.append({"role": "user", "content": "\n\n".join([block.text for block in blocks])})
+    text = "\n\n".join([block.text for block in blocks])
+    only_results = all(block.call is not None for block in blocks)
+    turns.append({"role": "user", "content": text, _ONLY_RESULTS: only_results})
     blocks.clear()

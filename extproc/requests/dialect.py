@@ -4,7 +4,7 @@ A dialect holds only rules on which releases differ; what all of them do alike i
 Where a request comes under such a rule, its prompt is of a form of its own
 (`extproc.requests.prompt`), which counts as certain only once it is proved for a worker.
 
-Sources: vLLM 0.10.2, 0.14.1, 0.19.1, 0.24.0 to 0.32.0 (chat_utils.py, renderers/hf.py,
+Sources: vLLM 0.10.2, 0.14.1, 0.19.1, 0.24.0 to 0.33.0 (chat_utils.py, renderers/hf.py,
 anthropic/serving.py, openai/responses/utils.py and protocol.py, tool_parsers/utils.py). SGLang has
 conversions of its own, and a table of its own (`sglang_rules`).
 """
@@ -50,6 +50,7 @@ class Format(Enum):
 
     OLDEST = "oldest"
     NEWER = "newer"
+    RECENT = "recent"
     NEWEST = "newest"
 
 
@@ -86,6 +87,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
     takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
+    results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
     sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
     worker was started with another template, or with arguments for it, so that no conversation is
     keyed.
@@ -110,6 +112,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     takes_custom_tools: bool = True
     keeps_tools_for_none: bool = True
     takes_mistral: bool = True
+    results_are_questions: bool = False
     is_foreign: bool = False
     has_own_template: bool = False
     sglang: SglangRules | None = None
@@ -128,7 +131,10 @@ class _Range(NamedTuple):
     dialect: Dialect
 
 
-_VLLM_032 = Dialect("vLLM 0.32")
+_VLLM_033 = Dialect("vLLM 0.33")
+_VLLM_032 = msgspec.structs.replace(
+    _VLLM_033, name="vLLM 0.32", format=Format.RECENT, results_are_questions=True
+)
 _VLLM_031 = msgspec.structs.replace(
     _VLLM_032, name="vLLM 0.31", drops_billing_line=False, takes_custom_tools=False
 )
@@ -176,7 +182,7 @@ _VLLM_OLD = msgspec.structs.replace(
     takes_mistral=False,
 )
 
-NEWEST = _VLLM_032
+NEWEST = _VLLM_033
 _SGLANG_OLD = Dialect("SGLang before 0.5.9", is_foreign=True)
 _SGLANG_OWN = Dialect(
     "SGLang with a template or parsers of its own", is_foreign=True, has_own_template=True
@@ -198,6 +204,7 @@ _RANGES: Sequence[_Range] = (
     _Range(VLLM, Release(0, 30), _VLLM_030),
     _Range(VLLM, Release(0, 31), _VLLM_031),
     _Range(VLLM, Release(0, 32), _VLLM_032),
+    _Range(VLLM, Release(0, 33), _VLLM_033),
 )
 
 _ORDER = [one.dialect for one in _RANGES]

@@ -8,7 +8,7 @@ Source: transformers' continue_final_message: 4.57.1 and 5.23.0 append a tag and
 searches for the message's text. They agree unless a template changes or repeats it.
 
 Templates expect message contents as text or as parts. vLLM finds out which from the template's
-syntax tree. Source: its detection in 0.10.2 to 0.19.1, 0.24.0 and 0.32.0.
+syntax tree. Source: its detection in 0.10.2 to 0.19.1, 0.24.0, 0.32.0 and 0.33.0.
 
 Templates run in a sandbox with limits. It offers what the transformers library (4.55 to 5.23)
 offers. A template is code from the model's files, and its input comes from clients: a loop that is
@@ -18,7 +18,7 @@ single operations are bounded, see `bounds`.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
@@ -128,13 +128,18 @@ class _UntrackedError(Exception):
 
 def content_formats(tree: nodes.Template) -> dict[Format, bool]:
     """Returns the formats that releases detect: True for parts, False for text."""
-    rules = {Format.OLDEST: _oldest, Format.NEWER: _newer, Format.NEWEST: _newest}
-    return {name: _finds_parts(rule, tree) for name, rule in rules.items()}
+    rules = {Format.OLDEST: _oldest, Format.NEWER: _newer, Format.RECENT: _newest}
+    found = {name: _finds_parts(rule, tree, _aliases) for name, rule in rules.items()}
+    return {**found, Format.NEWEST: _finds_parts(_newest, tree, _aliases_in_namespaces)}
 
 
-def _finds_parts(rule: Callable[[nodes.Template, set[str]], bool], tree: nodes.Template) -> bool:
+def _finds_parts(
+    rule: Callable[[nodes.Template, set[str]], bool],
+    tree: nodes.Template,
+    aliases: Callable[[nodes.Template, str], set[str]],
+) -> bool:
     try:
-        return rule(tree, _loop_names(tree, _aliases(tree, "messages")))
+        return rule(tree, _loop_names(tree, aliases(tree, "messages")))
     except _UntrackedError:
         return False
 
@@ -191,6 +196,33 @@ def _aliases(tree: nodes.Template, name: str) -> set[str]:
     return known
 
 
+def _aliases_in_namespaces(tree: nodes.Template, name: str) -> set[str]:
+    """Does the same from 0.33 on, which tracks what is kept in a namespace, too.
+
+    Such an alias is written as in the template, `namespace.attribute`.
+    """
+    known = {name}
+    pending = [name]
+    while pending:
+        source = pending.pop()
+        for assignment in tree.find_all(nodes.Assign):
+            found = set(_targets(assignment.target, assignment.node, source)) - known
+            known |= found
+            pending += found
+    return known
+
+
+def _targets(target: nodes.Node, value: nodes.Node, source: str) -> Iterator[str]:
+    """Yields the names that an assignment gives to a source."""
+    match target, value:
+        case nodes.Name(name=owner), nodes.Call(node=nodes.Name(name="namespace")):
+            yield from (f"{owner}.{one.key}" for one in value.kwargs if _reads(one.value, source))
+        case nodes.Name(name=name), _ if _reads(value, source):
+            yield name
+        case nodes.NSRef(name=owner, attr=attribute), _ if _reads(value, source):
+            yield f"{owner}.{attribute}"
+
+
 def _loop_names(tree: nodes.Template, sources: set[str]) -> set[str]:
     """Returns the names that loops over these sources give to an item."""
     return {
@@ -233,6 +265,11 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
                 node = node.node
             case _:
                 return False
+    owner, _, attribute = name.rpartition(".")
+    if owner:  # it is kept in a namespace
+        if not isinstance(node, nodes.Getattr) or node.attr != attribute:
+            return False
+        node, name = node.node, owner
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 

@@ -420,7 +420,7 @@ class _ReportedServerInfo(msgspec.Struct):
 def judge_draft(about: Subject, metrics: bytes) -> Iterator[Finding]:
     """Yields a note if an engine drafts tokens. metrics: vLLM's answer to /metrics, or b""."""
     if identity.drafts_in_metrics(metrics):
-        says = "it drafts: with EAGLE or MTP it computes the last cached block of each prompt again"
+        says = "it drafts: with EAGLE or MTP it may compute the last cached block of a prompt again"
         yield about.note("attention", f"{says}, which the router learns from its answers")
 
 

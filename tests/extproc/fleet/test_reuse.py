@@ -180,8 +180,8 @@ async def test_sglang_hybrids_are_never_certain(tmp_path: Path, kind: str, *, si
         (None, NO_RULES),
         (Engine("sglang", Release(0, 5, 23)), NO_RULES),
         (Engine("vllm", Release(0, 22)), ReuseRules(announces_copies=True)),
-        (Engine("vllm", Release(0, 32, 1)), ReuseRules(announces_copies=True)),
-        (Engine("vllm", Release(0, 33)), NO_RULES),
+        (Engine("vllm", Release(0, 33, 1)), ReuseRules(announces_copies=True)),
+        (Engine("vllm", Release(0, 34)), NO_RULES),
     ],
 )
 def test_rules_by_release(engine: Engine | None, rules: ReuseRules) -> None:

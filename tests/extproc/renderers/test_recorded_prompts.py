@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
+from extproc.base.engine import VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.renderers.deepseek_v4 import DeepSeekV4, DeepSeekV41
 from extproc.renderers.deepseek_v32 import DeepSeekV32
 from extproc.renderers.harmony import CONTROLS, Harmony
 from extproc.renderers.renderer import Renderer
-from extproc.requests.dialect import NEWEST
+from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import Chat
 from extproc.requests.request import parse
 
 RECORDING = Path(__file__).with_name("vllm_0.32.0_rendered_in_code.jsonl")
 LINES = [json.loads(line) for line in RECORDING.read_text().splitlines()]
+RECORDED = dialect_of(Engine(VLLM, Release(0, 32)))
 NAMES = {number: name for name, number in CONTROLS.items()}
 
 RENDERERS: Mapping[str, Renderer] = {
@@ -37,8 +39,8 @@ RENDERERS: Mapping[str, Renderer] = {
 UNKEYED = {"unsupported_tools", "unsupported_tool_arguments", "unsupported_items"}
 
 
-def chat_of(path: str, body: dict[str, Any]) -> Chat:
-    (prompt,) = parse(path, json.dumps(body).encode(), lambda _: NEWEST).prompts
+def chat_of(path: str, body: dict[str, Any], dialect: Dialect | None = NEWEST) -> Chat:
+    (prompt,) = parse(path, json.dumps(body).encode(), lambda _: dialect).prompts
     assert isinstance(prompt, Chat)
     return prompt
 
@@ -61,7 +63,7 @@ def test_prompts_are_those_of_the_engine(model: str) -> None:
         if expected is None:
             continue
         try:
-            found = text_of(RENDERERS[model], chat_of(line["path"], line["body"]))
+            found = text_of(RENDERERS[model], chat_of(line["path"], line["body"], RECORDED))
         except RequestError as error:
             unkeyed.append(error.reason)
             continue

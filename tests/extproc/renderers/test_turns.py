@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.engine import SGLANG, Engine, Release
+from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.renderers.harmony import Harmony, has_certain_date
 from extproc.renderers.renderer import Renderer
@@ -73,6 +73,20 @@ def test_thought_before_the_last_question_is_kept_only_with_tools(
 ) -> None:
     turn = {"role": "assistant", "content": "It is.", "reasoning": "a thought"}
     assert ("a thought" in prompt(model, [USER, turn, USER], **body)) == keeps
+
+
+@pytest.mark.parametrize(
+    ("release", "keeps"), [(Release(0, 32), False), (Release(0, 33), True)], ids=str
+)
+def test_results_of_tools_are_a_question_until_vllm_0_32(release: Release, *, keeps: bool) -> None:
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    turn = {"role": "assistant", "content": "", "reasoning": "a thought", "tool_calls": [call]}
+    messages = [USER, turn, {"role": "tool", "tool_call_id": "c", "content": "x"}]
+    renderer, dialect = RENDERERS["deepseek-v4.1"], dialect_of(Engine(VLLM, release))
+    text = text_of(renderer, chat_of(CHAT, {"messages": messages}, dialect))
+    assert ("a thought" in text) == keeps
+    asked = text_of(renderer, chat_of(CHAT, {"messages": [*messages, USER]}, dialect))
+    assert "a thought" not in asked
 
 
 @pytest.mark.parametrize(

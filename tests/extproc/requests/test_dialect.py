@@ -51,9 +51,10 @@ def test_ranges_of_an_engine_begin_with_its_first_release_and_rise() -> None:
         (19, InlineSystem.REFUSED, Reasoning.ONLY_REASONING, Effort.PASSED, Format.OLDEST),
         (24, InlineSystem.MERGED, Reasoning.RENAMED, Effort.SWITCHES, Format.NEWER),
         (28, InlineSystem.MERGED, Reasoning.RENAMED, Effort.SWITCHES, Format.NEWER),
-        (30, InlineSystem.MERGED, Reasoning.RENAMED, Effort.SWITCHES, Format.NEWEST),
-        (31, InlineSystem.PROBED, Reasoning.RENAMED, Effort.SWITCHES, Format.NEWEST),
-        (32, InlineSystem.PROBED, Reasoning.RENAMED, Effort.SWITCHES, Format.NEWEST),
+        (30, InlineSystem.MERGED, Reasoning.RENAMED, Effort.SWITCHES, Format.RECENT),
+        (31, InlineSystem.PROBED, Reasoning.RENAMED, Effort.SWITCHES, Format.RECENT),
+        (32, InlineSystem.PROBED, Reasoning.RENAMED, Effort.SWITCHES, Format.RECENT),
+        (33, InlineSystem.PROBED, Reasoning.RENAMED, Effort.SWITCHES, Format.NEWEST),
     ],
 )
 def test_release_has_the_rules_of_its_range(

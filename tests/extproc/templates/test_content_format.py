@@ -1,6 +1,7 @@
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from extproc.requests.dialect import Format
 from extproc.templates.chat_template import content_formats
 
 IN_MACRO = "{% macro say(x) %}{% for p in x %}{{ p.text }}{% endfor %}{% endmacro %}"
@@ -75,7 +76,6 @@ def test_names_bound_in_pairs_are_not_followed(source: str) -> None:
         "{% for a, b in messages %}{% endfor %}" + LOOP + "{% for p in m.content %}{% endfor %}"
         "{% endfor %}",
         LOOP + "{% for a, b in m.content %}{% endfor %}{% endfor %}",
-        "{% set ns.turns = messages %}" + LOOP + "{% for p in m.content %}{% endfor %}{% endfor %}",
     ],
 )
 def test_unresolved_template_takes_text(source: str) -> None:
@@ -86,3 +86,31 @@ def test_unresolved_name_divides_the_releases() -> None:
     source = "{% for a, b in content %}{% endfor %}" + LOOP
     source += "{% for p in m.content %}{% endfor %}{% endfor %}"
     assert found(source) == {False, True}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns.turns = messages %}" + LOOP + INNER,
+        "{% set ns = namespace(rest=messages) %}{% for m in ns.rest %}" + INNER,
+        "{% set ns = namespace(rest=messages[1:]) %}{% set a = ns.rest | list %}"
+        "{% for m in a %}" + INNER,
+        "{% set a = messages %}{% set ns.x = a %}{% for m in ns.x[1:] %}" + INNER,
+    ],
+)
+def test_newest_release_follows_messages_into_namespaces(source: str) -> None:
+    formats = content_formats(ImmutableSandboxedEnvironment().parse(source))
+    assert [rule for rule, takes_parts in formats.items() if takes_parts] == [Format.NEWEST]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(rest=messages) %}{% for m in ns.other %}" + INNER,
+        "{% set ns = namespace(rest=messages) %}{% for m in other.rest %}" + INNER,
+        "{% set ns = other(rest=messages) %}{% for m in ns.rest %}" + INNER,
+        "{% set ns = namespace(rest=other) %}{% for m in ns.rest %}" + INNER,
+    ],
+)
+def test_namespaces_without_messages_are_not_followed(source: str) -> None:
+    assert found(source) == {False}
