@@ -477,6 +477,13 @@ def _check_files(path: str, config: "Config") -> None:
             telling_of(config.sharing)
         except StartError as error:
             faults.append(f"{path}: {error}")
+    if config.isolation is not None:
+        from extproc.base.secret_file import secret_in
+
+        try:
+            secret_in("isolation.secret_file", config.isolation.secret_file)
+        except StartError as error:
+            faults.append(f"{path}: {error}")
     if faults:
         raise ConfigError(faults)
 

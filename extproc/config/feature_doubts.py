@@ -4,7 +4,7 @@ Tenants apart, classes, siblings, pulls, stores and deletion costs are off by de
 says so at run time if something that it needs is missing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from extproc.base import address
 from extproc.config.fleet_rules import same_place
@@ -16,12 +16,9 @@ _SIBLINGS = "policy.cost.siblings_percent"
 _PRICED = "disaggregation.price_pulls"
 
 
-def feature_doubts(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
-    """Yields likely mistakes, each as "key: what".
-
-    is_there: returns whether a file of this name exists.
-    """
-    yield from _isolation(config, is_there)
+def feature_doubts(config: Config) -> Iterator[str]:
+    """Yields likely mistakes, each as "key: what"."""
+    yield from _isolation(config)
     yield from _classes(config)
     yield from _siblings(config)
     yield from _pulls(config)
@@ -36,14 +33,9 @@ def is_discovered(config: Config) -> bool:
     return bool(found.file or found.dns or found.kubernetes)
 
 
-def _isolation(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
+def _isolation(config: Config) -> Iterator[str]:
     rules = config.isolation
-    if rules is None:
-        return
-    if not is_there(rules.secret_file):
-        file = rules.secret_file
-        yield f"isolation.secret_file: {file} does not exist: the router does not start without it"
-    if {model.name for model in config.models} <= set(rules.share):
+    if rules is not None and {model.name for model in config.models} <= set(rules.share):
         yield "isolation.share: names every model, so all tenants share all caches"
 
 

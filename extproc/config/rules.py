@@ -456,7 +456,7 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
         *_missing(config, is_there),
         *_roles(config),
         *_open_fleet(config.sharing),
-        *feature_doubts(config, is_there),
+        *feature_doubts(config),
     ]
 
 

@@ -137,11 +137,13 @@ def test_check_reads_the_files_without_which_serve_does_not_start(
         extproc={"tls": tls, "listen": f"127.0.0.1:{free_port()}"},
         envoy={"router_tls": router_tls},
         sharing=sharing,
+        isolation={"header": "x-tenant", "secret_file": "/nowhere/salt"},
     )
     assert main(["check", "--config", file]) == 2
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith(f"{file}: extproc.tls.certificate: /nowhere/c.pem: No such file")
     assert second.startswith(f"{file}: sharing.secret_file: /nowhere/secret")
+    assert third.startswith(f"{file}: isolation.secret_file: /nowhere/salt")
 
 
 def test_configuration_is_named_in_four_ways(
