@@ -129,6 +129,20 @@ def strays(found: Conversations) -> dict[tuple[str, int], list[str]]:
     return {key: each for key, each in workers.items() if len(set(each)) > 1}
 
 
+async def decided(system: System, found: Conversations) -> str:
+    """The decisions on conversations that strayed, by the lengths of their prompts."""
+    lengths = {len(turn.ids) for key in strays(found) for turn in found[key]}
+    async with system.session.get(f"{system.admin}/decisions") as answer:
+        decisions = (await answer.json())["decisions"]
+    lines = []
+    for one in decisions:
+        if one["prompt_tokens"] in lengths:
+            apart = {each["endpoint"]: each["excluded"] for each in one["candidates"]}
+            out = {endpoint: why for endpoint, why in apart.items() if why}
+            lines.append(f"{one['prompt_tokens']}: {one['pick']}, {one['why']}; left out: {out}")
+    return "\n".join([await bypassed(system), *lines])
+
+
 async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
     tmp_path: Path, model: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -168,7 +182,7 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
                 return bool(told["prompt_tokens"] == len(last.ids) and held[last.worker] == usable)
 
             await until(holds, f"the prompt of {last.client} is known to be held")
-        assert strays(found) == {}, await bypassed(system)
+        assert strays(found) == {}, await decided(system, found)
 
 
 async def test_agents_stay_with_workers_whose_tokens_are_not_known(
