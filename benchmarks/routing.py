@@ -5,7 +5,8 @@ python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace 
 python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json FILE]
 python benchmarks/routing.py --siblings [--quick] [--seeds N] [--tuning] [--json FILE]
 python benchmarks/routing.py --pulls [--quick] [--seeds N] [--tuning] [--json FILE]
-python benchmarks/routing.py --stores [--quick] [--seeds N] [--tuning] [--json FILE]
+python benchmarks/routing.py --stores [--quick] [--seeds N] [--tuning] [--cell NAME] [--chances N]
+    [--json FILE]
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
@@ -36,7 +37,7 @@ from rows import Run, arguments, run
 
 from extproc.commands.whatif.engines import Result
 from extproc.commands.whatif.outlook import svg
-from extproc.commands.whatif.routers import Contestant
+from extproc.commands.whatif.routers import Arrivals, Contestant
 from extproc.commands.whatif.routers import run as played
 
 METHOD = """\
@@ -106,8 +107,13 @@ def main() -> None:
     parser.add_argument("--stores", action="store_true", help="engines that share a store")
     parser.add_argument("--siblings", action="store_true", help="one long prefix, many at once")
     parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
+    parser.add_argument("--cell", metavar="NAME", help="this cell only, of stores or pulls")
+    parser.add_argument(
+        "--chances", type=int, default=1, metavar="N", help="runs of each seed, with other draws"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     with run(parser) as one:
+        _chances[:] = range(one.options.chances)
         if one.options.routers:
             _compare_routers(one)
         elif one.options.siblings:
@@ -150,6 +156,15 @@ def _seeds(one: Run, seeds: Sequence[int]) -> Sequence[int]:
     return seeds[: one.options.seeds or few]
 
 
+Named = TypeVar("Named", bound=Cell)
+
+
+def _wanted(one: Run, cells: Sequence[Named]) -> Sequence[Named]:
+    """Returns the cell that is asked for, or all."""
+    name = one.options.cell
+    return [cell for cell in cells if name in (None, cell.name)]
+
+
 def _compare_routers(one: Run) -> None:
     seeds = _seeds(one, routing_routers.SEEDS)
     cells, contestants, compared = (
@@ -181,7 +196,7 @@ def _compare_siblings(one: Run) -> None:
 def _compare_pulls(one: Run) -> None:
     seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else SEEDS)
     quick, cells = routing_pulls.PULL_CELLS, routing_pulls.CELLS
-    for cell in one.amount(quick[:1], quick, cells):
+    for cell in _wanted(one, one.amount(quick[:1], quick, cells)):
         results = _results(cell, seeds, routing_pulls.CONTESTANTS)
         print(summary(cell.name, results), flush=True)
         one.add(routing_pulls.rows(cell, results))
@@ -191,7 +206,7 @@ def _compare_pulls(one: Run) -> None:
 def _compare_stores(one: Run) -> None:
     seeds = _seeds(one, TUNING_SEEDS if one.options.tuning else SEEDS)
     quick, cells = routing_stores.STORE_CELLS, routing_stores.CELLS
-    for cell in one.amount(quick[:1], quick, cells):
+    for cell in _wanted(one, one.amount(quick[:1], quick, cells)):
         results = _results(cell, seeds, routing_stores.CONTESTANTS)
         print(summary(cell.name, results), flush=True)
         one.add(routing_stores.rows(cell, results))
@@ -239,11 +254,21 @@ def _by_seed(
 
 _inherited: list[tuple[Any, Any]] = []
 
+# A router draws among equal workers. A pick that differs changes all later ones, so two runs of the
+# same arrivals differ by a percent or two. The mean of several runs of each seed differs by less.
+_chances = [0]
+CHANCE_STEP = 100_003
+
 
 def _of_seed(seed: int) -> dict[str, Result]:
     cell, contestants = _inherited[-1]
     given = arrivals(cell, seed)
-    return {one.name: played(cell.stage, one, given, seed) for one in contestants}
+    return {one.name: _mean_of_chances(cell, one, given, seed) for one in contestants}
+
+
+def _mean_of_chances(cell: Cell, one: Contestant, given: Arrivals, seed: int) -> Result:
+    runs = [played(cell.stage, one, given, seed + CHANCE_STEP * number) for number in _chances]
+    return Result(*(statistics.fmean(each) for each in zip(*runs, strict=True)))
 
 
 if __name__ == "__main__":
