@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from kvstate.errors import DamagedError
-from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows
+from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStore, SavedStoreRows
 from kvstate.saved_state import (
     RANK,
     ROWS,
     ROWS_BYTES,
+    STORE,
     VERSION,
     SavedState,
     StateHeader,
@@ -28,7 +29,10 @@ RANK_0 = SavedRank(
     SavedFeed(1, ((0, 5.0),), 5.0, "", False),
     SavedOwner(b"", 3, None, None, (), False),
 )
+POOL = SavedStore("s", "m", ("w",), ("CPU",), 60.0, ("w",), NOW, RANK_0.owner)
 ENCODED = msgspec.msgpack.encode(RANK_0)
+ENCODED_POOL = msgspec.msgpack.encode(POOL)
+OF_NOBODY = msgspec.msgpack.encode(msgspec.structs.replace(POOL, publishers=()))
 
 
 def read(*sections: tuple[str, int, bytes], header: StateHeader | None = None) -> SavedState:
@@ -73,8 +77,28 @@ def test_file_of_another_core_time_or_secret_is_refused(header: StateHeader, tex
         read(header=header)
 
 
-@pytest.mark.parametrize("sections", [[(RANK, VERSION, b"\xc1")], [(RANK, VERSION, ENCODED)] * 2])
-def test_rank_that_is_unreadable_or_there_twice_is_refused(
+def test_store_is_read_with_its_rows() -> None:
+    writer = Writer()
+    about = section_of(writer, StateHeader("plain", "1.0", NOW, 7))
+    written = b"".join(sections_of(writer, SavedStoreRows(POOL, [b"some", b" rows"])))
+    found = state_in(b"".join((Writer().begin(), about, written, writer.end())), "plain", NOW)
+    assert found.stores == {("s", "m"): SavedStoreRows(POOL, [b"some rows"])}
+    assert not found.ranks
+    skipped = read((STORE, VERSION + 1, b""), (ROWS, VERSION, b"lost"))
+    assert (skipped.stores, skipped.others) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        [(RANK, VERSION, b"\xc1")],
+        [(RANK, VERSION, ENCODED)] * 2,
+        [(STORE, VERSION, b"\xc1")],
+        [(STORE, VERSION, ENCODED_POOL)] * 2,
+        [(STORE, VERSION, OF_NOBODY)],
+    ],
+)
+def test_rank_or_store_that_is_unreadable_or_there_twice_is_refused(
     sections: list[tuple[str, int, bytes]],
 ) -> None:
     with pytest.raises(DamagedError):

@@ -51,6 +51,7 @@ SHARED = "sharing: {url: 'directory:/d'}"
         ([ONE_MODEL, WORKERS, SIBLINGS.format("cost"), ROUTERS.format("standby")], []),
         ([ONE_MODEL, WORKERS, PULLS], ["1 of 2 workers have a transfer_port"]),
         ([ONE_MODEL, WORKERS, PULLS, "discovery: {file: f}"], []),
+        ([ONE_MODEL, NO_FEEDS, PULLS.replace("true", "false"), RANDOM], ["without events nobody"]),
         ([ONE_MODEL, NO_FEEDS, PULLS], ["without events nobody knows"]),
         (
             [ONE_MODEL, NO_FEEDS.replace("b:1", "a:2"), PULLS, RANDOM],
