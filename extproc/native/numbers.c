@@ -125,23 +125,23 @@ static void bound(CoreNumbers *self, double backlog, double now, double window) 
 }
 
 /* backlog(now, rate) */
-static PyObject *numbers_backlog(CoreNumbers *self, PyObject *given) {
-    double now, rate;
-    if (!PyArg_ParseTuple(given, "dd", &now, &rate)) return NULL;
-    return PyFloat_FromDouble(backlog_at_time(self, now, rate));
+static PyObject *numbers_backlog(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+    double each[2];
+    if (!numbers_given(given, count, each, 2)) return NULL;
+    return PyFloat_FromDouble(backlog_at_time(self, each[0], each[1]));
 }
 
 /* lately(now, window) */
-static PyObject *numbers_lately(CoreNumbers *self, PyObject *given) {
-    double now, window;
-    if (!PyArg_ParseTuple(given, "dd", &now, &window)) return NULL;
-    return PyFloat_FromDouble(lately_at(self, now, window));
+static PyObject *numbers_lately(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+    double each[2];
+    if (!numbers_given(given, count, each, 2)) return NULL;
+    return PyFloat_FromDouble(lately_at(self, each[0], each[1]));
 }
 
 /* begin(tokens, now, rate, window) */
-static PyObject *numbers_begin(CoreNumbers *self, PyObject *given) {
+static PyObject *numbers_begin(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
     double each[4];
-    if (!numbers_of(given, each, 4)) return NULL;
+    if (!numbers_given(given, count, each, 4)) return NULL;
     double tokens = each[0], now = each[1], rate = each[2], window = each[3];
     double left = backlog_at_time(self, now, rate);
     self->in_flight++;
@@ -154,18 +154,17 @@ static PyObject *numbers_begin(CoreNumbers *self, PyObject *given) {
 }
 
 /* leave(tokens, is_last) */
-static PyObject *numbers_leave(CoreNumbers *self, PyObject *given) {
-    double tokens;
-    int is_last;
-    if (!PyArg_ParseTuple(given, "dp", &tokens, &is_last)) return NULL;
-    self->booked_tokens -= is_last ? self->booked_tokens : tokens;
+static PyObject *numbers_leave(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+    double each[2];
+    if (!numbers_given(given, count, each, 2)) return NULL;
+    self->booked_tokens -= each[1] != 0.0 ? self->booked_tokens : each[0];
     return none();
 }
 
 /* end(now, rate, window) */
-static PyObject *numbers_end(CoreNumbers *self, PyObject *given) {
+static PyObject *numbers_end(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
     double each[3];
-    if (!numbers_of(given, each, 3)) return NULL;
+    if (!numbers_given(given, count, each, 3)) return NULL;
     double now = each[0], rate = each[1], window = each[2];
     self->in_flight--;
     bound(self, backlog_at_time(self, now, rate), now, window);
@@ -173,21 +172,64 @@ static PyObject *numbers_end(CoreNumbers *self, PyObject *given) {
 }
 
 /* bound(backlog, now, window) */
-static PyObject *numbers_bound(CoreNumbers *self, PyObject *given) {
-    double backlog, now, window;
-    if (!PyArg_ParseTuple(given, "ddd", &backlog, &now, &window)) return NULL;
-    bound(self, backlog, now, window);
+static PyObject *numbers_bound(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+    double each[3];
+    if (!numbers_given(given, count, each, 3)) return NULL;
+    bound(self, each[0], each[1], each[2]);
     return none();
 }
 
+/* told(now, rate, window): what a router tells of its own requests, rounded as Python does. */
+static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+    double each[3];
+    if (!numbers_given(given, count, each, 3)) return NULL;
+    double booked = self->booked_tokens + (double)self->shared_tokens;
+    double own = booked != 0.0 ? self->booked_tokens / booked : 0.0;
+    const double numbers[5] = {(double)self->in_flight, self->booked_tokens, self->sent_tokens,
+                               own * backlog_at_time(self, each[0], each[1]),
+                               lately_at(self, each[0], each[2])};
+    PyObject *told = PyTuple_New(5);
+    for (Py_ssize_t n = 0; told && n < 5; n++) {
+        PyObject *number = PyLong_FromDouble(rint(numbers[n]));
+        if (!number || PyTuple_SetItem(told, n, number)) Py_CLEAR(told);
+    }
+    return told;
+}
+
+/* share(requests, booked, queued, sent, now, rate, window, most) */
+static PyObject *numbers_share(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
+    double each[6];
+    if (count != 8) {
+        (void)wants(8);
+        return NULL;
+    }
+    long long requests = PyLong_AsLongLong(given[0]), booked = PyLong_AsLongLong(given[1]);
+    if (PyErr_Occurred() || !read_numbers(given + 2, each, 6)) return NULL;
+    double queued = each[0], sent = each[1], now = each[2], rate = each[3], window = each[4];
+    double left = backlog_at_time(self, now, rate) + queued;
+    double lately = lately_at(self, now, window), most = each[5];
+    if (self->pace) most *= ((CorePace *)self->pace)->pace;
+    if (lately > most) most = lately;
+    if (__builtin_add_overflow(self->shared, requests, &requests) ||
+        __builtin_add_overflow(self->shared_tokens, booked, &booked)) {
+        PyErr_SetString(PyExc_OverflowError, "too many requests or tokens");
+        return NULL;
+    }
+    self->shared = requests;
+    self->shared_tokens = booked;
+    lately += sent;
+    self->lately_tokens = most < lately ? most : lately;
+    double known = self->booked_tokens + (double)self->shared_tokens;
+    self->backlog_tokens = known < left ? known : left;
+    self->backlog_at = now;
+    return PyFloat_FromDouble(most);
+}
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))numbers_##name, METH_FASTCALL, NULL}
+
 static PyMethodDef numbers_methods[] = {
-    {"backlog", (PyCFunction)numbers_backlog, METH_VARARGS, NULL},
-    {"lately", (PyCFunction)numbers_lately, METH_VARARGS, NULL},
-    {"begin", (PyCFunction)numbers_begin, METH_VARARGS, NULL},
-    {"leave", (PyCFunction)numbers_leave, METH_VARARGS, NULL},
-    {"end", (PyCFunction)numbers_end, METH_VARARGS, NULL},
-    {"bound", (PyCFunction)numbers_bound, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
+    METHOD(backlog), METHOD(lately), METHOD(begin), METHOD(leave),         METHOD(end),
+    METHOD(bound),   METHOD(told),   METHOD(share), {NULL, NULL, 0, NULL},
 };
 
 #define NUMBER(name, type) {#name, type, offsetof(CoreNumbers, name), 0, NULL}

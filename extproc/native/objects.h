@@ -2,6 +2,8 @@
 #ifndef KVSTEER_OBJECTS_H
 #define KVSTEER_OBJECTS_H
 
+#include <string.h>
+
 #include "hpack.h"
 
 /* Returns a constant with a reference taken at run time: kvstate/native/module.c says why. */
@@ -28,6 +30,51 @@ static inline bool numbers_of(PyObject *tuple, double *numbers, Py_ssize_t count
         if (numbers[n] == -1.0 && PyErr_Occurred()) return false;
     }
     return true;
+}
+
+/* Says that a function wants so many arguments; always false. */
+static inline bool wants(Py_ssize_t count) {
+    PyErr_Format(PyExc_TypeError, "wants %zd arguments", count);
+    return false;
+}
+
+/* Whether a function was given what it wants, by letters: a dictionary, a list, a tuple, bytes, or
+ * anything else; false after an error. PyArg_ParseTuple takes ten times as long. */
+static inline bool are_given(PyObject *const *given, Py_ssize_t count, const char *letters) {
+    Py_ssize_t n = 0;
+    for (; letters[n]; n++) {
+        if (n >= count) break;
+        bool is_one = letters[n] == 'd'   ? PyDict_Check(given[n])
+                      : letters[n] == 'l' ? PyList_Check(given[n])
+                      : letters[n] == 't' ? PyTuple_Check(given[n])
+                      : letters[n] == 'b' ? PyBytes_Check(given[n])
+                                          : true;
+        if (is_one) continue;
+        PyErr_Format(PyExc_TypeError, "argument %zd is of another type", n + 1);
+        return false;
+    }
+    return (n == count && !letters[n]) || wants((Py_ssize_t)strlen(letters));
+}
+
+/* Reads so many numbers that a function was given; false after an error. */
+static inline bool read_numbers(PyObject *const *given, double *numbers, Py_ssize_t count) {
+    for (Py_ssize_t n = 0; n < count; n++) {
+        numbers[n] = PyFloat_AsDouble(given[n]);
+        if (numbers[n] == -1.0 && PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+/* Reads a size that a function was given; false after an error. */
+static inline bool read_size(PyObject *given, Py_ssize_t *size) {
+    *size = PyLong_AsSsize_t(given);
+    return *size != -1 || !PyErr_Occurred();
+}
+
+/* As numbers_of, of the arguments of a function. */
+static inline bool numbers_given(PyObject *const *given, Py_ssize_t were, double *numbers,
+                                 Py_ssize_t count) {
+    return were == count ? read_numbers(given, numbers, count) : wants(count);
 }
 
 #endif

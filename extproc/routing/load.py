@@ -221,6 +221,7 @@ class Loads:
         self._endpoints = self.endpoints = endpoints
         self._rate = prefill_tokens_per_second
         self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
+        self._most_told = MAX_TOLD_WINDOWS * self._capacity_tokens
         self._mean_uncached = 0.0
         self._touched = touched
         self.routers: set[str] = set()
@@ -425,16 +426,7 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return None
-        numbers = state.numbers
-        booked = numbers.booked_tokens + numbers.shared_tokens
-        own_part = numbers.booked_tokens / booked if booked else 0.0
-        return Gauges(
-            numbers.in_flight,
-            round(numbers.booked_tokens),
-            round(numbers.sent_tokens),
-            round(own_part * numbers.backlog(now, self._rate)),
-            round(numbers.lately(now, UTILIZATION_SECONDS)),
-        )
+        return Gauges._make(state.numbers.told(now, self._rate, UTILIZATION_SECONDS))
 
     def used_endpoints(self) -> list[str]:
         """Returns the endpoints to which this router has sent requests."""
@@ -451,30 +443,39 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return False
-        self.routers.add(router)
-        before = state.gauges.get(router, _NO_GAUGES)
+        numbers, before = state.numbers, state.gauges.get(router)
         state.gauges[router] = gauges
-        numbers = state.numbers
-        numbers.shared += gauges.in_flight - before.in_flight
-        numbers.shared_tokens += gauges.booked_tokens - before.booked_tokens
-        backlog = numbers.backlog(now, self._rate)
-        lately = numbers.lately(now, UTILIZATION_SECONDS)
-        most_told = max(lately, MAX_TOLD_WINDOWS * self._capacity_tokens * state.speed.pace)
-        if before is _NO_GAUGES and not is_known:
-            more = gauges.backlog_tokens
-            lately = max(lately, gauges.lately_tokens)
+        if before is None:
+            self.routers.add(router)
+            before = _NO_GAUGES
+            more, lately = self._new_tokens(state, gauges, now, is_known=is_known)
         else:
             more = gauges.sent_tokens - before.sent_tokens
             if more < 0:  # the router restarted, or re-added the worker
                 more = gauges.sent_tokens
-            if before is _NO_GAUGES:  # the worker may be new only here, after an absence
-                more = min(more, gauges.lately_tokens)
-            lately += more
+            lately = more
+        most_told = numbers.share(
+            gauges.in_flight - before.in_flight,
+            gauges.booked_tokens - before.booked_tokens,
+            more,
+            lately,
+            now,
+            self._rate,
+            UTILIZATION_SECONDS,
+            self._most_told,
+        )
         state.ahead_tokens = min(state.ahead_tokens + more, most_told)
-        most = numbers.booked_tokens + numbers.shared_tokens
-        numbers.backlog_tokens, numbers.backlog_at = min(backlog + more, most), now
-        numbers.lately_tokens = min(lately, most_told)
         return True
+
+    def _new_tokens(
+        self, state: EndpointLoad, gauges: GaugesOf, now: float, *, is_known: bool
+    ) -> tuple[int, float]:
+        """Returns the tokens queued, and those sent lately, that a router's first figures add."""
+        if is_known:  # the worker may be new only here, after an absence
+            more = min(gauges.sent_tokens, gauges.lately_tokens)
+            return more, more
+        lately = state.numbers.lately(now, UTILIZATION_SECONDS)
+        return gauges.backlog_tokens, max(0.0, gauges.lately_tokens - lately)
 
     def in_flight_of(self, router: str) -> int:
         """Returns another router's requests in flight, as it reported."""

@@ -8,6 +8,9 @@ same, to the last bit, as tests hold.
 from math import exp, inf
 from typing import TYPE_CHECKING
 
+# What a router tells of its requests: their number and tokens, as `extproc.routing.load.Gauges`.
+Told = tuple[int, int, int, int, int]
+
 
 class PlainPace:
     """How fast a worker computes.
@@ -94,6 +97,44 @@ class PlainNumbers:
         most = self.booked_tokens + self.shared_tokens
         self.lately_tokens = self.lately(now, window)
         self.backlog_tokens, self.backlog_at = min(backlog, most), now
+
+    def told(self, now: float, rate: float, window: float, /) -> Told:
+        """Returns what this router tells others of its own requests, as `Gauges`."""
+        booked = self.booked_tokens + self.shared_tokens
+        own_part = self.booked_tokens / booked if booked else 0.0
+        return (
+            self.in_flight,
+            round(self.booked_tokens),
+            round(self.sent_tokens),
+            round(own_part * self.backlog(now, rate)),
+            round(self.lately(now, window)),
+        )
+
+    def share(
+        self,
+        requests: int,
+        booked: int,
+        queued: float,
+        sent: float,
+        now: float,
+        rate: float,
+        window: float,
+        most: float,
+        /,
+    ) -> float:
+        """Adds what another router told: requests and booked tokens, fewer if negative.
+
+        queued, sent: tokens that join the queue, and those sent lately. most: so many of these,
+        times the pace, may other routers' figures make. Returns that limit.
+        """
+        backlog, lately = self.backlog(now, rate), self.lately(now, window)
+        most = max(lately, most * self._pace.pace)
+        self.shared += requests
+        self.shared_tokens += booked
+        known = self.booked_tokens + self.shared_tokens
+        self.backlog_tokens, self.backlog_at = min(backlog + queued, known), now
+        self.lately_tokens = min(lately + sent, most)
+        return most
 
 
 if TYPE_CHECKING:

@@ -35,6 +35,9 @@ def _lengths() -> Iterator[int]:
 
 
 LENGTHS = tuple(_lengths())
+
+# The first lengths, by their number: prompts share them, since a copy for each takes longer.
+FIRST_LENGTHS = tuple(LENGTHS[:count] for count in range(len(LENGTHS) + 1))
 _ENDS = tuple(length * BYTES_PER_TOKEN for length in LENGTHS)
 _PARTS = tuple(slice(start, end) for start, end in pairwise((0, *_ENDS)))
 
@@ -80,7 +83,7 @@ def marks_of(root: int, prompt: Tokens) -> Marks:
     """
     view = memoryview(prompt).cast("B")
     count = bisect_right(_ENDS, len(view) - BYTES_PER_TOKEN)
-    return Marks(LENGTHS[:count], chained(_key, view, _PARTS[:count], root))
+    return Marks(FIRST_LENGTHS[count], chained(_key, view, _PARTS[:count], root))
 
 
 def plain_chained(

@@ -12,7 +12,7 @@ import hmac
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from operator import lt
 from typing import Annotated, NamedTuple
@@ -22,7 +22,7 @@ import xxhash
 
 from extproc.media.item_news import ItemNews
 from extproc.requests.outline import MOST_DIGESTS
-from extproc.routing.marks import LAST_TOKENS, LENGTHS, Marks
+from extproc.routing.marks import FIRST_LENGTHS, LAST_TOKENS, LENGTHS, Marks
 from kvstate.errors import KVSteerError
 from kvstate.undecodable import UNDECODABLE
 
@@ -154,8 +154,8 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def marks(self) -> Marks:
         """The prompt's marks."""
-        count = self.mark_count
-        return Marks(LENGTHS[:count], struct.unpack(f"<{count}Q", self.keys))
+        count = len(self.keys) // _KEY_BYTES
+        return Marks(FIRST_LENGTHS[count], unpacked(self.keys, count))
 
 
 class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -188,7 +188,7 @@ class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The prompt's marks."""
         count = self.mark_count
         lengths = struct.unpack(f"<{count}I", self.lengths)
-        return Marks(lengths, struct.unpack(f"<{count}Q", self.keys))
+        return Marks(lengths, unpacked(self.keys, count))
 
 
 # A claim of either kind.
@@ -198,14 +198,24 @@ AnyClaim = ClaimNews | OutlineNews
 def claim_news(number: int, worker: int, marks: Marks) -> AnyClaim:
     """Returns the news that a prompt with these marks was sent to a worker."""
     count, keys = len(marks.keys), packed(marks.keys)
-    if marks.lengths == LENGTHS[:count]:
+    if marks.lengths == FIRST_LENGTHS[min(count, len(LENGTHS))]:
         return ClaimNews(number, worker, keys)
     return OutlineNews(number, worker, keys, struct.pack(f"<{count}I", *marks.lengths))
 
 
 def packed(keys: Sequence[int]) -> bytes:
     """Returns the keys of marks in the form of `ClaimNews.keys`."""
-    return struct.pack(f"<{len(keys)}Q", *keys)
+    return _layout(len(keys)).pack(*keys)
+
+
+def unpacked(keys: bytes, count: int) -> tuple[int, ...]:
+    """Returns so many keys that were packed."""
+    return _layout(count).unpack(keys)
+
+
+@cache  # of at most as many as a message may have keys
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
 
 
 class HomeKind(IntEnum):
@@ -245,7 +255,7 @@ class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def each_key(self) -> tuple[int, ...]:
         """The keys."""
-        return struct.unpack(f"<{self.key_count}Q", self.keys)
+        return unpacked(self.keys, self.key_count)
 
     @property
     def followed(self) -> int:
@@ -353,9 +363,9 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
         raise MessageError("malformed") from None
     if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
         raise MessageError("malformed")
-    is_sound = all(one.is_sound for one in news.outlines)
-    is_sound = is_sound and all(one.is_sound for one in news.items)
-    if not (is_sound and all(one.is_sound for one in news.homes)):
+    others: tuple[OutlineNews | ItemNews | HomeNews, ...]
+    others = (*news.outlines, *news.items, *news.homes)
+    if not all(one.is_sound for one in others):
         raise MessageError("malformed")
     return news
 

@@ -238,10 +238,10 @@ class Picture:
             MessageError: the sender has not proved that it runs, the message is no newer than one
                 that was accepted, or was held back, or there are too many routers.
         """
-        identity = RouterIdentity(news.origin, news.incarnation)
-        other = self.peers.get(identity)
+        identity = news.origin, news.incarnation  # equal to a `RouterIdentity`, and made sooner
+        other: Peer | None = self.peers.get(identity)  # type: ignore[call-overload]
         if other is None:
-            return self._newcomer(identity, news, now, wall_us)
+            return self._newcomer(RouterIdentity(*identity), news, now, wall_us)
         if news.sequence <= other.sequence:
             raise MessageError("out_of_order")
         lag = _lag(news, wall_us)
@@ -307,15 +307,18 @@ class Picture:
         self, other: Peer, news: RouterNews, places: Mapping[int, Place], now: float
     ) -> None:
         left = MAX_MARKS
-        claims: tuple[AnyClaim, ...] = (*news.claims, *news.outlines)
+        claims: Sequence[AnyClaim] = news.claims
+        if news.outlines:
+            claims = (*claims, *news.outlines)
         for claim in claims:
-            left -= claim.mark_count
-            if left < 0 or other.remaining_marks < claim.mark_count:
+            count = claim.mark_count
+            left -= count
+            if left < 0 or other.remaining_marks < count:
                 self.excess_claims += 1
             elif (place := places.get(claim.worker)) is None:
                 self.unknown_workers += 1
             elif claim.number not in other.claims:
-                other.remaining_marks -= claim.mark_count
+                other.remaining_marks -= count
                 self._record(other, claim, place, now)
 
     def _settle(self, other: Peer, told: Sequence[HomeNews], now: float) -> None:

@@ -1,5 +1,6 @@
 """The compiled numbers of a load against those in Python, to the last bit."""
 
+import contextlib
 import gc
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ RATE, WINDOW = 8_000.0, 10.0
 def step(numbers: PlainNumbers, pace: PlainPace, rng: Random, now: float) -> list[object]:
     """Changes numbers at random; returns what was queued before, and all numbers."""
     pace.pace, tokens = 0.2 + rng.random(), rng.choice((0.0, 9_000 * rng.random()))
-    kind = rng.randrange(6)
+    kind = rng.randrange(7)
     left = 0.0
     if kind <= 1:
         left = numbers.begin(tokens, now, RATE, WINDOW)
@@ -32,10 +33,15 @@ def step(numbers: PlainNumbers, pace: PlainPace, rng: Random, now: float) -> lis
         numbers.end(now, RATE, WINDOW)
     elif kind == 4:
         numbers.shared, numbers.shared_tokens = rng.randrange(9), rng.randrange(2**50)
+    elif kind == 5:
+        more = rng.choice((0, rng.randrange(99_999)))
+        told = (rng.randrange(-3, 4), rng.randrange(-(2**40), 2**40), more, more / 3)
+        left = numbers.share(*told, now, RATE, WINDOW, 4 * RATE * WINDOW)
     else:
         numbers.bound(tokens, now, WINDOW)
     looks = [numbers.backlog(now + 0.1, RATE), numbers.lately(now + 0.1, WINDOW)]
-    return [left, *looks, *[getattr(numbers, name) for name in NAMES]]
+    told_by_us = numbers.told(now + 0.1, RATE, WINDOW)
+    return [left, *looks, *told_by_us, *[getattr(numbers, name) for name in NAMES]]
 
 
 @compiled
@@ -58,6 +64,17 @@ def test_numbers_are_only_of_a_pace() -> None:
         LoadNumbers(wrong)
     with pytest.raises(TypeError):
         LoadNumbers(Pace()).end("now", RATE, WINDOW)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="wants 3 arguments"):
+        LoadNumbers(Pace()).end(1.0, RATE)  # type: ignore[call-arg]
+
+
+@compiled
+def test_numbers_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    numbers = LoadNumbers(Pace())
+    for requests, booked in ((2**63, 0), (2**62, 2**62), (2**62, 2**62)):
+        with contextlib.suppress(OverflowError):
+            numbers.share(requests, booked, 0.0, 0.0, 1.0, RATE, WINDOW, 1.0)
+    assert (numbers.shared, numbers.shared_tokens) == (2**62, 2**62)
 
 
 def test_numbers_in_a_cycle_are_collected() -> None:
