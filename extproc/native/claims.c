@@ -27,9 +27,9 @@ static bool number_of(PyObject *object, int word, double *number) {
 }
 
 /* chained(key, view, parts, root): the key of each part, in which the one before it is mixed. */
-PyObject *module_chained(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *key, *view, *parts, *root;
-    if (!PyArg_ParseTuple(given, "OOO!O", &key, &view, &PyTuple_Type, &parts, &root)) return NULL;
+PyObject *module_chained(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
+    if (!are_given(given, were, "ooto")) return NULL;
+    PyObject *key = given[0], *view = given[1], *parts = given[2], *root = given[3];
     Py_ssize_t count = PyTuple_Size(parts);
     PyObject *keys = PyTuple_New(count);
     for (Py_ssize_t n = 0; keys && n < count; n++) {
@@ -118,14 +118,13 @@ static bool note_generation(PyObject *found, PyObject *generation, PyObject *len
 }
 
 /* expected(old, young, lengths, keys, now, (speculative, grace, approximate)) */
-PyObject *module_expected(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *old, *young, *lengths, *keys, *each;
+PyObject *module_expected(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     Times times;
     double lifetimes[3];
-    if (!PyArg_ParseTuple(given, "O!O!O!O!dO", &PyDict_Type, &old, &PyDict_Type, &young,
-                          &PyTuple_Type, &lengths, &PyTuple_Type, &keys, &times.now, &each) ||
-        !numbers_of(each, lifetimes, 3))
+    if (!are_given(given, were, "ddttoo") || !read_numbers(given + 4, &times.now, 1) ||
+        !numbers_of(given[5], lifetimes, 3))
         return NULL;
+    PyObject *old = given[0], *young = given[1], *lengths = given[2], *keys = given[3];
     times.speculative = lifetimes[0];
     times.grace = lifetimes[1];
     times.approximate = lifetimes[2];
@@ -247,12 +246,13 @@ static bool record_claim(PyObject *young, PyObject *keys, const NewClaim *new, P
 }
 
 /* recorded(young, claim, keys, most, fewer, since) */
-PyObject *module_recorded(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *young, *keys;
+PyObject *module_recorded(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     NewClaim new;
-    if (!PyArg_ParseTuple(given, "O!OO!nOO", &PyDict_Type, &young, &new.claim, &PyTuple_Type, &keys,
-                          &new.most, &new.fewer, &new.since))
-        return NULL;
+    if (!are_given(given, were, "dotooo") || !read_size(given[3], &new.most)) return NULL;
+    PyObject *young = given[0], *keys = given[2];
+    new.claim = given[1];
+    new.fewer = given[4];
+    new.since = given[5];
     Py_ssize_t alone_at = 0;
     long long added = 0;
     new.holdings = PyObject_GetAttr(new.claim, words[HOLDINGS]);
@@ -360,12 +360,10 @@ static PyObject *dictionary_at(PyObject *list, Py_ssize_t at) {
 }
 
 /* weighed(held, expected, unsure, worth, claims) */
-PyObject *module_weighed(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *held, *expected;
-    Weighing weighing;
-    if (!PyArg_ParseTuple(given, "OOOOO", &held, &expected, &weighing.unsure, &weighing.worth,
-                          &weighing.claims_class))
-        return NULL;
+PyObject *module_weighed(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
+    if (!are_given(given, were, "ooooo")) return NULL;
+    PyObject *held = given[0], *expected = given[1];
+    Weighing weighing = {.unsure = given[2], .worth = given[3], .claims_class = given[4]};
     Py_ssize_t prompts = PySequence_Size(held), known = PySequence_Size(expected);
     if (prompts < 0 || known < 0) return NULL;
     PyObject *beyond = PyList_New(0);
@@ -387,9 +385,9 @@ PyObject *module_weighed(PyObject *Py_UNUSED(module), PyObject *given) {
 }
 
 /* held_tokens(name, overlaps): how many tokens a worker certainly holds of prompts, and how many perhaps. */
-PyObject *module_held(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *name, *prompts;
-    if (!PyArg_ParseTuple(given, "OO", &name, &prompts)) return NULL;
+PyObject *module_held(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
+    if (!are_given(given, were, "oo")) return NULL;
+    PyObject *name = given[0], *prompts = given[1];
     long long certain = 0, uncertain = 0;
     Py_ssize_t count = PySequence_Size(prompts);
     for (Py_ssize_t n = 0; n < count; n++) {

@@ -7,11 +7,11 @@
 
 #include <stdbool.h>
 
-PyObject *module_chained(PyObject *module, PyObject *given);
-PyObject *module_expected(PyObject *module, PyObject *given);
-PyObject *module_recorded(PyObject *module, PyObject *given);
-PyObject *module_weighed(PyObject *module, PyObject *given);
-PyObject *module_held(PyObject *module, PyObject *given);
+PyObject *module_chained(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *module_expected(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *module_recorded(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *module_weighed(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *module_held(PyObject *module, PyObject *const *given, Py_ssize_t count);
 
 /* Prepares the names of attributes; false after an error. */
 bool claims_prepare(void);

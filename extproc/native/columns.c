@@ -139,10 +139,10 @@ static PyObject *columns_item(PyObject *object, Py_ssize_t at) {
 }
 
 /* affinity(count, cost): by the mean utilization and the shortest queue of the first workers. */
-static PyObject *columns_affinity(CoreColumns *self, PyObject *given) {
+static PyObject *columns_affinity(CoreColumns *self, PyObject *const *given, Py_ssize_t were) {
     Py_ssize_t count;
-    PyObject *cost;
-    if (!PyArg_ParseTuple(given, "nO", &count, &cost)) return NULL;
+    if (!are_given(given, were, "oo") || !read_size(given[0], &count)) return NULL;
+    PyObject *cost = given[1];
     if (count < 0 || count > self->count) {
         PyErr_SetString(PyExc_ValueError, "not so many workers");
         return NULL;
@@ -184,12 +184,11 @@ static PyObject *cost_of(const Row *row, double cost, PyObject *worker, PyObject
 }
 
 /* costs(workers, saved, uncached, affinity, running) */
-static PyObject *columns_costs(CoreColumns *self, PyObject *given) {
-    PyObject *workers, *saved;
-    double weighed, affinity, running;
-    if (!PyArg_ParseTuple(given, "OO!ddd", &workers, &PyDict_Type, &saved, &weighed, &affinity,
-                          &running))
-        return NULL;
+static PyObject *columns_costs(CoreColumns *self, PyObject *const *given, Py_ssize_t were) {
+    double each[3];
+    if (!are_given(given, were, "odooo") || !read_numbers(given + 2, each, 3)) return NULL;
+    PyObject *workers = given[0], *saved = given[1];
+    double weighed = each[0], affinity = each[1], running = each[2];
     if (PySequence_Size(workers) != self->count) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "other workers");
         return NULL;
@@ -210,8 +209,8 @@ static PyObject *columns_costs(CoreColumns *self, PyObject *given) {
 }
 
 static PyMethodDef columns_methods[] = {
-    {"affinity", (PyCFunction)columns_affinity, METH_VARARGS, NULL},
-    {"costs", (PyCFunction)columns_costs, METH_VARARGS, NULL},
+    {"affinity", (PyCFunction)(void (*)(void))columns_affinity, METH_FASTCALL, NULL},
+    {"costs", (PyCFunction)(void (*)(void))columns_costs, METH_FASTCALL, NULL},
     {"requests", (PyCFunction)columns_requests, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -289,11 +288,11 @@ static int are_numbers(PyObject *places, Py_ssize_t number) {
 }
 
 /* drawn(places, count, random): as many of these places, in the order in which they were drawn. */
-PyObject *module_drawn(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *places, *random;
+PyObject *module_drawn(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     Py_ssize_t count;
     uint64_t seed;
-    if (!PyArg_ParseTuple(given, "OnO", &places, &count, &random)) return NULL;
+    if (!are_given(given, were, "ooo") || !read_size(given[1], &count)) return NULL;
+    PyObject *places = given[0], *random = given[2];
     Py_ssize_t number = PySequence_Size(places);
     if (number < 0) return NULL;
     if (count < 0 || count > number) {
@@ -375,10 +374,10 @@ static PyObject *lowest_of(Ranked *rows, Py_ssize_t number, Ranked *found, Py_ss
 
 /* lowest(ranks, count, random): the places of the lowest ranks, ties in random order; None if they
  * are no list of numbers. */
-PyObject *module_lowest(PyObject *Py_UNUSED(module), PyObject *given) {
-    PyObject *ranks, *random;
+PyObject *module_lowest(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(given, "OnO", &ranks, &count, &random)) return NULL;
+    if (!are_given(given, were, "ooo") || !read_size(given[1], &count)) return NULL;
+    PyObject *ranks = given[0], *random = given[2];
     Py_ssize_t number = PyList_CheckExact(ranks) ? PyList_Size(ranks) : -1;
     if (count > number) count = number;
     if (count < 0) return none();

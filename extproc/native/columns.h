@@ -5,8 +5,8 @@
 #include <stdbool.h>
 
 extern PyType_Spec columns_spec;
-PyObject *module_drawn(PyObject *module, PyObject *given);
-PyObject *module_lowest(PyObject *module, PyObject *given);
+PyObject *module_drawn(PyObject *module, PyObject *const *given, Py_ssize_t count);
+PyObject *module_lowest(PyObject *module, PyObject *const *given, Py_ssize_t count);
 
 /* Makes the names of attributes; false after an error. */
 bool columns_prepare(void);

@@ -431,14 +431,17 @@ static PyType_Slot session_slots[] = {
 static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreSession), 0,
                                    Py_TPFLAGS_DEFAULT, session_slots};
 
+#define FUNCTION(name, function) \
+    {#name, (PyCFunction)(void (*)(void))module_##function, METH_FASTCALL, NULL}
+
 static PyMethodDef module_functions[] = {
-    {"chained", module_chained, METH_VARARGS, NULL},
-    {"expected", module_expected, METH_VARARGS, NULL},
-    {"recorded", module_recorded, METH_VARARGS, NULL},
-    {"weighed", module_weighed, METH_VARARGS, NULL},
-    {"held_tokens", module_held, METH_VARARGS, NULL},
-    {"drawn", module_drawn, METH_VARARGS, NULL},
-    {"lowest", module_lowest, METH_VARARGS, NULL},
+    FUNCTION(chained, chained),
+    FUNCTION(expected, expected),
+    FUNCTION(recorded, recorded),
+    FUNCTION(weighed, weighed),
+    FUNCTION(held_tokens, held),
+    FUNCTION(drawn, drawn),
+    FUNCTION(lowest, lowest),
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

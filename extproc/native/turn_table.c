@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "objects.h"
 #include "plain_chat.h"
 #include "turn_table.h"
 
@@ -203,11 +204,12 @@ typedef struct {
     Py_ssize_t count;
 } Wanted;
 
-static bool wanted_read(PyObject *given, Wanted *wanted) {
-    const char *body, *spans, *shapes;
+static bool wanted_read(PyObject *const *given, Py_ssize_t were, Wanted *wanted) {
+    char *body, *spans, *shapes;
     Py_ssize_t length, spans_length, shapes_length;
-    if (!PyArg_ParseTuple(given, "y#y#y#", &body, &length, &spans, &spans_length, &shapes,
-                          &shapes_length))
+    if (!are_given(given, were, "bbb") || PyBytes_AsStringAndSize(given[0], &body, &length) ||
+        PyBytes_AsStringAndSize(given[1], &spans, &spans_length) ||
+        PyBytes_AsStringAndSize(given[2], &shapes, &shapes_length))
         return false;
     Py_ssize_t count = spans_length / (Py_ssize_t)sizeof(ContentSpan);
     if (spans_length != count * (Py_ssize_t)sizeof(ContentSpan) ||
@@ -245,9 +247,9 @@ static bool note_new(PyObject *found, Py_ssize_t at) {
 }
 
 /* find(body, spans, shapes): (parts, new). */
-static PyObject *table_find_all(TurnTable *self, PyObject *given) {
+static PyObject *table_find_all(TurnTable *self, PyObject *const *given, Py_ssize_t were) {
     Wanted wanted;
-    if (!wanted_read(given, &wanted)) return NULL;
+    if (!wanted_read(given, were, &wanted)) return NULL;
     PyObject *parts = PyList_New(wanted.count), *new = PyList_New(0);
     bool is_sound = parts && new;
     for (Py_ssize_t at = 0; is_sound && at < wanted.count; at++) {
@@ -255,10 +257,10 @@ static PyObject *table_find_all(TurnTable *self, PyObject *given) {
         PyObject *part = part_of(self, &wanted, at, &is_new);
         is_sound = part && !PyList_SetItem(parts, at, part) && (!is_new || note_new(new, at));
     }
-    if (is_sound) return Py_BuildValue("(NN)", parts, new);
+    PyObject *both = is_sound ? PyTuple_Pack(2, parts, new) : NULL;
     Py_XDECREF(parts);
     Py_XDECREF(new);
-    return NULL;
+    return both;
 }
 
 /* Keeps a turn; false after an error. text: its content as `find` returned it. */
@@ -318,7 +320,7 @@ static PyObject *table_keep_all(TurnTable *self, PyObject *given) {
 }
 
 static PyMethodDef table_methods[] = {
-    {"find", (PyCFunction)table_find_all, METH_VARARGS, NULL},
+    {"find", (PyCFunction)(void (*)(void))table_find_all, METH_FASTCALL, NULL},
     {"keep", (PyCFunction)table_keep_all, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
