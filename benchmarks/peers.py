@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from extproc_contestants import OURS_LEAN, PLAIN, Contestant
+from extproc_contestants import LEAN_IDLE, OURS_LEAN, PLAIN, Contestant
 from extproc_load import conversations, found_wrk, write
 from extproc_rounds import Cell, Figures, Measured, measured
 from measure import CannotRunError, Figure, Goal, Row, missed
@@ -48,10 +48,11 @@ added: p50 or p99 less that of Envoy alone in the same round. picker us: CPU a r
 process that decides (all threads; for SMG and Dynamo of the proxy that they are). + tokens us: with
 the process that tokenizes for llm-d's picker; KVSteer and Dynamo do that themselves, the others not
 at all. all us: Envoy's too. few: so few requests were answered in a round that what was under way
-at its end weighs too much; no goal is looked at. Three workers; no events come while it is
-measured. llm-d's: TLS, tracing and access logs off, else as its chart has it. Dynamo answers from
-its own simulated engines and not from the upstreams that the others share; its requests/s and
-latencies include them."""
+at its end weighs too much; no goal is looked at. "lean, idle" answers each message at once and
+picks nothing: no picker on KVSteer's server reaches more requests/s. Three workers; no events come
+while it is measured. llm-d's: TLS, tracing and access logs off, else as its chart has it. Dynamo
+answers from its own simulated engines and not from the upstreams that the others share; its
+requests/s and latencies include them."""
 
 
 def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], str]:
@@ -61,7 +62,8 @@ def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], 
         directory = Path(name)
         bodies = directory / "bodies"
         bodies.mkdir()
-        arena = PeersArena(stack, directory, [one for one in PEERS if one != ROUND_ROBIN])
+        names = [LEAN_IDLE, *(one for one in PEERS if one != ROUND_ROBIN)]
+        arena = PeersArena(stack, directory, names)
         known = []
         for size in sorted({cell.size for cell in cells}):
             requests = conversations(size)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from extproc_contestants import (
+    LEAN_IDLE,
     OURS_LEAN,
     PLAIN,
     SMG,
@@ -145,6 +146,7 @@ class PeersArena(Arena):
     def _starters(self) -> dict[str, Callable[[], Contestant]]:
         return {
             PLAIN: lambda: self._behind_envoy(PLAIN, None),
+            LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
             ROUND_ROBIN: self._round_robin,
             OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
             LLM_D: self._llm_d,
