@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 import jinja2
@@ -273,6 +274,10 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 
+# What every dictionary has, which is found before a key of that name.
+_ATTRIBUTES = frozenset(dir(dict))
+
+
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with what transformers adds.
 
@@ -324,6 +329,18 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 raise jinja2.exceptions.SecurityError("not safely callable")
             check_call(function, args, kwargs)
         return context.call(function, *args, **kwargs)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Returns what a value has under a name, as the sandbox does.
+
+        Most values are dictionaries, and most names their keys: those cost no failed search here.
+        """
+        if type(obj) is dict and attribute not in _ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
     def compiled(self, tree: nodes.Template) -> jinja2.Template:
         """Returns a template that checks its time budget and the size of its values."""
@@ -381,7 +398,24 @@ def rendered(
 
 
 # Made once: `json.dumps` makes one for each call. A bounded value contains itself nowhere.
-_written = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+
+
+def writer_by(make: Callable[..., Any] | None) -> Callable[[object], str]:
+    """Returns what writes JSON as `json.dumps` does.
+
+    The library's own encoder makes its compiled part anew for each value, which costs more than
+    to write a short one.
+
+    make: makes the compiled part, None if there is none.
+    """
+    if make is None:
+        return _encoder.encode
+    write = make(None, _encoder.default, encode_basestring, None, ": ", ", ", False, False, True)
+    return lambda value: "".join(write(value, 0))
+
+
+_written = writer_by(c_make_encoder)
 
 
 def _tojson(

@@ -1,7 +1,9 @@
 import itertools
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
+from json.encoder import c_make_encoder  # type: ignore[attr-defined]
 from typing import Any
 
 import jinja2
@@ -10,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
+from extproc.requests.known_tools import PrintedTool
 from extproc.templates.bounds import MAX_CHARACTERS, Tick
-from extproc.templates.chat_template import Sandbox, rendered
+from extproc.templates.chat_template import Sandbox, rendered, writer_by
 
 NOON = datetime(2026, 7, 4, 12)
 
@@ -126,3 +129,28 @@ def test_namespace_may_be_made_where_a_loop_holds_another() -> None:
         "{% set b = namespace(y=a.x) %}{{ b.y }}{% endfor %}{% endfor %}"
     )
     assert render(source) == "12"
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@pytest.mark.parametrize("make", [c_make_encoder, None])
+@given(values)
+def test_json_is_written_as_the_standard_library_writes_it(make: Any, value: object) -> None:
+    assert writer_by(make)(value) == json.dumps(value, ensure_ascii=False)
+
+
+KEYS = ["role", "content", "items", "get", "pop", "clear", "__class__", "_json", ""]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, PrintedTool, str])
+@given(st.sets(st.sampled_from(KEYS)), st.sampled_from(KEYS))
+def test_attributes_are_those_of_the_sandbox(kind: Any, names: set[str], name: str) -> None:
+    value, ours = kind(dict.fromkeys(sorted(names), 1)), Sandbox(datetime.now)
+    theirs = super(Sandbox, ours).getattr(value, name)
+    found = ours.getattr(value, name)
+    assert type(found) is type(theirs)
+    assert found == theirs or found._undefined_message == theirs._undefined_message
