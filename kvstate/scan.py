@@ -12,6 +12,7 @@ try:
     from kvstate._core import marks as _marks
     from kvstate._core import marks_outside as _marks_outside
     from kvstate._core import members as _members
+    from kvstate._core import sizes as _sizes
 except ImportError:  # there was no C compiler at installation
     IS_COMPILED = False
 else:
@@ -31,6 +32,9 @@ _OPENING = re.compile(_SPACE + rb"\{")
 _CLOSING = re.compile(_SPACE + rb"\}" + _SPACE)
 _MEMBER = re.compile(_SPACE + b'"(' + _INSIDE + b')"' + _SPACE + b":")
 _MARK = re.compile(b'"' + _INSIDE + rb'"|[][{},"]')
+_TEXT = re.compile(rb'"([^"\\]*+(?:\\[\x00-\xff]?[^"\\]*+)*+)"?')
+_HAS_NUMBERED = re.compile(rb"[^\\]*+(?:\\[^u][^\\]*+)*+\\u")
+_MOST_WIDTH = 4  # bytes of a character
 _ESCAPED = re.compile(rb"\\u00([0-9a-fA-F]{2})")
 
 
@@ -54,6 +58,25 @@ def marks_outside(body: bytes, max_quotes: int) -> BodyMarks:
     """
     plain = plain_marks_outside
     return BodyMarks(*_marks_outside(body, max_quotes)) if IS_COMPILED else plain(body, max_quotes)
+
+
+def sizes(written: bytes) -> tuple[int, int]:
+    """Returns how many values JSON has at most after the first, and the bytes of its texts.
+
+    These are what they take at most once they are decoded.
+    """
+    return _sizes(written) if IS_COMPILED else plain_sizes(written)
+
+
+def plain_sizes(written: bytes) -> tuple[int, int]:
+    """Does in Python what `sizes` does."""
+    outside = plain_marks(_TEXT.sub(b"", written))
+    texts = sum(len(one) * _width(one) for one in _TEXT.findall(written))
+    return outside.brackets + outside.commas, texts
+
+
+def _width(text: bytes) -> int:
+    return 1 if text.isascii() and not _HAS_NUMBERED.match(text) else _MOST_WIDTH
 
 
 # A part of a body: the place of its first byte, and the place behind its last one.

@@ -19,7 +19,7 @@ Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Tools with other fiel
 releases write these differently.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
 from typing import Any
@@ -30,6 +30,7 @@ from extproc.base.errors import RequestError
 from extproc.requests import sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import read_tools
 from extproc.requests.media import MEDIA_PARTS
 from extproc.requests.prompt import (
@@ -94,13 +95,17 @@ def _is_billed(content: str) -> bool:
 
 
 def messages_of(
-    messages: list[dict[str, Any]], *, orders_calls: bool = True, calls_by_text: bool = False
+    messages: list[dict[str, Any]],
+    *,
+    orders_calls: bool = True,
+    calls_by_text: bool = False,
+    known: "Sequence[SentMessage] | None" = None,
 ) -> tuple[list[dict[str, Any]], bool, int]:
     """Returns the messages as templates get them, whether a part of them is media, and their forms.
 
     orders_calls: whether the engine puts the keys of tool calls into its own order, in which
         templates may print them. calls_by_text: whether it refuses arguments of calls that are not
-        JSON text.
+        JSON text. known: the same messages, if they were read before.
 
     Raises:
         RequestError: there are none, too many, or one that cannot be keyed.
@@ -109,34 +114,59 @@ def messages_of(
         raise RequestError("empty_prompt")
     if len(messages) > MAX_MESSAGES:
         raise RequestError("too_many_messages")
-    unchanged = [_is_plain(message) or _is_result(message) for message in messages]
-    if all(unchanged):
+    read = list(map(SentMessage, messages)) if known is None else known
+    if all(one.is_unchanged for one in read):
         return messages, False, 0
-    refuse_costly(b"\n".join(_arguments(messages, only_text=calls_by_text)))
-    parsed = [
-        message if is_unchanged else _message(message, orders_calls)
-        for message, is_unchanged in zip(messages, unchanged, strict=True)
-    ]
+    if calls_by_text and any(one.has_objects for one in read):
+        raise RequestError("bad_request")
+    refuse_costly(b"\n".join([text for one in read for text in one.arguments]))
+    parsed = [one.parsed(orders_calls=orders_calls) for one in read]
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
     return parsed, any(map(has_media, in_lists)), BILLING if has_billing else 0
 
 
-def _arguments(messages: list[dict[str, Any]], *, only_text: bool) -> Iterator[bytes]:
-    """Yields the arguments of tool calls, where they are JSON text within JSON.
+class SentMessage:
+    """A message of a chat, as it was sent and as templates get it; neither must be changed.
 
-    Raises:
-        RequestError: the engine takes only text, and these are none.
+    is_unchanged: whether these are the same. arguments: of its tool calls, where they are JSON text
+    within JSON. has_objects: whether those of a call are none.
     """
-    for message in messages:
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            function = call.get("function") if isinstance(call, dict) else None
-            arguments = function.get("arguments") if isinstance(function, dict) else None
-            if isinstance(arguments, str):
-                yield arguments.encode("utf-8", "surrogatepass")
-            elif only_text:
-                raise RequestError("bad_request")
+
+    __slots__ = ("_parsed", "arguments", "has_objects", "is_unchanged", "sent")
+
+    def __init__(self, sent: dict[str, Any]) -> None:
+        self.sent = sent
+        self.is_unchanged = _is_plain(sent) or _is_result(sent)
+        self._parsed: dict[str, Any] | None = sent if self.is_unchanged else None
+        self.arguments: Sequence[bytes] = ()
+        self.has_objects = False
+        calls = sent.get("tool_calls")
+        if isinstance(calls, list):
+            self._read_arguments(calls)
+
+    def _read_arguments(self, calls: list[Any]) -> None:
+        functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
+        given = [one.get("arguments") if isinstance(one, dict) else None for one in functions]
+        texts = [one.encode("utf-8", "surrogatepass") for one in given if isinstance(one, str)]
+        self.arguments, self.has_objects = texts, len(texts) < len(given)
+
+    def parsed(self, *, orders_calls: bool) -> dict[str, Any]:
+        """Returns the message as templates get it.
+
+        orders_calls: as in `messages_of`; the same in all calls but those of its maker.
+
+        Raises:
+            RequestError: it cannot be keyed.
+        """
+        if self._parsed is None:
+            self._parsed = _message(self.sent, orders_calls)
+        return self._parsed
+
+
+def memory_of_arguments(messages: Iterable[SentMessage]) -> int:
+    """Returns how many bytes the arguments of calls take that are texts: as such, and decoded."""
+    return sum(len(text) + memory_of(text) for one in messages for text in one.arguments)
 
 
 def media_parts_of(messages: Sequence[Any]) -> tuple[MediaPart, ...]:
@@ -483,7 +513,7 @@ _NO_CHANGE = {"echo": (b"null",), "n": (b"1",)}
 
 
 class _ChatBody(msgspec.Struct):
-    messages: list[dict[str, Any]]
+    messages: list[msgspec.Raw]
     model: str | None = None
     tools: msgspec.Raw = NULL
     tool_choice: Any = None
@@ -515,6 +545,14 @@ LIMITED_FIELDS: Mapping[str, tuple[bytes, ...]] = {
 }
 
 _body = msgspec.json.Decoder(_ChatBody)
+_sent = msgspec.json.Decoder(dict[str, Any])
+
+
+def _read(written: bytes) -> SentMessage:
+    return SentMessage(_sent.decode(written))
+
+
+_known = KnownMessages(_read, lambda message: memory_of_arguments((message,)))
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
@@ -527,14 +565,18 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         msgspec.DecodeError: it is no chat completion.
     """
     body = _body.decode(content)
-    usual = _usual(body, speaks)
-    if usual is not None:
-        return usual
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they replace the prompt
     dialect = speaks(body.model)
     if dialect is not None and dialect.sglang is not None:
         return sglang_chat.parse(content, dialect.sglang, dialect)
+    if len(body.messages) > MAX_MESSAGES:
+        raise RequestError("too_many_messages")
+    known = _known.read(body.messages)
+    messages = [one.sent for one in known]
+    usual = _usual(body, messages, dialect)
+    if usual is not None:
+        return usual
     keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     tools = read_tools(body.tools)
     options = Options(
@@ -553,7 +595,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         dialect=dialect,
         processor_arguments=arguments_of(body.mm_processor_kwargs, body.media_io_kwargs),
     )
-    chat = conversation(body.messages, options)
+    chat = conversation(messages, options, known)
     if keep is not None and chat.has_media:
         raise RequestError("unsupported_truncation")
     if keep is not None:
@@ -567,15 +609,15 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)
 
 
-def _usual(body: _ChatBody, speaks: Speaks) -> InferenceRequest | None:
+def _usual(
+    body: _ChatBody, messages: list[dict[str, Any]], dialect: Dialect | None
+) -> InferenceRequest | None:
     """Returns the request of a body with plain messages and nothing else that counts, else None.
 
     It is the same that the general way makes of it, at a fraction of the steps.
     """
-    messages, model = body.messages, body.model
-    if body != _ChatBody(messages, model):
+    if body != _ChatBody(body.messages, body.model):
         return None
-    dialect = speaks(model)
     if dialect is not None and not dialect.is_vllms:
         return None
     roles = roles_of(messages)
@@ -585,11 +627,15 @@ def _usual(body: _ChatBody, speaks: Speaks) -> InferenceRequest | None:
     chat = Chat(
         messages, USUAL_VARIABLES, effort_rule=rule, dialect=dialect, sent=messages, roles=roles
     )
-    return InferenceRequest(model, [chat])
+    return InferenceRequest(body.model, [chat])
 
 
-def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
+def conversation(
+    messages: list[dict[str, Any]], options: Options, known: Sequence[SentMessage] | None = None
+) -> Chat:
     """Returns a conversation as the chat template gets it.
+
+    known: the same messages, if they were read before.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
@@ -607,7 +653,10 @@ def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
     roles, parsed, has_media, forms = roles_of(messages), messages, False, 0
     if roles is None:
         parsed, has_media, forms = messages_of(
-            messages, orders_calls=options.orders_calls, calls_by_text=options.calls_by_text
+            messages,
+            orders_calls=options.orders_calls,
+            calls_by_text=options.calls_by_text,
+            known=known,
         )
         roles = roles_of(parsed)  # with their keys in order
     variables, more = _variables(options)

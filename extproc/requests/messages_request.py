@@ -6,16 +6,29 @@ both depends on the release, and on the template (`extproc.templates`). An empty
 reaches the template, while it is refused in chat completions.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.requests import sglang_messages
-from extproc.requests.chat_request import Options, conversation, effort_in, printed_tools
+from extproc.requests.chat_request import (
+    Options,
+    SentMessage,
+    conversation,
+    effort_in,
+    printed_tools,
+)
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.known_messages import KnownMessages
 from extproc.requests.known_tools import read_tools
-from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, NULL, InferenceRequest
+from extproc.requests.prompt import (
+    DISABLED,
+    INLINE_SYSTEM,
+    MAX_MESSAGES,
+    NULL,
+    InferenceRequest,
+)
 
 PATH = "/v1/messages"
 
@@ -32,7 +45,7 @@ class _Message(msgspec.Struct):
 
 
 class _MessagesBody(msgspec.Struct):
-    messages: list[_Message]
+    messages: list[msgspec.Raw]
     model: str | None = None
     max_tokens: float | None = None
     system: str | list[dict[str, Any]] | None = None
@@ -45,7 +58,21 @@ class _MessagesBody(msgspec.Struct):
     cache_salt: str | None = None
 
 
+class _KnownMessage(NamedTuple):
+    """What is known of a message: its role, and the chat messages that it makes."""
+
+    role: str
+    chat: tuple[SentMessage, ...]
+
+
+def _read(written: bytes) -> _KnownMessage:
+    message = _message.decode(written)
+    return _KnownMessage(message.role, tuple(map(SentMessage, _converted(message))))
+
+
 _body = msgspec.json.Decoder(_MessagesBody)
+_message = msgspec.json.Decoder(_Message)
+_known = KnownMessages(_read)
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
@@ -69,10 +96,13 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     messages = _system(body.system)
     if dialect is not None and dialect.is_foreign and isinstance(body.system, list):
         raise RequestError("unsupported_by_engine")  # SGLang joins these by newlines
-    for message in body.messages:
-        messages += _converted(message)
+    if len(body.messages) > MAX_MESSAGES:
+        raise RequestError("too_many_messages")
+    sent = _known.read(body.messages)
+    known = [*map(SentMessage, messages), *[one for message in sent for one in message.chat]]
+    messages = [one.sent for one in known]
     effort, rule = _effort(body, dialect)
-    inline = any(message.role == "system" for message in body.messages)
+    inline = any(message.role == "system" for message in sent)
     tools = read_tools(body.tools)
     options = Options(
         tools=None if tools is None else tools.printed(PATH, _printed_tools),
@@ -84,7 +114,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         dialect=dialect,
         forms=INLINE_SYSTEM if inline else 0,
     )
-    return InferenceRequest(body.model, [conversation(messages, options)], body.cache_salt)
+    return InferenceRequest(body.model, [conversation(messages, options, known)], body.cache_salt)
 
 
 def _check_budget(body: _MessagesBody) -> None:

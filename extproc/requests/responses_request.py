@@ -22,6 +22,7 @@ from extproc.requests.chat_request import (
     function_of,
 )
 from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.known_messages import KnownMessages
 from extproc.requests.known_tools import ToolList, read_tools
 from extproc.requests.library_tools import printed_function
 from extproc.requests.prompt import ITEMS, NO_TOOLS, NULL, PRINTED, Chat, InferenceRequest, Response
@@ -43,7 +44,7 @@ _FUNCTION, _NAMESPACE, _CUSTOM = "function", "namespace", "custom"
 
 
 class _ResponsesBody(msgspec.Struct):
-    input: str | list[dict[str, Any]]
+    input: str | list[msgspec.Raw]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -61,6 +62,8 @@ class _ResponsesBody(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_ResponsesBody)
+_item = msgspec.json.Decoder(dict[str, Any])
+_known = KnownMessages(_item.decode)
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
@@ -85,7 +88,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     turns = _Turns(dialect)
     if body.instructions:
         turns.messages.append({"role": "system", "content": body.instructions})
-    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    given = body.input if isinstance(body.input, str) else _known.read(body.input)
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for item in items:
         turns.add(item)
     options = Options(
@@ -101,7 +105,7 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         chat = _with_tools(chat, tools, body.tool_choice, dialect)
     # from 0.19 the tokenizer adds its special tokens to the rendered text
     adds = dialect is None or dialect.adds_special_tokens
-    response = Response(body.input, body.instructions, [] if tools is None else tools.sent)
+    response = Response(given, body.instructions, [] if tools is None else tools.sent)
     chat = msgspec.structs.replace(
         chat, add_special_tokens=adds, special_tokens_vary=True, response=response
     )

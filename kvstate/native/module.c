@@ -1213,6 +1213,14 @@ static PyObject *module_marks(PyObject *Py_UNUSED(module), PyObject *body) {
     return marks_in(body, false, 0);
 }
 
+static PyObject *module_sizes(PyObject *Py_UNUSED(module), PyObject *body) {
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(body, &bytes, &length)) return NULL;
+    Sizes sizes = scan_sizes((const uint8_t *)bytes, (size_t)length);
+    return Py_BuildValue("(nn)", (Py_ssize_t)sizes.values, (Py_ssize_t)sizes.text_bytes);
+}
+
 static PyObject *module_marks_outside(PyObject *Py_UNUSED(module), PyObject *const *given,
                                       Py_ssize_t count) {
     if (!arguments_are(count, 2)) return NULL;
@@ -1248,6 +1256,7 @@ static PyObject *module_members(PyObject *Py_UNUSED(module), PyObject *const *gi
 
 static PyMethodDef module_functions[] = {
     {"marks", module_marks, METH_O, NULL},
+    {"sizes", module_sizes, METH_O, NULL},
     {"marks_outside", (PyCFunction)(void (*)(void))module_marks_outside, METH_FASTCALL, NULL},
     {"members", (PyCFunction)(void (*)(void))module_members, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -18,6 +18,16 @@ Marks scan_marks(const uint8_t *body, size_t length);
  * max_quotes: with more, the rest is not scanned. */
 Marks scan_marks_outside(const uint8_t *body, size_t length, size_t max_quotes);
 
+/* values: brackets that open, and commas, outside of texts. text_bytes: what all texts take at most,
+ * decoded: a byte for each as it is written, MOST_WIDTH where a text has one beyond ASCII. */
+typedef struct {
+    size_t values, text_bytes;
+} Sizes;
+
+enum { MOST_WIDTH = 4 };
+
+Sizes scan_sizes(const uint8_t *body, size_t length);
+
 /* A part of a body, from its first byte to the one behind its last. */
 typedef struct {
     size_t start, end;

@@ -13,7 +13,9 @@ from kvstate import scan
 from kvstate.overlap import Tokens, shared_tokens
 
 compiled = pytest.mark.skipif(not scan.IS_COMPILED, reason="no C compiler at installation")
-BODIES = st.lists(st.sampled_from([b'"', b"\\", b"{", b"[", b"]", b",", b"a", b"\n", b"\xff"]))
+BODIES = st.lists(
+    st.sampled_from([b'"', b"u", b"\\", b"{", b"[", b"]", b",", b"a", b"\n", b"\xff"])
+)
 TEXTS = st.lists(st.sampled_from(['"', "\\", "{[", ",", "a", "\n", "é"])).map("".join)
 
 
@@ -24,9 +26,51 @@ def test_marks_are_the_same_compiled_and_plain(body: bytes, most: int, long: int
     assert scan.marks(body) == scan.plain_marks(body)
     ours, theirs = scan.marks_outside(body, len(body)), scan.plain_marks_outside(body, len(body))
     assert ours == theirs
+    assert scan.sizes(body) == scan.plain_sizes(body)
     bounded = scan.marks_outside(body, most), scan.plain_marks_outside(body, most)
     for found in bounded:
         assert found == ours if ours.quotes <= most else found.quotes > most
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def texts_in(value: object) -> list[str]:
+    match value:
+        case str():
+            return [value]
+        case dict():
+            return [text for pair in value.items() for one in pair for text in texts_in(one)]
+        case list():
+            return [text for one in value for text in texts_in(one)]
+    return []
+
+
+def count_in(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(count_in, inner))
+
+
+@pytest.mark.parametrize("sizes", [scan.sizes, scan.plain_sizes])
+@given(VALUES, st.booleans())
+def test_sizes_are_at_least_those_of_what_is_decoded(
+    sizes: Callable[[bytes], tuple[int, int]], value: object, ensure_ascii: bool
+) -> None:
+    written = json.dumps(value, ensure_ascii=ensure_ascii).encode()
+    values, text_bytes = sizes(written)
+    assert values + 1 >= count_in(value)
+    widths = [
+        4 if one > "\uffff" else 2 if one > "\xff" else 1 for one in map(largest, texts_in(value))
+    ]
+    lengths = map(len, texts_in(value))
+    assert text_bytes >= sum(a * b for a, b in zip(widths, lengths, strict=True))
+
+
+def largest(text: str) -> str:
+    return max(text, default="")
 
 
 @pytest.mark.parametrize("marks_outside", [scan.marks_outside, scan.plain_marks_outside])
