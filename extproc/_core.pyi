@@ -81,6 +81,14 @@ def lowest(
 def plain_chat(
     body: bytes, limited: bytes, /
 ) -> tuple[str | None, str | None, bytes, bytes] | None: ...
+def turn_texts(
+    body: bytes,
+    spans: bytes,
+    new: list[int],
+    before: tuple[str, ...],
+    behind: tuple[str, ...],
+    /,
+) -> list[str | None]: ...
 
 class TurnTable:
     def __new__(cls, max_bytes: int, secret: bytes, /) -> Self: ...

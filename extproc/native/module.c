@@ -443,6 +443,7 @@ static PyMethodDef module_functions[] = {
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
+    {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -32,6 +32,110 @@ PyObject *module_plain_chat(PyObject *Py_UNUSED(module), PyObject *given) {
                          (Py_ssize_t)(chat.count * sizeof *chat.contents));
 }
 
+/* --- texts of turns --- */
+
+/* A text that is being written. bytes: as many as `capacity` says. */
+typedef struct {
+    char *bytes;
+    size_t length, capacity;
+} Draft;
+
+static bool draft_reserve(Draft *draft, size_t length) {
+    draft->length = 0;
+    if (length <= draft->capacity) return true;
+    char *bytes = realloc(draft->bytes, length);
+    if (!bytes) return false;
+    draft->bytes = bytes;
+    draft->capacity = length;
+    return true;
+}
+
+static void draft_add(Draft *draft, const char *bytes, size_t length) {
+    if (length) memcpy(draft->bytes + draft->length, bytes, length);
+    draft->length += length;
+}
+
+/* Returns what stands for a letter behind a backslash, 0 if that takes a decoder to know. */
+static char unescaped(char letter) {
+    switch (letter) {
+        case '"': case '\\': case '/': return letter;
+        case 'b': return '\b';
+        case 'f': return '\f';
+        case 'n': return '\n';
+        case 'r': return '\r';
+        case 't': return '\t';
+        default: return 0;
+    }
+}
+
+/* Adds a content as it is written, decoded; false if that takes a decoder. */
+static bool draft_decode(Draft *draft, const char *content, size_t length) {
+    while (length) {
+        const char *escape = memchr(content, '\\', length);
+        size_t plain = escape ? (size_t)(escape - content) : length;
+        draft_add(draft, content, plain);
+        if (!escape) return true;
+        char letter = length - plain > 1 ? unescaped(escape[1]) : 0;
+        if (!letter) return false;
+        draft_add(draft, &letter, 1);
+        content += plain + 2;
+        length -= plain + 2;
+    }
+    return true;
+}
+
+/* Returns the text of a turn, None if it takes a decoder to know it; NULL after an error. */
+static PyObject *turn_text(Draft *draft, PyObject *before, const char *content, size_t length,
+                           PyObject *behind) {
+    Py_ssize_t before_length, behind_length;
+    const char *first = PyUnicode_AsUTF8AndSize(before, &before_length);
+    const char *last = first ? PyUnicode_AsUTF8AndSize(behind, &behind_length) : NULL;
+    if (!last) { /* a lone surrogate in a template: the encoder will refuse it */
+        if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return NULL;
+        PyErr_Clear();
+        return Py_BuildValue("");
+    }
+    if (!draft_reserve(draft, (size_t)before_length + length + (size_t)behind_length))
+        return PyErr_NoMemory();
+    draft_add(draft, first, (size_t)before_length);
+    PyObject *text = NULL;
+    if (draft_decode(draft, content, length)) {
+        draft_add(draft, last, (size_t)behind_length);
+        text = PyUnicode_DecodeUTF8(draft->bytes, (Py_ssize_t)draft->length, "strict");
+        if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+    }
+    return text || PyErr_Occurred() ? text : Py_BuildValue("");
+}
+
+/* turn_texts(body, spans, new, before, behind): the text of each new turn, or None. */
+PyObject *module_turn_texts(PyObject *Py_UNUSED(module), PyObject *given) {
+    const char *body, *spans;
+    Py_ssize_t length, spans_length;
+    PyObject *new, *before, *behind;
+    if (!PyArg_ParseTuple(given, "y#y#O!O!O!", &body, &length, &spans, &spans_length, &PyList_Type,
+                          &new, &PyTuple_Type, &before, &PyTuple_Type, &behind))
+        return NULL;
+    Py_ssize_t count = PyList_Size(new), most = spans_length / (Py_ssize_t)sizeof(ContentSpan);
+    PyObject *texts = PyList_New(count);
+    Draft draft = {0};
+    for (Py_ssize_t n = 0; texts && n < count; n++) {
+        Py_ssize_t at = PyLong_AsSsize_t(PyList_GetItem(new, n));
+        PyObject *text = NULL;
+        if (at >= 0 && at < most) {
+            ContentSpan span;
+            memcpy(&span, spans + (size_t)at * sizeof span, sizeof span);
+            PyObject *one = PyTuple_GetItem(before, at), *other = PyTuple_GetItem(behind, at);
+            if (one && other && span.start <= span.end && span.end <= (uint64_t)length)
+                text = turn_text(&draft, one, body + span.start, (size_t)(span.end - span.start),
+                                 other);
+        }
+        if (!text && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no such turn");
+        if (!text || PyList_SetItem(texts, n, text)) Py_CLEAR(texts);
+    }
+    free(draft.bytes);
+    return texts;
+}
+
 /* --- the table --- */
 
 enum { FIRST_CHAINS = 64, SEEDS = 3, ENTRY_BYTES = 120 };

@@ -6,5 +6,6 @@
 
 extern PyType_Spec turn_table_spec;
 PyObject *module_plain_chat(PyObject *module, PyObject *given);
+PyObject *module_turn_texts(PyObject *module, PyObject *given);
 
 #endif

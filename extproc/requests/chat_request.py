@@ -166,7 +166,9 @@ class SentMessage:
 
 def memory_of_arguments(messages: Iterable[SentMessage]) -> int:
     """Returns how many bytes the arguments of calls take that are texts: as such, and decoded."""
-    return sum(len(text) + memory_of(text) for one in messages for text in one.arguments)
+    # one by one: a text that is no JSON must not hide what is in the next
+    texts = [text for one in messages for text in one.arguments]
+    return sum(map(len, texts)) + sum(map(memory_of, texts))
 
 
 def media_parts_of(messages: Sequence[Any]) -> tuple[MediaPart, ...]:
@@ -552,7 +554,7 @@ def _read(written: bytes) -> SentMessage:
     return SentMessage(_sent.decode(written))
 
 
-_known = KnownMessages(_read, lambda message: memory_of_arguments((message,)))
+_known = KnownMessages(_read, memory_of_arguments)
 
 
 def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:

@@ -5,7 +5,6 @@ nor converted again. Memory is bounded in bytes: two generations are kept; when 
 full, the older one is dropped.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -26,22 +25,27 @@ Read = TypeVar("Read")
 
 
 def memory_of(written: bytes) -> int:
-    """Returns how many bytes a value of JSON takes at most, decoded and converted."""
+    """Returns how many bytes values of JSON take at most, decoded and converted.
+
+    written: with a comma between them.
+    """
     values, text_bytes = sizes(written)
     return 2 * (text_bytes + _VALUE_BYTES * (1 + values))
 
 
 class KnownMessages(Generic[Read]):
-    """The messages of an API, by their bytes. Safe to use from several threads.
+    """The messages of an API, by their bytes.
+
+    Several threads may use it at once: at worst, the bytes of some messages are not counted.
 
     read: reads one. What it returns serves several requests, and must not be changed. more_of:
-    returns how many bytes that takes besides the decoded message.
+    returns how many bytes such messages take besides the decoded ones.
     """
 
     def __init__(
         self,
         read: Callable[[bytes], Read],
-        more_of: Callable[[Read], int] = lambda _: 0,
+        more_of: Callable[[Sequence[Read]], int] = lambda _: 0,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._read, self._more_of = read, more_of
@@ -49,31 +53,39 @@ class KnownMessages(Generic[Read]):
         self._young: dict[bytes, Read] = {}
         self._old: dict[bytes, Read] = {}
         self._young_bytes = 0
-        self._lock = threading.Lock()
 
     def read(self, messages: Sequence[msgspec.Raw]) -> list[Read]:
         """Returns what was read of each message.
 
         Raises:
-            Whatever reading does; such a message is not kept.
+            Whatever reading does; then no new message is kept.
         """
         written = list(map(bytes, messages))
         found = list(map(self._young.get, written))
-        return [
-            self._kept(raw) if known is None else known
-            for raw, known in zip(written, found, strict=True)
-        ]
+        if None not in found:
+            return found  # type: ignore[return-value] # none is missing
+        return self._completed(written, found)
 
-    def _kept(self, written: bytes) -> Read:
-        """Returns what is read of a message that the younger generation does not have."""
-        read = self._old.get(written)
-        if read is None:
-            read = self._read(written)
-        size = len(written) + memory_of(written) + self._more_of(read) + _ENTRY_BYTES
-        with self._lock:
-            if self._young_bytes + size > self._most:
-                self._old, self._young, self._young_bytes = self._young, {}, 0
-            if size <= self._most:
-                self._young[written] = read
-                self._young_bytes += size
-        return read
+    def _completed(self, written: list[bytes], found: Sequence[Read | None]) -> list[Read]:
+        """Returns all messages, and keeps those that the younger generation does not have."""
+        old, read = self._old.get, self._read
+        new: dict[bytes, Read] = {}
+        whole = []
+        for raw, known in zip(written, found, strict=True):
+            one = known
+            if one is None:
+                one = old(raw)
+                new[raw] = one = read(raw) if one is None else one
+            whole.append(one)
+        self._keep(new)
+        return whole
+
+    def _keep(self, new: dict[bytes, Read]) -> None:
+        all_written = b",".join(new)
+        size = len(all_written) + memory_of(all_written) + _ENTRY_BYTES * len(new)
+        size += self._more_of([*new.values()])
+        if self._young_bytes + size > self._most:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+        if size <= self._most:
+            self._young.update(new)
+            self._young_bytes += size

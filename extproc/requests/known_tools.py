@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from kvstate.scan import marks
+
 # So many lists are known. Longer ones, and those of more values, are read each time: a value of a
 # few bytes may take hundreds in memory.
 MOST_LISTS = 32
@@ -82,7 +84,8 @@ def read_tools(raw: msgspec.Raw) -> ToolList | None:
 
 @lru_cache(MOST_LISTS)
 def _has_few_values(written: bytes) -> bool:
-    return written.count(b",") + written.count(b"{") + written.count(b"[") <= MOST_MARKS
+    found = marks(written)
+    return found.commas + found.brackets <= MOST_MARKS
 
 
 def _read(written: bytes) -> ToolList | None:

@@ -10,6 +10,7 @@ younger one is full, the older one is dropped.
 import os
 from array import array
 from itertools import count
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from kvstate.overlap import Tokens
 from kvstate.undecodable import UNDECODABLE
 
 if IS_COMPILED:
-    from extproc._core import TurnTable
+    from extproc._core import TurnTable, turn_texts
 
 # Memory of all turns of a model.
 MAX_TURN_BYTES = 64 * 1024 * 1024
@@ -39,6 +40,7 @@ _MOST_SHAPES = 4_096
 _SYSTEM = ord("s")
 
 _text = msgspec.json.Decoder(str)
+_span = Struct("@QQ")  # where a content begins and ends in a body
 
 
 class _Shaped(NamedTuple):
@@ -102,7 +104,7 @@ class PlainTurns:
         parts, new = self._table.find(body, spans, shaped.shapes)
         if not new:
             return TurnParts(shaped, parts, new, [], 0)
-        texts = self._texts(roles, shaped.turns, parts, new)
+        texts = _texts(body, chat, shaped.turns, new)
         if texts is None:
             return None
         return TurnParts(shaped, parts, new, texts, sum(map(len, texts)))
@@ -125,25 +127,6 @@ class PlainTurns:
             self._table.keep(parts, new, shaped.shapes, self._encoder.ids(texts))
         parts.append(shaped.last)
         return array("I", b"".join(parts))
-
-    def _texts(
-        self, roles: bytes, turns: Turns, parts: list[Tokens | bytes], new: list[int]
-    ) -> list[str] | None:
-        """Returns the texts of the new turns; None if a decoder refuses one, or a rule of its own
-        applies to it.
-        """
-        texts = []
-        for at in new:
-            try:
-                content = _text.decode(parts[at])
-            except UNDECODABLE:
-                return None
-            if roles[at] == _SYSTEM and content.startswith(BILLING_LINE):
-                return None
-            if turns.strips:
-                content = content.strip()
-            texts.append(f"{turns.before[at]}{content}{turns.behind[at]}")
-        return texts
 
     def _shape(self, roles: bytes) -> _Shaped | None:
         """Returns what is around the turns of conversations with these roles, None if unknown."""
@@ -169,6 +152,37 @@ class PlainTurns:
             numbers.append(self._numbers.setdefault((*around, turns.strips), next(self._next)))
         (last,) = self._encoder.ids([turns.last])
         return _Shaped(turns, numbers.tobytes(), last)
+
+
+def _texts(body: bytes, chat: PlainChat, turns: Turns, new: list[int]) -> list[str] | None:
+    """Returns the texts of the new turns; None if a decoder refuses one, or a rule of its own
+    applies to it.
+    """
+    _, _, roles, spans = chat
+    known: list[str | None] = [None] * len(new)
+    if not turns.strips:
+        known = turn_texts(body, spans, new, turns.before, turns.behind)
+    texts = []
+    for at, one in zip(new, known, strict=True):
+        text = _decoded(body, spans, turns, at) if one is None else one
+        if text is None:
+            return None
+        if roles[at] == _SYSTEM and text.startswith(BILLING_LINE, len(turns.before[at])):
+            return None
+        texts.append(text)
+    return texts
+
+
+def _decoded(body: bytes, spans: bytes, turns: Turns, at: int) -> str | None:
+    """Returns the text of a turn whose content takes a decoder; None if that refuses it."""
+    start, end = _span.unpack_from(spans, at * _span.size)
+    try:
+        content = _text.decode(body[start - 1 : end + 1])
+    except UNDECODABLE:
+        return None
+    if turns.strips:
+        content = content.strip()
+    return f"{turns.before[at]}{content}{turns.behind[at]}"
 
 
 def plain_turns(

@@ -24,6 +24,9 @@ Marks scan_marks(const uint8_t *body, size_t length) {
     return all;
 }
 
+/* Whether the first byte of a word is its lowest. */
+#define IS_LITTLE_ENDIAN (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+
 /* Sixteen bytes that are looked at together (a vector of GCC and Clang). */
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
@@ -36,7 +39,10 @@ static size_t next_special(const uint8_t *body, size_t length, size_t at, uint8_
         Bytes found = (Bytes)(bytes == '"') | (Bytes)(bytes == '\\') | (bytes & bits);
         uint64_t halves[2];
         memcpy(halves, &found, sizeof halves);
-        if (halves[0] | halves[1]) break;
+        if (!(halves[0] | halves[1])) continue;
+        if (!IS_LITTLE_ENDIAN) break;
+        int zeros = halves[0] ? __builtin_ctzll(halves[0]) : 64 + __builtin_ctzll(halves[1]);
+        return at + (size_t)zeros / 8;
     }
     while (at < length && body[at] != '"' && body[at] != '\\' && !(body[at] & bits)) at++;
     return at;

@@ -4,6 +4,7 @@ import json
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,3 +218,53 @@ def test_table_keeps_only_what_it_was_asked_for(parts: Any, new: Any, made: Any)
         TurnTable(1_000, bytes(24)).keep(parts, new, SHAPE, made)
     with pytest.raises(ValueError, match="a secret of 24 bytes"):
         TurnTable(1_000, b"")
+
+
+ESCAPES = ['\\"', "\\\\", "\\/", "\\b\\f", "\\n", "\\r\\t", "\\u00e9", "\\ud83d\\ude00", "\\ud800"]
+WRITTEN = st.lists(
+    st.sampled_from(["a" * 40, "b", "é", "😀", *ESCAPES, "\\q", "\\u12", "\udcff", "x-anthropic"])
+)
+
+
+@given(st.lists(WRITTEN.map("".join), min_size=1, max_size=4), st.data(), st.text(), st.text())
+def test_texts_of_turns_are_those_of_the_decoder(
+    contents: list[str], data: st.DataObject, before: str, behind: str
+) -> None:
+    from extproc._core import turn_texts
+
+    body, spans = b"", array("Q")
+    expected: list[str | None] = []
+    for content in contents:
+        raw = content.encode("utf-8", "surrogateescape")
+        spans.extend((len(body) + 1, len(body) + 1 + len(raw)))
+        body += b'"' + raw + b'"'
+        try:
+            expected.append(before + msgspec.json.decode(b'"' + raw + b'"', type=str) + behind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            expected.append(None)
+    new = data.draw(st.lists(st.sampled_from(range(len(contents)))))
+    around = (before,) * len(contents), (behind,) * len(contents)
+    found = turn_texts(body, spans.tobytes(), new, *around)
+    assert [one for one in found if one is not None] == [
+        expected[at] for at, one in zip(new, found, strict=True) if one is not None
+    ]
+    simple = [at for at in new if not ("\\u" in contents[at] or expected[at] is None)]
+    assert all(found[n] is not None for n, at in enumerate(new) if at in simple)
+
+
+@pytest.mark.parametrize(
+    ("new", "around"), [([1], ("", "")), ([-1], ("",)), ([0], ()), ([0], (7,)), (["a"], ("",))]
+)
+def test_texts_are_only_those_of_turns(new: Any, around: Any) -> None:
+    from extproc._core import turn_texts
+
+    for spans in (SPAN, array("Q", [4, 1]).tobytes(), array("Q", [1, 9]).tobytes()):
+        with pytest.raises((ValueError, IndexError, TypeError)):
+            turn_texts(BODY, spans, [*new, 1], around, around)
+
+
+def test_text_around_turns_that_is_no_unicode_is_left_to_the_encoder() -> None:
+    from extproc._core import turn_texts
+
+    assert turn_texts(BODY, SPAN, [0], ("\ud800",), ("",)) == [None]
+    assert turn_texts(BODY, SPAN, [0], ("<",), (">",)) == ["<abc>"]
