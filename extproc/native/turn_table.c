@@ -68,6 +68,50 @@ static char unescaped(char letter) {
     }
 }
 
+enum { NUMBERED_BYTES = 6, HIGH_SURROGATE = 0xd8, LOW_SURROGATE = 0xdc, SURROGATE_MASK = 0xfc };
+
+/* Returns the number of an escape like \u00e9; -1 if none stands there. */
+static long number_at(const char *place, size_t length) {
+    if (length < NUMBERED_BYTES || place[0] != '\\' || place[1] != 'u') return -1;
+    long number = 0;
+    for (int n = 2; n < NUMBERED_BYTES; n++) {
+        char digit = place[n];
+        char letter = (char)(digit | 0x20);
+        bool is_letter = letter >= 'a' && letter <= 'f';
+        if (!is_letter && (digit < '0' || digit > '9')) return -1;
+        number = number * 16 + (is_letter ? letter - 'a' + 10 : digit - '0');
+    }
+    return number;
+}
+
+static bool is_surrogate(long number, int kind) {
+    return number >= 0 && ((number >> 8) & SURROGATE_MASK) == kind;
+}
+
+static void draft_add_character(Draft *draft, long number) {
+    char bytes[4];
+    size_t length = number < 0x80 ? 1 : number < 0x800 ? 2 : number < 0x10000 ? 3 : 4;
+    for (size_t n = length; --n > 0; number >>= 6) bytes[n] = (char)(0x80 | (number & 0x3f));
+    static const int marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    bytes[0] = (char)(marks[length] | number);
+    draft_add(draft, bytes, length);
+}
+
+/* Adds the character of a numbered escape, or of two; returns their bytes, 0 if that takes a
+ * decoder. */
+static size_t draft_add_numbered(Draft *draft, const char *place, size_t length) {
+    long first = number_at(place, length), second = -1;
+    if (first < 0 || is_surrogate(first, LOW_SURROGATE)) return 0;
+    if (!is_surrogate(first, HIGH_SURROGATE)) {
+        draft_add_character(draft, first);
+        return NUMBERED_BYTES;
+    }
+    second = number_at(place + NUMBERED_BYTES, length - NUMBERED_BYTES);
+    if (!is_surrogate(second, LOW_SURROGATE)) return 0;
+    draft_add_character(draft, 0x10000 + ((first & 0x3ff) << 10) + (second & 0x3ff));
+    return 2 * NUMBERED_BYTES;
+}
+
 /* Adds a content as it is written, decoded; false if that takes a decoder. */
 static bool draft_decode(Draft *draft, const char *content, size_t length) {
     while (length) {
@@ -75,11 +119,15 @@ static bool draft_decode(Draft *draft, const char *content, size_t length) {
         size_t plain = escape ? (size_t)(escape - content) : length;
         draft_add(draft, content, plain);
         if (!escape) return true;
-        char letter = length - plain > 1 ? unescaped(escape[1]) : 0;
-        if (!letter) return false;
-        draft_add(draft, &letter, 1);
-        content += plain + 2;
-        length -= plain + 2;
+        size_t rest = length - plain, taken = 2;
+        char letter = rest > 1 ? unescaped(escape[1]) : 0;
+        if (letter)
+            draft_add(draft, &letter, 1);
+        else
+            taken = draft_add_numbered(draft, escape, rest);
+        if (!taken) return false;
+        content = escape + taken;
+        length = rest - taken;
     }
     return true;
 }
