@@ -16,6 +16,7 @@ BESIDES = (
     "tests/extproc/fleet/test_computed.py",
     "tests/extproc/fleet/test_proof_memory.py",
     "tests/extproc/commands/test_admin_client.py",
+    "tests/extproc/requests/test_known_messages.py",
     "tests/extproc/requests/test_paths.py",
     "tests/extproc/serving/test_router.py",
     "tests/extproc/serving/test_exchange.py",
