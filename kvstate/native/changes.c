@@ -67,6 +67,17 @@ bool changes_are_sound(const unsigned char *bytes, size_t length) {
     return true;
 }
 
+void changes_fetch(Index *index, uint32_t number, const unsigned char *bytes, size_t length) {
+    Part part;
+    if (length < sizeof part) return;
+    memcpy(&part, bytes, sizeof part);
+    bytes += sizeof part;
+    if (length_after(&part) > length - sizeof part) return;
+    PoolName pool = {.medium = part.medium, .group = part.group, .block_size = part.block_size};
+    const unsigned char *keys = part.is_removal ? NULL : bytes + (size_t)part.count * 8;
+    index_fetch(index, number, &pool, bytes, keys, part.count);
+}
+
 static IndexResult repeat_store(Index *index, uint32_t number, const Part *part,
                                 const unsigned char *bytes) {
     Owner *owner = &index->owners[number];

@@ -40,6 +40,8 @@ void changes_remove(Changes *changes, const WireEvent *event, const uint64_t *ha
                     const uint32_t *lefts);
 /* Whether these bytes are such parts. */
 bool changes_are_sound(const unsigned char *bytes, size_t length);
+/* Has what the first part changes on its way from memory. */
+void changes_fetch(Index *index, uint32_t owner, const unsigned char *bytes, size_t length);
 /* Repeats sound ones; returns INDEX_NO_MEMORY, or INDEX_OK. */
 IndexResult changes_repeat(Index *index, uint32_t owner, const unsigned char *bytes, size_t length);
 

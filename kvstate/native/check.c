@@ -7,9 +7,9 @@ static const char *check_pool(Index *index, uint32_t number, Pool *pool, uint32_
     for (unsigned n = 0; n < SHARDS; n++) {
         Shard *shard = &pool->blocks[segment].shards[n];
         for (uint32_t at = 0; at < shard->capacity; at++) {
-            if (!shard->tags[at]) continue;
-            Slot row = table_find(&index->rows, shard->extras[at]);
-            if (!row.shard || !sets_contain(&index->sets, row.shard->tags[row.at], holder))
+            if (!entry_at(shard, at)->tag) continue;
+            Slot row = table_find(&index->rows, entry_at(shard, at)->extra);
+            if (!row.shard || !sets_contain(&index->sets, entry_of(row)->tag, holder))
                 return "a held block is missing in its row";
             ++*pairs;
         }
@@ -24,16 +24,16 @@ static const char *check_ends(Index *index, uint32_t number, Pool *pool, uint64_
     for (unsigned n = 0; n < SHARDS; n++) {
         Shard *shard = &owner->ends->entries.shards[n];
         for (uint32_t at = 0; at < shard->capacity; at++) {
-            if (!shard->tags[at]) continue;
-            uint32_t classes = shard->tags[at] & END_CLASSES;
-            if (!shard->extras[at]) return "an entry of ends has none";
-            if (!owner->ends->is_linking && classes != ends_complete(owner->ends, shard->extras[at]))
+            if (!entry_at(shard, at)->tag) continue;
+            uint32_t classes = entry_at(shard, at)->tag & END_CLASSES;
+            if (!entry_at(shard, at)->extra) return "an entry of ends has none";
+            if (!owner->ends->is_linking && classes != ends_complete(owner->ends, entry_at(shard, at)->extra))
                 return "an entry of ends links other classes than are complete";
-            Slot block = table_find(blocks, shard->keys[at]);
+            Slot block = table_find(blocks, entry_at(shard, at)->key);
             for (uint32_t class = 0; block.shard && class < MAX_END_CLASSES; class++) {
                 if (!(classes >> class & 1)) continue;
-                Slot row = table_find(&index->rows, block.shard->extras[block.at]);
-                if (!row.shard || !sets_contain(&index->sets, row.shard->tags[row.at],
+                Slot row = table_find(&index->rows, entry_of(block)->extra);
+                if (!row.shard || !sets_contain(&index->sets, entry_of(row)->tag,
                                                 index_end_holder(number, class)))
                     return "a complete class is missing in its row";
                 ++*pairs;
@@ -67,9 +67,9 @@ static const char *check_rows(Index *index, uint64_t *memberships) {
     for (unsigned n = 0; n < SHARDS; n++) {
         Shard *shard = &index->rows.shards[n];
         for (uint32_t at = 0; at < shard->capacity; at++) {
-            if (!shard->tags[at]) continue;
-            rows[shard->tags[at]]++;
-            *memberships += index->sets.sets[shard->tags[at]].length;
+            if (!entry_at(shard, at)->tag) continue;
+            rows[entry_at(shard, at)->tag]++;
+            *memberships += index->sets.sets[entry_at(shard, at)->tag].length;
         }
     }
     for (uint32_t id = 1; id < index->sets.count; id++)
@@ -91,7 +91,7 @@ const char *index_check(Index *index) {
     for (unsigned n = 0; n < SHARDS; n++) {
         Shard *shard = &index->sharers.shards[n];
         for (uint32_t at = 0; at < shard->capacity; at++)
-            if (shard->tags[at]) shared += shard->tags[at] - 1;
+            if (entry_at(shard, at)->tag) shared += entry_at(shard, at)->tag - 1;
     }
     for (uint32_t n = 0; n < index->model_count; n++)
         for (uint32_t size = 0; size < index->models[n].size_count; size++) {

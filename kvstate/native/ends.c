@@ -28,14 +28,14 @@ static bool link_blocks(Index *index, uint32_t number, const Pool *but, uint64_t
         Pool *pool = owner->pools[n];
         Slot block = pool == but || pool->tier ? (Slot){0}
                                                : table_find(&pool->blocks[owner->certain], hash);
-        if (!block.shard || link_block(index, number, block.shard->extras[block.at], classes, adds))
+        if (!block.shard || link_block(index, number, entry_of(block)->extra, classes, adds))
             continue;
         while (n--) { /* those before it */
             pool = owner->pools[n];
             if (pool == but || pool->tier) continue;
             block = table_find(&pool->blocks[owner->certain], hash);
             if (block.shard)
-                link_block(index, number, block.shard->extras[block.at], classes, false);
+                link_block(index, number, entry_of(block)->extra, classes, false);
         }
         return false;
     }
@@ -45,16 +45,15 @@ static bool link_blocks(Index *index, uint32_t number, const Pool *but, uint64_t
 /* Sets an entry's counts, and links what is complete now; an entry without any is removed. */
 static void set_counts(Index *index, uint32_t number, Slot slot, uint64_t counts) {
     Ends *ends = index->owners[number].ends;
-    uint64_t hash = slot.shard->keys[slot.at];
-    uint32_t *tag = &slot.shard->tags[slot.at];
-    uint32_t old = *tag & END_CLASSES, new = ends_complete(ends, counts);
+    uint64_t hash = entry_of(slot)->key;
+    uint32_t old = entry_of(slot)->tag & END_CLASSES, new = ends_complete(ends, counts);
     link_blocks(index, number, NULL, hash, old & ~new, false);
     if (!link_blocks(index, number, NULL, hash, new & ~old, true)) {
         link_blocks(index, number, NULL, hash, old & new, false);
         counts = 0; /* better to know nothing of it */
     }
-    slot.shard->extras[slot.at] = counts;
-    *tag = (*tag & ~END_CLASSES) | new;
+    entry_of(slot)->extra = counts;
+    entry_of(slot)->tag = (entry_of(slot)->tag & ~END_CLASSES) | new;
     if (!counts) table_remove(&ends->entries, slot);
 }
 
@@ -62,7 +61,7 @@ void ends_hold_block(Index *index, uint32_t number, const Pool *pool, uint64_t h
     Ends *ends = index->owners[number].ends;
     Slot slot = table_find(&ends->entries, hash);
     if (!slot.shard) return;
-    uint32_t classes = slot.shard->tags[slot.at] & END_CLASSES;
+    uint32_t classes = entry_of(slot)->tag & END_CLASSES;
     if (link_block(index, number, key, classes, true)) return;
     link_blocks(index, number, pool, hash, classes, false);
     table_remove(&ends->entries, slot);
@@ -71,7 +70,7 @@ void ends_hold_block(Index *index, uint32_t number, const Pool *pool, uint64_t h
 void ends_drop_block(Index *index, uint32_t number, uint64_t hash, uint64_t key) {
     Slot slot = table_find(&index->owners[number].ends->entries, hash);
     if (slot.shard)
-        link_block(index, number, key, slot.shard->tags[slot.at] & END_CLASSES, false);
+        link_block(index, number, key, entry_of(slot)->tag & END_CLASSES, false);
 }
 
 /* Brings entries up to date with the classes, until the limit of work. */
@@ -83,7 +82,7 @@ static IndexResult link_some(Index *index, uint32_t number) {
             Slot slot = {shard, ends->slot};
             index->work++;
             if (index_is_over(index)) return INDEX_MORE;
-            uint64_t counts = shard->tags[slot.at] ? shard->extras[slot.at] : 0;
+            uint64_t counts = entry_at(shard, slot.at)->tag ? entry_at(shard, slot.at)->extra : 0;
             if (counts) set_counts(index, number, slot, counts);
             ends->slot++;
         }
@@ -145,9 +144,9 @@ IndexResult ends_store(Index *index, uint32_t number, int64_t group, uint64_t ha
         slot = table_add(&owner->ends->entries, hash, END_PRESENT);
         if (!slot.shard) return INDEX_NO_MEMORY;
     }
-    uint64_t counts = slot.shard->extras[slot.at];
+    uint64_t counts = entry_of(slot)->extra;
     if (!(counts >> shift & END_COPIES))
-        slot.shard->tags[slot.at] = (slot.shard->tags[slot.at] & (END_CLASSES | END_PRESENT)) |
+        entry_of(slot)->tag = (entry_of(slot)->tag & (END_CLASSES | END_PRESENT)) |
                                     owner->ends->message << END_MESSAGE_SHIFT;
     uint64_t end = stored_end(counts >> shift & 31, may_repeat);
     set_counts(index, number, slot, with_end(counts, shift, end));
@@ -174,8 +173,8 @@ IndexResult ends_put(Index *index, uint32_t number, uint64_t hash, uint64_t coun
 /* The classes that may have been complete before this message, one bit each. */
 static uint32_t classes_before(Ends *ends, uint64_t hash) {
     Slot slot = table_find(&ends->entries, hash);
-    if (!slot.shard || slot.shard->tags[slot.at] >> END_MESSAGE_SHIFT == ends->message) return 0;
-    uint64_t counts = slot.shard->extras[slot.at];
+    if (!slot.shard || entry_of(slot)->tag >> END_MESSAGE_SHIFT == ends->message) return 0;
+    uint64_t counts = entry_of(slot)->extra;
     for (uint32_t n = 0; n < ends->group_count; n++)
         counts &= ~((uint64_t)END_IN_DOUBT << n * END_BITS); /* it may have been there */
     return ends_complete(ends, counts);
@@ -229,7 +228,7 @@ void ends_remove(Index *index, uint32_t number, int64_t group, uint64_t hash, ui
     Slot slot = known < 0 ? (Slot){0} : table_find(&owner->ends->entries, hash);
     if (!slot.shard) return;
     uint32_t shift = (uint32_t)known * END_BITS;
-    uint64_t counts = slot.shard->extras[slot.at], end = counts >> shift & 31;
+    uint64_t counts = entry_of(slot)->extra, end = counts >> shift & 31;
     if (end) set_counts(index, number, slot, with_end(counts, shift, removed_end(owner, end, left)));
 }
 
@@ -240,7 +239,7 @@ IndexResult ends_clear_some(Index *index, uint32_t number) {
         Shard *shard = &ends->entries.shards[n];
         for (uint32_t at = shard->capacity; at-- && shard->used;) {
             if (!(at % 1024)) index->work++;
-            if (!shard->tags[at]) continue;
+            if (!entry_at(shard, at)->tag) continue;
             index->work += 4;
             set_counts(index, number, (Slot){shard, at}, 0);
             if (index_is_over(index)) return INDEX_MORE;

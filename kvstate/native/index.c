@@ -226,8 +226,8 @@ static bool has_ends(const Owner *owner, const Pool *pool, uint32_t segment) {
 /* Drops all copies of the hash in this slot. */
 static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, Slot slot) {
     if (has_ends(&index->owners[owner], pool, segment))
-        ends_drop_block(index, owner, slot.shard->keys[slot.at], slot.shard->extras[slot.at]);
-    row_release(index, index_holder(owner, segment, pool->tier), slot.shard->extras[slot.at]);
+        ends_drop_block(index, owner, entry_of(slot)->key, entry_of(slot)->extra);
+    row_release(index, index_holder(owner, segment, pool->tier), entry_of(slot)->extra);
     table_remove(&pool->blocks[segment], slot);
     count_block(index, &index->owners[owner], pool, -1);
 }
@@ -245,19 +245,22 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
     Owner *owner = &index->owners[number];
     Table *blocks = &pool->blocks[segment];
     index->work += 4;
-    Slot slot = table_find(blocks, hash);
-    if (slot.shard && slot.shard->extras[slot.at] == key) {
-        uint32_t *old = &slot.shard->tags[slot.at];
-        *old = has_medium(owner->aging, pool->medium) ? tag : add_copies(*old, tag, again);
+    Gap gap;
+    Slot slot = table_seek(blocks, hash, &gap);
+    if (slot.shard && entry_of(slot)->extra == key) {
+        if (!has_medium(owner->aging, pool->medium))
+            tag = add_copies(entry_of(slot)->tag, tag, again);
+        entry_of(slot)->tag = tag;
         return true;
     }
     if (slot.shard) {
         owner->restored_with_other_tokens++;
         forget(index, number, pool, segment, slot);
+        table_seek(blocks, hash, &gap);
     }
-    slot = table_add(blocks, hash, tag);
+    slot = table_fill(blocks, hash, tag, gap);
     if (!slot.shard) return false;
-    slot.shard->extras[slot.at] = key;
+    entry_of(slot)->extra = key;
     if (!row_hold(index, index_holder(number, segment, pool->tier), key)) {
         table_remove(blocks, slot);
         return false;
@@ -275,9 +278,9 @@ const Pool *index_find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *
         for (uint32_t n = 0; n < owner->pool_count; n++) {
             Slot slot = table_find(&owner->pools[n]->blocks[*segment], hash);
             if (slot.shard) {
-                *key = slot.shard->extras[slot.at];
+                *key = entry_of(slot)->extra;
                 if (uncertain && !has_medium(owner->aging, owner->pools[n]->medium) &&
-                    is_marked(owner, slot.shard->tags[slot.at]))
+                    is_marked(owner, entry_of(slot)->tag))
                     *segment = owner->certain; /* its chain was stored since the hole */
                 return owner->pools[n];
             }
@@ -289,7 +292,7 @@ const Pool *index_find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *
 static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32_t segment,
                                uint64_t hash, uint64_t key, uint32_t again) {
     Owner *owner = &index->owners[number];
-    if (segment == owner->certain) { /* it was stored again after the hole */
+    if (segment == owner->certain && pool->blocks[segment ^ 1].used) { /* again, after the hole */
         Slot old = table_find(&pool->blocks[segment ^ 1], hash);
         if (old.shard) forget(index, number, pool, segment ^ 1, old);
     }
@@ -338,6 +341,19 @@ static uint64_t number_at(const unsigned char *numbers, uint32_t n) {
     uint64_t number;
     memcpy(&number, numbers + (size_t)n * sizeof number, sizeof number);
     return number;
+}
+
+/* More than these are not waited for at once anyway. */
+#define MAX_FETCHED 32u
+
+void index_fetch(Index *index, uint32_t number, const PoolName *name, const unsigned char *hashes,
+                 const unsigned char *keys, uint32_t count) {
+    Owner *owner = &index->owners[number];
+    Pool *pool = pool_find(owner, name);
+    for (uint32_t n = 0; n < count && n < MAX_FETCHED; n++) {
+        if (pool) table_prefetch(&pool->blocks[owner->certain], number_at(hashes, n));
+        if (keys) table_prefetch(&index->rows, number_at(keys, n));
+    }
 }
 
 IndexResult index_store_keyed(Index *index, uint32_t number, const Keyed *chain,
@@ -418,7 +434,7 @@ IndexResult index_lend(Index *index, uint32_t number, uint32_t lender, const Poo
  * kept. Without memory it is forgotten. */
 static void doubt(Index *index, uint32_t number, Pool *pool, Slot slot, uint32_t tag) {
     uint32_t certain = index->owners[number].certain;
-    uint64_t hash = slot.shard->keys[slot.at], key = slot.shard->extras[slot.at];
+    uint64_t hash = entry_of(slot)->key, key = entry_of(slot)->extra;
     forget(index, number, pool, certain, slot);
     Slot old = table_find(&pool->blocks[certain ^ 1], hash);
     if (old.shard) forget(index, number, pool, certain ^ 1, old);
@@ -430,15 +446,15 @@ static void drop_copy(Index *index, uint32_t number, Pool *pool, uint32_t segmen
                       uint32_t left) {
     Owner *owner = &index->owners[number];
     if (left != NOT_TOLD) {
-        slot.shard->tags[slot.at] = left > MAX_COPIES ? MAX_COPIES : left;
+        entry_of(slot)->tag = left > MAX_COPIES ? MAX_COPIES : left;
         return;
     }
-    uint32_t tag = slot.shard->tags[slot.at] - 1; /* its mark stays */
+    uint32_t tag = entry_of(slot)->tag - 1; /* its mark stays */
     bool is_believed = owner->copies_announced && !(tag & MAY_BE_FEWER);
     if (segment == owner->certain && !is_believed)
         doubt(index, number, pool, slot, tag | owner->mark << MARK_SHIFT);
     else
-        slot.shard->tags[slot.at] = tag;
+        entry_of(slot)->tag = tag;
 }
 
 void index_announce_copies(Owner *owner) {
@@ -453,7 +469,7 @@ static void remove_from(Index *index, uint32_t number, uint32_t at, uint32_t seg
     Owner *owner = &index->owners[number];
     Pool *pool = owner->pools[at];
     bool is_aging = has_medium(owner->aging, pool->medium);
-    uint32_t tag = slot.shard->tags[slot.at], copies = is_aging ? 1 : tag & MAX_COPIES;
+    uint32_t tag = entry_of(slot)->tag, copies = is_aging ? 1 : tag & MAX_COPIES;
     if (!is_aging && left == NOT_TOLD && is_marked(owner, tag))
         index_announce_copies(owner); /* removed twice, without a store between */
     if (left == NOT_TOLD ? copies == 1 : !left) {
@@ -488,8 +504,8 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
 /* Makes a marked block certain again, unless the copies left may be none. Returns false if it stays
  * as it is, also if out of memory. */
 static bool restore(Index *index, uint32_t number, Pool *pool, Slot slot) {
-    uint32_t certain = index->owners[number].certain, tag = slot.shard->tags[slot.at];
-    uint64_t hash = slot.shard->keys[slot.at], key = slot.shard->extras[slot.at];
+    uint32_t certain = index->owners[number].certain, tag = entry_of(slot)->tag;
+    uint64_t hash = entry_of(slot)->key, key = entry_of(slot)->extra;
     if (tag & MAY_BE_FEWER) return false;
     if (!hold(index, number, pool, certain, hash, key, tag & MAX_COPIES, 0)) return false;
     forget(index, number, pool, certain ^ 1, slot);
@@ -509,7 +525,7 @@ bool index_expire(Index *index, uint32_t number, size_t slots) {
         while (owner->swept_slot < shard->capacity) {
             if (!slots--) return false;
             Slot slot = {shard, owner->swept_slot}; /* another may have moved up here */
-            uint32_t tag = shard->tags[slot.at];
+            uint32_t tag = entry_at(shard, slot.at)->tag;
             if (is_old && tag && tag < owner->age)
                 forget(index, number, pool, segment, slot);
             else if (!may_be_marked || !is_marked(owner, tag) ||
@@ -533,12 +549,12 @@ static IndexResult empty_segment(Index *index, uint32_t number, Pool *pool, uint
         index->work++;
         for (uint32_t at = shard->capacity; at-- && shard->used;) {
             if (!(at % 1024)) index->work++;
-            if (!shard->tags[at]) continue;
+            if (!entry_at(shard, at)->tag) continue;
             if (to != from) {
-                Slot old = table_find(&pool->blocks[to], shard->keys[at]);
+                Slot old = table_find(&pool->blocks[to], entry_at(shard, at)->key);
                 if (old.shard) forget(index, number, pool, to, old);
-                if (!hold(index, number, pool, to, shard->keys[at], shard->extras[at],
-                          shard->tags[at], 0))
+                if (!hold(index, number, pool, to, entry_at(shard, at)->key, entry_at(shard, at)->extra,
+                          entry_at(shard, at)->tag, 0))
                     return INDEX_NO_MEMORY;
             }
             index->work += 4;

@@ -141,7 +141,7 @@ static bool step(Walk *walk, SetId set) {
 
 static SetId row_of(Index *index, uint64_t key) {
     Slot row = table_find(&index->rows, key);
-    return row.shard ? row.shard->tags[row.at] : EMPTY_SET;
+    return row.shard ? entry_of(row)->tag : EMPTY_SET;
 }
 
 static void walk_prompt(Walk *walk, const Prompt *prompt, size_t blocks) {

@@ -892,6 +892,21 @@ static bool is_left(uint32_t kind, uint32_t owner, uint32_t length) {
     return kind == RAW_BATCH && (owner & IS_SPECIAL || length > MAX_RUN_PAYLOAD);
 }
 
+/* Has what the record at this byte changes on its way from memory, if it is one of changes. */
+static void fetch_record(Core *self, const RelayedBuffers *given, Py_ssize_t at) {
+    const unsigned char *bytes = given->records.buf;
+    const uint32_t *owners = given->owners.buf;
+    if (given->records.len - at < (Py_ssize_t)RECORD_BYTES) return;
+    uint32_t head[3]; /* rank, kind, length */
+    memcpy(head, bytes + at, sizeof head);
+    bool is_whole = head[2] <= (size_t)(given->records.len - at) - RECORD_BYTES;
+    bool is_known = head[0] < (size_t)given->owners.len / sizeof *owners && owners[head[0]];
+    if (head[1] != CHANGES || !is_whole || !is_known) return;
+    uint32_t number = (owners[head[0]] & ~IS_SPECIAL) - 1;
+    if (number < self->index.owner_count && self->index.owners[number].present)
+        changes_fetch(&self->index, number, bytes + at + RECORD_BYTES, head[2]);
+}
+
 /* Applies records from `at` on; returns where it stopped, or -1 with an exception. */
 static Py_ssize_t apply_records(Core *self, const RelayedBuffers *given, Py_ssize_t at, uint64_t work,
                                 bool *is_notable) {
@@ -911,6 +926,7 @@ static Py_ssize_t apply_records(Core *self, const RelayedBuffers *given, Py_ssiz
             if (number >= self->index.owner_count || !self->index.owners[number].present ||
                 (size_t)given->marks.len < (rank + 1ull) * MARK_BYTES)
                 return PyErr_SetString(PyExc_ValueError, "no such owner"), -1;
+            fetch_record(self, given, at + (Py_ssize_t)(RECORD_BYTES + length));
             RecordResult result =
                 apply_record(self, number, kind, bytes + at + RECORD_BYTES, length);
             if (result == RECORD_FAILED) return -1;

@@ -50,12 +50,12 @@ static bool shard_rows(Index *index, const Shard *shard, Buffer *buffer, uint32_
     for (; *visited < shard->capacity && !index_is_over(index); ++*visited) {
         uint32_t slot = (uint32_t)((uint64_t)*visited * stride % shard->capacity);
         index->work++;
-        if (!shard->tags[slot]) continue;
+        if (!entry_at(shard, slot)->tag) continue;
         unsigned char *row = buffer_room(buffer, ROW_BYTES);
         if (!row) return false;
-        row = put(row, shard->keys[slot], 8);
-        row = put(row, shard->extras[slot], 8);
-        put(row, has_tags ? shard->tags[slot] : 0, 4);
+        row = put(row, entry_at(shard, slot)->key, 8);
+        row = put(row, entry_at(shard, slot)->extra, 8);
+        put(row, has_tags ? entry_at(shard, slot)->tag : 0, 4);
         ++*count;
     }
     return true;

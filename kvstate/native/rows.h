@@ -10,14 +10,15 @@ static inline uint64_t sharer_key(const Index *index, Holder holder, uint64_t ke
 
 /* Adds a hash of this holder for this key; returns false if out of memory. */
 static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
-    Slot row = table_find(&index->rows, key);
-    SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
+    Gap gap;
+    Slot row = table_seek(&index->rows, key, &gap);
+    SetId from = row.shard ? entry_of(row)->tag : EMPTY_SET;
     SetId to = sets_remembered(&index->sets, from, holder, true);
     if (to == NO_SET && sets_contain(&index->sets, from, holder)) {
         uint64_t sharer = sharer_key(index, holder, key);
         Slot slot = table_find(&index->sharers, sharer);
         if (slot.shard) {
-            slot.shard->tags[slot.at]++;
+            entry_of(slot)->tag++;
             return true;
         }
         return table_add(&index->sharers, sharer, 2).shard != NULL;
@@ -25,8 +26,8 @@ static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
     if (to == NO_SET) to = sets_step(&index->sets, from, holder, true);
     if (to == NO_SET) return false;
     if (row.shard) {
-        row.shard->tags[row.at] = to;
-    } else if (!table_add(&index->rows, key, to).shard) {
+        entry_of(row)->tag = to;
+    } else if (!table_fill(&index->rows, key, to, gap).shard) {
         sets_drop_unused(&index->sets, to);
         return false;
     }
@@ -41,7 +42,7 @@ static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
 /* Drops a whole row because there is no memory to change it: its other holders get no credit for it
  * any more, which costs hits but claims nothing false. When they release it, they find nothing. */
 static inline void row_drop(Index *index, Slot row) {
-    SetId set = row.shard->tags[row.at];
+    SetId set = entry_of(row)->tag;
     table_remove(&index->rows, row);
     index->sets.sets[set].rows--;
     sets_drop_unused(&index->sets, set);
@@ -52,12 +53,12 @@ static inline void row_release(Index *index, Holder holder, uint64_t key) {
     if (index->sharers.used) {
         Slot slot = table_find(&index->sharers, sharer_key(index, holder, key));
         if (slot.shard) {
-            if (--slot.shard->tags[slot.at] == 1) table_remove(&index->sharers, slot);
+            if (--entry_of(slot)->tag == 1) table_remove(&index->sharers, slot);
             return;
         }
     }
     Slot row = table_find(&index->rows, key);
-    SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
+    SetId from = row.shard ? entry_of(row)->tag : EMPTY_SET;
     if (!sets_contain(&index->sets, from, holder)) return; /* its row was dropped */
     SetId to = sets_step(&index->sets, from, holder, false);
     if (to == NO_SET) {
@@ -65,7 +66,7 @@ static inline void row_release(Index *index, Holder holder, uint64_t key) {
         return;
     }
     if (to) {
-        row.shard->tags[row.at] = to;
+        entry_of(row)->tag = to;
         index->sets.sets[to].rows++;
     } else {
         table_remove(&index->rows, row);

@@ -59,11 +59,8 @@ static inline size_t sets_bytes(const Sets *sets) {
     return sets->capacity * sizeof(Set) + sets->bucket_count * sizeof(SetId) + sets->member_bytes;
 }
 
-static inline uint64_t sets_hash(const Holder *members, uint32_t length) {
-    uint64_t hash = length;
-    for (uint32_t n = 0; n < length; n++) hash = mix64(hash ^ members[n]);
-    return hash;
-}
+/* What a holder adds to the hash of a set: their sum, which one more or less changes at once. */
+static inline uint64_t sets_hash(Holder holder) { return mix64(holder + 0x9e3779b97f4a7c15u); }
 
 /* Returns where a holder is in a set, or would be. */
 static inline uint32_t sets_position(const Set *set, Holder holder) {
@@ -122,9 +119,9 @@ static inline SetId sets_new_id(Sets *sets) {
 }
 
 /* Returns the id of the set with these members, creating it if needed; NO_SET if out of memory. */
-static inline SetId sets_intern(Sets *sets, const Holder *members, uint32_t length) {
+static inline SetId sets_intern(Sets *sets, const Holder *members, uint32_t length,
+                                uint64_t hash) {
     if (!length) return EMPTY_SET;
-    uint64_t hash = sets_hash(members, length);
     size_t bytes = length * sizeof *members;
     if (sets->bucket_count) {
         SetId id = sets->buckets[hash & (sets->bucket_count - 1)];
@@ -186,14 +183,14 @@ static inline bool sets_make_room(Sets *sets, uint32_t length) {
 }
 
 static inline SetId sets_with(Sets *sets, SetId from, Holder holder) {
-    if (from == EMPTY_SET) return sets_intern(sets, &holder, 1);
+    if (from == EMPTY_SET) return sets_intern(sets, &holder, 1, sets_hash(holder));
     const Set *set = &sets->sets[from];
     uint32_t at = sets_position(set, holder);
     if (!sets_make_room(sets, set->length + 1)) return NO_SET;
     memcpy(sets->scratch, set->members, at * sizeof holder);
     sets->scratch[at] = holder;
     memcpy(sets->scratch + at + 1, set->members + at, (set->length - at) * sizeof holder);
-    return sets_intern(sets, sets->scratch, set->length + 1);
+    return sets_intern(sets, sets->scratch, set->length + 1, set->hash + sets_hash(holder));
 }
 
 static inline SetId sets_without(Sets *sets, SetId from, Holder holder) {
@@ -202,7 +199,7 @@ static inline SetId sets_without(Sets *sets, SetId from, Holder holder) {
     if (!sets_make_room(sets, set->length)) return NO_SET;
     memcpy(sets->scratch, set->members, at * sizeof holder);
     memcpy(sets->scratch + at, set->members + at + 1, (set->length - at - 1) * sizeof holder);
-    return sets_intern(sets, sets->scratch, set->length - 1);
+    return sets_intern(sets, sets->scratch, set->length - 1, set->hash - sets_hash(holder));
 }
 
 /* Returns the set with a holder added (not in it) or removed (in it), if it is remembered; such a

@@ -2,7 +2,8 @@
  *
  * Open addressing with linear probing, split over shards that grow one by one: the longest pause is
  * the rehash of one shard. A slot is empty when its tag is 0, so tags are counts or ids from 1 on.
- * An optional second value (extra) is in a separate array.
+ * All of a slot is together, without padding, since each line of memory that is not cached takes
+ * longer than everything else that is done for a block.
  *
  * Keys may be chosen by an attacker: slots are found by a hash with a secret, so that nobody can
  * cause long probe chains on purpose.
@@ -19,13 +20,22 @@
 #define SHARD_BITS 4
 #define SHARDS (1u << SHARD_BITS)
 #define FIRST_CAPACITY 16u
+#define SMALL_CAPACITY 512u
+#define LINE_BYTES 64
+
+typedef struct __attribute__((packed)) {
+    uint64_t key;
+    uint32_t tag;
+    uint64_t extra; /* not there in tables without extras */
+} Entry;
+
+#define PLAIN_ENTRY offsetof(Entry, extra)
 
 typedef struct {
-    uint64_t *keys;
-    uint64_t *extras; /* NULL in tables without extras */
-    uint32_t *tags;
+    unsigned char *entries;
     uint32_t capacity;
     uint32_t used;
+    uint32_t stride; /* from an entry to the next one, in bytes */
 } Shard;
 
 typedef struct {
@@ -41,6 +51,12 @@ typedef struct {
     uint32_t at;
 } Slot;
 
+/* Where a key that a table does not have would be; valid as long as a slot. */
+typedef struct {
+    uint64_t hash;
+    uint32_t at;
+} Gap;
+
 static inline uint64_t mix64(uint64_t x) {
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93u;
@@ -49,6 +65,12 @@ static inline uint64_t mix64(uint64_t x) {
     x ^= x >> 32;
     return x;
 }
+
+static inline Entry *entry_at(const Shard *shard, uint32_t at) {
+    return (Entry *)(shard->entries + (size_t)at * shard->stride);
+}
+
+static inline Entry *entry_of(Slot slot) { return entry_at(slot.shard, slot.at); }
 
 static inline uint32_t table_home(const Shard *shard, uint64_t hash) {
     return (uint32_t)(((hash & 0xffffffffu) * shard->capacity) >> 32);
@@ -67,92 +89,104 @@ static inline void table_init(Table *table, uint64_t secret, bool has_extras) {
 static inline void table_clear(Table *table) {
     for (unsigned n = 0; n < SHARDS; n++) {
         Shard *shard = &table->shards[n];
-        free(shard->keys);
-        free(shard->extras);
-        free(shard->tags);
+        free(shard->entries);
         memset(shard, 0, sizeof *shard);
     }
     table->used = 0;
 }
 
 static inline size_t table_bytes(const Table *table) {
-    size_t slot = sizeof(uint64_t) * (table->has_extras ? 2 : 1) + sizeof(uint32_t);
     size_t bytes = 0;
-    for (unsigned n = 0; n < SHARDS; n++) bytes += table->shards[n].capacity * slot;
+    for (unsigned n = 0; n < SHARDS; n++)
+        bytes += (size_t)table->shards[n].capacity * table->shards[n].stride;
     return bytes;
 }
 
-static inline void table_prefetch(Table *table, uint64_t key) {
+/* Inlined always: gcc takes a call that only prefetches for one without effect, and drops it. */
+static inline __attribute__((always_inline)) void table_prefetch(Table *table, uint64_t key) {
     uint64_t hash = mix64(key ^ table->secret);
     Shard *shard = table_shard(table, hash);
-    if (shard->capacity) {
-        uint32_t at = table_home(shard, hash);
-        __builtin_prefetch(&shard->keys[at]);
-        __builtin_prefetch(&shard->tags[at]);
-    }
+    if (!shard->capacity) return;
+    const unsigned char *entry = (unsigned char *)entry_at(shard, table_home(shard, hash));
+    __builtin_prefetch(entry);
+    __builtin_prefetch(entry + LINE_BYTES);
 }
 
-static inline Slot table_find(Table *table, uint64_t key) {
-    uint64_t hash = mix64(key ^ table->secret);
-    Shard *shard = table_shard(table, hash);
+/* Finds a key; if the table does not have it, `gap` is where it would be. */
+static inline Slot table_seek(Table *table, uint64_t key, Gap *gap) {
+    gap->hash = mix64(key ^ table->secret);
+    Shard *shard = table_shard(table, gap->hash);
+    gap->at = 0;
     if (shard->capacity) {
-        uint32_t at = table_home(shard, hash);
-        while (shard->tags[at]) {
-            if (shard->keys[at] == key) return (Slot){shard, at};
+        uint32_t at = table_home(shard, gap->hash);
+        while (entry_at(shard, at)->tag) {
+            if (entry_at(shard, at)->key == key) return (Slot){shard, at};
             if (++at == shard->capacity) at = 0;
         }
+        gap->at = at;
     }
     return (Slot){NULL, 0};
 }
 
-/* Adds a key that a shard does not have yet; the shard must have room. */
-static inline uint32_t table_place(Shard *shard, uint64_t key, uint64_t hash, uint32_t tag) {
+static inline Slot table_find(Table *table, uint64_t key) {
+    Gap gap;
+    return table_seek(table, key, &gap);
+}
+
+/* The first free slot for a key that a shard does not have yet; the shard must have room. */
+static inline uint32_t table_gap(const Shard *shard, uint64_t hash) {
     uint32_t at = table_home(shard, hash);
-    while (shard->tags[at])
+    while (entry_at(shard, at)->tag)
         if (++at == shard->capacity) at = 0;
-    shard->keys[at] = key;
-    shard->tags[at] = tag;
-    shard->used++;
     return at;
+}
+
+/* Capacity that follows: small shards double, so that a block is seldom moved; large ones grow by a
+ * quarter, since memory counts there. */
+static inline uint32_t table_grown(uint32_t capacity) {
+    if (capacity < FIRST_CAPACITY) return FIRST_CAPACITY;
+    return capacity + (capacity < SMALL_CAPACITY ? capacity : capacity / 4);
 }
 
 static inline bool table_grow(Table *table, Shard *old) {
     if (old->capacity > UINT32_MAX / 2) return false;
-    Shard grown = {0};
-    grown.capacity = old->capacity ? old->capacity + old->capacity / 4 : FIRST_CAPACITY;
-    grown.keys = malloc(grown.capacity * sizeof *grown.keys);
-    grown.extras = table->has_extras ? malloc(grown.capacity * sizeof *grown.extras) : NULL;
-    grown.tags = calloc(grown.capacity, sizeof *grown.tags);
-    if (!grown.keys || !grown.tags || (table->has_extras && !grown.extras)) {
-        free(grown.keys);
-        free(grown.extras);
-        free(grown.tags);
-        return false;
-    }
+    Shard grown = {.capacity = table_grown(old->capacity), .used = old->used,
+                   .stride = table->has_extras ? sizeof(Entry) : PLAIN_ENTRY};
+    grown.entries = calloc(grown.capacity, grown.stride);
+    if (!grown.entries) return false;
     for (uint32_t n = 0; n < old->capacity; n++) {
-        if (!old->tags[n]) continue;
-        uint64_t hash = mix64(old->keys[n] ^ table->secret);
-        uint32_t at = table_place(&grown, old->keys[n], hash, old->tags[n]);
-        if (grown.extras) grown.extras[at] = old->extras[n];
+        const Entry *entry = entry_at(old, n);
+        if (!entry->tag) continue;
+        uint32_t at = table_gap(&grown, mix64(entry->key ^ table->secret));
+        memcpy(entry_at(&grown, at), entry, grown.stride);
     }
-    free(old->keys);
-    free(old->extras);
-    free(old->tags);
+    free(old->entries);
     *old = grown;
     return true;
 }
 
+/* Adds a key that was sought in vain; if out of memory, returns no slot, and nothing has changed. */
+static inline Slot table_fill(Table *table, uint64_t key, uint32_t tag, Gap gap) {
+    Shard *shard = table_shard(table, gap.hash);
+    /* at most four fifths full; the loops above rely on an empty slot */
+    if ((uint64_t)(shard->used + 1) * 5 > (uint64_t)shard->capacity * 4) {
+        if (!table_grow(table, shard)) return (Slot){NULL, 0};
+        gap.at = table_gap(shard, gap.hash);
+    }
+    Entry *entry = entry_at(shard, gap.at);
+    entry->key = key;
+    entry->tag = tag;
+    if (table->has_extras) entry->extra = 0;
+    shard->used++;
+    table->used++;
+    return (Slot){shard, gap.at};
+}
+
 /* Adds a new key; if out of memory, returns no slot, and nothing has changed. */
 static inline Slot table_add(Table *table, uint64_t key, uint32_t tag) {
-    uint64_t hash = mix64(key ^ table->secret);
-    Shard *shard = table_shard(table, hash);
-    /* at most four fifths full; the loops above rely on an empty slot */
-    if ((uint64_t)(shard->used + 1) * 5 > (uint64_t)shard->capacity * 4 && !table_grow(table, shard))
-        return (Slot){NULL, 0};
-    uint32_t at = table_place(shard, key, hash, tag);
-    if (shard->extras) shard->extras[at] = 0;
-    table->used++;
-    return (Slot){shard, at};
+    Gap gap;
+    table_seek(table, key, &gap);
+    return table_fill(table, key, tag, gap);
 }
 
 /* Empties a slot and moves displaced entries up, so that no tombstones are needed. */
@@ -161,16 +195,15 @@ static inline void table_remove(Table *table, Slot slot) {
     uint32_t hole = slot.at, at = slot.at;
     for (;;) {
         if (++at == shard->capacity) at = 0;
-        if (!shard->tags[at]) break;
-        uint32_t home = table_home(shard, mix64(shard->keys[at] ^ table->secret));
+        const Entry *entry = entry_at(shard, at);
+        if (!entry->tag) break;
+        uint32_t home = table_home(shard, mix64(entry->key ^ table->secret));
         bool stays = hole <= at ? (home > hole && home <= at) : (home > hole || home <= at);
         if (stays) continue;
-        shard->keys[hole] = shard->keys[at];
-        shard->tags[hole] = shard->tags[at];
-        if (shard->extras) shard->extras[hole] = shard->extras[at];
+        memcpy(entry_at(shard, hole), entry, shard->stride);
         hole = at;
     }
-    shard->tags[hole] = 0;
+    entry_at(shard, hole)->tag = 0;
     shard->used--;
     table->used--;
 }
