@@ -73,9 +73,9 @@ void changes_fetch(Index *index, uint32_t number, const unsigned char *bytes, si
     memcpy(&part, bytes, sizeof part);
     bytes += sizeof part;
     if (length_after(&part) > length - sizeof part) return;
-    PoolName pool = {.medium = part.medium, .group = part.group, .block_size = part.block_size};
-    const unsigned char *keys = part.is_removal ? NULL : bytes + (size_t)part.count * 8;
-    index_fetch(index, number, &pool, bytes, keys, part.count);
+    PoolName pool = {.medium = part.medium, .group = part.group};
+    index_fetch(index, number, &pool, bytes, part.count);
+    if (!part.is_removal) index_fetch_rows(index, bytes + (size_t)part.count * 8, part.count);
 }
 
 static IndexResult repeat_store(Index *index, uint32_t number, const Part *part,
@@ -99,6 +99,8 @@ static void repeat_removal(Index *index, uint32_t number, const Part *part,
     Owner *owner = &index->owners[number];
     const unsigned char *lefts = bytes + (size_t)part->count * 8;
     bool is_indexed = groups_admission(&owner->groups, part->group) == GROUP_INDEXED;
+    PoolName pool = {.medium = part->medium, .group = part->group};
+    index_fetch_rows_held(index, number, &pool, bytes, part->count);
     for (uint32_t n = 0; n < part->count; n++) {
         uint64_t hash;
         uint32_t left = NOT_TOLD;

@@ -311,6 +311,44 @@ static bool keys_widen(Index *index, uint32_t count) {
     return true;
 }
 
+static uint64_t number_at(const unsigned char *numbers, uint32_t n) {
+    uint64_t number;
+    memcpy(&number, numbers + (size_t)n * sizeof number, sizeof number);
+    return number;
+}
+
+/* More than these are not waited for at once anyway. */
+#define MAX_FETCHED 32u
+
+void index_fetch(Index *index, uint32_t number, const PoolName *name, const unsigned char *hashes,
+                 uint32_t count) {
+    const Owner *owner = &index->owners[number];
+    for (uint32_t at = 0; at < owner->pool_count; at++) {
+        Pool *pool = owner->pools[at];
+        if (pool->medium != name->medium || pool->group != name->group) continue;
+        for (uint32_t n = 0; n < count && n < MAX_FETCHED; n++)
+            table_prefetch(&pool->blocks[owner->certain], number_at(hashes, n));
+    }
+}
+
+void index_fetch_rows(Index *index, const unsigned char *keys, uint32_t count) {
+    for (uint32_t n = 0; n < count && n < MAX_FETCHED; n++)
+        table_prefetch(&index->rows, number_at(keys, n));
+}
+
+void index_fetch_rows_held(Index *index, uint32_t number, const PoolName *name,
+                           const unsigned char *hashes, uint32_t count) {
+    const Owner *owner = &index->owners[number];
+    for (uint32_t at = 0; at < owner->pool_count; at++) {
+        Pool *pool = owner->pools[at];
+        if (pool->medium != name->medium || pool->group != name->group) continue;
+        for (uint32_t n = 0; n < count && n < MAX_FETCHED; n++) {
+            Slot slot = table_find(&pool->blocks[owner->certain], number_at(hashes, n));
+            if (slot.shard) table_prefetch(&index->rows, entry_of(slot)->extra);
+        }
+    }
+}
+
 IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     Owner *owner = &index->owners[number];
     uint32_t block_size = stored->pool.block_size, segment = owner->certain;
@@ -324,10 +362,12 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     }
     if (!index_widen(index, block_size) || !keys_widen(index, stored->count))
         return INDEX_NO_MEMORY;
+    index_fetch(index, number, &stored->pool, (const unsigned char *)stored->hashes, stored->count);
     for (uint32_t n = 0; n < stored->count; n++) {
         const uint32_t *tokens = stored->tokens + (size_t)n * block_size;
         uint64_t extra = stored->extras ? stored->extras[n] : 0;
         index->keys[n] = key = index_child(index, key, tokens, block_size, extra);
+        if (n < MAX_FETCHED) table_prefetch(&index->rows, key);
     }
     index->work += (uint64_t)stored->count * (block_size / 32);
     index->keyed = (Keyed){.pool = stored->pool, .count = stored->count,
@@ -335,25 +375,6 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
                            .may_repeat = stored->may_repeat};
     return index_store_keyed(index, number, &index->keyed, (const unsigned char *)stored->hashes,
                              (const unsigned char *)index->keys);
-}
-
-static uint64_t number_at(const unsigned char *numbers, uint32_t n) {
-    uint64_t number;
-    memcpy(&number, numbers + (size_t)n * sizeof number, sizeof number);
-    return number;
-}
-
-/* More than these are not waited for at once anyway. */
-#define MAX_FETCHED 32u
-
-void index_fetch(Index *index, uint32_t number, const PoolName *name, const unsigned char *hashes,
-                 const unsigned char *keys, uint32_t count) {
-    Owner *owner = &index->owners[number];
-    Pool *pool = pool_find(owner, name);
-    for (uint32_t n = 0; n < count && n < MAX_FETCHED; n++) {
-        if (pool) table_prefetch(&pool->blocks[owner->certain], number_at(hashes, n));
-        if (keys) table_prefetch(&index->rows, number_at(keys, n));
-    }
 }
 
 IndexResult index_store_keyed(Index *index, uint32_t number, const Keyed *chain,

@@ -177,10 +177,13 @@ IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
  * bytes, since they may be in the midst of a record. */
 IndexResult index_store_keyed(Index *index, uint32_t owner, const Keyed *chain,
                               const unsigned char *hashes, const unsigned char *keys);
-/* Has what is needed to store such a chain, or to remove it (keys: NULL), on its way from memory: most
- * of a large index is in no cache. */
+/* Have what is needed on its way from memory, since most of a large index is in no cache: the places
+ * of blocks in the pools of this medium and group, the rows of keys, and those of blocks held. */
 void index_fetch(Index *index, uint32_t owner, const PoolName *pool, const unsigned char *hashes,
-                 const unsigned char *keys, uint32_t count);
+                 uint32_t count);
+void index_fetch_rows(Index *index, const unsigned char *keys, uint32_t count);
+void index_fetch_rows_held(Index *index, uint32_t owner, const PoolName *pool,
+                           const unsigned char *hashes, uint32_t count);
 /* Adds a copy, in the pool of this medium and group, of each block held under its hash. */
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
                        uint32_t count);
