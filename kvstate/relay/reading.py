@@ -156,7 +156,11 @@ class Reading:
         if self._unchanged.locked() or not self._turns.begin():
             return 0, True
         self._note_special()
-        at, self._outcome = self._run_core(data, 0)
+        at, is_moving = 0, True
+        while is_moving and not self._turns.is_over():
+            begin = at
+            at, self._outcome = self._run_core(data, begin)
+            is_moving = self._outcome is None and at > begin
         return at, self._outcome is not None or _is_due(data, at)
 
     def _run_core(self, data: bytes, at: int) -> tuple[int, Outcome | None]:
