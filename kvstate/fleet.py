@@ -34,7 +34,7 @@ from kvstate.overlap import Overlap, Prompt, Tier, of_any_rank, within
 from kvstate.owner import Owner
 from kvstate.pools import Pool
 from kvstate.relay.holdings import Holding, copying
-from kvstate.relay.passing import TakeRank, TakeStore
+from kvstate.relay.passing import StorePlace, TakeRank, TakeStore
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import Beginning, Hello, StoreBeginning
 from kvstate.relay.relayed import RelayedFeed, RelayedRank
@@ -389,9 +389,17 @@ class FollowedWorkers:
                 await each.subscriber.visit(steps)
         return bool(followed) and all(is_done)
 
-    async def hand_over_stores(self, workers: Collection[str], take: TakeStore) -> None:
-        """Passes the stores that workers mount to a function, each between two changes of it."""
+    async def hand_over_stores(
+        self, workers: Collection[str], known: Collection[StorePlace], take: TakeStore
+    ) -> None:
+        """Passes the stores that workers mount to a function, each between two changes of it.
+
+        known: those that need not be passed. One that publishes its own events is: which workers
+        can name its blocks depends on when each process got to know them.
+        """
         for shared in self.stores.of_workers(workers):
+            if (shared.store, shared.model) in known and shared.store not in self._pools:
+                continue
 
             def steps(shared: SharedBlocks = shared) -> Generator[None, None, None]:
                 holding = Holding([], [])

@@ -44,8 +44,10 @@ TakeRank = Callable[[Tap, Beginning, Holding, bool], None]
 TakeStore = Callable[[StoreBeginning, Holding], None]
 # Passes all ranks of a worker to such a function; returns whether it could.
 HandOver = Callable[[str, TakeRank], Awaitable[bool]]
-# Passes the stores that some workers mount to such a function.
-HandOverStores = Callable[[Collection[str], TakeStore], Awaitable[None]]
+# A store, and the model of the blocks.
+StorePlace = tuple[str, str]
+# Passes the stores that some workers mount to such a function, but for those that are known.
+HandOverStores = Callable[[Collection[str], Collection[StorePlace], TakeStore], Awaitable[None]]
 
 
 class Passing:
@@ -77,6 +79,7 @@ class Passing:
         """
         await asyncio.to_thread(path.unlink, missing_ok=True)
         self.taps.put, self.taps.added = self._put, self._hurry
+        self.taps.removed = self._note_removed
         self.taps.note_length = self._note_length
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Reader(self), str(path))
@@ -87,6 +90,7 @@ class Passing:
         """Disconnects all processes."""
         self.taps.stop()
         self.taps.put, self.taps.added = lambda _: None, lambda: None
+        self.taps.removed = lambda: None
         self.taps.note_length = lambda _: None
         if self._server is not None:
             self._server.close()
@@ -135,6 +139,10 @@ class Passing:
         for reader in self._readers:
             reader.due.set()
 
+    def _note_removed(self) -> None:
+        for reader in self._readers:
+            reader.doubt_stores()
+
     async def _beat(self) -> None:
         time = asyncio.get_running_loop().time
         counts_at = time()
@@ -158,6 +166,7 @@ class _Reader(asyncio.Protocol):
         self._wanted: set[str] = set()
         self._heard: set[str] = set()
         self._given: dict[str, list[Tap]] = {}
+        self._stores: set[StorePlace] = set()  # that it has, and all that happened to them since
         self._task: asyncio.Task[None] | None = None
 
     def write(self, data: bytes) -> None:
@@ -168,6 +177,10 @@ class _Reader(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             log.warning("a process does not read what is passed on to it")
             self.close()
+
+    def doubt_stores(self) -> None:
+        """Notes that a worker may have changed stores without this process being told."""
+        self._stores.clear()
 
     def close(self) -> None:
         """Disconnects it."""
@@ -219,6 +232,7 @@ class _Reader(asyncio.Protocol):
             self.due.set()
         else:
             self._wanted.discard(wish.worker)
+            self.doubt_stores()
 
     async def _hand_over(self) -> None:
         """Hands over what is wanted as soon as it is followed here."""
@@ -237,12 +251,14 @@ class _Reader(asyncio.Protocol):
                 else:
                     is_missing = True
             if begun:  # what their batches do to stores is passed on from now on
-                await self._passing.hand_over_stores(begun, self._begin_store)
+                await self._passing.hand_over_stores(begun, self._stores, self._begin_store)
             if is_missing:
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.due.set()
 
     def _begin(self, tap: Tap, beginning: Beginning, holding: Holding, trusted: bool) -> None:
+        if beginning.shares:
+            self.doubt_stores()
         self._passing.flush()  # the others need all of it; this one begins behind it
         self.write(encoded(Kind.BEGIN, tap.number, msgspec.msgpack.encode(beginning)))
         self._write_holding(tap.number, holding)
@@ -254,6 +270,7 @@ class _Reader(asyncio.Protocol):
         self.write(encoded(Kind.STORE, STORES, msgspec.msgpack.encode(beginning)))
         self._write_holding(STORES, holding)
         self.write(encoded(Kind.STORED, STORES))
+        self._stores.add((beginning.store, beginning.model))
 
     def _write_holding(self, number: int, holding: Holding) -> None:
         some: list[bytes] = []

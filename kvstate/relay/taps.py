@@ -189,7 +189,8 @@ class Taps:
 
     journal: writes down changes; what it has precedes every record. due: those of which only counts
     have changed. put: takes a record; nobody reads until it is set. note_length: is called with the
-    length of what the journal has. added: is called when a rank is followed.
+    length of what the journal has. added, removed: are called when a rank is followed,
+    and when a worker is not any more.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -198,6 +199,7 @@ class Taps:
         self.put: Callable[[bytes], None] = lambda _: None
         self.note_length: Callable[[int], None] = lambda _: None
         self.added: Callable[[], None] = lambda: None
+        self.removed: Callable[[], None] = lambda: None
         self._taps: dict[str, list[Tap]] = {}
         self._heard: Counter[str] = Counter()
         self._free: list[int] = []
@@ -225,6 +227,7 @@ class Taps:
                 self.put(encoded(Kind.GONE, tap.number))
             tap.is_read = False
             self._free.append(tap.number)
+        self.removed()
 
     def hear(self, worker: str, *, more: int) -> None:
         """Notes that so many more processes, or fewer, need the tokens of a worker's batches."""

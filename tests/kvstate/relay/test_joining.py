@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.overlap import Prompt, Tokens
+from kvstate.relay.holdings import Holding
+from kvstate.relay.passing import StorePlace, TakeStore
+from kvstate.relay.records import StoreBeginning
 from kvstate.stores import StoreRules
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.publishing import block, chain
@@ -31,6 +34,10 @@ STEPS = st.one_of(
         NUMBERS,
     ),
     st.tuples(st.sampled_from(["restart", "begin"]), st.sampled_from(WORKERS), st.just(1)),
+)
+CHANGES = st.tuples(st.sampled_from(["share", "withdraw"]), st.sampled_from(WORKERS), NUMBERS)
+LEAVING = st.tuples(
+    st.sampled_from(["leave", "return"]), st.sampled_from(["leader", "reader"]), st.just(1)
 )
 
 
@@ -194,3 +201,100 @@ async def test_a_process_that_joins_while_a_store_changes_misses_none_of_it(sock
     await host.until_same()
     assert dict(host.reader.fleet.stores.blocks()) == {"shared": 199}
     await host.end()
+
+
+class Counted:
+    """Counts the stores that a process is sent, and notes for which workers this is done."""
+
+    def __init__(self, host: Host) -> None:
+        self.sent = 0
+        self.done: set[str] = set()
+        self._hand_over = host.leader.fleet.hand_over_stores
+        host.leader.passing.hand_over_stores = self._counted
+
+    async def _counted(
+        self, workers: Collection[str], known: Collection[StorePlace], take: TakeStore
+    ) -> None:
+        def counted(beginning: StoreBeginning, holding: Holding) -> None:
+            self.sent += 1
+            take(beginning, holding)
+
+        await self._hand_over(workers, known, counted)
+        self.done.update(workers)
+
+
+async def test_a_worker_that_has_shared_nothing_brings_no_store_again(socket: Path) -> None:
+    host = Host(socket)
+    counted = Counted(host)
+    await host.start()
+    host.publish("store", "v", 1)
+    host.publish("share", "w", 1)
+    await host.until_same()
+    before = counted.sent
+    for process in (host.leader, host.reader):
+        process.fleet.add_source("x", "m", 1, Publisher().connect)
+    await until(lambda: "x" in counted.done)
+    assert counted.sent == before > 0
+    await host.end()
+
+
+async def test_a_worker_that_returns_brings_what_it_shared_meanwhile(socket: Path) -> None:
+    host = Host(socket)
+    await host.start()
+    host.publish("store", "v", 1)
+    host.publish("share", "w", 1)
+    await host.until_same()
+    await host.reader.fleet.remove("v")
+    host.publish("share", "v", 2)
+    await until(lambda: dict(host.leader.fleet.stores.blocks()) == {"shared": 2})
+    host.follow_other(host.reader)
+    await host.until_same()
+    assert dict(host.reader.fleet.stores.blocks()) == {"shared": 2}
+    await host.end()
+
+
+async def test_a_worker_that_shared_before_it_is_wanted_brings_the_store(socket: Path) -> None:
+    host = Host(socket)
+    await host.leader.lead(socket)
+    host.follow_other(host.leader)
+    host.reader.read(socket)
+    host.publish("share", "w", 1)
+    await until(lambda: dict(host.reader.fleet.stores.blocks()) == {"shared": 1})
+    host.publish("share", "v", 2)
+    await until(lambda: dict(host.leader.fleet.stores.blocks()) == {"shared": 2})
+    host.follow_other(host.reader)
+    await until(lambda: dict(host.reader.fleet.stores.blocks()) == {"shared": 2})
+    await host.end()
+
+
+async def leave_and_return(
+    steps: list[tuple[str, str, int]], socket: Path, *, compiled: bool
+) -> None:
+    host = Host(socket, compiled=compiled)
+    await host.start()
+    for name in WORKERS:
+        host.publish("store", name, 1)
+    away: set[str] = set()
+    for step, place, number in steps:
+        process = host.leader if place == "leader" else host.reader
+        if step == "leave" and place not in away:
+            away.add(place)
+            await process.fleet.remove("v")
+        elif step == "return" and place in away:
+            away.discard(place)
+            host.follow_other(process)
+        elif step not in ("leave", "return"):
+            host.publish(step, place, number)
+    for place in away:
+        host.follow_other(host.leader if place == "leader" else host.reader)
+    await host.until_same()
+    await host.end()
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiled_core), False])
+@given(st.lists(st.one_of(CHANGES, LEAVING), max_size=8))
+def test_stores_are_the_same_once_all_workers_are_back(
+    compiled: bool, steps: list[tuple[str, str, int]]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvsteer-") as directory:
+        asyncio.run(leave_and_return(steps, Path(directory) / "feeds", compiled=compiled))
