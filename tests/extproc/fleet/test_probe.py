@@ -237,11 +237,15 @@ async def test_doubts_keep_a_busy_worker_that_publishes() -> None:
 
 async def test_doubts_count_reported_faults_in_a_row(engine: Engine) -> None:
     table = table_of(engine.endpoint)
+
+    def is_dead() -> bool:
+        doubt(table)  # anew: an answer that comes late, while all is held up, ends a doubt
+        return bool(dead(table))
+
     doubt(table)
     engine.status = 503
     async with doubting(table, Life()):
-        # doubted anew each time: an answer that comes late, while all is held up, ends a doubt
-        await until(lambda: dead(table) or doubt(table), "it is dead")
+        await until(is_dead)
         assert engine.asked >= FAILURES_UNTIL_DEAD
         engine.status = 200
         await until(lambda: not dead(table))
