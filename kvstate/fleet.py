@@ -382,8 +382,8 @@ class FollowedWorkers:
                 if tap is not None and self._followed.get(worker) is followed:
                     ranks, rank = len(followed), owner.rank
                     beginning = Beginning(worker, rank, ranks, owner.model, saved, owner.shares)
-                    take(tap, beginning, holding, owner.trusted)
-                    is_done[number] = True
+                    yield from take(tap, beginning, holding, lambda: owner.trusted)
+                    is_done[number] = self._followed.get(worker) is followed
 
             async with self._unchanged:
                 await each.subscriber.visit(steps)
@@ -404,7 +404,7 @@ class FollowedWorkers:
             def steps(shared: SharedBlocks = shared) -> Generator[None, None, None]:
                 holding = Holding([], [])
                 saved = yield from copying(shared.owner, holding)
-                take(StoreBeginning(shared.store, shared.model, saved), holding)
+                yield from take(StoreBeginning(shared.store, shared.model, saved), holding)
 
             async with self._unchanged:
                 for _ in self.stores.gate.copying(steps()):

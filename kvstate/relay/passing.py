@@ -7,7 +7,7 @@ sent to every process, which skips ranks that it did not want.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
 from pathlib import Path
 
 import msgspec
@@ -35,13 +35,16 @@ MAX_UNREAD_BYTES = 256 * 1024 * 1024
 MAX_LINE_BYTES = 64 * 1024
 AGAIN_SECONDS = 0.1
 
-# Rows that are one record.
-ROWS_BYTES = 1024 * 1024
+# Rows that are one record, which is joined and sent in one step.
+ROWS_BYTES = 128 * 1024
 
-# Takes a rank as it is now: its tap, what is known of it, what it holds, and whether it is trusted.
-TakeRank = Callable[[Tap, Beginning, Holding, bool], None]
+# What takes long, in steps of at most a millisecond, between which nothing of the rank changes.
+Steps = Generator[None, None, None]
+# Takes a rank as it is now: its tap, what is known of it, what it holds, and what returns whether
+# it is trusted.
+TakeRank = Callable[[Tap, Beginning, Holding, Callable[[], bool]], Steps]
 # Takes a store as it is now: what is known of it, and what it holds.
-TakeStore = Callable[[StoreBeginning, Holding], None]
+TakeStore = Callable[[StoreBeginning, Holding], Steps]
 # Passes all ranks of a worker to such a function; returns whether it could.
 HandOver = Callable[[str, TakeRank], Awaitable[bool]]
 # A store, and the model of the blocks.
@@ -161,6 +164,7 @@ class _Reader(asyncio.Protocol):
         self.due = asyncio.Event()
         self._passing = passing
         self._transport: asyncio.Transport | None = None
+        self._behind: bytearray | None = None  # what has to follow the beginning that is being sent
         self._line = b""
         self._is_welcome = False
         self._wanted: set[str] = set()
@@ -170,11 +174,22 @@ class _Reader(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def write(self, data: bytes) -> None:
-        """Sends bytes, unless the process does not read them."""
+        """Sends bytes, behind the beginning that is being sent if there is one."""
+        if self._behind is None:
+            self._send(data)
+        else:
+            self._behind += data
+            self._limit(len(self._behind))
+
+    def _send(self, data: bytes | bytearray) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(data)
-        if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+        self._limit(self._transport.get_write_buffer_size())
+
+    def _limit(self, unread: int) -> None:
+        """Disconnects the process if it does not read what it is sent."""
+        if unread > MAX_UNREAD_BYTES:
             log.warning("a process does not read what is passed on to it")
             self.close()
 
@@ -256,29 +271,59 @@ class _Reader(asyncio.Protocol):
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.due.set()
 
-    def _begin(self, tap: Tap, beginning: Beginning, holding: Holding, trusted: bool) -> None:
+    def _begin(
+        self, tap: Tap, beginning: Beginning, holding: Holding, trusted: Callable[[], bool]
+    ) -> Steps:
+        """Sends a rank as it is; what happens to the others meanwhile follows it.
+
+        If the rank is not followed any more at the end, this process is told so.
+        """
         if beginning.shares:
             self.doubt_stores()
+        last = encoded(Kind.GONE, tap.number)
+        try:
+            self._begin_alone(encoded(Kind.BEGIN, tap.number, msgspec.msgpack.encode(beginning)))
+            yield from self._sending(tap.number, holding)
+            if tap in (self._passing.taps.of(tap.worker) or ()):
+                status = tap.begin(trusted=trusted())
+                last = encoded(Kind.END, tap.number, status, tap.mark)
+        finally:
+            self._end_alone(last)
+
+    def _begin_store(self, beginning: StoreBeginning, holding: Holding) -> Steps:
+        place = beginning.store, beginning.model
+        self._stores.add(place)  # it may be doubted again from now on
+        last = b""
+        try:
+            self._begin_alone(encoded(Kind.STORE, STORES, msgspec.msgpack.encode(beginning)))
+            yield from self._sending(STORES, holding)
+            last = encoded(Kind.STORED, STORES)
+        finally:
+            if not last:
+                self._stores.discard(place)
+            self._end_alone(last)
+
+    def _begin_alone(self, first: bytes) -> None:
         self._passing.flush()  # the others need all of it; this one begins behind it
-        self.write(encoded(Kind.BEGIN, tap.number, msgspec.msgpack.encode(beginning)))
-        self._write_holding(tap.number, holding)
-        status = tap.begin(trusted=trusted)
-        self.write(encoded(Kind.END, tap.number, status, tap.mark))
+        self._send(first)
+        self._behind = bytearray()
 
-    def _begin_store(self, beginning: StoreBeginning, holding: Holding) -> None:
-        self._passing.flush()
-        self.write(encoded(Kind.STORE, STORES, msgspec.msgpack.encode(beginning)))
-        self._write_holding(STORES, holding)
-        self.write(encoded(Kind.STORED, STORES))
-        self._stores.add((beginning.store, beginning.model))
+    def _end_alone(self, last: bytes) -> None:
+        behind, self._behind = self._behind, None
+        self._send(last)
+        if behind:
+            self._send(behind)
 
-    def _write_holding(self, number: int, holding: Holding) -> None:
-        some: list[bytes] = []
+    def _sending(self, number: int, holding: Holding) -> Steps:
+        some, length = [], 0
         for piece in holding.rows:
             some.append(piece)
-            if sum(map(len, some)) >= ROWS_BYTES:
-                self.write(encoded(Kind.ROWS, number, b"".join(some)))
-                some = []
-        self.write(encoded(Kind.ROWS, number, b"".join(some)))
+            length += len(piece)
+            if length >= ROWS_BYTES:
+                self._send(encoded(Kind.ROWS, number, b"".join(some)))
+                some, length = [], 0
+                yield
+        self._send(encoded(Kind.ROWS, number, b"".join(some)))
         for piece in holding.orphans:
-            self.write(encoded(Kind.ORPHANS, number, piece))
+            yield
+            self._send(encoded(Kind.ORPHANS, number, piece))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.holdings import Holding
-from kvstate.relay.passing import StorePlace, TakeStore
+from kvstate.relay.passing import Steps, StorePlace, TakeStore
 from kvstate.relay.records import StoreBeginning
 from kvstate.stores import StoreRules
 from tests.kvstate.cores import needs_compiled_core
@@ -215,9 +215,9 @@ class Counted:
     async def _counted(
         self, workers: Collection[str], known: Collection[StorePlace], take: TakeStore
     ) -> None:
-        def counted(beginning: StoreBeginning, holding: Holding) -> None:
+        def counted(beginning: StoreBeginning, holding: Holding) -> Steps:
             self.sent += 1
-            take(beginning, holding)
+            yield from take(beginning, holding)
 
         await self._hand_over(workers, known, counted)
         self.done.update(workers)
