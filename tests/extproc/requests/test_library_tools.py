@@ -104,5 +104,5 @@ def test_worker_that_has_shown_its_release_speaks_a_dialect_of_its_own() -> None
     assert spoken.rest == ((dialect(24, Printed.OPENAI_3_8), frozenset("b")),) or (
         spoken.first == dialect(24, Printed.OPENAI_3_8)
     )
-    newest = {"a": Engine(VLLM, Release(0, 32))}
+    newest = {"a": Engine(VLLM, Release(0, 33))}
     assert spoken_by(newest, printed={"a": Printed.OPENAI_3_8}).first == NEWEST
