@@ -38,7 +38,7 @@ AGAIN_SECONDS = 0.1
 # Rows that are one record, which is joined and sent in one step.
 ROWS_BYTES = 128 * 1024
 
-# What takes long, in steps of at most a millisecond, between which nothing of the rank changes.
+# What takes long, in steps, between which nothing of the rank or store changes.
 Steps = Generator[None, None, None]
 # Takes a rank as it is now: its tap, what is known of it, what it holds, and what returns whether
 # it is trusted.
