@@ -339,8 +339,7 @@ def _uncached(
     """Returns how many tokens the first pick probably has to compute.
 
     A conversation's worker has had all of its earlier turns, so there the claim counts fully: else
-    each turn of a long conversation would look like much work to all others. What it loads from a
-    store is left out at its worth, as in the pick: loading takes time too.
+    each turn of a long conversation would look like much work to all others.
     """
     tokens = weighed - claimed.saved
     if belonging.by == CONVERSATION and first in belonging.credit:
@@ -348,7 +347,7 @@ def _uncached(
     fetch = fetches.get(first)
     if fetch is None or fetch.peer is not None:
         return tokens
-    return max(0.0, tokens - fetch.value)
+    return max(0.0, tokens - fetch.tokens * fetch.share)
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:

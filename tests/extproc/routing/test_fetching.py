@@ -177,14 +177,14 @@ def test_share_of_relief_is_between_nothing_and_all(least: float, work: float) -
     assert share_of_relief(inf, work) == 1.0
 
 
-def test_what_a_worker_loads_from_a_store_is_no_work_at_its_worth() -> None:
+def test_worker_that_loads_from_a_store_computes_only_the_rest() -> None:
     of = Offers(PREFILL, stores=(StoredPrefix("s", 4_000, 0.8, "wv"),))
     loads = Loads({"w:1": EndpointLoad()})
     workers = [Candidate("w", "w:1"), Candidate("v", "v:1")]
     snapshot = Snapshot(workers, [{}], loads.load, "cost", 0, offers=of)
     query = Query("m", [Prompt("m", array("I", range(4_100)))])
     made = decide(query, snapshot, 0.0, Random(0))
-    assert made.uncached_tokens == 4_100 - 0.8 * 4_000
+    assert made.uncached_tokens == 100
     assert set(made.basis.fetches) == {"w", "v"}
 
 
