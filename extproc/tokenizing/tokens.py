@@ -51,7 +51,7 @@ from kvstate.overlap import Tokens
 log = logging.getLogger("kvsteer.tokens")
 
 # CPU time for a model's tokenizer.json and some texts of every kind; large ones take two seconds.
-MAX_LOAD_SECONDS = 10.0
+MAX_LOAD_SECONDS = 20.0
 
 
 class ChatTemplates:
