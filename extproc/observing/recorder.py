@@ -206,12 +206,13 @@ class _RecordFile:
         """
         if size > self._most_bytes:
             return False
-        is_old = self._monotonic() - self._began_at >= self._most_seconds
+        now = self._monotonic()
+        is_old = now - self._began_at >= self._most_seconds
         is_full = self._size > 0 and self._size + size > self._most_bytes
         if self._descriptor >= 0 and not (is_old or is_full):
             return True
         try:
-            self._begin(is_old=is_old)
+            self._begin(now, is_old=is_old)
         except OSError as error:
             self._tell(error)
             return False
@@ -242,7 +243,7 @@ class _RecordFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _begin(self, *, is_old: bool) -> None:
+    def _begin(self, now: float, *, is_old: bool) -> None:
         self.close()
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(self._path)
@@ -258,7 +259,7 @@ class _RecordFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         self._size = 0
-        self.began, self._began_at = round(self._clock(), 3), self._monotonic()
+        self.began, self._began_at = round(self._clock(), 3), now
 
     def _keep_older(self, size: int, *, keeps_none: bool) -> None:
         """Renames the older files, to make room for one more; deletes what is beyond the limits.
