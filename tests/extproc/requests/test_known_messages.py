@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from extproc.base.errors import RequestError
 from extproc.requests import chat_request, messages_request, responses_request
 from extproc.requests.dialect import NEWEST
-from extproc.requests.known_messages import KnownMessages
+from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.prompt import MAX_MESSAGES, Chat
 from extproc.requests.request import parse
 from extproc.templates.chat_template import ChatTemplate
@@ -149,6 +150,29 @@ def test_memory_is_bounded_whatever_messages_hold(name: str) -> None:
         assert tracemalloc.get_traced_memory()[0] < most
     finally:
         tracemalloc.stop()
+
+
+def held_bytes(value: Any) -> int:
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    shallow = inner if isinstance(value, list | dict) else ()
+    return sys.getsizeof(value) + sum(map(held_bytes, shallow))
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.lists(json_values), st.booleans())
+def test_messages_take_at_most_the_memory_that_is_counted(values: list[Any], escaped: bool) -> None:
+    written = [json.dumps(one, ensure_ascii=escaped).encode("utf-8", "replace") for one in values]
+    held = sum(held_bytes(msgspec.json.decode(one)) for one in written)
+    assert held <= memory_of(b",".join(written))
 
 
 @pytest.mark.parametrize("name", ["messages", "blocks"])
