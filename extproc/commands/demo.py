@@ -50,7 +50,7 @@ TRACE = "trace.jsonl"
 # Each is a process of about 70 MB.
 MAX_WORKERS = 64
 
-READY_TIMEOUT_SECONDS = 30.0
+READY_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 5.0
 
 # Long enough for the page, the metrics and the log to show a dead worker.

@@ -246,12 +246,7 @@ async def test_peer_that_vanishes_is_detected_by_pings(publisher: GrpcPublisher)
         target.append(port)
         async with (
             relaying(lambda: target[0]) as relayed,
-            following(
-                relayed,
-                keepalive_ms=200,
-                keepalive_timeout_ms=200,
-                subscribe_seconds=IMPATIENT_SECONDS,
-            ) as transport,
+            following(relayed, keepalive_ms=200, keepalive_timeout_ms=200) as transport,
         ):
             assert await received(transport, 1) == [Connected()]
             target[0] = None
