@@ -93,23 +93,20 @@ async def test_what_happens_while_a_rank_begins_follows_it(
     await leader.end()
 
 
-async def test_a_rank_that_is_removed_while_it_begins_is_gone(
-    socket: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_removed", [True, False])
+async def test_a_rank_whose_beginning_does_not_end_is_gone(
+    socket: Path, monkeypatch: pytest.MonkeyPatch, *, is_removed: bool
 ) -> None:
     monkeypatch.setattr(passing, "ROWS_BYTES", 1)
     leader = await followed(socket)
-    Beginnings(leader, lambda _: leader.fleet.taps.remove("w"))  # type: ignore[union-attr]
-    found = await records_of(socket, Kind.GONE)
-    assert Kind.END not in [one.kind for one in found]
-    await leader.end()
 
+    def end(steps: Steps) -> None:
+        if is_removed:
+            leader.fleet.taps.remove("w")  # type: ignore[union-attr]
+        else:
+            steps.close()
 
-async def test_a_beginning_that_is_cut_short_is_gone(
-    socket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passing, "ROWS_BYTES", 1)
-    leader = await followed(socket)
-    Beginnings(leader, lambda steps: steps.close())
+    Beginnings(leader, end)
     found = await records_of(socket, Kind.GONE)
     assert Kind.END not in [one.kind for one in found]
     await leader.end()
