@@ -1,8 +1,6 @@
 """A publisher's cache events, independent of engine and encoding."""
 
 import math
-from collections.abc import Generator
-from typing import TypeVar
 
 import msgspec
 
@@ -181,16 +179,3 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 # The usual result: nothing to report.
 ALL_TAKEN = BatchResult()
-
-
-Result = TypeVar("Result")
-
-
-def finished(steps: Generator[None, None, Result]) -> Result:
-    """Runs all steps at once and returns their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result

@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,9 +41,8 @@ from kvstate.relay.relayed import RelayedFeed, RelayedRank
 from kvstate.relay.taps import Tap, Taps
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedFeed, SavedOwner, SavedRank, SavedRows, SavedStoreRows
+from kvstate.steps import Result, Steps
 from kvstate.stores import SharedBlocks, StoreRules, Stores
-
-Result = TypeVar("Result")
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -468,14 +467,11 @@ class FollowedWorkers:
 
     async def _paused(self, steps: Generator[None, None, Result]) -> Result:
         """Does steps with pauses, so that nothing waits for them; returns their result."""
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
+        done = Steps(steps)
+        for _ in done:
             if self._shared.turns.is_over():
                 await self._shared.turns.next()
+        return done.result
 
     def restoration(self, worker: str) -> Restoration:
         """Returns whether what was restored of a worker is proven; of its ranks, the worst."""

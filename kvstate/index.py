@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from kvstate.core import Core
-from kvstate.events import BatchResult, Body, Event, finished
+from kvstate.events import BatchResult, Body, Event
 from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
+from kvstate.steps import finished
 
 try:
     from kvstate._core import LAYOUT as COMPILED_LAYOUT

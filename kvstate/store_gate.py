@@ -1,9 +1,8 @@
 """Keeps apart what changes stores and what copies one as a whole, both in short steps."""
 
 from collections.abc import Generator
-from typing import TypeVar
 
-Result = TypeVar("Result")
+from kvstate.steps import Result
 
 
 class StoreGate:

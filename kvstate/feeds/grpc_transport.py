@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 
@@ -30,6 +30,7 @@ from kvstate.feeds.transport import (
     SnapshotBegun,
 )
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
+from kvstate.steps import Result, Steps
 from kvstate.wire.grpc_wire import decoding, load_of, parsing, rank_of, snapshot_of
 
 # The gRPC service that has the method, by engine.
@@ -50,7 +51,6 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # workers are near: ignore a proxy set in the environment
 )
 
-Done = TypeVar("Done")
 
 # The call of a subscription; its messages stay serialized. grpc.aio is not typed.
 Subscribe = Callable[[SubscribeKvEventsRequest], Any]
@@ -259,19 +259,16 @@ class _GrpcFeeds:
             self._shared.tell(Disconnected(reason))
 
 
-async def _sliced(steps: Generator[None, None, Done], slice_seconds: float) -> Done:
+async def _sliced(steps: Generator[None, None, Result], slice_seconds: float) -> Result:
     """Runs steps in slices of time, so that other tasks can run, and returns the result."""
     loop = asyncio.get_running_loop()
     slice_ends = loop.time() + slice_seconds
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            done: Done = end.value
-            return done
+    done = Steps(steps)
+    for _ in done:
         if loop.time() >= slice_ends:
             await asyncio.sleep(0)
             slice_ends = loop.time() + slice_seconds
+    return done.result
 
 
 def grpc_transports(

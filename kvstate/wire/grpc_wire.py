@@ -24,7 +24,6 @@ from kvstate.events import (
     Event,
     EventBatch,
     OtherGroupStored,
-    finished,
 )
 from kvstate.overlap import Extra, tier_of
 from kvstate.pb.kvsteer_kv_events_pb2 import (
@@ -35,6 +34,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvEventBatch,
 )
+from kvstate.steps import finished
 from kvstate.wire.extras import Skipped, holds_prefix, reach_of, reject_foreign, with_root
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 

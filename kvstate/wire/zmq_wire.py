@@ -32,9 +32,9 @@ from kvstate.events import (
     EventBatch,
     OtherGroupStored,
     blocks_of,
-    finished,
 )
 from kvstate.overlap import Tokens, tokens_of
+from kvstate.steps import finished
 from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import (
     HARMLESS,

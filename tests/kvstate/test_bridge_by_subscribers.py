@@ -19,12 +19,12 @@ from kvstate.events import (
     BlocksStored,
     Event,
     EventBatch,
-    finished,
 )
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
+from kvstate.steps import finished
 from tests.kvstate.bridging import Account, Lying
 
 HASHES = st.integers(1, 12)

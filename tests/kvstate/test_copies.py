@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.events import BlocksRemoved, BlocksStored, Event, finished
+from kvstate.events import BlocksRemoved, BlocksStored, Event
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
+from kvstate.steps import finished
 from kvstate.wire.zmq_wire import decode_batch
 from tests.kvstate.cores import needs_compiled_core
 

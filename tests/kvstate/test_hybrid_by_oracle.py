@@ -9,10 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstate.events import BlockHash, finished
+from kvstate.events import BlockHash
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.reuse import ReuseRules
+from kvstate.steps import finished
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.hybrid_oracle import DEVICE, HybridRank, OtherGroup
 from tests.kvstate.oracle import Block

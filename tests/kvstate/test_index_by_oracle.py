@@ -14,11 +14,11 @@ from kvstate.events import (
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
-    finished,
 )
 from kvstate.index import Index
 from kvstate.overlap import Extra, Prompt, Tier, Tokens
 from kvstate.owner import Owner
+from kvstate.steps import finished
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import EventBatch, finished
+from kvstate.events import EventBatch
 from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.pools import MAX_LOOKS, Pool
+from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
 from kvstate.wire.mooncake_wire import MAX_KEY, PoolBlock, pool_blocks
 from tests.kvstate.cores import needs_compiled_core

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvstate.events import BlocksCopied, BlocksRemoved, Event, OtherGroupStored, finished
+from kvstate.events import BlocksCopied, BlocksRemoved, Event, OtherGroupStored
 from kvstate.index import Index
 from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
 from kvstate.saved import SavedOwner
+from kvstate.steps import finished
 from tests.kvstate.cores import needs_compiled_core, new_index
 from tests.kvstate.small_index import prompt, stored
 

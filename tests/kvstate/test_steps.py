@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import finished
 from kvstate.index import IS_COMPILED, Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.owner import Owner
+from kvstate.steps import finished
 from kvstate.wire.zmq_wire import (
     MAX_BLOCKS,
     MAX_EVENT_BYTES,

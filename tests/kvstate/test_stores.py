@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.events import BlocksRemoved, BlocksStored, finished
+from kvstate.events import BlocksRemoved, BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tier
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.saved import SavedStoreRows
+from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
 from kvstate.wire.zmq_wire import MAX_BLOCKS, shared_events
 from tests.kvstate.cores import needs_compiled_core

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BatchHistory, BridgedRank
-from kvstate.events import Batch, BlocksRemoved, BlocksStored, Event, EventBatch, finished
+from kvstate.events import Batch, BlocksRemoved, BlocksStored, Event, EventBatch
 from kvstate.feeds.effects import Sink
 from kvstate.feeds.feed import Demote, Effect, Feed, FeedState, Forget
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
+from kvstate.steps import finished
 from kvstate.turnover import Turnover
 from tests.kvstate.cores import needs_compiled_core
 

@@ -10,9 +10,9 @@ import pytest
 
 from extproc.proof.lookups import SentRequest, is_stored, may_show
 from extproc.requests.prompt import TEXT
-from kvstate.events import finished
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
+from kvstate.steps import finished
 
 WIRE = Path(__file__).parents[2] / "wire"
 RECORDINGS = ["vllm_0.32.0_w1", "vllm_0.32.0_cached_tokens"]

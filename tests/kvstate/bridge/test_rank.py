@@ -16,12 +16,12 @@ from kvstate.events import (
     Event,
     EventBatch,
     OtherGroupStored,
-    finished,
 )
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvCacheEvent, KvEventBatch
+from kvstate.steps import finished
 from tests.kvstate.publishing import block, payload
 
 LIMITS = {"max_batches": 1000, "max_bytes": 2**28}

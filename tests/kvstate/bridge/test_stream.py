@@ -3,11 +3,12 @@ from collections.abc import Iterable
 from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_EVENTS, BatchHistory, BridgedRank, Ended, StreamStatus
-from kvstate.events import BlocksStored, EventBatch, finished
+from kvstate.events import BlocksStored, EventBatch
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
+from kvstate.steps import finished
 
 
 def rank(number: int = 0, *, batches: int = 0, max_batches: int = 1000) -> BridgedRank:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.events import Batch, EngineLoad, EventBatch, finished
+from kvstate.events import Batch, EngineLoad, EventBatch
 from kvstate.feeds import grpc_transport
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import GrpcSource, Recovery
@@ -37,6 +37,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvEventBatch,
     KvSnapshotChunk,
 )
+from kvstate.steps import finished
 from kvstate.wire.grpc_wire import decoding
 from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
 from tests.kvstate.publishing import chain

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from kvstate.errors import DamagedError
-from kvstate.events import finished
 from kvstate.feeds.feed import FeedState
 from kvstate.index import Index
 from kvstate.relay.holdings import Holding, copying, putting
 from kvstate.relay.records import NO_MARK, Beginning, Kind, Mark, Record, RelayedStatus
 from kvstate.relay.relayed import RelayedRank
 from kvstate.saved import SavedOwner
+from kvstate.steps import finished
 from tests.kvstate.publishing import block, payload
 
 STATUS = RelayedStatus(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kvstate.errors import DamagedError
-from kvstate.events import BlocksStored, finished
+from kvstate.events import BlocksStored
 from kvstate.index import Index
 from kvstate.orphans import Orphan
 from kvstate.overlap import Prompt, Tokens
@@ -22,6 +22,7 @@ from kvstate.relay.records import (
     store_beginning_in,
 )
 from kvstate.relay.relayed_stores import RelayedStores
+from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
 
 SECRET = 12345678

@@ -16,7 +16,6 @@ from kvstate.events import (
     BlocksStored,
     EngineLoad,
     EventBatch,
-    finished,
 )
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     EngineLoad as LoadRecord,
@@ -31,6 +30,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvEventBatch,
     KvSnapshotChunk,
 )
+from kvstate.steps import finished
 from kvstate.wire.grpc_wire import (
     MAX_BLOCKS,
     Piece,
