@@ -1,12 +1,19 @@
 """Finds the lines of a YAML text in which its keys stand, for messages about faults."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import yaml
 
+# An item of a list that the words of a fault name too, such as the first worker at an address.
+_ITEM = re.compile(r"[a-z_.]+(?:\[\d+\])+")
+
 
 def with_lines(text: str | bytes, name: str, faults: Iterable[str]) -> list[str]:
     """Returns the faults, each with the line of its key, or of what contains it.
+
+    So have items of lists that its words name.
+
 
     text: a YAML text. faults: as "name: key: what is wrong"; those that say a line already, and
     those of a text that is not YAML, stay as they are.
@@ -20,13 +27,16 @@ def with_lines(text: str | bytes, name: str, faults: Iterable[str]) -> list[str]
 
 
 def _with_line(fault: str, name: str, lines: Mapping[str, int]) -> str:
-    key = fault.removeprefix(f"{name}: ").partition(": ")[0]
+    key, _, words = fault.removeprefix(f"{name}: ").partition(": ")
     if "in line " in fault or fault.startswith(f"{name}: not YAML: "):
         return fault
     while key and key not in lines:
         at = max(key.rfind("."), key.rfind("["))
         key = key[: max(at, 0)]
-    return f"{fault} (line {lines[key]})" if key else fault
+    if not key:
+        return fault
+    others = [f"; {one} in line {lines[one]}" for one in _ITEM.findall(words) if one in lines]
+    return f"{fault} (line {lines[key]}{''.join(others)})"
 
 
 def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, int]]:

@@ -33,6 +33,11 @@ def test_fault_gets_the_line_of_its_key_or_of_what_contains_it(fault: str, line:
     assert with_lines(TEXT, "c", [f"c: {fault}"]) == [f"c: {fault} (line {line})"]
 
 
+def test_fault_gets_the_line_of_each_item_that_it_names() -> None:
+    fault = "c: workers[1].endpoint: a:1 is the endpoint of workers[0] too, not of workers[9]"
+    assert with_lines(TEXT, "c", [fault]) == [f"{fault} (line 6; workers[0] in line 5)"]
+
+
 @pytest.mark.parametrize(
     "fault",
     [
