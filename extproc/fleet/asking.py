@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import aiohttp
 
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
+from extproc.fleet.hearing import heard
 from extproc.fleet.polling import Client, Look, Polling, Question
 from extproc.fleet.record import Table, Worker
 from extproc.routing.load import REPORT_SECONDS, Booking, Loads
@@ -114,8 +115,8 @@ class HealthProbe:
 # no mere pause.
 ANSWER_SECONDS = 1.0
 
-# If the timer is later than this, the router itself was held up, and may have missed the answer.
-_HELD_UP_SECONDS = 0.5
+# By then the question is over, however long the router itself was held up meanwhile.
+_MOST_SECONDS = 60.0
 
 # Nobody listens there, or there is no route. Any other connection error may be the router's own.
 _NOBODY = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
@@ -161,7 +162,7 @@ class Doubts:
         return Pulse(is_cut, batches, in_flight, is_doubted)
 
     async def _ask(self, client: Client, worker: Worker, upstream: Upstream) -> None:
-        asked_at, batches = self._monotonic(), self._sign_of_life(worker.name)[1]
+        batches = self._sign_of_life(worker.name)[1]
         try:
             fault = await _fault(client, upstream.endpoint)
         finally:
@@ -169,9 +170,7 @@ class Doubts:
         if worker.upstream is not upstream:
             return  # it has gone, or moved
         now = self._monotonic()
-        was_held_up = now - asked_at > ANSWER_SECONDS + _HELD_UP_SECONDS
-        lives = was_held_up or self._sign_of_life(worker.name)[1] != batches
-        if fault and not (fault == SILENT and lives):
+        if fault and not (fault == SILENT and self._sign_of_life(worker.name)[1] != batches):
             self._note_failure(worker, upstream, fault, now)
             return
         upstreams = self._table.upstreams
@@ -195,7 +194,7 @@ async def _fault(client: Client, endpoint: str) -> str:
     It is alive if it answers anything but a server error, even if that is not HTTP.
     """
     try:
-        status, _ = await client.get(endpoint, "/health", ANSWER_SECONDS)
+        status, _ = await heard(client.get(endpoint, "/health", _MOST_SECONDS), ANSWER_SECONDS)
     except TimeoutError:
         return SILENT
     except aiohttp.ClientConnectorError as error:
