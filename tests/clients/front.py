@@ -50,15 +50,17 @@ class RefusedError(AssertionError):
 class Turn(NamedTuple):
     """A request that a worker got.
 
-    client, number: of the conversation, by its task. length: how many turns or items it has. ids:
-    its prompt, where it was rendered. is_agent: whether it has tools, as all turns of a
-    conversation have; a request for a title has none.
+    client, number: of the conversation, by its task. length: how many turns or items it has.
+    request_id: Envoy's, by which its decision is found. ids: its prompt, where it was rendered.
+    is_agent: whether it has tools, as all turns of a conversation have; a request for a title has
+    none.
     """
 
     client: str
     number: int
     length: int
     worker: str
+    request_id: str
     path: str
     body: Body
     ids: list[int]
@@ -156,7 +158,7 @@ class Front:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body: Body = await request.json()
         try:
-            usage = await self._compute(request.path, body)
+            usage = await self._compute(request.path, body, request.headers["x-request-id"])
         except RefusedError as error:
             self.faults.append(str(error))
             return web.json_response({"error": {"message": str(error)}}, status=400)
@@ -167,13 +169,13 @@ class Front:
             return web.json_response(whole, headers=named)
         return await _stream(request, events, named, is_marked=request.path == CHAT)
 
-    async def _compute(self, path: str, body: Body) -> Usage:
+    async def _compute(self, path: str, body: Body, request_id: str) -> Usage:
         """Computes a prompt and notes the request."""
         said = _TASK.search(json.dumps(body))
         ids = [] if self._renderer is None else await self._renderer.ids_of(path, body)
         if said is not None:
             length = len(turns_of(body))
-            place = (said[1], int(said[2]), length, self.endpoint)
+            place = (said[1], int(said[2]), length, self.endpoint, request_id)
             self.turns.append(Turn(*place, path, body, ids))
         if not ids:
             return Usage(1, 0)
@@ -197,7 +199,12 @@ async def fronted(
     names_engine: bool = False,
     **settings: Any,
 ) -> AsyncIterator[tuple[System, list[Front]]]:
-    """Runs a system whose workers are behind fronts; see `tests.system.system.running`."""
+    """Runs a system whose workers are behind fronts; see `tests.system.system.running`.
+
+    Their health is not probed. All fronts are in this process, which a busy machine stops for over
+    a second; a router that probes takes them for hung, and sends the next turns elsewhere.
+    """
+    changes = {"policy": {"probe_interval_ms": 0}} | changes
     fronts = [Front(seconds, renderer, names_engine=names_engine) for _ in range(WORKERS)]
     waiting = iter(fronts)
 

@@ -16,6 +16,7 @@ from tests.clients.front import Front, Turn, fronted, rendering
 from tests.clients.install import MissingError, program
 from tests.clients.scripted_model import CALLS
 from tests.clients.sessions import MODEL, STARTS, Session
+from tests.clients.strays import decided, strays
 from tests.clients.turns import Conversations, all_converse, conversations, stays_of
 from tests.engines import vllm_engine
 from tests.extproc.template_shapes import QWEN_TOOLS
@@ -115,35 +116,6 @@ def check(sessions: Sequence[Session], fronts: Sequence[Front]) -> Conversations
     return found
 
 
-async def bypassed(system: System) -> str:
-    """How many requests Envoy sent on without the router's answer, in words."""
-    url = f"{system.envoy_admin}/stats?filter=failure_mode_allowed"
-    async with system.session.get(url) as answer:
-        lines = (await answer.text()).split("\n")
-    return f"{sum(int(one.rpartition(' ')[2]) for one in lines if one)} requests had no answer"
-
-
-def strays(found: Conversations) -> dict[tuple[str, int], list[str]]:
-    """The conversations that more than one worker answered, and their workers."""
-    workers = {key: [one.worker for one in turns] for key, turns in found.items()}
-    return {key: each for key, each in workers.items() if len(set(each)) > 1}
-
-
-async def decided(system: System, found: Conversations) -> str:
-    """The decisions on conversations that strayed, by the lengths of their prompts."""
-    lengths = {len(turn.ids) for key in strays(found) for turn in found[key]}
-    async with system.session.get(f"{system.admin}/decisions") as answer:
-        decisions = (await answer.json())["decisions"]
-    lines = [await bypassed(system)]
-    for one in decisions:
-        if one["prompt_tokens"] in lengths:
-            async with system.session.get(f"{system.admin}/decisions/{one['id']}") as answer:
-                candidates = (await answer.json())["candidates"]
-            out = {each["endpoint"]: each["excluded"] for each in candidates if each["excluded"]}
-            lines.append(f"{one['prompt_tokens']}: {one['pick']}, {one['why']}; left out: {out}")
-    return "\n".join(lines)
-
-
 async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
     tmp_path: Path, model: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -195,4 +167,4 @@ async def test_agents_stay_with_workers_whose_tokens_are_not_known(
         found = conversations(fronts)
         show(request.node, "unknown, by their texts", found)
         check(sessions, fronts)
-        assert strays(found) == {}, await bypassed(system)
+        assert strays(found) == {}, await decided(system, found)
