@@ -185,7 +185,7 @@ def screen(
     columns, lines = max(size[0], LEAST), size[1]
     summary = _summary(workers, events_enabled=events_enabled)
     if history is not None:
-        summary += f"; {_rate(_share(history['fleet']))} of prompt tokens cached"
+        summary += f"; {_rate(_share(history['fleet']))} of prompt tokens certainly held"
     head = [summary, *_keyed(apis), *_routers(routers), ""]
     fleet = _workers(workers, columns, {} if history is None else history["workers"], look)
     room = max(len(decisions), 1)

@@ -44,7 +44,7 @@ def test_top_once_shows_fleet_and_decisions() -> None:
         served.do(served.it.route(30))
         assert run(served.it.url, once=True, out=shown) == 0
     lines = shown.getvalue().splitlines()
-    assert lines[0] == "1 worker: 1 unsupported; 1 in flight; - of prompt tokens cached"
+    assert lines[0] == "1 worker: 1 unsupported; 1 in flight; - of prompt tokens certainly held"
     assert "\x1b" not in shown.getvalue()
     assert lines[-1].split()[1:5] == ["127.0.0.1:1", "0/30", "0%", "nothing_cached"]
 
@@ -168,7 +168,7 @@ def test_screen_shows_the_hit_rate_of_each_worker_and_the_fleet() -> None:
     history = {"fleet": series(60, None, 20), "workers": {"a:1": series(100, None, 90)}}
     fleet = [worker("a:1"), worker("b:1")]
     lines = screen(fleet, [], WIDE, events_enabled=True, history=history)
-    assert lines[0].endswith("; 40% of prompt tokens cached")
+    assert lines[0].endswith("; 40% of prompt tokens certainly held")
     assert [line.split()[4] for line in lines[2:5]] == ["HIT", "95%", "-"]
 
 
