@@ -462,6 +462,9 @@ def _check_files(path: str, config: "Config") -> None:
     Raises:
         ConfigError: some cannot be used.
     """
+    from extproc.config.lines import with_lines
+    from extproc.config.reader import MAX_FILE_BYTES, read_text
+
     faults: list[str] = []
     if config.extproc.tls is not None:
         from extproc.serving.certificates import Certificates
@@ -485,7 +488,7 @@ def _check_files(path: str, config: "Config") -> None:
         except StartError as error:
             faults.append(f"{path}: {error}")
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(with_lines(read_text(path, MAX_FILE_BYTES), path, faults))
 
 
 def _envoy(arguments: argparse.Namespace) -> int:

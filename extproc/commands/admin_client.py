@@ -92,6 +92,10 @@ def _url(admin: str, path: str) -> str:
     return f"{'' if '://' in admin else 'http://'}{admin.rstrip('/')}{path}"
 
 
+# What servers of other kinds answer to paths or methods that they do not have.
+_OF_OTHERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+
+
 def _reason_in(refused: urllib.error.HTTPError) -> str:
     """Returns the router's reason for a refusal, if it gave one."""
     try:
@@ -101,9 +105,5 @@ def _reason_in(refused: urllib.error.HTTPError) -> str:
     reason = answer.get("error") if isinstance(answer, dict) else None
     if reason:
         return str(reason)
-    hint = (
-        "; is it a router's admin server (admin.listen)?"
-        if refused.code == HTTPStatus.NOT_FOUND
-        else ""
-    )
+    hint = "; is it a router's admin server (admin.listen)?" if refused.code in _OF_OTHERS else ""
     return f"{refused}{hint}"

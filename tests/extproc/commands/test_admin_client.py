@@ -151,6 +151,7 @@ def test_ask_returns_the_answer(answers: str) -> None:
         (400, "[]", "HTTP Error 400: Bad Request"),
         (403, "none", "HTTP Error 403: Forbidden"),
         (404, "none", r"HTTP Error 404: Not Found; is it a router's admin server .admin.listen.."),
+        (501, "none", r"HTTP Error 501: Not Implemented; is it a router's admin server .+"),
         (404, '{"error":"gone"}', "gone"),
     ],
 )

@@ -144,6 +144,7 @@ def test_check_reads_the_files_without_which_serve_does_not_start(
     assert first.startswith(f"{file}: extproc.tls.certificate: /nowhere/c.pem: No such file")
     assert second.startswith(f"{file}: sharing.secret_file: /nowhere/secret")
     assert third.startswith(f"{file}: isolation.secret_file: /nowhere/salt")
+    assert all(re.search(r" \(line \d+\)$", one) for one in (first, second, third))
 
 
 def test_configuration_is_named_in_four_ways(
@@ -249,7 +250,7 @@ def test_serve_runs_and_explains_until_a_signal(
     assert json.loads(answer.stdout)["pick"] == ["127.0.0.1:9"]
     router.send_signal(signal.SIGHUP)
     router.send_signal(signal.SIGTERM)
-    assert router.wait(10) == 0
+    assert router.wait(60) == 0
     router.stderr.close()
 
 
@@ -260,7 +261,7 @@ def test_serve_as_first_process_ends_by_a_signal_during_its_start(tmp_path: Path
     command = [*AS_FIRST_PROCESS, *KVSTEER, "serve", "--config", str(config)]
     with subprocess.Popen(command) as router, config.open("w"):  # waits until the router opens it
         os.kill(first_process(router.pid), signal.SIGTERM)
-        assert router.wait(20) == 128 + signal.SIGTERM
+        assert router.wait(60) == 128 + signal.SIGTERM
 
 
 @needs_namespaces
