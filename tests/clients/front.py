@@ -51,9 +51,9 @@ class Turn(NamedTuple):
     """A request that a worker got.
 
     client, number: of the conversation, by its task. length: how many turns or items it has.
-    request_id: Envoy's, by which its decision is found. ids: its prompt, where it was rendered.
-    is_agent: whether it has tools, as all turns of a conversation have; a request for a title has
-    none.
+    request_id: Envoy's, by which its decision is found. ids:
+    its prompt, where it was rendered. is_agent: whether it has tools, as all turns of a
+    conversation have; a request for a title has none.
     """
 
     client: str
@@ -157,8 +157,9 @@ class Front:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body: Body = await request.json()
+        request_id = request.headers.get("x-request-id", "")  # the router itself sends none
         try:
-            usage = await self._compute(request.path, body, request.headers["x-request-id"])
+            usage = await self._compute(request.path, body, request_id)
         except RefusedError as error:
             self.faults.append(str(error))
             return web.json_response({"error": {"message": str(error)}}, status=400)

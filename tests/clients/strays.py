@@ -1,6 +1,7 @@
 """Conversations that more than one worker answered, and why the router sent each turn there."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from tests.clients.front import Turn
@@ -14,6 +15,33 @@ def strays(found: Conversations) -> dict[tuple[str, int], list[str]]:
     return {key: each for key, each in workers.items() if len(set(each)) > 1}
 
 
+async def unexplained(system: System, found: Conversations) -> list[str]:
+    """The turns that left their conversation's worker for another reason than its load."""
+    pairs = [pair for key in strays(found) for pair in pairwise(found[key])]
+    return [
+        _name(after)
+        for before, after in pairs
+        if before.worker != after.worker and not await _left_for_load(system, before, after)
+    ]
+
+
+async def _left_for_load(system: System, before: Turn, after: Turn) -> bool:
+    """Whether a turn's decision shows that its worker had the most of it, and yet more to do."""
+    decision = await _decision(system, after)
+    if decision is None or decision["pick"][0] != after.worker:
+        return False
+    candidates = {one["endpoint"]: one for one in decision["candidates"]}
+    home, pick = candidates[before.worker], candidates[after.worker]
+    has_most = _held(home) == max(map(_held, candidates.values()))
+    return bool(not home["excluded"] and has_most and home["cost"] > pick["cost"])
+
+
+def _held(candidate: dict[str, Any]) -> int:
+    sent = candidate["speculative_tokens"] + candidate["approximate_tokens"]
+    held: int = candidate["overlap_tokens"] + max(candidate["uncertain_tokens"], sent)
+    return held
+
+
 async def bypassed(system: System) -> str:
     """How many requests Envoy sent on without the router's answer, in words."""
     url = f"{system.envoy_admin}/stats?filter=failure_mode_allowed"
@@ -25,23 +53,27 @@ async def bypassed(system: System) -> str:
 async def decided(system: System, found: Conversations) -> str:
     """The decisions on the turns of conversations that strayed, with all candidates."""
     lines = [await bypassed(system)]
-    for key in strays(found):
-        lines += [await _turn(system, one) for one in found[key]]
+    for turn in [turn for key in strays(found) for turn in found[key]]:
+        decision = await _decision(system, turn)
+        lines.append(f"{_name(turn)}: {'no decision' if decision is None else decision['why']}")
+        lines += [f"    {_candidate(one)}" for one in (decision or {}).get("candidates", ())]
     return "\n".join(lines)
 
 
-async def _turn(system: System, turn: Turn) -> str:
-    name = f"{turn.client}-{turn.number}, {turn.length} long, answered by {turn.worker}"
+def _name(turn: Turn) -> str:
+    return f"{turn.client}-{turn.number}, {turn.length} long, answered by {turn.worker}"
+
+
+async def _decision(system: System, turn: Turn) -> dict[str, Any] | None:
+    """What GET /decisions/ID shows of a turn, None if the router did not decide it."""
     url = f"{system.admin}/decisions"
     async with system.session.get(url, params={"request_id": turn.request_id}) as answer:
         listed = (await answer.json())["decisions"]
     if not listed:
-        return f"{name}: no decision"
-    one = listed[-1]
-    async with system.session.get(f"{url}/{one['id']}") as answer:
-        candidates = (await answer.json())["candidates"]
-    shown = [f"    {_candidate(each)}" for each in candidates]
-    return "\n".join([f"{name}, at {one['at']}: {one['why']}", *shown])
+        return None
+    async with system.session.get(f"{url}/{listed[-1]['id']}") as answer:
+        decision: dict[str, Any] = await answer.json()
+        return decision
 
 
 def _candidate(told: dict[str, Any]) -> str:
