@@ -51,9 +51,9 @@ class Turn(NamedTuple):
     """A request that a worker got.
 
     client, number: of the conversation, by its task. length: how many turns or items it has.
-    request_id: Envoy's, by which its decision is found. ids:
-    its prompt, where it was rendered. is_agent: whether it has tools, as all turns of a
-    conversation have; a request for a title has none.
+    request_id: Envoy's, by which its decision is found. ids: its prompt, where it was rendered.
+    is_agent: whether it has tools, as all turns of a conversation have; a request for a title has
+    none.
     """
 
     client: str
