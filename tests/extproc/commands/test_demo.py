@@ -25,6 +25,7 @@ LIVE = [{"endpoint": "a", "feeds": [{"state": "live", "reason": ""}]}]
 GOOD = [Row(0, 0, "a", None, 0, 0), Row(0, 1, "a", "a", 16, 16), Row(1, 0, "b", None, 0, 0)]
 
 
+@pytest.mark.timeout(300)
 async def test_demo_passes_its_own_check() -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--check", "--workers", "2"]
     command += ["--port", str(free_port())]
@@ -34,6 +35,7 @@ async def test_demo_passes_its_own_check() -> None:
     assert told.decode().splitlines()[-1].endswith("predicted: ok")
 
 
+@pytest.mark.timeout(300)
 async def test_demo_compares_round_robin_with_kvsteer() -> None:
     async with running(3, free_port()) as place:
         told = await compare(place.envoy, place.admin, place.replays, "tiny")
