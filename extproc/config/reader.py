@@ -22,7 +22,7 @@ from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
 from extproc.config.lines import with_lines
 from extproc.config.rules import broken_rules
 from extproc.config.schema import OFF, Config, WorkerEvents, WorkerSettings
-from extproc.config.sections import most
+from extproc.config.sections import StoreSettings, most
 
 # Thousands of workers need less; a larger file is taken for a mistake.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -42,7 +42,8 @@ _PASTED: Mapping[type, Mapping[str, str]] = {
             ("publisher", "enable_kv_cache_events", "buffer_steps", "hwm", "max_queue_size"),
             "only vLLM uses it; leave it out here",
         ),
-    }
+    },
+    StoreSettings: {"grpc": "no store publishes over gRPC; its ZMQ publisher is named by zmq"},
 }
 
 

@@ -177,6 +177,10 @@ def test_null_stands_for_an_absent_value() -> None:
             'workers: [{endpoint: "a:1", events: {replay_endpoint: "tcp://*:1"}}]',
             "workers[0].events.replay_endpoint: unknown key; that is vLLM's name; here it is",
         ),
+        (
+            "stores: [{name: s, grpc: 'a:1'}]",
+            "stores[0].grpc: unknown key; no store publishes over gRPC; its ZMQ publisher is named",
+        ),
         ("a: 1\na: 2", "a: given in line 1 and again in line 2"),
     ],
 )
