@@ -4,7 +4,8 @@ python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace 
     [--speeds] [--seeds N]
 python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json FILE]
 python benchmarks/routing.py --siblings [--quick] [--seeds N] [--tuning] [--json FILE]
-python benchmarks/routing.py --pulls [--quick] [--seeds N] [--tuning] [--json FILE]
+python benchmarks/routing.py --pulls [--quick] [--seeds N] [--tuning] [--cell NAME] [--chances N]
+    [--json FILE]
 python benchmarks/routing.py --stores [--quick] [--seeds N] [--tuning] [--cell NAME] [--chances N]
     [--json FILE]
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
@@ -25,6 +26,7 @@ import routing_stores
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell, arrivals
 from routing_compare import (
     CONTESTANTS,
+    OTHER_DRAWS,
     PARTS,
     SPEED_CONTESTANTS,
     Results,
@@ -71,6 +73,10 @@ PULLS_METHOD = """\
 Pulls: an engine sends 50,000 tokens a second, to one other at a time (slow: 4,000, which the router
 does not know at first). All that an engine has cached is in its host memory. Half the speed,
 double: as the router is configured; it learns better.
+"""
+
+CHANCE_METHOD = """\
+As itself: the reference relative to itself, with other draws among equal workers.
 """
 
 STORES_METHOD = """\
@@ -200,7 +206,7 @@ def _compare_pulls(one: Run) -> None:
         results = _results(cell, seeds, routing_pulls.CONTESTANTS)
         print(summary(cell.name, results), flush=True)
         one.add(routing_pulls.rows(cell, results))
-    print(f"\n{METHOD}{PULLS_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
+    print(f"\n{METHOD}{PULLS_METHOD}{CHANCE_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _compare_stores(one: Run) -> None:
@@ -210,7 +216,7 @@ def _compare_stores(one: Run) -> None:
         results = _results(cell, seeds, routing_stores.CONTESTANTS)
         print(summary(cell.name, results), flush=True)
         one.add(routing_stores.rows(cell, results))
-    print(f"\n{METHOD}{STORES_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
+    print(f"\n{METHOD}{STORES_METHOD}{CHANCE_METHOD}Seeds: {len(seeds)}, from {seeds[0]}")
 
 
 def _compare_legs(one: Run) -> None:
@@ -256,8 +262,10 @@ _inherited: list[tuple[Any, Any]] = []
 
 # A router draws among equal workers. A pick that differs changes all later ones, so two runs of the
 # same arrivals differ by a percent or two. The mean of several runs of each seed differs by less.
+# Other draws are those of runs so much further on.
 _chances = [0]
 CHANCE_STEP = 100_003
+FURTHER_ON = 1_000
 
 
 def _of_seed(seed: int) -> dict[str, Result]:
@@ -267,7 +275,9 @@ def _of_seed(seed: int) -> dict[str, Result]:
 
 
 def _mean_of_chances(cell: Cell, one: Contestant, given: Arrivals, seed: int) -> Result:
-    runs = [played(cell.stage, one, given, seed + CHANCE_STEP * number) for number in _chances]
+    first = FURTHER_ON if one.name.endswith(OTHER_DRAWS) else 0
+    draws = [seed + CHANCE_STEP * (first + number) for number in _chances]
+    runs = [played(cell.stage, one, given, each) for each in draws]
     return Result(*(statistics.fmean(each) for each in zip(*runs, strict=True)))
 
 

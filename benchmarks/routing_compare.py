@@ -22,6 +22,9 @@ CONTESTANTS = (
     Contestant("random", "random"),
 )
 
+# The end of the name of a contestant that is another one with other draws.
+OTHER_DRAWS = ", other draws"
+
 NOTHING_LEARNED = "cost, nothing learned"
 RIGHT = "cost, right speeds by hand"
 SCRAPED = "cost, nothing learned, scraped"
@@ -69,16 +72,52 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
     return math.exp(middle - half), math.exp(middle + half)
 
 
+class Paired(Figure):
+    """Ratios of the same seeds; shown as their geometric mean, with its interval."""
+
+    def __str__(self) -> str:
+        low, high = interval(self.values)
+        return f"{_geometric_mean(self.values):.3f} ({low:.3f}-{high:.3f})"
+
+
 @dataclass(frozen=True, slots=True)
 class PairedRow(Row):
-    """A row whose goal is met unless KVSteer is significantly worse."""
+    """A row whose goal is met unless KVSteer is significantly worse.
+
+    chance: a mean ratio up to this one is what chance makes of the reference itself.
+    """
+
+    chance: float = 1.0
+
+    @property
+    def ratio(self) -> Figure | None:
+        """KVSteer's figure divided by the reference, seed by seed."""
+        if isinstance(self.ours, str) or isinstance(self.reference, str):
+            return None
+        return Paired(self.ours.over(self.reference).values)
 
     @property
     def met(self) -> bool | None:
-        """Whether the lower end of the interval of the ratio is within the goal."""
+        """Whether the interval of the ratio reaches the goal, or its mean is chance."""
         if self.goal is None or self.ratio is None:
             return None
-        return interval(self.ratio.values)[0] <= self.goal.limit
+        values = self.ratio.values
+        return interval(values)[0] <= self.goal.limit or _geometric_mean(values) <= self.chance
+
+
+def not_worse(name: str, ours: Figure, today: Figure, other_draws: Figure) -> PairedRow:
+    """Returns a row of ours relative to today's, which says how much that differs from itself.
+
+    other_draws: today's, with other draws among equal workers.
+    """
+    low, high = interval(other_draws.over(today).values)
+    goal = Goal(1.0, f"<= 1, or the interval has 1, or as itself ({low:.3f}-{high:.3f})")
+    return PairedRow(name, ours, today, goal, high)
+
+
+def again(one: Contestant) -> Contestant:
+    """Returns the same contestant with other draws among equal workers."""
+    return one._replace(name=f"{one.name}{OTHER_DRAWS}")
 
 
 def rows(cell: str, results: Results) -> list[Row]:

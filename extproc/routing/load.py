@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from extproc.routing.arrivals import Arrivals
 from extproc.routing.load_numbers import LoadNumbers
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
@@ -207,7 +208,8 @@ class Loads:
     endpoints: their records, by ip:port; the owner adds and removes them. An endpoint without a
     record is idle. touched: collects the endpoints whose own requests changed, to be shared.
     learns: whether the speed of each endpoint is learned. routers: the other routers heard from.
-    rates: what every load depends on. fleet_transfers: what workers pull from each other.
+    rates: what every load depends on. fleet_transfers: what workers pull from each other. arrivals:
+    when they will have what they fetch.
     """
 
     def __init__(
@@ -228,6 +230,7 @@ class Loads:
         self._learns = learns
         self._common = Common()
         self.fleet_transfers = FleetTransfers()
+        self.arrivals = Arrivals()
         self.rates = self._rates()
 
     def begin(
@@ -325,6 +328,11 @@ class Loads:
         """Notes that an endpoint does what nothing announces, for about so many seconds."""
         if self._learns:
             self._record(endpoint).speed.begin_unseen(seconds, now)
+
+    def expect_blocks(self, endpoint: str, tokens: float, now: float) -> None:
+        """Notes that an endpoint fetches blocks, as long as it takes to compute so many tokens."""
+        seconds = tokens * self.load(endpoint, now).slowness / self._rate
+        self.arrivals.expect(endpoint, now + seconds, now)
 
     def transfers(self, endpoint: str) -> Transfers:
         """Returns what other workers pull from an endpoint."""

@@ -10,6 +10,7 @@ from extproc.media.prompts import MediaPrompt
 from extproc.requests.outline import Outline
 from extproc.requests.request_class import RequestClass
 from extproc.requests.tenant_salt import Tenant
+from extproc.routing.arrivals import Arrivals
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.eligibility import ANY, Candidate, Demand, Roster
 from extproc.routing.fetching import Offers
@@ -122,6 +123,10 @@ class Query(msgspec.Struct, frozen=True):
         return self.prompts[0] if len(self.prompts) == 1 and self.answers == 1 else None
 
 
+# Of snapshots whose workers fetch nothing.
+NOTHING_ARRIVES = Arrivals()
+
+
 def _always_live(_: str) -> str:
     return "live"
 
@@ -150,7 +155,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster, None if not made yet. homes: the workers of conversations. conversations: returns how
     many of them live on a worker at a time, by its name. columns: returns the loads of several
     workers at a time; None to ask `load` for each. offers: what workers could fetch of the prompt
-    from each other or from stores; None for nothing.
+    from each other or from stores; None for nothing. arrivals: when workers will have what they
+    fetch for earlier requests.
     """
 
     workers: Sequence[Candidate]
@@ -172,3 +178,4 @@ class Snapshot(msgspec.Struct, frozen=True):
     conversations: Callable[[str, float], int] = no_conversations
     columns: Callable[[Sequence[Candidate], float], LoadColumns] | None = None
     offers: Offers | None = None
+    arrivals: Arrivals = NOTHING_ARRIVES

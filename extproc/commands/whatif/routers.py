@@ -412,7 +412,7 @@ class _Router:
         self._scraped_at = 0.0
         self._pulling: Pulling | None = None
         self._pulls: list[tuple[Request, Pull]] = []
-        if contestant.transfers is not None:
+        if contestant.transfers is not None and contestant.transfers.price_pulls:
             config = Config(disaggregation=contestant.transfers)
             self._pulling = Pulling(config, self._loads, self._on_host)
         self._open: dict[int, tuple[Booking, Claim | None, Fetch | None]] = {}
@@ -466,8 +466,9 @@ class _Router:
         served = decision.pick[0]
         if now >= self._lost_at and served == _LOST:
             served = decision.pick[1]
-        if decision.source is not None and self._pulling is not None:
+        if decision.source is not None:
             request.source = int(decision.source.endpoint)
+        if decision.source is not None and self._pulling is not None:
             pull = self._pulling.begin(decision.source, served, now)
             if self._loads.load(served, now).backlog_tokens < IDLE_TOKENS:
                 pull.expect()
@@ -489,7 +490,10 @@ class _Router:
             claim = self._claims.record(self._holdings[served], decision.marks[0], now)
             if self.sharer is not None:
                 self.sharer.telling.begin([claim], served, decision.uncached_tokens)
-        self._open[id(request)] = (booking, claim, decision.basis.fetches.get(served))
+        fetch = decision.basis.fetches.get(served)
+        if fetch is not None:
+            self._loads.expect_blocks(served, fetch.delay, now)
+        self._open[id(request)] = (booking, claim, fetch)
         return int(served)
 
     def _decide(self, request: Request, now: float) -> Decision:
@@ -514,11 +518,12 @@ class _Router:
             sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
             offers=self._stored_offers(request, now),
+            arrivals=self._loads.arrivals,
         )
         query, transfers = Query("m", [prompt]), self._contestant.transfers
-        if transfers is None or self._pulling is None:
+        if transfers is None:
             return decide(query, snapshot, now, self._rng)
-        if transfers.price_pulls:
+        if self._pulling is not None:
             offered = self._pulling.offer(query, snapshot, now)
             return with_priced_source(decide(query, offered, now, self._rng))
         made = decide(query, snapshot, now, self._rng)
