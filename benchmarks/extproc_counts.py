@@ -22,9 +22,11 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -73,7 +75,9 @@ from extproc.serving.lean_call import Call, ExtProcCall
 from extproc.serving.lean_server import LeanConnection, LeanServer
 from extproc.serving.proxy_message import ProxyMessage
 from extproc.serving.router import Router
-from extproc.tokenizing import encoder_choice, prompt_tokens
+from extproc.tokenizing import encoder_choice
+from extproc.tokenizing import tokens as loading
+from extproc.tokenizing.encoder_choice import choose
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.feed_sources import FeedSource
@@ -92,6 +96,8 @@ CHECKED = (
 )
 PARTS = ("whole", "empty", "stream")
 FRAME_HEADER_BYTES = 9
+# The time between two requests by the clock of the router, which valgrind and load would slow.
+SECONDS = 0.001
 SIZE = 2
 BLOCK = 16
 WARM = 96
@@ -249,6 +255,7 @@ class Bench:
         self.texts = [json.dumps(request) for request in conversations(SIZE)]
         self.sink = Sink()
         self.served = 0
+        self.now = 0.0
         self.connection: LeanConnection
         self.close: Callable[[], Any]
 
@@ -274,7 +281,7 @@ class Bench:
             return [transport]
 
         fleet = FollowedWorkers(1, lambda: 0.0)
-        workers = Workers(config, fleet, open_transports)
+        workers = Workers(config, fleet, open_transports, monotonic=lambda: self.now)
         await workers.start()
         while {workers.candidates.state(name) for name in workers.records} != {"live"}:
             await asyncio.sleep(0.01)
@@ -287,6 +294,7 @@ class Bench:
             Random(1),
             observer=observed,
         )
+        router.tokens._inline_seconds = math.inf  # noqa: SLF001 - the router has no such setting
         service = Service(config, router, Metrics(workers.states))
         server = LeanServer(service, lambda: True)
         host = server._host  # noqa: SLF001 - no socket
@@ -322,6 +330,7 @@ class Bench:
         """Answers requests, one after the other."""
         take = self.connection.data_received
         for request in requests:
+            self.now += SECONDS
             for data in request:
                 take(data)
                 for _ in range(self.turns):
@@ -522,9 +531,9 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     # turn off what depends on time: under valgrind, a template and the check of an encoder would
     # exceed their limits; lookups of prompts are limited by rate
-    prompt_tokens.INLINE_SECONDS = 1_000.0
     encoder_choice.PLAIN = ()
-    encoder_choice.PROOF_SECONDS = 1_000.0
+    vars(loading)["choose"] = functools.partial(choose, proof_seconds=math.inf)
+    loading.MAX_LOAD_SECONDS = math.inf
     lookups.MAX_WAITING = 0
     gc.freeze()
     options = parser.parse_args()
