@@ -88,7 +88,7 @@ cores = [
     Extension(
         name,
         sources=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.c")),
-        depends=sorted(f"{folder}/{file.name}" for file in (HERE / folder).glob("*.h")),
+        depends=sorted(str(file.relative_to(HERE)) for file in HERE.glob("*/native/*.h")),
         # no fused operations: figures have to be the same as in Python, to the last bit
         extra_compile_args=[
             "-std=c11",

@@ -3,7 +3,7 @@ from typing import Any, Protocol, Self
 
 from extproc.http2.reading import Reading
 from extproc.http2.session import Session, SharedBudget
-from extproc.routing.claim_table import Claim, Expected, Lifetimes
+from extproc.routing.claim_table import Expected, Lifetimes, PlainMarkTable
 from extproc.routing.claims import Beyond, Claims
 from extproc.routing.load import Rates
 from extproc.routing.load_columns import LoadColumns
@@ -36,6 +36,7 @@ def CompiledColumns(  # noqa: N802
 
 class CompiledPace(PlainPace): ...
 class CompiledNumbers(PlainNumbers): ...
+class CompiledMarkTable(PlainMarkTable): ...
 
 def chained(
     key: Callable[[memoryview, int], int],
@@ -43,25 +44,16 @@ def chained(
     parts: tuple[slice, ...],
     root: int,
     /,
-) -> tuple[int, ...]: ...
+) -> bytes: ...
 def expected(
-    old: dict[int, tuple[Claim, ...]],
-    young: dict[int, tuple[Claim, ...]],
+    old: PlainMarkTable,
+    young: PlainMarkTable,
     lengths: Sequence[int],
-    keys: Sequence[int],
+    keys: bytes,
     now: float,
     lifetimes: Lifetimes,
     /,
 ) -> dict[str, Expected]: ...
-def recorded(
-    young: dict[int, tuple[Claim, ...]],
-    claim: Claim,
-    keys: Sequence[int],
-    most: int,
-    fewer: Callable[[tuple[Claim, ...], float], tuple[Claim, ...]],
-    since: float,
-    /,
-) -> tuple[int, int]: ...
 def weighed(
     held: Sequence[Mapping[str, Overlap]],
     expected: Sequence[Mapping[str, Expected]],

@@ -1,264 +1,37 @@
-/* The walks over claims of extproc._core: extproc/routing/claim_table.py, claims.py and marks.py
- * describe them and have the same in Python. They work on the same objects: dictionaries of tuples
- * of claims, and of overlaps. */
+/* The keys of marks, and what overlaps are worth: extproc/routing/marks.py and claims.py describe it
+ * and have the same in Python. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include <math.h>
 #include <stdbool.h>
 
 #include "claims.h"
+#include "mark_table.h"
 #include "objects.h"
 
-enum { HOLDINGS, WORKER, LOST_AT, SENT_AT, ENDED_AT, MARK_BYTES, SAVED, WORDS };
-
-static const char *const SPELLED[WORDS] = {"holdings", "worker",     "lost_at", "sent_at",
-                                           "ended_at", "mark_bytes", "saved"};
-
-static PyObject *words[WORDS];
-
-static bool number_of(PyObject *object, int word, double *number) {
-    PyObject *value = PyObject_GetAttr(object, words[word]);
-    if (!value) return false;
-    *number = PyFloat_AsDouble(value);
-    Py_DECREF(value);
-    return *number != -1.0 || !PyErr_Occurred();
-}
+static PyObject *saved_word;
 
 /* chained(key, view, parts, root): the key of each part, in which the one before it is mixed. */
 PyObject *module_chained(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
     if (!are_given(given, were, "ooto")) return NULL;
-    PyObject *key = given[0], *view = given[1], *parts = given[2], *root = given[3];
+    PyObject *key = given[0], *view = given[1], *parts = given[2], *root = constant(given[3]);
     Py_ssize_t count = PyTuple_Size(parts);
-    PyObject *keys = PyTuple_New(count);
+    PyObject *keys = PyBytes_FromStringAndSize(NULL, count * MARK_KEY_BYTES);
     for (Py_ssize_t n = 0; keys && n < count; n++) {
         PyObject *part = PyObject_GetItem(view, PyTuple_GetItem(parts, n));
         PyObject *next = part ? PyObject_CallFunctionObjArgs(key, part, root, NULL) : NULL;
         Py_XDECREF(part);
-        if (!next || PyTuple_SetItem(keys, n, next)) Py_CLEAR(keys);
-        root = next; /* the tuple has it */
+        Py_DECREF(root);
+        root = next;
+        uint64_t number = next ? PyLong_AsUnsignedLongLong(next) : 0;
+        if (PyErr_Occurred())
+            Py_CLEAR(keys);
+        else
+            mark_key_write(PyBytes_AsString(keys) + n * MARK_KEY_BYTES, number);
     }
+    Py_XDECREF(root);
     return keys;
-}
-
-/* --- what each worker probably holds --- */
-
-typedef struct {
-    double now, speculative, grace, approximate;
-} Times;
-
-/* Notes in `found` that a worker holds this many tokens of a prompt; false after an error. */
-static bool note_held(PyObject *found, PyObject *worker, Py_ssize_t length, bool is_under_way) {
-    PyObject *before = PyDict_GetItemWithError(found, worker);
-    Py_ssize_t speculative = 0, approximate = 0;
-    if (before)
-        (void)PyArg_ParseTuple(before, "nn", &speculative, &approximate);
-    if (PyErr_Occurred()) return false;
-    if (is_under_way && length > speculative) speculative = length;
-    if (length > approximate) approximate = length;
-    PyObject *after = Py_BuildValue("(nn)", speculative, approximate);
-    bool is_noted = after && !PyDict_SetItem(found, worker, after);
-    Py_XDECREF(after);
-    return is_noted;
-}
-
-/* Notes one claim, its worker's newest; false after an error. */
-static bool note_claim(PyObject *found, PyObject *claim, PyObject *holdings, Py_ssize_t length,
-                       const Times *times) {
-    double sent_at, lost_at, ended_at;
-    if (!number_of(claim, SENT_AT, &sent_at) || !number_of(holdings, LOST_AT, &lost_at)) return false;
-    double age = times->now - sent_at;
-    if (age >= times->approximate || sent_at <= lost_at) return true;
-    if (!number_of(claim, ENDED_AT, &ended_at)) return false;
-    bool is_under_way = times->now < ended_at + times->grace && age < times->speculative;
-    PyObject *worker = PyObject_GetAttr(holdings, words[WORKER]);
-    bool is_noted = worker && note_held(found, worker, length, is_under_way);
-    Py_XDECREF(worker);
-    return is_noted;
-}
-
-/* Notes the claims of the longest mark of a run of marks; false after an error. */
-static bool note_stretch(PyObject *found, PyObject *claims, Py_ssize_t length, const Times *times) {
-    PyObject *newest = NULL; /* the claim before has it */
-    Py_ssize_t count = PyTuple_Size(claims);
-    for (Py_ssize_t n = 0; n < count; n++) {
-        PyObject *claim = PyTuple_GetItem(claims, n);
-        PyObject *holdings = PyObject_GetAttr(claim, words[HOLDINGS]);
-        bool is_noted = holdings && (holdings == newest ||
-                                     note_claim(found, claim, holdings, length, times));
-        newest = holdings;
-        Py_XDECREF(holdings);
-        if (!is_noted) return false;
-    }
-    return count >= 0;
-}
-
-/* Notes what a generation of the table says of marks, as far as it knows them one by one. */
-static bool note_generation(PyObject *found, PyObject *generation, PyObject *lengths,
-                            PyObject *keys, const Times *times) {
-    PyObject *before = NULL;
-    Py_ssize_t longest = 0, count = PyTuple_Size(keys);
-    bool is_sound = true;
-    for (Py_ssize_t n = 0; is_sound && n < count; n++) {
-        PyObject *claims = PyDict_GetItemWithError(generation, PyTuple_GetItem(keys, n));
-        if (!claims) break;
-        if (claims != before) {
-            Py_INCREF(claims);
-            is_sound = !before || note_stretch(found, before, longest, times);
-            Py_XDECREF(before);
-            before = claims;
-        }
-        longest = PyLong_AsSsize_t(PyTuple_GetItem(lengths, n));
-    }
-    is_sound = is_sound && !PyErr_Occurred() &&
-               (!before || note_stretch(found, before, longest, times));
-    Py_XDECREF(before);
-    return is_sound;
-}
-
-/* expected(old, young, lengths, keys, now, (speculative, grace, approximate)) */
-PyObject *module_expected(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
-    Times times;
-    double lifetimes[3];
-    if (!are_given(given, were, "ddttoo") || !read_numbers(given + 4, &times.now, 1) ||
-        !numbers_of(given[5], lifetimes, 3))
-        return NULL;
-    PyObject *old = given[0], *young = given[1], *lengths = given[2], *keys = given[3];
-    times.speculative = lifetimes[0];
-    times.grace = lifetimes[1];
-    times.approximate = lifetimes[2];
-    if (PyTuple_Size(lengths) != PyTuple_Size(keys)) {
-        PyErr_SetString(PyExc_ValueError, "a length for each key");
-        return NULL;
-    }
-    PyObject *found = PyDict_New();
-    if (found && !(note_generation(found, old, lengths, keys, &times) &&
-                   note_generation(found, young, lengths, keys, &times)))
-        Py_CLEAR(found);
-    return found;
-}
-
-/* --- a new claim --- */
-
-static bool is_of(PyObject *claim, PyObject *holdings, bool *is_same) {
-    PyObject *own = PyObject_GetAttr(claim, words[HOLDINGS]);
-    *is_same = own == holdings;
-    Py_XDECREF(own);
-    return own != NULL;
-}
-
-/* Appends the claims of the worker, or of all others; of the worker up to the first that has ended,
- * since an older one can no longer count. False after an error. */
-static bool append_claims(PyObject *list, PyObject *claims, PyObject *holdings, bool wants_own) {
-    Py_ssize_t count = PyTuple_Size(claims);
-    for (Py_ssize_t n = 0; n < count; n++) {
-        PyObject *claim = PyTuple_GetItem(claims, n);
-        bool is_own;
-        double ended_at = 0.0;
-        if (!is_of(claim, holdings, &is_own)) return false;
-        if (is_own != wants_own) continue;
-        if (PyList_Append(list, claim)) return false;
-        if (!wants_own) continue;
-        if (!number_of(claim, ENDED_AT, &ended_at)) return false;
-        if (ended_at < INFINITY) break;
-    }
-    return count >= 0;
-}
-
-/* Returns claims with a new one, without those that can no longer count because of it. */
-static PyObject *with_claim(PyObject *claim, PyObject *claims, PyObject *holdings) {
-    PyObject *list = PyList_New(0), *made = NULL;
-    if (list && !PyList_Append(list, claim) && append_claims(list, claims, holdings, true) &&
-        append_claims(list, claims, holdings, false))
-        made = PyList_AsTuple(list);
-    Py_XDECREF(list);
-    return made;
-}
-
-/* Returns the memory of claims at one mark; -1 after an error. */
-static long long bytes_of_claims(PyObject *claims) {
-    long long sum = 0;
-    Py_ssize_t count = PyTuple_Size(claims);
-    for (Py_ssize_t n = 0; n < count; n++) {
-        PyObject *value = PyObject_GetAttr(PyTuple_GetItem(claims, n), words[MARK_BYTES]);
-        long long bytes = value ? PyLong_AsLongLong(value) : -1;
-        Py_XDECREF(value);
-        if (bytes < 0) return -1;
-        sum += bytes;
-    }
-    return sum;
-}
-
-typedef struct {
-    PyObject *claim, *holdings, *fewer, *since;
-    Py_ssize_t most;
-} NewClaim;
-
-/* Returns the claims of a mark with the new one, and by how much its memory grows. */
-static PyObject *claims_after(PyObject *claims, const NewClaim *new, long long *more) {
-    PyObject *after = with_claim(new->claim, claims, new->holdings);
-    if (after && PyTuple_Size(after) > new->most) {
-        PyObject *all = after;
-        after = PyObject_CallFunctionObjArgs(new->fewer, all, new->since, NULL);
-        Py_DECREF(all);
-    }
-    if (!after) return NULL;
-    long long before = bytes_of_claims(claims), now = bytes_of_claims(after);
-    *more = now - before;
-    if (before < 0 || now < 0) Py_CLEAR(after);
-    return after;
-}
-
-/* Puts the new claim to each key; counts keys that had none, and the memory of it at the others. */
-static bool record_claim(PyObject *young, PyObject *keys, const NewClaim *new, Py_ssize_t *alone_at,
-                         long long *added) {
-    PyObject *alone = PyTuple_Pack(1, new->claim), *before = NULL, *after = NULL;
-    long long more = 0;
-    bool is_sound = alone != NULL;
-    Py_ssize_t count = PyTuple_Size(keys);
-    for (Py_ssize_t n = 0; is_sound && n < count; n++) {
-        PyObject *key = PyTuple_GetItem(keys, n);
-        PyObject *claims = PyDict_GetItemWithError(young, key);
-        if (!claims) {
-            is_sound = !PyErr_Occurred() && !PyDict_SetItem(young, key, alone);
-            (*alone_at)++;
-            continue;
-        }
-        if (claims == alone) { /* the same key twice */
-            (*alone_at)++;
-            continue;
-        }
-        if (claims != before) { /* neighbouring marks usually have the same claims */
-            Py_XDECREF(before);
-            Py_XDECREF(after);
-            Py_INCREF(claims);
-            before = claims;
-            after = claims_after(claims, new, &more);
-        }
-        is_sound = after && !PyDict_SetItem(young, key, after);
-        *added += more;
-    }
-    Py_XDECREF(alone);
-    Py_XDECREF(before);
-    Py_XDECREF(after);
-    return is_sound;
-}
-
-/* recorded(young, claim, keys, most, fewer, since) */
-PyObject *module_recorded(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
-    NewClaim new;
-    if (!are_given(given, were, "dotooo") || !read_size(given[3], &new.most)) return NULL;
-    PyObject *young = given[0], *keys = given[2];
-    new.claim = given[1];
-    new.fewer = given[4];
-    new.since = given[5];
-    Py_ssize_t alone_at = 0;
-    long long added = 0;
-    new.holdings = PyObject_GetAttr(new.claim, words[HOLDINGS]);
-    bool is_sound = new.holdings && record_claim(young, keys, &new, &alone_at, &added);
-    Py_XDECREF(new.holdings);
-    return is_sound ? Py_BuildValue("(nL)", alone_at, added) : NULL;
 }
 
 /* --- what overlaps are worth --- */
@@ -303,7 +76,7 @@ static PyObject *claims_with(const Weighing *weighing, PyObject *before, PyObjec
                           : PyObject_CallFunctionObjArgs(weighing->worth, overlap,
                                                          weighing->unsure, NULL);
     if (worth && before) {
-        PyObject *own = worth, *saved = PyObject_GetAttr(before, words[SAVED]);
+        PyObject *own = worth, *saved = PyObject_GetAttr(before, saved_word);
         worth = saved ? PyNumber_Add(own, saved) : NULL;
         Py_XDECREF(saved);
         Py_DECREF(own);
@@ -403,9 +176,6 @@ PyObject *module_held(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ss
 }
 
 bool claims_prepare(void) {
-    for (int word = 0; word < WORDS; word++) {
-        words[word] = PyUnicode_InternFromString(SPELLED[word]);
-        if (!words[word]) return false;
-    }
-    return true;
+    saved_word = PyUnicode_InternFromString("saved");
+    return saved_word != NULL;
 }

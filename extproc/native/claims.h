@@ -1,4 +1,4 @@
-/* The functions that extproc.routing.claim_table and marks take from extproc._core. */
+/* The functions that extproc.routing.claims and marks take from extproc._core. */
 #ifndef KVSTEER_CLAIMS_H
 #define KVSTEER_CLAIMS_H
 
@@ -8,8 +8,6 @@
 #include <stdbool.h>
 
 PyObject *module_chained(PyObject *module, PyObject *const *given, Py_ssize_t count);
-PyObject *module_expected(PyObject *module, PyObject *const *given, Py_ssize_t count);
-PyObject *module_recorded(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *module_weighed(PyObject *module, PyObject *const *given, Py_ssize_t count);
 PyObject *module_held(PyObject *module, PyObject *const *given, Py_ssize_t count);
 

@@ -1,8 +1,8 @@
 /* The Python module extproc._core: checks and converts, then calls the session.
  *
  * extproc/http2/session.py describes the interface; its plain implementation is in Python. What the
- * module has for messages is in decoder.c, for the routing in columns.c and claims.c, for the tokens
- * in turn_table.c. */
+ * module has for messages is in decoder.c, for the routing in columns.c, claims.c, mark_table.c and
+ * numbers.c, for the tokens in turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -10,6 +10,7 @@
 #include "claims.h"
 #include "columns.h"
 #include "decoder.h"
+#include "mark_table.h"
 #include "objects.h"
 #include "numbers.h"
 #include "session.h"
@@ -437,7 +438,6 @@ static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreS
 static PyMethodDef module_functions[] = {
     FUNCTION(chained, chained),
     FUNCTION(expected, expected),
-    FUNCTION(recorded, recorded),
     FUNCTION(weighed, weighed),
     FUNCTION(held_tokens, held),
     FUNCTION(drawn, drawn),
@@ -470,6 +470,11 @@ PyMODINIT_FUNC PyInit__core(void) {
         !add_type(made, "CompiledColumns", &columns_spec) ||
         !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||
         !claims_prepare()) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    PyObject *marks = add_type(made, "CompiledMarkTable", &mark_table_spec);
+    if (!marks || !mark_table_prepare(marks)) {
         Py_DECREF(made);
         return NULL;
     }

@@ -12,17 +12,23 @@ The table is separate from the index, and bounded: it has two generations, and d
 when the younger one is full or old.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from extproc.requests.outline import Outline
 from extproc.routing.conversations import Conversations
-from extproc.routing.marks import NO_MARKS, Marks, marks_of, marks_of_outline, root_key
+from extproc.routing.marks import (
+    KEY_BYTES,
+    NO_MARKS,
+    Marks,
+    marks_of,
+    marks_of_outline,
+    root_key,
+    unpacked,
+)
 from kvstate.overlap import Prompt
 
 # A mark has at most this many claims. Beyond that, only KEPT_CLAIMS of them are kept: the newest of
@@ -32,10 +38,13 @@ KEPT_CLAIMS = 24
 ENDED_CLAIMS = 16
 
 # Memory of a mark: its slot in a dict that is at worst a third full; of each claim at a mark: its
-# key and its places; and of a claim by itself.
+# key and its places; and of a claim by itself. In the compiled core a mark takes less.
 _BYTES_PER_SLOT = 104
 _BYTES_PER_PLACE = 56
 _BYTES_PER_CLAIM = 224
+
+# The memory of a claim by itself, divided by the bytes of its keys, is that for each mark.
+_BYTES_OF_KEYS = _BYTES_PER_CLAIM * KEY_BYTES
 
 # Memory of a mark with one claim that has many marks.
 BYTES_PER_MARK = _BYTES_PER_SLOT + _BYTES_PER_PLACE
@@ -125,8 +134,7 @@ class ClaimTable:
         self._lifetimes = lifetimes
         self._limit_bytes = limit_bytes // 2  # of a generation
         self._young_bytes = 0
-        self._young: dict[int, _Claims] = {}
-        self._old: dict[int, _Claims] = {}
+        self._young, self._old = MarkTable(), MarkTable()
         self._young_since = _NEVER
         # for prompts without a salt: one for each model and adapter
         self._roots: dict[tuple[str, str | int | None], int] = {}
@@ -159,12 +167,13 @@ class ClaimTable:
         """Claims that a worker is about to hold a prompt."""
         is_full = self._young_bytes >= self._limit_bytes
         if is_full or now - self._young_since >= self._lifetimes.approximate:
-            self._old, self._young, self._young_since = self._young, {}, now
+            self._old, self._young, self._young_since = self._young, MarkTable(), now
             self._young_bytes = 0
-        mark_bytes = _BYTES_PER_PLACE + _BYTES_PER_CLAIM // max(1, len(marks.keys))
+        keys = marks.keys
+        mark_bytes = _BYTES_PER_PLACE + _BYTES_OF_KEYS // max(KEY_BYTES, len(keys))
         claim = Claim(holdings, marks, now, mark_bytes)
         since = now - self._lifetimes.speculative
-        alone, added = recorded(self._young, claim, marks.keys, MOST_CLAIMS, _fewer, since)
+        alone, added = self._young.record(claim, keys, MOST_CLAIMS, _fewer, since)
         self._young_bytes += added + alone * (_BYTES_PER_SLOT + mark_bytes)
         return claim
 
@@ -183,23 +192,9 @@ class ClaimTable:
         worker counts again.
         """
         for generation in (self._young, self._old):
-            before: _Claims | None = None
-            after: _Claims = ()
-            for key in claim.marks.keys:
-                claims = generation.get(key)
-                if claims is None:
-                    continue
-                if claims is not before:
-                    before = claims
-                    after = tuple([one for one in claims if one is not claim])
-                freed = claim.mark_bytes if len(after) < len(claims) else 0
-                if after:
-                    generation[key] = after
-                else:
-                    del generation[key]
-                    freed += _BYTES_PER_SLOT
-                if generation is self._young:
-                    self._young_bytes -= freed
+            places, emptied = generation.withdraw(claim, claim.marks.keys)
+            if generation is self._young:
+                self._young_bytes -= places * claim.mark_bytes + emptied * _BYTES_PER_SLOT
 
     def begun_at(self, marks: Marks) -> dict[str, float]:
         """Returns when the longest known part of a prompt was first sent to each worker.
@@ -208,7 +203,7 @@ class ClaimTable:
         """
         found: dict[str, tuple[int, float]] = {}
         for generation in (self._old, self._young):
-            for length, claims in _stretches(generation, marks.lengths, marks.keys):
+            for length, claims in generation.stretches(marks.lengths, marks.keys):
                 for claim in claims:
                     worker = claim.holdings.worker
                     longest, at = found.get(worker, (0, inf))
@@ -268,68 +263,98 @@ def _bytes_of(claims: _Claims) -> int:
     return sum([one.mark_bytes for one in claims])
 
 
-def _stretches(
-    generation: dict[int, _Claims], lengths: Sequence[int], keys: Sequence[int]
-) -> Sequence[tuple[int, _Claims]]:
-    """Returns the longest mark of each run of marks with the same claims, and these claims."""
-    stretches: list[tuple[int, _Claims]] = []
-    before: _Claims | None = None
-    longest = 0
-    found = map(generation.get, keys)  # looked up one by one, as far as they are known
-    for length, claims in zip(lengths, found, strict=True):
-        if claims is not before:
-            if before is not None:
-                stretches.append((longest, before))
-            before = claims
-        if claims is None:
-            return stretches
-        longest = length
-    return stretches if before is None else [*stretches, (longest, before)]
+class PlainMarkTable:
+    """The claims at marks.
 
-
-# The walks that every request takes are compiled if a C compiler was available
-# (extproc/native/claims.c); the `plain_` functions do the same, and tests compare the two.
-
-
-def plain_recorded(
-    young: dict[int, _Claims],
-    claim: Claim,
-    keys: Sequence[int],
-    most: int,
-    fewer: Callable[[_Claims, float], _Claims],
-    since: float,
-    /,
-) -> tuple[int, int]:
-    """Puts a new claim to the marks with these keys.
-
-    Returns how many of them had no claim, and by how many bytes the others grow.
-
-    most: claims that a mark may have. fewer: chooses some of more; since: its second argument.
+    Every request looks into it, and writes to it, at each of its marks. Where a C compiler was at
+    hand at installation, extproc/native/mark_table.c does the same, as tests hold.
     """
-    alone: _Claims = (claim,)
-    after = alone
-    count, more, added = 0, 0, 0
-    before: _Claims | None = None
-    for key, claims in zip(keys, map(young.setdefault, keys, repeat(alone)), strict=False):
-        if claims is alone:
-            count += 1
-            continue
-        if claims is not before:  # neighbouring marks usually have the same claims
-            before = claims
-            after = _with_claim(claim, claims)
-            if len(after) > most:
-                after = fewer(after, since)
-            more = _bytes_of(after) - _bytes_of(claims)
-        young[key] = after
-        added += more
-    return count, added
+
+    def __init__(self) -> None:
+        self._claims: dict[int, _Claims] = {}
+
+    def __len__(self) -> int:
+        """Returns how many marks have a claim."""
+        return len(self._claims)
+
+    def record(
+        self,
+        claim: Claim,
+        keys: bytes,
+        most: int,
+        fewer: Callable[[_Claims, float], _Claims],
+        since: float,
+        /,
+    ) -> tuple[int, int]:
+        """Puts a new claim to the marks with these keys.
+
+        Returns how many of them had no claim, and by how many bytes the others grow.
+
+        most: claims that a mark may have. fewer: chooses some of more; since: its second argument.
+        """
+        at, alone = self._claims, (claim,)
+        after: _Claims = alone
+        count, more, added = 0, 0, 0
+        before: _Claims | None = None
+        for key in unpacked(keys):
+            claims = at.setdefault(key, alone)
+            if claims is alone:
+                count += 1
+                continue
+            if claims is not before:  # neighbouring marks usually have the same claims
+                before = claims
+                after = _with_claim(claim, claims)
+                if len(after) > most:
+                    after = fewer(after, since)
+                more = _bytes_of(after) - _bytes_of(claims)
+            at[key] = after
+            added += more
+        return count, added
+
+    def withdraw(self, claim: Claim, keys: bytes, /) -> tuple[int, int]:
+        """Removes a claim from the marks with these keys.
+
+        Returns how many of them had it, and how many have no claim any more.
+        """
+        places, emptied = 0, 0
+        for key in unpacked(keys):
+            claims = self._claims.get(key, ())
+            after = tuple([one for one in claims if one is not claim])
+            if len(after) == len(claims):
+                continue
+            places += 1
+            if after:
+                self._claims[key] = after
+            else:
+                del self._claims[key]
+                emptied += 1
+        return places, emptied
+
+    def stretches(self, lengths: Sequence[int], keys: bytes, /) -> Sequence[tuple[int, _Claims]]:
+        """Returns the longest mark of each run of marks with the same claims, and these claims.
+
+        Marks are looked up one by one, as far as they have claims.
+        """
+        stretches: list[tuple[int, _Claims]] = []
+        before: _Claims | None = None
+        longest = 0
+        for length, key in zip(lengths, unpacked(keys), strict=True):
+            claims = self._claims.get(key)
+            if claims is not before:
+                if before is not None:
+                    stretches.append((longest, before))
+                before = claims
+            if claims is None:
+                return stretches
+            longest = length
+        return stretches if before is None else [*stretches, (longest, before)]
 
 
 def plain_expected(
-    old: dict[int, _Claims],
-    young: dict[int, _Claims],
+    old: PlainMarkTable,
+    young: PlainMarkTable,
     lengths: Sequence[int],
-    keys: Sequence[int],
+    keys: bytes,
     now: float,
     lifetimes: Lifetimes,
     /,
@@ -337,7 +362,7 @@ def plain_expected(
     """Returns what each worker probably holds of a prompt with these marks, by two generations."""
     found: dict[str, Expected] = {}
     for generation in (old, young):
-        for length, claims in _stretches(generation, lengths, keys):
+        for length, claims in generation.stretches(lengths, keys):
             newest: Holdings | None = None
             for claim in claims:
                 holdings = claim.holdings
@@ -355,6 +380,12 @@ def plain_expected(
     return found
 
 
-expected, recorded = plain_expected, plain_recorded
-with contextlib.suppress(ImportError):  # there was no C compiler at installation
-    from extproc._core import expected, recorded
+if TYPE_CHECKING:
+    MarkTable = PlainMarkTable
+    expected = plain_expected
+else:
+    try:
+        from extproc._core import CompiledMarkTable as MarkTable
+        from extproc._core import expected
+    except ImportError:  # there was no C compiler at installation
+        MarkTable, expected = PlainMarkTable, plain_expected

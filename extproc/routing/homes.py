@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from extproc.routing.claim_table import Holdings
-from extproc.routing.marks import Marks, root_key
+from extproc.routing.marks import KEY_BYTES, Marks, root_key, unpacked
 
 # By so many tokens a conversation's worker is preferred beyond what it is expected to hold.
 HOME_TOKENS = 1_024.0
@@ -139,9 +139,9 @@ def _leave(home: _Home) -> None:
 
 def end_of(marks: Marks) -> tuple[int, ...]:
     """Returns the key of a conversation's end, none if it is too short to have one."""
-    return (marks.keys[-1] ^ _END,) if marks.keys else ()
+    return tuple([key ^ _END for key in unpacked(marks.keys[-KEY_BYTES:])])
 
 
 def ends_in(marks: Marks) -> Sequence[int]:
     """Returns the keys of all ends that a conversation may have had before, the latest first."""
-    return [key ^ _END for key in reversed(marks.keys)]
+    return [key ^ _END for key in reversed(unpacked(marks.keys))]

@@ -6,8 +6,10 @@ of a shorter one less than 64 tokens.
 """
 
 import contextlib
+import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 
 import msgspec
@@ -44,14 +46,36 @@ _PARTS = tuple(slice(start, end) for start, end in pairwise((0, *_ENDS)))
 _key = xxhash.xxh3_64_intdigest
 
 
+# Bytes of a key.
+KEY_BYTES = 8
+
+
 class Marks(msgspec.Struct, frozen=True, gc=False):
-    """The marks of one prompt: each prefix's length in tokens and its key, shortest first."""
+    """The marks of one prompt: each prefix's length in tokens and its key, shortest first.
+
+    keys: of `KEY_BYTES` each, as `packed` returns them.
+    """
 
     lengths: tuple[int, ...]
-    keys: tuple[int, ...]
+    keys: bytes
 
 
-NO_MARKS = Marks((), ())
+NO_MARKS = Marks((), b"")
+
+
+def packed(keys: Sequence[int]) -> bytes:
+    """Returns 64-bit keys as bytes."""
+    return _layout(len(keys)).pack(*keys)
+
+
+def unpacked(keys: bytes) -> tuple[int, ...]:
+    """Returns the keys that were packed."""
+    return _layout(len(keys) // KEY_BYTES).unpack(keys)
+
+
+@cache  # of at most as many as a prompt or a message may have
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
 
 
 def root_key(secret: int, *namespace: str | int | None) -> int:
@@ -73,7 +97,8 @@ def marks_of_outline(root: int, outline: Outline) -> Marks:
     for digest in outline.digests:
         key = _key(digest, key)
         keys.append(key)
-    return Marks(tuple([length // BYTES_PER_TOKEN for length in outline.lengths]), tuple(keys))
+    lengths = tuple([length // BYTES_PER_TOKEN for length in outline.lengths])
+    return Marks(lengths, packed(keys))
 
 
 def marks_of(root: int, prompt: Tokens) -> Marks:
@@ -92,8 +117,8 @@ def plain_chained(
     parts: tuple[slice, ...],
     root: int,
     /,
-) -> tuple[int, ...]:
-    """Returns the key of each part of a buffer, in which the key before it is mixed.
+) -> bytes:
+    """Returns the keys of a buffer's parts, in each of which the key before it is mixed.
 
     It is compiled if a C compiler was available (extproc/native/claims.c).
     """
@@ -101,7 +126,7 @@ def plain_chained(
     for part in parts:
         root = key(view[part], root)
         keys.append(root)
-    return tuple(keys)
+    return packed(keys)
 
 
 chained = plain_chained

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from extproc.routing.homes import Homes
+from extproc.routing.marks import packed
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAX_HOME_KEYS,
@@ -17,7 +18,6 @@ from extproc.sharing.messages import (
     HomeKind,
     HomeNews,
     known_news,
-    packed,
     turn_news,
 )
 

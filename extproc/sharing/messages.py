@@ -12,7 +12,7 @@ import hmac
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from operator import lt
 from typing import Annotated, NamedTuple
@@ -22,7 +22,15 @@ import xxhash
 
 from extproc.media.item_news import ItemNews
 from extproc.requests.outline import MOST_DIGESTS
-from extproc.routing.marks import FIRST_LENGTHS, LAST_TOKENS, LENGTHS, Marks
+from extproc.routing.marks import (
+    FIRST_LENGTHS,
+    KEY_BYTES,
+    LAST_TOKENS,
+    LENGTHS,
+    Marks,
+    packed,
+    unpacked,
+)
 from kvstate.errors import KVSteerError
 from kvstate.undecodable import UNDECODABLE
 
@@ -46,7 +54,6 @@ MAX_HOME_KEYS = 512
 # Most keys of one entry about homes.
 KEYS_OF_HOME = 64
 
-_KEY_BYTES = 8
 _TAG_BYTES = 8
 _SEAL_BYTES = 16
 _HEAD_BYTES = len(MAGIC) + 2 * _TAG_BYTES
@@ -60,17 +67,17 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[!-~]+$")]
 _Tag = Annotated[bytes, msgspec.Meta(min_length=_TAG_BYTES, max_length=_TAG_BYTES)]
-_Keys = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * len(LENGTHS))]
+_Keys = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES * len(LENGTHS))]
 _LENGTH_BYTES = 4
-_Ends = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * MOST_DIGESTS)]
+_Ends = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES * MOST_DIGESTS)]
 _Lengths = Annotated[
     bytes, msgspec.Meta(min_length=_LENGTH_BYTES, max_length=_LENGTH_BYTES * MOST_DIGESTS)
 ]
 _HomeKeys = Annotated[
-    bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * KEYS_OF_HOME)
+    bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES * KEYS_OF_HOME)
 ]
 _Ages = Annotated[bytes, msgspec.Meta(max_length=_LENGTH_BYTES * KEYS_OF_HOME)]
-_Follows = Annotated[bytes, msgspec.Meta(max_length=_KEY_BYTES)]
+_Follows = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
 
 # The oldest home that is told, in seconds: what an age has room for.
 _OLDEST_SECONDS = 2**32 - 1
@@ -149,13 +156,12 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def mark_count(self) -> int:
         """How many marks the prompt has."""
-        return len(self.keys) // _KEY_BYTES
+        return len(self.keys) // KEY_BYTES
 
     @property
     def marks(self) -> Marks:
         """The prompt's marks."""
-        count = len(self.keys) // _KEY_BYTES
-        return Marks(FIRST_LENGTHS[count], unpacked(self.keys, count))
+        return Marks(FIRST_LENGTHS[len(self.keys) // KEY_BYTES], self.keys)
 
 
 class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -173,12 +179,12 @@ class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def mark_count(self) -> int:
         """How many marks the prompt has."""
-        return len(self.keys) // _KEY_BYTES
+        return len(self.keys) // KEY_BYTES
 
     @property
     def is_sound(self) -> bool:
         """Whether there is a length for each key, and each is longer than the one before."""
-        if len(self.keys) * _LENGTH_BYTES != len(self.lengths) * _KEY_BYTES:
+        if len(self.keys) * _LENGTH_BYTES != len(self.lengths) * KEY_BYTES:
             return False
         lengths = (0, *self.marks.lengths)
         return lengths[-1] <= LAST_TOKENS and all(map(lt, lengths, lengths[1:]))
@@ -186,9 +192,8 @@ class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def marks(self) -> Marks:
         """The prompt's marks."""
-        count = self.mark_count
-        lengths = struct.unpack(f"<{count}I", self.lengths)
-        return Marks(lengths, unpacked(self.keys, count))
+        lengths = struct.unpack(f"<{self.mark_count}I", self.lengths)
+        return Marks(lengths, self.keys)
 
 
 # A claim of either kind.
@@ -197,25 +202,11 @@ AnyClaim = ClaimNews | OutlineNews
 
 def claim_news(number: int, worker: int, marks: Marks) -> AnyClaim:
     """Returns the news that a prompt with these marks was sent to a worker."""
-    count, keys = len(marks.keys), packed(marks.keys)
+    count = len(marks.keys) // KEY_BYTES
     if marks.lengths == FIRST_LENGTHS[min(count, len(LENGTHS))]:
-        return ClaimNews(number, worker, keys)
-    return OutlineNews(number, worker, keys, struct.pack(f"<{count}I", *marks.lengths))
-
-
-def packed(keys: Sequence[int]) -> bytes:
-    """Returns the keys of marks in the form of `ClaimNews.keys`."""
-    return _layout(len(keys)).pack(*keys)
-
-
-def unpacked(keys: bytes, count: int) -> tuple[int, ...]:
-    """Returns so many keys that were packed."""
-    return _layout(count).unpack(keys)
-
-
-@cache  # of at most as many as a message may have keys
-def _layout(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")
+        return ClaimNews(number, worker, marks.keys)
+    lengths = struct.pack(f"<{count}I", *marks.lengths)
+    return OutlineNews(number, worker, marks.keys, lengths)
 
 
 class HomeKind(IntEnum):
@@ -243,19 +234,19 @@ class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def key_count(self) -> int:
         """How many keys it has."""
-        return len(self.keys) // _KEY_BYTES
+        return len(self.keys) // KEY_BYTES
 
     @property
     def is_sound(self) -> bool:
         """Whether all keys are whole, and there is an age for each that is known."""
-        is_whole = not len(self.keys) % _KEY_BYTES and len(self.follows) in (0, _KEY_BYTES)
+        is_whole = not len(self.keys) % KEY_BYTES and len(self.follows) in (0, KEY_BYTES)
         ages = self.key_count if self.kind is HomeKind.KNOWN else 0
         return is_whole and len(self.ages) == ages * _LENGTH_BYTES
 
     @property
     def each_key(self) -> tuple[int, ...]:
         """The keys."""
-        return unpacked(self.keys, self.key_count)
+        return unpacked(self.keys)
 
     @property
     def followed(self) -> int:
@@ -270,7 +261,7 @@ class HomeNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def turn_news(worker: int, keys: Sequence[int], follows: int) -> HomeNews:
     """Returns the news that a conversation's request was sent to a worker."""
-    before = follows.to_bytes(_KEY_BYTES, "little") if follows else b""
+    before = follows.to_bytes(KEY_BYTES, "little") if follows else b""
     return HomeNews(worker, packed(keys), HomeKind.TURN, before)
 
 
@@ -361,7 +352,7 @@ def decoded(wire: bytes, keys: Keys) -> RouterNews:
         news = _decoder.decode(body)
     except UNDECODABLE:
         raise MessageError("malformed") from None
-    if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
+    if any(len(claim.keys) % KEY_BYTES for claim in news.claims):
         raise MessageError("malformed")
     others: tuple[OutlineNews | ItemNews | HomeNews, ...]
     others = (*news.outlines, *news.items, *news.homes)

@@ -43,6 +43,7 @@ typedef struct {
     uint64_t secret;
     size_t used;
     bool has_extras;
+    bool doubles; /* however large it is; false: see table_grown */
 } Table;
 
 /* A slot of a table; valid until the next insertion into the table or removal from it. */
@@ -143,14 +144,14 @@ static inline uint32_t table_gap(const Shard *shard, uint64_t hash) {
 
 /* Capacity that follows: small shards double, so that a block is seldom moved; large ones grow by a
  * quarter, since memory counts there. */
-static inline uint32_t table_grown(uint32_t capacity) {
+static inline uint32_t table_grown(uint32_t capacity, bool doubles) {
     if (capacity < FIRST_CAPACITY) return FIRST_CAPACITY;
-    return capacity + (capacity < SMALL_CAPACITY ? capacity : capacity / 4);
+    return capacity + (doubles || capacity < SMALL_CAPACITY ? capacity : capacity / 4);
 }
 
 static inline bool table_grow(Table *table, Shard *old) {
     if (old->capacity > UINT32_MAX / 2) return false;
-    Shard grown = {.capacity = table_grown(old->capacity), .used = old->used,
+    Shard grown = {.capacity = table_grown(old->capacity, table->doubles), .used = old->used,
                    .stride = table->has_extras ? sizeof(Entry) : PLAIN_ENTRY};
     grown.entries = calloc(grown.capacity, grown.stride);
     if (!grown.entries) return false;

@@ -22,7 +22,7 @@ from extproc.routing.claim_table import (
     Holdings,
     Lifetimes,
 )
-from extproc.routing.marks import Marks, marks_of
+from extproc.routing.marks import KEY_BYTES, Marks, marks_of
 from kvstate.overlap import Prompt
 
 LIFETIMES = Lifetimes(speculative=10.0, grace=1.0, approximate=100.0)
@@ -308,7 +308,7 @@ def crowded(workers: int, *, is_over: bool) -> tuple[ClaimTable, Marks]:
     sent = table(1 << 30)
     everything = sent.marks(Prompt("m", array("I", range(20_000))))
     for length in range(1, 21):
-        marks = Marks(everything.lengths[:length], everything.keys[:length])
+        marks = Marks(everything.lengths[:length], everything.keys[: KEY_BYTES * length])
         for number in range(workers):
             claim = sent.record(Holdings(str(number)), marks, length / 10)
             if is_over:
@@ -341,7 +341,7 @@ def test_record_keeps_the_limit_of_memory_for_any_number_of_workers(tokens: int)
     for number in range(max(150, 60_000 // tokens)):
         marks = sent.marks(Prompt("m", array("I", range(number, number + tokens))))
         for one in holdings:
-            keys = tuple([key + 0 for key in marks.keys])
+            keys = bytes(bytearray(marks.keys))  # as every request has its own
             sent.record(one, Marks(marks.lengths, keys), 0.0)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -1,6 +1,8 @@
-"""The compiled walks over claims and marks against those in Python."""
+"""The compiled claims at marks, and walks over claims, against those in Python."""
 
+import sys
 from array import array
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -15,13 +17,13 @@ from extproc.routing.claim_table import (
     Expected,
     Holdings,
     Lifetimes,
+    MarkTable,
+    PlainMarkTable,
     expected,
     plain_expected,
-    plain_recorded,
-    recorded,
 )
 from extproc.routing.claims import Claims, held_tokens, plain_held, plain_weighed, weighed
-from extproc.routing.marks import Marks, chained, plain_chained
+from extproc.routing.marks import Marks, chained, packed, plain_chained
 from kvstate.overlap import Overlap, worth_tokens
 from tests.without_core import without_core
 
@@ -29,45 +31,88 @@ pytestmark = pytest.mark.skipif(
     not load_columns.IS_COMPILED, reason="no C compiler at installation"
 )
 
-Generation = dict[int, tuple[Claim, ...]]
+Both = tuple[MarkTable, PlainMarkTable]
 LIFETIMES = Lifetimes(speculative=5.0, grace=1.0, approximate=20.0)
+KEYS = range(9)
 
 
 def fewer(claims: tuple[Claim, ...], since: float) -> tuple[Claim, ...]:
     return tuple([one for one in claims if one.sent_at > since])[:3]
 
 
-def step(rng: Random, both: tuple[Generation, Generation], claims: list[Claim], now: float) -> None:
-    """One change of two equal generations, by each walk."""
+def empty() -> Both:
+    return MarkTable(), PlainMarkTable()
+
+
+def everything_in(table: PlainMarkTable) -> list[Sequence[tuple[int, tuple[Claim, ...]]]]:
+    return [table.stretches((key,), packed((key,))) for key in KEYS]
+
+
+def step(rng: Random, both: Both, claims: list[Claim], now: float) -> None:
+    """One change of two equal generations."""
     if claims and rng.random() < 0.3:
         rng.choice(claims).ended_at = now
         rng.choice(claims).holdings.lost_at = rng.choice((now, -1.0))
     start, count = rng.randrange(4), rng.randrange(6)
-    keys = tuple(rng.choices(range(9), k=count) if not start else range(start, start + count))
+    keys = tuple(rng.choices(KEYS, k=count) if not start else range(start, start + count))
     holdings = rng.choice(claims).holdings if claims and rng.random() < 0.6 else Holdings(str(now))
-    claim = Claim(holdings, Marks(keys, keys), now, rng.randrange(99))
+    claim = Claim(holdings, Marks(keys, packed(keys)), now, rng.randrange(99))
     claims.append(claim)
-    compiled = recorded(both[0], claim, keys, 5, fewer, now - 4.0)
-    assert compiled == plain_recorded(both[1], claim, keys, 5, fewer, now - 4.0)
+    told = claim, claim.marks.keys, 5, fewer, now - 4.0
+    assert both[0].record(*told) == both[1].record(*told)
+    if rng.random() < 0.3:
+        refused = rng.choice(claims)
+        gone = [one.withdraw(refused, refused.marks.keys) for one in both]
+        assert gone[0] == gone[1]
 
 
 @given(st.integers(), st.integers(1, 30))
-def test_walks_over_claims_are_the_same_in_both(seed: int, steps: int) -> None:
+def test_claims_at_marks_are_the_same_in_both(seed: int, steps: int) -> None:
     rng, claims = Random(seed), list[Claim]()
-    old: tuple[Generation, Generation] = ({}, {})
-    young: tuple[Generation, Generation] = ({}, {})
+    old, young = empty(), empty()
     for at in range(steps):
         now = at + rng.random()
         step(rng, young, claims, now)
         if rng.random() < 0.1:
-            old, young = young, ({}, {})
-        assert young[0] == young[1]
+            old, young = young, empty()
+        assert len(young[0]) == len(young[1])
+        assert everything_in(young[0]) == everything_in(young[1])
         keys = tuple(range(rng.randrange(4), 9))
-        lengths = tuple([64 * key for key in keys])
+        asked = tuple([64 * key for key in keys]), packed(keys)
+        assert young[0].stretches(*asked) == young[1].stretches(*asked)
         later = now + rng.choice((0.0, 0.5, 3.0, 30.0))
-        found = expected(old[0], young[0], lengths, keys, later, LIFETIMES)
-        same = plain_expected(old[1], young[1], lengths, keys, later, LIFETIMES)
+        found = expected(old[0], young[0], *asked, later, LIFETIMES)
+        same = plain_expected(old[1], young[1], *asked, later, LIFETIMES)
         assert list(found.items()) == list(same.items())
+
+
+def test_claims_at_many_marks_are_the_same_in_both() -> None:
+    both, claims = empty(), list[Claim]()
+    for number in range(3_000):
+        keys = packed(tuple(range(number * 5, number * 5 + 7)))
+        claims.append(Claim(Holdings(str(number)), Marks((), keys), 0.0))
+        told = claims[-1], keys, 5, fewer, -1.0
+        assert both[0].record(*told) == both[1].record(*told)
+    for claim in claims[::2]:
+        gone = [one.withdraw(claim, claim.marks.keys) for one in both]
+        assert gone[0] == gone[1]
+    assert len(both[0]) == len(both[1])
+    lengths = tuple(range(20_000))
+    asked = [(lengths[:7], claim.marks.keys) for claim in claims]
+    assert [both[0].stretches(*one) for one in asked] == [both[1].stretches(*one) for one in asked]
+
+
+def test_table_frees_its_claims_with_itself() -> None:
+    claim = Claim(Holdings("a"), Marks((), packed(range(50))), 0.0)
+    before = sys.getrefcount(claim)
+    for _ in range(3):
+        table = MarkTable()
+        table.record(claim, claim.marks.keys, 5, fewer, 0.0)
+        table.record(claim, claim.marks.keys, 5, fewer, 0.0)
+        table.withdraw(claim, claim.marks.keys[:80])
+        table.stretches(tuple(range(50)), claim.marks.keys)
+        del table
+    assert sys.getrefcount(claim) == before
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.lists(st.integers(0, 200)))
@@ -122,26 +167,32 @@ def test_weighing_refuses_what_is_no_overlap() -> None:
 
 
 def test_walks_pass_errors_on() -> None:
-    claim = Claim(Holdings("a"), Marks((), ()), 0.0)
-    young: Generation = {1: (claim,)}
+    claim = Claim(Holdings("a"), Marks((), b""), 0.0)
+    young, one = MarkTable(), packed((1,))
+    young.record(claim, one, 5, fewer, 0.0)
+    wrong: Any = object()
     with pytest.raises(TypeError):
         chained(len, memoryview(b"abc"), (slice(0, 1),), 1)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        chained(lambda *_: -1, memoryview(b"abc"), (slice(0, 1),), 1)
     with pytest.raises(ValueError, match="a length for each key"):
-        expected({}, young, (), (1,), 0.0, LIFETIMES)
+        expected(MarkTable(), young, (), one, 0.0, LIFETIMES)
+    with pytest.raises(ValueError, match="a length for each key"):
+        young.stretches((), one)
     with pytest.raises(TypeError):
-        expected({}, young, ("x",), (1,), 0.0, LIFETIMES)  # type: ignore[arg-type]
+        expected(MarkTable(), young, ("x",), one, 0.0, LIFETIMES)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        expected(wrong, young, (64,), one, 0.0, LIFETIMES)
     with pytest.raises(AttributeError):
-        expected({}, {1: (object(),)}, (64,), (1,), 0.0, LIFETIMES)  # type: ignore[dict-item]
-    with pytest.raises(AttributeError):
-        recorded(young, object(), (1,), 5, fewer, 0.0)  # type: ignore[arg-type]
+        young.record(wrong, one, 5, fewer, 0.0)
     with pytest.raises(ZeroDivisionError):
-        recorded(young, claim, (1,), 0, lambda *_: 1 // 0, 0.0)  # type: ignore[arg-type]
-    assert young == {1: (claim,)}
+        young.record(claim, one, 0, lambda *_: (1 // 0,), 0.0)  # type: ignore[arg-type]
+    assert everything_in(young)[1] == [(1, (claim,))]
 
 
 def test_walks_are_plain_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     table = without_core(claim_table, "extproc._core", monkeypatch)
-    assert (table.expected, table.recorded) == (table.plain_expected, table.plain_recorded)
+    assert (table.expected, table.MarkTable) == (table.plain_expected, table.PlainMarkTable)
     alone = without_core(claims, "extproc._core", monkeypatch)
     assert (alone.weighed, alone.held_tokens) == (alone.plain_weighed, alone.plain_held)
     bare = without_core(marks, "extproc._core", monkeypatch)

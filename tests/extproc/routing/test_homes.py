@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from extproc.requests.outline import beginning_of
 from extproc.routing.claim_table import Holdings
 from extproc.routing.homes import HOME_SECONDS, Homes, end_of, ends_in
-from extproc.routing.marks import NO_MARKS, marks_of_outline
+from extproc.routing.marks import NO_MARKS, marks_of_outline, unpacked
 
 
 def test_home_is_the_worker_of_the_last_request() -> None:
@@ -63,13 +63,10 @@ def test_end_of_a_conversation_is_among_those_of_its_next_turn(text: bytes, more
     marks = marks_of_outline(1, one)
     assert end_of(marks)[0] in ends_in(marks)
     longer = marks_of_outline(1, beginning_of(text + more))
-    assert set(ends_in(longer)) & set(ends_in(marks)) == set(
-        ends_in(longer)[len(longer.keys) - _common(marks.keys, longer.keys) :]
-    )
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return sum(a == b for a, b in zip(one, other, strict=False))
+    keys, others = unpacked(marks.keys), unpacked(longer.keys)
+    common = sum(key == other for key, other in zip(keys, others, strict=False))
+    same = ends_in(longer)[len(others) - common :]
+    assert set(ends_in(longer)) & set(ends_in(marks)) == set(same)
 
 
 def test_short_conversation_has_no_end() -> None:

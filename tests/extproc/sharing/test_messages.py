@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.routing.load import Gauges
-from extproc.routing.marks import LENGTHS, Marks
+from extproc.routing.marks import LENGTHS, Marks, packed
 from extproc.sharing.messages import (
     KEYS_OF_HOME,
     MAGIC,
@@ -29,7 +29,6 @@ from extproc.sharing.messages import (
     is_from,
     keys_of,
     known_news,
-    packed,
     seal_of,
     sender_tag,
     turn_news,
@@ -44,7 +43,7 @@ NAME = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, m
 TAG = st.binary(min_size=8, max_size=8)
 MARK_KEYS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=8)
 OUTLINES = st.dictionaries(st.integers(1, 63), st.integers(0, 2**64 - 1), min_size=1).map(
-    lambda marks: Marks(tuple(sorted(marks)), tuple(marks.values()))
+    lambda marks: Marks(tuple(sorted(marks)), packed(tuple(marks.values())))
 )
 KEY = st.integers(0, 2**64 - 1)
 KNOWN = st.dictionaries(KEY, st.integers(0, 2**40), min_size=1, max_size=KEYS_OF_HOME)
@@ -226,7 +225,7 @@ def test_marks_and_worker_ids_are_keyed_by_the_secret() -> None:
     assert worker_id(KEYS, "a:1") != worker_id(other, "a:1")
     assert len({KEYS.marks, other.marks, KEYS.workers, other.workers}) == 4
     claim = ClaimNews(1, 1, packed([3, 2**64 - 1]))
-    assert claim.marks == Marks(LENGTHS[:2], (3, 2**64 - 1))
+    assert claim.marks == Marks(LENGTHS[:2], claim.keys)
 
 
 @given(OUTLINES)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.routing.load import Booking, EndpointLoad, Load, Loads, LoadSample
-from extproc.routing.marks import Marks
+from extproc.routing.marks import Marks, packed
 from extproc.routing.pins import Pin, PinnedRank
 from extproc.sharing.messages import RouterNews, WorkerNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
@@ -255,7 +255,7 @@ def test_routers_beyond_the_bound_are_refused() -> None:
 def test_claims_beyond_the_bound_expire_by_lifetime() -> None:
     one, other = met("one", "other", max_claims=2)
     for key in range(5):
-        one.send(A, Marks((64,), (key,)), 0.0)
+        one.send(A, Marks((64,), packed((key,))), 0.0)
     other.hear(one.due(0.0), 0.0)
     assert len(other.knows("one").claims) == 2
     assert len(other.sent) == 5

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from extproc.routing.marks import Marks
+from extproc.routing.marks import NO_MARKS, Marks, packed
 from extproc.sharing.messages import MAX_CHALLENGES, MAX_CLAIMS, MAX_WORKERS, RouterNews, decoded
 from extproc.sharing.reporter import LEAST_UNCACHED_TOKENS, WHOLE_SECONDS
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router
@@ -65,7 +65,7 @@ def test_compose_holds_all_used_workers_each_second() -> None:
 def test_compose_holds_everything_once_for_a_newcomer() -> None:
     router = Router("one")
     router.loads.begin(A, 10, 0.0)
-    router.send(A, Marks((64,), (1,)), 0.0)
+    router.send(A, Marks((64,), packed((1,))), 0.0)
     router.due(0.0)
     router.telling.note_hello()
     router.telling.note_hello()
@@ -77,8 +77,8 @@ def test_compose_holds_everything_once_for_a_newcomer() -> None:
 
 def test_compose_omits_requests_with_few_uncached_tokens() -> None:
     router = Router("one")
-    claim = router.send(A, Marks((64,), (1,)), 0.0, LEAST_UNCACHED_TOKENS - 1)
-    router.send(A, Marks((), ()), 0.0)
+    claim = router.send(A, Marks((64,), packed((1,))), 0.0, LEAST_UNCACHED_TOKENS - 1)
+    router.send(A, NO_MARKS, 0.0)
     router.telling.end(claim)
     router.telling.withdraw(claim)
     (news,) = said(router, 0.0)
@@ -91,7 +91,7 @@ def test_compose_splits_news_over_several_messages() -> None:
     for worker in workers:
         router.loads.begin(worker, 10, 0.0)
     for key in range(2 * MAX_CLAIMS + 1):
-        router.send(workers[0], Marks((64,), (key,)), 0.0)
+        router.send(workers[0], Marks((64,), packed((key,))), 0.0)
     told = said(router, 0.0)
     assert [len(one.workers) for one in told] == [MAX_WORKERS, 5, 0]
     assert [len(one.claims) for one in told] == [MAX_CLAIMS, MAX_CLAIMS, 1]
@@ -108,7 +108,7 @@ def test_withdrawn_leaves_other_routers_as_without_the_request(
     older: int, fates: list[bool]
 ) -> None:
     one, other, sound = Router("one"), Router("other"), Router("sound")
-    marks = Marks((64, 128), (1, 2))
+    marks = Marks((64, 128), packed((1, 2)))
     for claim in [one.send(A, marks, 0.0) for _ in range(older)]:
         one.telling.end(claim)
     both = one.due(0.0)
@@ -125,7 +125,7 @@ def test_withdrawn_leaves_other_routers_as_without_the_request(
 def test_pending_news_are_bounded() -> None:
     workers = [f"10.0.0.{key}:1" for key in range(6)]
     router = Router("one", workers=workers, max_open=3, max_waiting=2)
-    claims = [router.send(worker, Marks((64,), (1,)), 0.0) for worker in workers]
+    claims = [router.send(worker, Marks((64,), packed((1,))), 0.0) for worker in workers]
     for claim in claims:
         router.telling.end(claim)
     (news,) = said(router, 0.0)

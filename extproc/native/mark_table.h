@@ -1,0 +1,31 @@
+/* The claims at marks, which extproc.routing.claim_table takes from extproc._core. */
+#ifndef KVSTEER_MARK_TABLE_H
+#define KVSTEER_MARK_TABLE_H
+
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { MARK_KEY_BYTES = 8 };
+
+/* Reads and writes the key of a mark: extproc.routing.marks.packed has the layout. */
+static inline uint64_t mark_key_read(const char *from) {
+    uint64_t key = 0;
+    for (int n = MARK_KEY_BYTES; n--;) key = key << 8 | (unsigned char)from[n];
+    return key;
+}
+
+static inline void mark_key_write(char *to, uint64_t key) {
+    for (int n = 0; n < MARK_KEY_BYTES; n++, key >>= 8) to[n] = (char)(key & 0xff);
+}
+
+extern PyType_Spec mark_table_spec;
+
+PyObject *module_expected(PyObject *module, PyObject *const *given, Py_ssize_t count);
+
+/* Prepares the names of attributes, and notes the type; false after an error. */
+bool mark_table_prepare(PyObject *type);
+
+#endif
