@@ -18,8 +18,8 @@ MAIN = (
 
 
 def has_begun_to_repeat(worker: SimulatedWorker) -> bool:
-    found = worker.ranks[0].engine.counters
-    return found.hit_tokens > 0.5 * max(found.queried_tokens, 1)
+    found = worker.ranks[0].engine.counters  # of requests that are not yet answered, too
+    return found.hit_tokens > 0.7 * max(found.queried_tokens, 1)
 
 
 @contextlib.asynccontextmanager

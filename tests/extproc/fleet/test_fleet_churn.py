@@ -226,11 +226,10 @@ class System:
         assert found["Table.by_name"] == len(self.workers.records)  # it reaches into the parts
         return Counter({name: n for name, n in found.items() if not name.startswith(BOUNDED)})
 
-    def changes(self, before: Counter[str]) -> list[str]:
-        """The containers whose lengths are not what they were."""
+    def grown(self, before: Counter[str]) -> list[str]:
+        """The containers that are longer than they were."""
         gc.collect()
-        now = self.lengths()
-        return [name for name in now | before if now[name] != before[name]]
+        return [name for name, length in self.lengths().items() if length > before[name]]
 
 
 @pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
@@ -249,12 +248,12 @@ async def test_workers_that_come_and_go_leave_no_objects_behind(
             text = one.metrics.exposition().decode()
             assert not any(f'"{name}"' in text for name in names)
             del names
-            # what is under way may hold the last workers for a moment
-            await until(lambda: not (sizes and one.changes(sizes[0][2])), "nothing is left")
+            # what is under way may hold the last workers for a moment, here or in the first look
+            await until(lambda: not (sizes and one.grown(sizes[0][2])), "nothing is left")
             held = one.lengths()  # first: looking into objects makes Python create their dicts
             gc.collect()
             sizes.append((len(asyncio.all_tasks()), len(gc.get_objects()), held))
     (tasks, objects, _), (tasks_after, objects_after, _) = sizes
-    assert tasks_after == tasks
+    assert tasks_after <= tasks
     assert objects_after - objects < AT_ONCE
     await one.close()
