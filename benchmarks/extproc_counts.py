@@ -96,8 +96,6 @@ CHECKED = (
 )
 PARTS = ("whole", "empty", "stream")
 FRAME_HEADER_BYTES = 9
-# The time between two requests by the clock of the router, which valgrind and load would slow.
-SECONDS = 0.001
 SIZE = 2
 BLOCK = 16
 WARM = 96
@@ -255,7 +253,6 @@ class Bench:
         self.texts = [json.dumps(request) for request in conversations(SIZE)]
         self.sink = Sink()
         self.served = 0
-        self.now = 0.0
         self.connection: LeanConnection
         self.close: Callable[[], Any]
 
@@ -281,7 +278,7 @@ class Bench:
             return [transport]
 
         fleet = FollowedWorkers(1, lambda: 0.0)
-        workers = Workers(config, fleet, open_transports, monotonic=lambda: self.now)
+        workers = Workers(config, fleet, open_transports)
         await workers.start()
         while {workers.candidates.state(name) for name in workers.records} != {"live"}:
             await asyncio.sleep(0.01)
@@ -330,7 +327,6 @@ class Bench:
         """Answers requests, one after the other."""
         take = self.connection.data_received
         for request in requests:
-            self.now += SECONDS
             for data in request:
                 take(data)
                 for _ in range(self.turns):
