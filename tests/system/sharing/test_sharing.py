@@ -41,8 +41,10 @@ async def test_request_of_one_router_is_load_and_a_claim_in_the_other(tmp_path: 
 
         claims: list[dict[str, Any]] = []
         queued: set[str] = set()  # what is queued may be over before the prompt is told
+        answers: list[Any] = []  # what a failure shows
 
         async def is_seen() -> bool:
+            answers[:] = [request.result()] if request.done() else []
             candidates = (await second.explain(text))["candidates"]
             queued.update(one["endpoint"] for one in candidates if one["cost_terms"]["queued"])
             claims[:] = (one for one in candidates if one["speculative_tokens"])
