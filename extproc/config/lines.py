@@ -12,8 +12,7 @@ _ITEM = re.compile(r"[a-z_.]+(?:\[\d+\])+")
 def with_lines(text: str | bytes, name: str, faults: Iterable[str]) -> list[str]:
     """Returns the faults, each with the line of its key, or of what contains it.
 
-    So have items of lists that its words name.
-
+    Items of lists that its words name get their lines, too.
 
     text: a YAML text. faults: as "name: key: what is wrong"; those that say a line already, and
     those of a text that is not YAML, stay as they are.
