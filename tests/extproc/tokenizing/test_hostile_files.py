@@ -59,8 +59,9 @@ def test_vocabulary_of_ten_gigabytes_is_refused_by_name(name: str, tmp_path: Pat
 
 
 RUNS = [bytes([letter]) * times for letter in range(97, 112) for times in range(2, MAX_TOKEN_BYTES)]
-# Half as many as are allowed, and more than any model has: all take a slow machine too long.
-MANY = [b"%07daaaa" % number for number in range(MAX_TOKENS // 2)]
+# Half as many as are allowed are more than any model has; all may take a slow machine too long.
+ALL = [b"%07daaaa" % number for number in range(MAX_TOKENS - 256)]
+MANY = ALL[: MAX_TOKENS // 2]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,17 @@ def test_large_vocabulary_ends_in_time(tokens: list[bytes], reason: str, tmp_pat
     error = loaded(tmp_path)["error"]
     assert bool(error) == bool(reason)
     assert reason in error
+
+
+@pytest.mark.slow
+def test_vocabulary_of_all_allowed_tokens_loads_or_is_refused_by_its_limit(tmp_path: Path) -> None:
+    write_model("kimi-k2", tmp_path)
+    ranks = [*(bytes([number]) for number in range(256)), *ALL]
+    lines = [f"{b64encode(one).decode()} {rank}" for rank, one in enumerate(ranks)]
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    error = loaded(tmp_path)["error"]
+    assert not error or error.endswith("it takes more than 20 s of CPU")
 
 
 def test_pipe_as_a_template_is_refused_by_name(tmp_path: Path) -> None:
