@@ -440,55 +440,20 @@ def _serve_several(path: str, config: "Config") -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from importlib.util import find_spec
 
+    from extproc.commands.needed_files import NEEDED_FILES
     from extproc.config.fleet_rules import missing_extras
     from extproc.config.reader import load
     from extproc.config.rules import doubts, omissions
     from kvstate.index import plain_core_warning
 
     path = config_of(arguments)
-    config = load(path, arguments.processes)
-    _check_files(path, config)
+    config = load(path, arguments.processes, NEEDED_FILES)
     lacking = (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
     likely = (*doubts(config, os.path.exists), *omissions(config))
     for note in filter(None, (*lacking, *likely, plain_core_warning())):
         print(f"{path}: note: {note}")
     print(f"{path}: ok")
     return 0
-
-
-def _check_files(path: str, config: "Config") -> None:
-    """Reads the files without which the router does not start, as it does itself.
-
-    Raises:
-        ConfigError: some cannot be used.
-    """
-    from extproc.config.lines import with_lines
-    from extproc.config.reader import MAX_FILE_BYTES, read_text
-
-    faults: list[str] = []
-    if config.extproc.tls is not None:
-        from extproc.serving.certificates import Certificates
-
-        try:
-            Certificates(config.extproc.tls)
-        except StartError as error:
-            faults.append(f"{path}: {error}")
-    if config.sharing is not None:
-        from extproc.sharing.sharing import telling_of
-
-        try:
-            telling_of(config.sharing)
-        except StartError as error:
-            faults.append(f"{path}: {error}")
-    if config.isolation is not None:
-        from extproc.base.secret_file import secret_in
-
-        try:
-            secret_in("isolation.secret_file", config.isolation.secret_file)
-        except StartError as error:
-            faults.append(f"{path}: {error}")
-    if faults:
-        raise ConfigError(with_lines(read_text(path, MAX_FILE_BYTES), path, faults))
 
 
 def _envoy(arguments: argparse.Namespace) -> int:

@@ -1,45 +1,68 @@
-"""Finds the lines of a YAML text in which its keys stand, for messages about faults."""
+"""Finds where the keys of a YAML text stand, for messages about faults."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import yaml
 
 # An item of a list that the words of a fault name too, such as the first worker at an address.
-_ITEM = re.compile(r"[a-z_.]+(?:\[\d+\])+")
+_ITEM = re.compile(r"[a-z_.]*(?:\[\d+\])+")
 
 
-def with_lines(text: str | bytes, name: str, faults: Iterable[str]) -> list[str]:
-    """Returns the faults, each with the line of its key, or of what contains it.
+class _Place(NamedTuple):
+    """Where a key stands: characters before it, and its line, from 1."""
 
-    Items of lists that its words name get their lines, too.
+    before: int
+    line: int
 
-    text: a YAML text. faults: as "name: key: what is wrong"; those that say a line already, and
-    those of a text that is not YAML, stay as they are.
+
+# After every key.
+_NOWHERE = _Place(sys.maxsize, 0)
+
+
+def in_order(text: str | bytes, faults: Iterable[str]) -> list[str]:
+    """Returns faults in the order in which their keys stand in a text, each with its line.
+
+    A key that is missing stands where that stands which should contain it; what nothing contains
+    comes last, without a line. Items of lists that the words of a fault name get their lines, too.
+
+    text: a YAML text; the faults of another have no lines. faults: as "key: what is wrong"; those
+    that say a line already get none.
     """
+    places = _places_in(text)
+    placed = [(_place_of(fault.partition(": ")[0], places), fault) for fault in faults]
+    placed.sort(key=lambda one: one[0] or _NOWHERE)
+    return [_with_line(fault, place, places) for place, fault in placed]
+
+
+def _places_in(text: str | bytes) -> Mapping[str, _Place]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
+        return {} if root is None else dict(_places(root, "", set()))
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError):
-        root = None
-    lines = {} if root is None else dict(_lines(root, "", set()))
-    return [_with_line(fault, name, lines) for fault in faults]
+        return {}
 
 
-def _with_line(fault: str, name: str, lines: Mapping[str, int]) -> str:
-    key, _, words = fault.removeprefix(f"{name}: ").partition(": ")
-    if "in line " in fault or fault.startswith(f"{name}: not YAML: "):
+def _place_of(key: str, places: Mapping[str, _Place]) -> _Place | None:
+    while key and key not in places:
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return places[key] if key else None
+
+
+def _with_line(fault: str, place: _Place | None, places: Mapping[str, _Place]) -> str:
+    if place is None or "in line " in fault:
         return fault
-    while key and key not in lines:
-        at = max(key.rfind("."), key.rfind("["))
-        key = key[: max(at, 0)]
-    if not key:
-        return fault
-    others = [f"; {one} in line {lines[one]}" for one in _ITEM.findall(words) if one in lines]
-    return f"{fault} (line {lines[key]}{''.join(others)})"
+    words = fault.partition(": ")[2]
+    others = [
+        f"; {one} in line {places[one].line}" for one in _ITEM.findall(words) if one in places
+    ]
+    return f"{fault} (line {place.line}{''.join(others)})"
 
 
-def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Yields each key and item with its line.
+def _places(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, _Place]]:
+    """Yields each key and item with its place.
 
     seen: the nodes visited before; an alias leads back to one, perhaps in a circle.
     """
@@ -49,12 +72,16 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
     if isinstance(node, yaml.SequenceNode):
         for position, one in enumerate(node.value):
             where = f"{path}[{position}]"
-            yield where, one.start_mark.line + 1
-            yield from _lines(one, where, seen)
+            yield where, _place(one)
+            yield from _places(one, where, seen)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
             where = f"{path}.{key.value}" if path else str(key.value)
-            yield where, key.start_mark.line + 1
-            yield from _lines(value, where, seen)
+            yield where, _place(key)
+            yield from _places(value, where, seen)
+
+
+def _place(node: yaml.Node) -> _Place:
+    return _Place(node.start_mark.index, node.start_mark.line + 1)

@@ -9,20 +9,23 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from extproc.base.errors import ConfigError
 from extproc.base.tokenizer_files import TokenizerFiles
-from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
-from extproc.config.lines import with_lines
+from extproc.config.fleet_rules import worker_faults
+from extproc.config.lines import in_order
 from extproc.config.rules import broken_rules
-from extproc.config.schema import OFF, Config, WorkerEvents, WorkerSettings
+from extproc.config.schema import OFF, Config, Model, WorkerEvents, WorkerSettings
 from extproc.config.sections import StoreSettings, most
+from extproc.config.wrong_keys import section_without, until_wrong
+
+T = TypeVar("T")
 
 # Thousands of workers need less; a larger file is taken for a mistake.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -33,36 +36,50 @@ _SHOWN_BITS = 128
 # Variables that shells, Compose and Helm expand, but KVSteer does not.
 _VARIABLE = re.compile(r"\$\{\w+[^}]*\}")
 
+
+class _Pasted(NamedTuple):
+    """What is said to a name that another program gives a key, and which key it means, if any."""
+
+    says: str
+    meant: str = ""
+
+
 # vLLM's own names in --kv-events-config, which users may paste here.
-_PASTED: Mapping[type, Mapping[str, str]] = {
+_PASTED: Mapping[type, Mapping[str, _Pasted]] = {
     WorkerEvents: {
-        "endpoint": "that is vLLM's name; here it is zmq, with the worker's host for *",
-        "replay_endpoint": "that is vLLM's name; here it is replay, with the worker's host for *",
+        "endpoint": _Pasted(
+            "that is vLLM's name; here it is zmq, with the worker's host for *", "zmq"
+        ),
+        "replay_endpoint": _Pasted(
+            "that is vLLM's name; here it is replay, with the worker's host for *", "replay"
+        ),
         **dict.fromkeys(
             ("publisher", "enable_kv_cache_events", "buffer_steps", "hwm", "max_queue_size"),
-            "only vLLM uses it; leave it out here",
+            _Pasted("only vLLM uses it; leave it out here"),
         ),
     },
-    StoreSettings: {"grpc": "no store publishes over gRPC; its ZMQ publisher is named by zmq"},
+    StoreSettings: {
+        "grpc": _Pasted("no store publishes over gRPC; its ZMQ publisher is named by zmq", "zmq")
+    },
 }
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def load(path: str, processes: int | None = None) -> Config:
+# A rule, which yields the faults of a configuration.
+Rule = Callable[[Config], Iterator[str]]
+
+
+def load(path: str, processes: int | None = None, further: Iterable[Rule] = ()) -> Config:
     """Returns the configuration in a file, checked.
 
-    processes: overrides its `extproc.processes`.
+    processes: overrides its `extproc.processes`. further: rules besides those of each command.
 
     Raises:
-        ConfigError: the file cannot be read, or something in it is wrong; faults name their line.
+        ConfigError: the file cannot be read, or something in it is wrong.
     """
-    text = _contents(path, MAX_FILE_BYTES)
-    try:
-        return parse(text, path, processes)
-    except ConfigError as error:
-        raise ConfigError(with_lines(text, path, error.faults)) from None
+    return parse(_contents(path, MAX_FILE_BYTES), path, processes, further)
 
 
 def read_text(path: str, most: int) -> str:
@@ -100,44 +117,82 @@ def _os_reason(error: OSError) -> str:
     return str(error.strerror)
 
 
-def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:
+def parse(
+    text: str | bytes, name: str, processes: int | None = None, further: Iterable[Rule] = ()
+) -> Config:
     """Returns the configuration in a text, checked.
 
-    name: the file's name, for the messages. processes: overrides `extproc.processes`.
+    name: the file's name, for the messages. processes: overrides `extproc.processes`. further:
+    rules besides those of each command.
 
     Raises:
-        ConfigError: the text has faults; the error has all of them.
+        ConfigError: the text has faults. The error has all that can be known together, each with
+            its line, in their order in the text: rules are left out that read a wrong key.
     """
-    raw, faults = _values(text, name)
-    config = _section(Config, raw, "", faults)
-    if config is not None and processes is not None:
-        config = replace(config, extproc=replace(config.extproc, processes=processes))
-    if config is not None:
-        broken = [*broken_rules(config), *_missing_files(config)]
-        faults += _not_following(broken, faults)
-    if config is None or faults:
-        raise ConfigError([f"{name}: {fault}" for fault in _first_faults(faults)])
-    return typing.cast("Config", config)
+    raw, doubles = _values(text, name)
+    reading = _Reading(doubles)
+    config = reading.section(Config, _with_processes(raw, processes), "")
+    faults = [*reading.faults, *broken_rules(config)]
+    for rule in (*_FILES, *further):
+        faults += until_wrong(rule, config)
+    _raise_if_any(faults, text, name)
+    return config
 
 
-def _missing_files(config: Config) -> Iterator[str]:
-    """Yields a fault for each file that a model names but that is missing or cannot be read."""
+def _with_processes(raw: Any, processes: int | None) -> Any:
+    """Returns the values of a configuration, with a number of processes unless that is None."""
+    extproc = raw.get("extproc", {}) if isinstance(raw, Mapping) else None
+    if processes is None or not isinstance(extproc, Mapping):
+        return raw
+    return {**raw, "extproc": {**extproc, "processes": processes}}
+
+
+def _raise_if_any(faults: list[str], text: str | bytes, name: str) -> None:
+    """Raises the faults of a text, as many of the first as are shown.
+
+    Raises:
+        ConfigError: there are faults.
+    """
+    if faults:
+        told, more = in_order(text, faults)[:MAX_FAULTS], len(faults) - MAX_FAULTS
+        told += [f"and {more} more faults"] if more > 0 else []
+        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in told])
+
+
+def _missing_tokenizers(config: Config) -> Iterator[str]:
+    """Yields a fault for each model whose tokenizer is missing or cannot be read."""
     for position, model in enumerate(config.models):
-        key = f"models[{position}]"
-        try:
-            if isinstance(model.tokenizer, str):
-                TokenizerFiles.find(model.tokenizer)
-        except PermissionError as error:
-            yield f"{key}.tokenizer: {error.filename} cannot be read: {_os_reason(error)}"
-        except (FileNotFoundError, ValueError) as error:
-            yield f"{key}.tokenizer: {error}"
-        if model.chat_template is None:
-            continue
-        try:
-            if not Path(model.chat_template).is_file():
-                yield f"{key}.chat_template: no such file: {model.chat_template}"
-        except PermissionError as error:
-            yield f"{key}.chat_template: {error.filename} cannot be read: {_os_reason(error)}"
+        yield from until_wrong(_missing_tokenizer, f"models[{position}].tokenizer", model)
+
+
+def _missing_tokenizer(key: str, model: Model) -> Iterator[str]:
+    try:
+        if isinstance(model.tokenizer, str):
+            TokenizerFiles.find(model.tokenizer)
+    except PermissionError as error:
+        yield f"{key}: {error.filename} cannot be read: {_os_reason(error)}"
+    except (FileNotFoundError, ValueError) as error:
+        yield f"{key}: {error}"
+
+
+def _missing_templates(config: Config) -> Iterator[str]:
+    """Yields a fault for each file of a chat template that is missing or cannot be read."""
+    for position, model in enumerate(config.models):
+        yield from until_wrong(_missing_template, f"models[{position}].chat_template", model)
+
+
+def _missing_template(key: str, model: Model) -> Iterator[str]:
+    if model.chat_template is None:
+        return
+    try:
+        if not Path(model.chat_template).is_file():
+            yield f"{key}: no such file: {model.chat_template}"
+    except PermissionError as error:
+        yield f"{key}: {error.filename} cannot be read: {_os_reason(error)}"
+
+
+# The rules about files that a model names.
+_FILES: tuple[Rule, ...] = (_missing_tokenizers, _missing_templates)
 
 
 def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[WorkerSettings, ...]:
@@ -149,19 +204,15 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[WorkerS
     Raises:
         ConfigError: the text has faults; the error has all of them.
     """
-    raw, faults = _values(text, name)
+    raw, doubles = _values(text, name)
     if not isinstance(raw, list):
         raise ConfigError([f"{name}: must be a list of workers, is {_display(raw)}"])
-    items = [
-        _section(WorkerSettings, one, f"[{position}]", faults) for position, one in enumerate(raw)
+    reading = _Reading(doubles)
+    workers = [
+        reading.section(WorkerSettings, one, f"[{position}]") for position, one in enumerate(raw)
     ]
-    if not faults:
-        faults += worker_faults("", items, config)
-    if faults:
-        raise ConfigError(
-            [f"{name}: {fault.removeprefix(': ')}" for fault in _first_faults(faults)]
-        )
-    return tuple(items)
+    _raise_if_any([*reading.faults, *worker_faults("", workers, config)], text, name)
+    return tuple(workers)
 
 
 def changed_keys(running: object, read: object, path: str = "") -> Iterator[str]:
@@ -190,86 +241,105 @@ MAX_FAULTS = 100
 _LONGEST_WORD = 60
 
 
-def _first_faults(faults: list[str]) -> list[str]:
-    """Returns the first faults, and how many more there are."""
-    more = len(faults) - MAX_FAULTS
-    return faults if more <= 0 else [*faults[:MAX_FAULTS], f"and {more} more faults"]
+# Stands for the value of a wrong key.
+_WRONG = object()
 
 
-def _not_following(rules: Iterable[str], faults: list[str]) -> list[str]:
-    """Returns the broken rules that are more than a consequence of an earlier fault."""
-    keys = {fault.partition(": ")[0] for fault in faults}
-    lists = {key.partition("[")[0] for key in keys}
-    found = []
-    for rule in rules:
-        key, _, what = rule.partition(": ")
-        if key not in keys and not (what == AT_LEAST_ONE and key in lists):
-            found.append(rule)
-    return found
+class _Reading:
+    """Reads sections, and collects the faults that each key has by itself.
 
-
-def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:
-    """Returns a section as its dataclass; adds to `faults`, and uses defaults for faulty keys.
-
-    Returns None if the value is not a mapping, or a key without a default is missing or wrong.
+    doubles: the faults of keys that are given twice, of which neither value counts.
     """
-    if not isinstance(raw, Mapping):
-        what = f"must be a mapping, is {_display(raw)}{_as_mapping(kind, raw)}"
-        faults.append(f"{path or 'configuration'}: {what}")
-        return None
-    known = {item.name: item for item in fields(kind)}
-    unknown = [key for key in raw if key not in known]
-    pasted = _PASTED.get(kind, {})
-    for key in unknown:
-        if len(faults) >= MAX_FAULTS:  # it is only counted, since a hint takes 0.1 ms
-            hint = ""
-        else:
-            hint = f"; {pasted[key]}" if key in pasted else _suggestion(key, known)
-        faults.append(f"{_join(path, key)}: unknown key{hint}")
-    hints = typing.get_type_hints(kind)
-    values: dict[str, object] = {}
-    complete = True
-    for name, item in known.items():
-        where, before = _join(path, name), len(faults)
-        if name in raw:
-            value = _value(hints[name], raw[name], where, item, faults)
-            if value is not None or len(faults) == before:
-                values[name] = value
-        elif _is_required(item):
-            faults.append(f"{where}: missing")
-        complete &= name in values or not _is_required(item)
-    return kind(**values) if complete else None
+
+    def __init__(self, doubles: list[str]) -> None:
+        self.faults = list(doubles)
+        self._twice = {fault.partition(": ")[0] for fault in doubles}
+
+    def section(self, kind: type[T], raw: object, path: str) -> T:
+        """Returns a section as its dataclass, in which wrong keys have no value."""
+        known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+        if not isinstance(raw, Mapping):
+            what = f"must be a mapping, is {_display(raw)}{_as_mapping(kind, raw)}"
+            self.faults.append(f"{path or 'configuration'}: {what}")
+            return section_without(kind, known, {})
+        hints = typing.get_type_hints(kind)
+        values: dict[str, object] = {}
+        wrong: set[str] = set()
+        for key, given in raw.items():
+            where = _join(path, key)
+            if key not in known:
+                meant = self._unknown(kind, key, where)
+                wrong |= {meant} - raw.keys()
+                continue
+            values[key] = self._value(hints[key], given, where, known[key])
+            if values[key] is _WRONG or where in self._twice:
+                wrong.add(key)
+        for name, item in known.items():
+            if name not in raw and name not in wrong and _is_required(item):
+                self.faults.append(f"{_join(path, name)}: missing")
+                wrong.add(name)
+        return section_without(kind, wrong, values)
+
+    def _unknown(self, kind: type, key: object, where: str) -> str:
+        """Adds the fault of a key that a section does not have; returns the one that it means.
+
+        Returns "" if none can be told.
+        """
+        meant, hint = "", ""
+        if pasted := _PASTED.get(kind, {}).get(str(key)):
+            meant, hint = pasted.meant, f"; {pasted.says}"
+        elif len(self.faults) < MAX_FAULTS:  # others are only counted, since a hint takes 0.1 ms
+            meant = _nearest(key, (item.name for item in fields(kind)))
+            hint = _suggestion(meant)
+        self.faults.append(f"{where}: unknown key{hint}")
+        return meant
+
+    def _value(self, hint: object, raw: object, path: str, item: "Field[Any]") -> object:
+        """Returns the value of a key, or `_WRONG`."""
+        kind, optional = _chosen(hint, raw)
+        if raw is None and optional:
+            return None
+        if typing.get_origin(kind) is typing.Literal:
+            return self._word(typing.get_args(kind), raw, path)
+        if is_dataclass(kind):
+            section: object = self.section(typing.cast("type", kind), raw, path)
+            return section if isinstance(raw, Mapping) else _WRONG
+        if typing.get_origin(kind) is tuple:
+            return self._items(typing.get_args(kind)[0], raw, path, item)
+        if raw is False and OFF in item.metadata["choices"]:
+            raw = OFF  # YAML reads the unquoted word like this
+        if fault := _scalar_fault(kind, raw, item):
+            return self._wrong(path, fault)
+        return float(typing.cast("int", raw)) if kind is float else raw
+
+    def _word(self, words: tuple[str, ...], raw: object, path: str) -> object:
+        """Returns a word that is allowed instead of a section, or `_WRONG`."""
+        if raw in words:
+            return raw
+        said = f"must be a mapping, or {' or '.join(words)}, is {_display(raw)}"
+        return self._wrong(path, said)
+
+    def _items(self, kind: object, raw: object, path: str, item: "Field[Any]") -> object:
+        """Returns a list.
+
+        A section that is wrong stays in it, so that the others have their places. A list of words
+        is wrong if one of them is.
+        """
+        if not isinstance(raw, list):
+            return self._wrong(path, f"must be a list, is {_display(raw)}")
+        places = [(f"{path}[{position}]", entry) for position, entry in enumerate(raw)]
+        if is_dataclass(kind):
+            return tuple(self.section(typing.cast("type", kind), one, at) for at, one in places)
+        values = tuple(self._value(kind, one, at, item) for at, one in places)
+        return _WRONG if _WRONG in values else values
+
+    def _wrong(self, path: str, fault: str) -> object:
+        self.faults.append(f"{path}: {fault}")
+        return _WRONG
 
 
 def _is_required(item: "Field[Any]") -> bool:
     return item.default is MISSING and item.default_factory is MISSING
-
-
-def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:
-    kind, optional = _chosen(hint, raw)
-    if raw is None and optional:
-        return None
-    if typing.get_origin(kind) is typing.Literal:
-        return _word(typing.get_args(kind), raw, path, faults)
-    if is_dataclass(kind):
-        return _section(typing.cast("type", kind), raw, path, faults)
-    if typing.get_origin(kind) is tuple:
-        return _items(typing.get_args(kind)[0], raw, path, item, faults)
-    if raw is False and OFF in item.metadata["choices"]:
-        raw = OFF  # YAML reads the unquoted word like this
-    fault = _scalar_fault(kind, raw, item)
-    if fault:
-        faults.append(f"{path}: {fault}")
-        return None
-    return float(typing.cast("int", raw)) if kind is float else raw
-
-
-def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> object:
-    """Returns a word that is allowed instead of a section; else adds a fault, and returns None."""
-    if raw in words:
-        return raw
-    faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_display(raw)}")
-    return None
 
 
 def _chosen(hint: object, raw: object) -> tuple[object, bool]:
@@ -287,17 +357,6 @@ def _chosen(hint: object, raw: object) -> tuple[object, bool]:
     return kind, len(kinds) < len(typing.get_args(hint))
 
 
-def _items(kind: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:
-    if not isinstance(raw, list):
-        faults.append(f"{path}: must be a list, is {_display(raw)}")
-        return None
-    values = [
-        _value(kind, entry, f"{path}[{position}]", item, faults)
-        for position, entry in enumerate(raw)
-    ]
-    return tuple(value for value in values if value is not None)
-
-
 def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
     is_number = kind is float and type(raw) in (int, float)
     if type(raw) is not kind and not is_number:
@@ -305,7 +364,8 @@ def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
         return f"must be {_KINDS[typing.cast('type', kind)]}, is {_display(raw)}{quotes}"
     choices = item.metadata["choices"]
     if choices and raw not in choices:
-        return f"must be one of {', '.join(choices)}, is {raw!r}{_suggestion(raw, choices)}"
+        near = _suggestion(_nearest(raw, choices))
+        return f"must be one of {', '.join(choices)}, is {raw!r}{near}"
     if is_number or type(raw) is int:
         return _range_fault(typing.cast("float", raw), item)
     if raw == "" and item.default != "":
@@ -342,14 +402,18 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _suggestion(word: object, known: Iterable[str]) -> str:
+def _nearest(word: object, known: Iterable[str]) -> str:
+    """Returns the known word that this one most likely means, "" if there is none."""
     text = str(word)
     if len(text) > _LONGEST_WORD:
         return ""
     import difflib  # only for a file with a fault
 
-    near = difflib.get_close_matches(text, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return next(iter(difflib.get_close_matches(text, list(known), n=1)), "")
+
+
+def _suggestion(word: str) -> str:
+    return f"; did you mean {word}?" if word else ""
 
 
 def _as_mapping(kind: type, raw: object) -> str:

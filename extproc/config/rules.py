@@ -9,7 +9,7 @@ import ipaddress
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from extproc.base import address, headers
@@ -25,6 +25,7 @@ from extproc.config.schema import (
     Config,
     Envoy,
     FoundWorker,
+    Model,
     WorkerEvents,
     WorkerSettings,
 )
@@ -38,10 +39,11 @@ from extproc.config.sections import (
     PREFILL,
     SGLANG,
     STANDBY,
-    Routers,
+    ClassSettings,
     SharingSettings,
     StoreSettings,
 )
+from extproc.config.wrong_keys import until_wrong
 from kvstate.overlap import Tier, tier_of
 
 # A valid name for a header that the router asks a proxy to set (RFC 9110, section 5.1).
@@ -65,48 +67,55 @@ _TAKEN = frozenset({
 
 
 def broken_rules(config: Config) -> list[str]:
-    """Returns every broken rule as "key: what is wrong"."""
+    """Returns every broken rule as "key: what is wrong", as far as no wrong key is read."""
     return [
         *listener_faults(config),
-        *_limits(config),
-        *_headers(config),
-        *_models(config),
         *fleet_faults(config),
-        *_legs(config),
-        *_sharing(config.sharing, config.extproc.processes),
-        *config.steering.faults(config.disaggregation),
-        *_isolation(config),
-        *_classes(config),
-        *_stores(config),
-        *_recording(config),
+        *(fault for rule in _RULES for fault in until_wrong(rule, config)),
     ]
 
 
-def _limits(config: Config) -> Iterator[str]:
+def _deadline(config: Config) -> Iterator[str]:
     timeout_ms = config.envoy.message_timeout_ms
     if config.extproc.deadline_ms >= timeout_ms:
         yield f"extproc.deadline_ms: must be below envoy.message_timeout_ms ({timeout_ms})"
+
+
+def _body_limit(config: Config) -> Iterator[str]:
     limit_bytes = config.envoy.request_body_buffer_limit_bytes
     if config.extproc.max_body_bytes > limit_bytes:
         yield (
             "extproc.max_body_bytes: must not be above"
             f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 above it"
         )
+
+
+def _shedding(config: Config) -> Iterator[str]:
     if config.policy.shed and config.policy.max_in_flight is None:
         yield "policy.max_in_flight: missing, but policy.shed needs it"
 
 
-def _headers(config: Config) -> Iterator[str]:
-    policy = config.policy
+def _header_names(config: Config) -> Iterator[str]:
     for key in ("policy.header", "policy.session_header", "policy.rank_header", "steering.header"):
-        named = attrgetter(key)(config)
-        for name in (named,) if isinstance(named, str) else named or ():
-            if not _HEADER.fullmatch(name):
-                yield f"{key}: is not a valid header name: {name!r}"
-    sessions = policy.session_header
+        yield from until_wrong(_header_name, config, key)
+
+
+def _header_name(config: Config, key: str) -> Iterator[str]:
+    named = attrgetter(key)(config)
+    for name in (named,) if isinstance(named, str) else named or ():
+        if not _HEADER.fullmatch(name):
+            yield f"{key}: is not a valid header name: {name!r}"
+
+
+def _session_header(config: Config) -> Iterator[str]:
+    policy, sessions = config.policy, config.policy.session_header
     for name in (sessions,) if isinstance(sessions, str) else sessions or ():
         if name.lower() == (policy.header or "").lower():
             yield f"policy.session_header: {name!r} is already used as policy.header"
+
+
+def _rank_header(config: Config) -> Iterator[str]:
+    policy = config.policy
     name = (policy.rank_header or "").lower()
     if name in _TAKEN:
         yield f"policy.rank_header: {policy.rank_header!r} is a reserved header"
@@ -114,19 +123,30 @@ def _headers(config: Config) -> Iterator[str]:
         yield f"policy.rank_header: {policy.rank_header!r} is already used as policy.header"
 
 
-def _isolation(config: Config) -> Iterator[str]:
-    rules = config.isolation
-    if rules is None:
+def _steered(config: Config) -> Iterator[str]:
+    yield from config.steering.faults(config.disaggregation)
+
+
+def _tenant_header(config: Config) -> Iterator[str]:
+    if config.isolation is None:
         return
-    if not _HEADER.fullmatch(rules.header):
-        yield f"isolation.header: is not a valid header name: {rules.header!r}"
-    elif rules.header.lower() in _TAKEN - {"authorization"}:
-        yield f"isolation.header: {rules.header!r} is a reserved header"
+    header = config.isolation.header
+    if not _HEADER.fullmatch(header):
+        yield f"isolation.header: is not a valid header name: {header!r}"
+    elif header.lower() in _TAKEN - {"authorization"}:
+        yield f"isolation.header: {header!r} is a reserved header"
+
+
+def _shared_models(config: Config) -> Iterator[str]:
+    share = config.isolation.share if config.isolation else ()
     names = {model.name for model in config.models}
-    for number, name in enumerate(rules.share):
+    for number, name in enumerate(share):
         if name not in names:
             yield f"isolation.share[{number}]: {name!r} is the name of no model"
-    if config.extproc.dialect == "epp":
+
+
+def _salted_bodies(config: Config) -> Iterator[str]:
+    if config.isolation is not None and config.extproc.dialect == "epp":
         yield "isolation: needs bodies that can be changed: dialect buffered"
 
 
@@ -141,30 +161,53 @@ def _recording(config: Config) -> Iterator[str]:
 
 
 def _stores(config: Config) -> Iterator[str]:
-    names = Counter(one.name for one in config.stores)
+    names = Counter(_names(config.stores))
     yield from (f"stores: the name {one!r} is used twice" for one in names if names[one] > 1)
+    for number, one in enumerate(config.stores):
+        for rule in (_workers_of_store, _media_of_store, _publisher_of_store):
+            yield from until_wrong(rule, f"stores[{number}]", one)
+
+
+def _several_stores(config: Config) -> Iterator[str]:
     if len(config.stores) > 1 and any(one.workers is None for one in config.stores):
         yield "stores: with several, each needs a list of its workers"
-    for number, one in enumerate(config.stores):
-        yield from _store(f"stores[{number}]", one)
-    mounts = Counter(worker for one in config.stores for worker in one.workers or ())
+
+
+def _mounts(config: Config) -> Iterator[str]:
+    mounts = Counter(
+        worker
+        for store in config.stores
+        for worker in until_wrong(lambda store: store.workers or (), store)
+    )
     for worker, count in mounts.items():
         if count > 1:
             yield f"stores: {worker!r} mounts more than one store"
 
 
-def _store(key: str, store: StoreSettings) -> Iterator[str]:
+def _names(items: Iterable[StoreSettings | ClassSettings]) -> Iterator[str]:
+    """Yields the names of a list's items, of those that have right ones."""
+    for item in items:
+        yield from until_wrong(lambda item: [item.name], item)
+
+
+def _workers_of_store(key: str, store: StoreSettings) -> Iterator[str]:
     if store.workers is None and (store.media or store.zmq):
         yield f"{key}: with media or zmq it needs a list of its workers"
+
+
+def _media_of_store(key: str, store: StoreSettings) -> Iterator[str]:
     for medium in store.media:
         tier = tier_of(medium)
         if tier is None or tier is Tier.DEVICE:
             yield f"{key}.media: {medium!r} is no medium of a store"
+
+
+def _publisher_of_store(key: str, store: StoreSettings) -> Iterator[str]:
     if store.zmq is not None:
         yield from address_fault(f"{key}.zmq", store.zmq, parse_publisher)
 
 
-def _classes(config: Config) -> Iterator[str]:
+def _class_header(config: Config) -> Iterator[str]:
     rules = config.policy.classes
     if rules is None:
         return
@@ -172,35 +215,67 @@ def _classes(config: Config) -> Iterator[str]:
         yield f"policy.classes.header: is not a valid header name: {rules.header!r}"
     elif rules.header.lower() in _TAKEN:
         yield f"policy.classes.header: {rules.header!r} is a reserved header"
-    names = Counter(one.name for one in rules.of)
-    if len(names) < 2:
-        yield "policy.classes.of: two classes are the least"
+
+
+def _class_names(config: Config) -> Iterator[str]:
+    rules = config.policy.classes
+    if rules is None:
+        return
+    names = Counter(_names(rules.of))
     for name, count in names.items():
         if count > 1:
             yield f"policy.classes.of: the name {name!r} is used {count} times"
-    if names and rules.default not in names:
+    if len({one.name for one in rules.of}) < 2:
+        yield "policy.classes.of: two classes are the least"
+
+
+def _class_default(config: Config) -> Iterator[str]:
+    rules = config.policy.classes
+    names = {one.name for one in rules.of} if rules else set()
+    if rules and names and rules.default not in names:
         yield f"policy.classes.default: {rules.default!r} is the name of no class"
 
 
-def _legs(config: Config) -> Iterator[str]:
+def _priced_pulls(config: Config) -> Iterator[str]:
     rules = config.disaggregation
     if rules.price_pulls and rules.min_pulled_tokens is None:
         yield "disaggregation.min_pulled_tokens: missing, but disaggregation.price_pulls needs it"
-    if rules.min_pulled_tokens is not None:
-        if rules.connector != OFFLOADING:
-            yield "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading"
-        if rules.mode is None and config.extproc.dialect == "epp":
-            yield (
-                "disaggregation.min_pulled_tokens: needs bodies that can be changed (dialect"
-                " buffered), or a sidecar (disaggregation.mode: header)"
-            )
-    if config.disaggregation.mode != MIRROR:
-        return
+
+
+def _pulls(config: Config) -> Iterator[str]:
+    if config.disaggregation.min_pulled_tokens is not None:
+        yield from until_wrong(_pulling_connector, config)
+        yield from until_wrong(_pulling_bodies, config)
+
+
+def _pulling_connector(config: Config) -> Iterator[str]:
+    if config.disaggregation.connector != OFFLOADING:
+        yield "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading"
+
+
+def _pulling_bodies(config: Config) -> Iterator[str]:
+    if config.disaggregation.mode is None and config.extproc.dialect == "epp":
+        yield (
+            "disaggregation.min_pulled_tokens: needs bodies that can be changed (dialect"
+            " buffered), or a sidecar (disaggregation.mode: header)"
+        )
+
+
+def _mirror(config: Config) -> Iterator[str]:
+    if config.disaggregation.mode == MIRROR:
+        yield from until_wrong(_mirroring_connector, config)
+        yield from until_wrong(_mirrored_bodies, config)
+
+
+def _mirroring_connector(config: Config) -> Iterator[str]:
     if config.disaggregation.connector == NIXL:
         yield (
             "disaggregation.connector: nixl needs mode header: its second request says what the"
             " first one answered"
         )
+
+
+def _mirrored_bodies(config: Config) -> Iterator[str]:
     if config.extproc.dialect == "epp":
         yield "disaggregation.mode: mirror needs bodies that can be changed: dialect buffered"
 
@@ -211,7 +286,7 @@ def _models(config: Config) -> Iterator[str]:
     names = [
         (f"models[{position}]", name)
         for position, model in enumerate(config.models)
-        for name in (model.name, *model.aliases, *model.lora)
+        for name in until_wrong(_names_of_model, model)
     ]
     uses = Counter(name for _, name in names)
     seen: set[str] = set()
@@ -219,6 +294,12 @@ def _models(config: Config) -> Iterator[str]:
         if uses[name] > 1 and name not in seen:
             seen.add(name)
             yield f"{key}: the name {name!r} is used {uses[name]} times"
+
+
+def _names_of_model(model: Model) -> Iterator[str]:
+    yield model.name
+    yield from until_wrong(lambda: model.aliases)
+    yield from model.lora
 
 
 _MODE = re.compile("0?[0-7]{3}")
@@ -235,31 +316,68 @@ def _is_host(text: str) -> bool:
 
 def listener_faults(config: Config) -> Iterator[str]:
     """Yields the faults of the addresses on which the router and Envoy listen."""
-    yield from _socket_or_address("extproc.listen", config.extproc.listen)
-    yield from address_fault("admin.listen", config.admin.listen, address.parse)
+    for key, faults in (
+        ("extproc.listen", _socket_or_address),
+        ("admin.listen", _plain_address),
+        ("metrics.listen", _plain_address),
+        ("envoy.listen", _address_of_envoy),
+        ("envoy.admin", _address_of_envoy),
+    ):
+        for _, text in _address_at(config, key):
+            yield from faults(key, text)
+    for rule in (
+        _admin_hosts,
+        _addresses_of_routers,
+        _one_router_or_several,
+        _several,
+        _conversation_headers,
+        _socket_mode,
+        _tls_of_socket,
+        _router_tls,
+        _processes,
+        _feeds_of_processes,
+        _taken_twice,
+    ):
+        yield from until_wrong(rule, config)
+
+
+def _plain_address(key: str, text: str) -> Iterator[str]:
+    yield from address_fault(key, text, address.parse)
+
+
+def _address_of_envoy(key: str, text: str) -> Iterator[str]:
+    yield from address_fault(key, text, _parse_listener)
+
+
+def _address_at(config: Config, *keys: str) -> Iterator[tuple[str, str]]:
+    """Yields keys with their addresses, unless they are wrong."""
+    for key in keys:
+        yield from until_wrong(lambda key: [(key, attrgetter(key)(config))], key)
+
+
+def _admin_hosts(config: Config) -> Iterator[str]:
     for number, host in enumerate(config.admin.hosts):
         if not _is_host(host):
             yield f"admin.hosts[{number}]: {host!r} is no host: want a name or address, no port"
-    yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
-    yield from address_fault("envoy.listen", config.envoy.listen, _parse_listener)
-    yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
+
+
+def _addresses_of_routers(config: Config) -> Iterator[str]:
     for key, text in _routers(config):
         yield from _socket_or_address(key, text)
-    yield from _several(config.envoy.router, config.envoy.routers)
+
+
+def _socket_mode(config: Config) -> Iterator[str]:
     mode = config.extproc.socket_mode
     if not _MODE.fullmatch(mode):
         yield f'extproc.socket_mode: must be a mode such as "0660", is {mode!r}'
-    yield from _tls(config)
-    yield from _processes(config)
-    yield from _taken_twice(config)
 
 
 def _processes(config: Config) -> Iterator[str]:
-    """Yields what several processes cannot share: ports, and feeds that allow only one reader."""
+    """Yields the addresses that not every one of several processes can have."""
     count = config.extproc.processes
     if count == 1:
         return
-    for key, text in (*_listeners(config), *_routers(config)):
+    for key, text in (*_listeners(config), *until_wrong(_routers, config)):
         try:
             last = address.nth(text, count - 1)
         except ValueError as error:
@@ -267,13 +385,22 @@ def _processes(config: Config) -> Iterator[str]:
         else:
             if last.startswith(address.UNIX_PREFIX):
                 yield from _socket_or_address(key, last)
-    for position, worker in enumerate(config.workers):
-        if isinstance(worker.events, WorkerEvents) and (worker.events.drain or worker.events.bind):
-            name = "drain" if worker.events.drain else "bind"
-            yield (
-                f"workers[{position}].events.{name}: cannot be shared by {count} processes"
-                " (extproc.processes): put `kvsteer bridge` in between"
-            )
+
+
+def _feeds_of_processes(config: Config) -> Iterator[str]:
+    """Yields the feeds that several processes cannot share, since they allow only one reader."""
+    if config.extproc.processes > 1:
+        for position, worker in enumerate(config.workers):
+            yield from until_wrong(_feed_of_one, f"workers[{position}].events", worker, config)
+
+
+def _feed_of_one(key: str, worker: WorkerSettings, config: Config) -> Iterator[str]:
+    if isinstance(worker.events, WorkerEvents) and (worker.events.drain or worker.events.bind):
+        yield (
+            f"{key}.{'drain' if worker.events.drain else 'bind'}: cannot be shared by"
+            f" {config.extproc.processes} processes (extproc.processes): put `kvsteer bridge` in"
+            " between"
+        )
 
 
 def _routers(config: Config) -> Iterator[tuple[str, str]]:
@@ -285,37 +412,42 @@ def _routers(config: Config) -> Iterator[tuple[str, str]]:
         yield f"envoy.routers.addresses[{position}]", text
 
 
-def _several(router: str | None, routers: Routers | None) -> Iterator[str]:
-    """Yields the faults of the section envoy.routers; router: the value of envoy.router."""
+def _one_router_or_several(config: Config) -> Iterator[str]:
+    if config.envoy.routers is not None and config.envoy.router is not None:
+        yield "envoy.routers: cannot be used together with envoy.router: remove one of the two"
+
+
+def _several(config: Config) -> Iterator[str]:
+    routers = config.envoy.routers
     if routers is None:
         return
-    if router is not None:
-        yield "envoy.routers: cannot be used together with envoy.router: remove one of the two"
     if not routers.addresses:
         yield "envoy.routers.addresses: needs at least one"
     twice = {text for text in routers.addresses if routers.addresses.count(text) > 1}
     yield from (f"envoy.routers.addresses: {text} is given twice" for text in sorted(twice))
     if routers.choice == STANDBY and len(routers.addresses) == 1:
         yield "envoy.routers.choice: standby needs two or more addresses, in order"
-    if routers.choice == CONVERSATION and not routers.conversation_headers:
-        yield "envoy.routers.conversation_headers: choice conversation needs at least one"
+
+
+def _conversation_headers(config: Config) -> Iterator[str]:
+    routers = config.envoy.routers
+    if routers is None:
+        return
     for name in routers.conversation_headers:
         if not (_HEADER.fullmatch(name) and len(name) <= _HEADER_CHARACTERS):
             yield f"envoy.routers.conversation_headers: {name!r} is no header's name"
+    if routers.choice == CONVERSATION and not routers.conversation_headers:
+        yield "envoy.routers.conversation_headers: choice conversation needs at least one"
 
 
-def _listeners(config: Config) -> list[tuple[str, str]]:
-    return [
-        ("extproc.listen", config.extproc.listen),
-        ("admin.listen", config.admin.listen),
-        ("metrics.listen", config.metrics.listen),
-    ]
+def _listeners(config: Config) -> Iterator[tuple[str, str]]:
+    return _address_at(config, "extproc.listen", "admin.listen", "metrics.listen")
 
 
 def _all_listeners(config: Config) -> Iterator[tuple[str, str]]:
     """Yields the listening addresses of every process, with their keys."""
     yield from _listeners(config)
-    for number in range(1, config.extproc.processes):
+    for number in until_wrong(lambda: range(1, config.extproc.processes)):
         for key, text in _listeners(config):
             with contextlib.suppress(ValueError):
                 yield f"{key} of process {number}", address.nth(text, number)
@@ -343,36 +475,38 @@ def _parse_listener(text: str) -> None:
         raise ValueError(f"must be ip:port, since Envoy cannot listen on a host name, is {text!r}")
 
 
-def _tls(config: Config) -> Iterator[str]:
-    ours, theirs = config.extproc.tls, config.envoy.router_tls
-    if ours is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
+def _tls_of_socket(config: Config) -> Iterator[str]:
+    if config.extproc.tls is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
         yield "extproc.tls: listen must be host:port; for a Unix socket set extproc.socket_mode"
+
+
+def _router_tls(config: Config) -> Iterator[str]:
+    theirs = config.envoy.router_tls
     if theirs is None:
         return
     if (theirs.certificate is None) != (theirs.key is None):
         yield "envoy.router_tls: certificate and key belong together"
-    elif theirs.certificate is None and ours is not None and ours.client_ca is not None:
+    elif theirs.certificate is None and config.extproc.tls and config.extproc.tls.client_ca:
         yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca requires them"
 
 
 def _taken_twice(config: Config) -> Iterator[str]:
-    """Yields a fault for each address that two servers would listen on.
-
-    Envoy's addresses are compared with the router's only if both are known to run on one host, and
-    only if they are not defaults: Envoy may run with another configuration.
-    """
-    envoy, plain = config.envoy, Envoy()
+    """Yields a fault for each address that two servers would listen on."""
     ours = [*_all_listeners(config)]
-    theirs = [("envoy.listen", envoy.listen), ("envoy.admin", envoy.admin)]
-    written = [
-        one
-        for one, usual in zip(theirs, (plain.listen, plain.admin), strict=True)
-        if one[1] != usual
-    ]
-    faults = [*clashes(ours), *clashes(theirs)]
+    theirs = [*_address_at(config, "envoy.listen", "envoy.admin")]
+    together = [*ours, *until_wrong(_on_one_host, config, theirs)]
+    yield from dict.fromkeys((*clashes(ours), *clashes(theirs), *clashes(together)))
+
+
+def _on_one_host(config: Config, theirs: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yields those of Envoy's addresses that are compared with the router's.
+
+    That is, if both are known to run on one host, those that are not defaults: Envoy may run with
+    another configuration.
+    """
     if any(_listens_on_loopback(text) for text in config.router_addresses()):
-        faults += clashes([*ours, *written])
-    yield from dict.fromkeys(faults)
+        usual = {"envoy.listen": Envoy().listen, "envoy.admin": Envoy().admin}
+        yield from ((key, text) for key, text in theirs if text != usual[key])
 
 
 def clashes(
@@ -413,15 +547,12 @@ def _listens_on_loopback(text: str) -> bool:
         return False
 
 
-def _sharing(sharing: SharingSettings | None, processes: int) -> Iterator[str]:
-    """Yields the faults of the section sharing.
-
-    processes: processes of a router; if there are several, each appends its number to the name.
-    """
-    if sharing is None:
+def _meeting(config: Config) -> Iterator[str]:
+    """Yields the fault of the place where routers meet."""
+    if config.sharing is None:
         return
     try:
-        meeting = address.parse_meeting(sharing.url)
+        meeting = address.parse_meeting(config.sharing.url)
     except ValueError as error:
         yield f"sharing.url: {error}"
         return
@@ -431,16 +562,66 @@ def _sharing(sharing: SharingSettings | None, processes: int) -> Iterator[str]:
     size = len(path.encode())
     if size > room:
         yield f"sharing.url: the path has {size} bytes; the limit is {room}"
-    most = _NAME_CHARACTERS - (len(f"-{processes - 1}") if processes > 1 else 0)
-    name = sharing.name
-    if name is not None and not (_ROUTER_NAME.fullmatch(name) and len(name) <= most):
-        yield f"sharing.name: must be 1 to {most} printable ASCII characters without spaces"
+
+
+def _server_of_meeting(config: Config) -> Iterator[str]:
+    """Yields the settings that do not fit the place where routers meet."""
+    sharing = config.sharing
+    if sharing is None:
+        return
+    try:
+        meeting = address.parse_meeting(sharing.url)
+    except ValueError:  # reported as a fault of the url
+        return
     if sharing.ca is not None and not meeting.is_tls:
         yield "sharing.ca: needs a url of valkeys:// or rediss://"
     if meeting.directory and (sharing.username or sharing.password_file):
         yield "sharing: username and password_file are for a server, not for a directory"
-    if sharing.username is not None and sharing.password_file is None:
+
+
+def _name_of_router(config: Config) -> Iterator[str]:
+    """Yields the fault of the router's name, to which each of several processes adds its number."""
+    name = config.sharing.name if config.sharing else None
+    processes = config.extproc.processes
+    most = _NAME_CHARACTERS - (len(f"-{processes - 1}") if processes > 1 else 0)
+    if name is not None and not (_ROUTER_NAME.fullmatch(name) and len(name) <= most):
+        yield f"sharing.name: must be 1 to {most} printable ASCII characters without spaces"
+
+
+def _user(config: Config) -> Iterator[str]:
+    sharing = config.sharing
+    if sharing is not None and sharing.username is not None and sharing.password_file is None:
         yield "sharing.username: needs password_file"
+
+
+# The rules besides those about listeners and workers.
+_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    _deadline,
+    _body_limit,
+    _shedding,
+    _header_names,
+    _session_header,
+    _rank_header,
+    _steered,
+    _tenant_header,
+    _shared_models,
+    _salted_bodies,
+    _recording,
+    _stores,
+    _several_stores,
+    _mounts,
+    _class_header,
+    _class_names,
+    _class_default,
+    _priced_pulls,
+    _pulls,
+    _mirror,
+    _models,
+    _meeting,
+    _server_of_meeting,
+    _name_of_router,
+    _user,
+)
 
 
 def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:

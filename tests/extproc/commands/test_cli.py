@@ -142,9 +142,27 @@ def test_check_reads_the_files_without_which_serve_does_not_start(
     assert main(["check", "--config", file]) == 2
     first, second, third = capsys.readouterr().err.splitlines()
     assert first.startswith(f"{file}: extproc.tls.certificate: /nowhere/c.pem: No such file")
-    assert second.startswith(f"{file}: sharing.secret_file: /nowhere/secret")
-    assert third.startswith(f"{file}: isolation.secret_file: /nowhere/salt")
+    assert second.startswith(f"{file}: isolation.secret_file: /nowhere/salt")
+    assert third.startswith(f"{file}: sharing.secret_file: /nowhere/secret")
     assert all(re.search(r" \(line \d+\)$", one) for one in (first, second, third))
+
+
+def test_check_names_missing_files_beside_wrong_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(
+        tmp_path,
+        extproc={"tls": {"certificate": "/nowhere/c.pem", "key": "/nowhere/k.pem"}},
+        isolation={"header": "x-tenant", "secret_file": 5},
+        log={"level": "loud"},
+    )
+    assert main(["check", "--config", file]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in told] == [
+        "extproc.tls.certificate",
+        "isolation.secret_file",
+        "log.level",
+    ]
 
 
 def test_configuration_is_named_in_four_ways(

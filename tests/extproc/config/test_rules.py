@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.base.errors import ConfigError
 from extproc.config import rules
 from extproc.config.reader import parse
 from extproc.config.rules import (
@@ -31,6 +30,7 @@ from extproc.config.sections import (
     RouterTls,
     State,
 )
+from tests.extproc.config.faults import faults
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
 MODEL = "models: [{name: m}]"
@@ -41,9 +41,7 @@ CLASSES = "policy: {classes: {header: %s, default: %s, of: [%s]}}"
 
 
 def told(*sections: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        parse("\n".join(sections), "c")
-    return [fault.removeprefix("c: ") for fault in caught.value.faults]
+    return faults("\n".join(sections))
 
 
 def with_events(rest: str) -> str:

@@ -62,7 +62,7 @@ async def test_worker_file_without_a_change_confirms_its_view_unread(seen: Seen)
         ),
         (
             "- {endpoint: a, model: c}",
-            "[0].endpoint: must be host:port, is 'a' (and 1 more fault)",
+            "[0].endpoint: must be host:port, is 'a' (line 1) (and 1 more fault)",
         ),
     ],
 )
