@@ -16,6 +16,7 @@ from tests.deploy.manifests import KUBERNETES, containers, of_kind, pod_template
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy
 from tests.system.gateway import served
+from tests.waiting import until
 
 DRAIN = KUBERNETES / "overlays/sidecar/drain.sh"
 PIECES = 20
@@ -50,14 +51,16 @@ class Pair:
     async def refuses(self) -> None:
         """Waits until a new client is refused."""
         port = int(self.url.rpartition(":")[2])
-        async with asyncio.timeout(WAIT_SECONDS):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    return
-                writer.close()
-                await asyncio.sleep(0.02)
+
+        async def is_refused() -> bool:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                return True
+            writer.close()
+            return False
+
+        await until(is_refused)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from extproc.config.reader import parse
 from extproc.running.app import running
 from extproc.running.parts import Part, started, task_part
 from tests.ports import free_port
+from tests.waiting import until
 
 NAMES = st.lists(st.sampled_from("abcdef"), unique=True, min_size=1)
 
@@ -107,5 +108,4 @@ async def test_router_that_cannot_listen_leaves_no_task_behind(server: str) -> N
             async with running(config):
                 pass
         taken.close()
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() <= before
+        await until(lambda: asyncio.all_tasks() <= before)

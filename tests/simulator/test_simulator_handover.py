@@ -12,6 +12,7 @@ from simulator.server import running
 from simulator.settings import Settings
 from simulator.worker import SimulatedWorker
 from tests.ports import free_port
+from tests.waiting import until
 
 WORDS = {"model": "tiny", "prompt": "word " * 200, "max_tokens": 3}
 SGLANG = "sglang-0.5.22"
@@ -54,7 +55,7 @@ async def test_sglang_workers_meet_by_room_in_any_order() -> None:
     async with pair(SGLANG, prefill_tokens_per_second=100_000.0) as one:
         for first, second in ((one.prefill, one.decode), (one.decode, one.prefill)):
             waiting = asyncio.create_task(one.ask(first, **one.room()))
-            await asyncio.sleep(0)
+            await until(lambda: one.prefill.handover.waiting == 1, "the first is there")
             assert (await one.ask(second, **one.room()), await waiting) == (200, 200)
         assert one.prefill.handover.finished == one.decode.handover.finished == 2
 
@@ -96,7 +97,7 @@ async def test_vllm_prefill_worker_keeps_its_blocks_and_both_announce_them() -> 
         source = {"kv_request_id": "a", "remote_host": "127.0.0.1", "remote_port": one.port}
         first = {"kv_transfer_params": {"remote_decoder": {"kv_request_id": "a"}}}
         waiting = asyncio.create_task(one.ask(one.prefill, **first))
-        await asyncio.sleep(0)
+        await until(lambda: one.prefill.handover.waiting == 1, "the first is there")
         second = {"kv_transfer_params": {"remote_prefiller": source}}
         assert (await one.ask(one.decode, **second), await waiting) == (200, 200)
         assert all(worker.next_sequence() for worker in (one.prefill, one.decode))

@@ -262,10 +262,13 @@ async def test_restart_waits_until_the_port_is_free_and_says_once_who_has_it(
     part = DemoProcess("router", command, decisions=False, comes_back=True, ports=[port])
     async with started(part), _listening(port) as other:
         keeping = asyncio.create_task(keep_running([part], again_seconds=0.01))
-        said = [capsys.readouterr().out]
-        while "waits" not in "".join(said):
-            await asyncio.sleep(0.005)
+        said: list[str] = []
+
+        def says_it() -> bool:
             said.append(capsys.readouterr().out)
+            return "waits" in "".join(said)
+
+        await until(says_it)
         assert _count_in(tmp_path) == 1
         other.terminate()
         await until(lambda: _count_in(tmp_path) > 1 or keeping.done(), "it restarted")

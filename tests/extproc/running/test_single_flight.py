@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.running.single_flight import SingleFlight
+from tests.waiting import until
 
 # how many rounds of the loop each read takes, and how many pass until the next wish
 TIMES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12)
@@ -36,8 +37,6 @@ def test_single_flight_ends_with_a_run_that_sees_the_last_request(
             flight.want()
             for _ in range(pause):
                 await asyncio.sleep(0)
-        for _ in range(20 * len(times)):
-            await asyncio.sleep(0)
-        assert applied == file or (fails and left)
+        await until(lambda: applied == file or (fails and left))
 
     asyncio.run(scene())

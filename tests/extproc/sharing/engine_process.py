@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.waiting import until
 
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 
@@ -41,15 +42,17 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             SERVER, *ports, *self.options, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )
-        while True:
-            assert self._process.returncode is None, "the engine ended"
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            return
+        await until(self._accepts)
+
+    async def _accepts(self) -> bool:
+        assert self._process is not None
+        assert self._process.returncode is None, "the engine ended"
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     async def end(self) -> None:
         """Kills the engine."""

@@ -1,7 +1,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
 from tests.ports import free_port
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -104,11 +105,16 @@ async def bound(port: int, limits: ZmqLimits = USUAL) -> AsyncIterator[ZmqTransp
 
 
 async def reached(port: int) -> socket.socket:
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port))
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.001)  # it binds soon
+    """A connection to a transport that binds soon."""
+    made: list[socket.socket] = []
+
+    def connected() -> bool:
+        with suppress(ConnectionRefusedError):
+            made.append(socket.create_connection(("127.0.0.1", port)))
+        return bool(made)
+
+    await until(connected)
+    return made[0]
 
 
 async def received(transport: ZmqTransport, count: int) -> list[Signal]:
@@ -294,13 +300,15 @@ async def test_load_is_received_again_after_its_publisher_restarted(engine: Publ
         while LoadReport(EngineLoad(1, 0)) not in await transport.receive():
             pass
         publisher.close(linger=0)
-        while True:
-            try:
-                publisher, _ = engine.bind(zmq.XPUB, address)
-                break
-            except zmq.ZMQError:
-                await asyncio.sleep(0.001)  # its port is free soon
-        await published(publisher, load_frames(2))
+        again: list[zmq.asyncio.Socket] = []
+
+        def bound() -> bool:
+            with suppress(zmq.ZMQError):
+                again.append(engine.bind(zmq.XPUB, address)[0])
+            return bool(again)
+
+        await until(bound, "its port is free again")
+        await published(again[0], load_frames(2))
         while LoadReport(EngineLoad(2, 0)) not in await transport.receive():
             pass
 

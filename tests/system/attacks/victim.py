@@ -5,7 +5,6 @@ import contextlib
 import math
 import re
 import sys
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from tests.extproc.messages import body, head
 from tests.ports import free_port
 from tests.system.attacks import held_router
 from tests.system.attacks.peer import PROCESS, Peer
-from tests.waiting import until
+from tests.waiting import blocked_until, until
 
 WAIT_SECONDS = 60.0
 PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
@@ -395,10 +394,7 @@ def running_victim(
         process = copies.started_at_once(["serve", "--config", str(file)], stream, watching)
     victim = Victim(server, process, ports, log, held)
     try:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not victim.is_ready():
-            assert time.monotonic() < deadline, "the router is not ready"
-            time.sleep(0.05)
+        blocked_until(victim.is_ready, "the router is ready")
         yield victim
     finally:
         victim.stop()
