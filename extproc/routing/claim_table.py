@@ -14,10 +14,11 @@ when the younger one is full or old.
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from extproc.base.compiled import compiled_or
 from extproc.requests.outline import Outline
 from extproc.routing.conversations import Conversations
 from extproc.routing.marks import (
@@ -380,12 +381,5 @@ def plain_expected(
     return found
 
 
-if TYPE_CHECKING:
-    MarkTable = PlainMarkTable
-    expected = plain_expected
-else:
-    try:
-        from extproc._core import CompiledMarkTable as MarkTable
-        from extproc._core import expected
-    except ImportError:  # there was no C compiler at installation
-        MarkTable, expected = PlainMarkTable, plain_expected
+MarkTable = compiled_or("CompiledMarkTable", PlainMarkTable)
+expected = compiled_or("expected", plain_expected)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from extproc.base.compiled import compiled_or
 from extproc.config.schema import Cost
 from extproc.routing.claim_table import Expected
 from kvstate.overlap import Overlap, worth_tokens
@@ -129,7 +130,5 @@ def plain_held(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple
     return certain, sum([one.uncertain_tokens for one in own])
 
 
-try:
-    from extproc._core import held_tokens, weighed
-except ImportError:  # there was no C compiler at installation
-    held_tokens, weighed = plain_held, plain_weighed
+held_tokens = compiled_or("held_tokens", plain_held)
+weighed = compiled_or("weighed", plain_weighed)

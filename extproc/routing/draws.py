@@ -7,6 +7,8 @@ the `plain_` functions do the same in Python, with the same random numbers, and 
 
 from collections.abc import Callable, Iterator, Sequence
 
+from extproc.base.compiled import compiled_or
+
 __all__ = ["drawn", "lowest", "plain_drawn", "plain_lowest"]
 
 Random = Callable[[], float]
@@ -65,14 +67,14 @@ def plain_lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
     return [place for _, _, place in rows[:count]]
 
 
-try:
-    from extproc._core import drawn
-    from extproc._core import lowest as _lowest_numbers
-except ImportError:  # there was no C compiler at installation
-    drawn, lowest = plain_drawn, plain_lowest
-else:
+drawn = compiled_or("drawn", plain_drawn)
 
-    def lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
-        """Does the same as `plain_lowest`; only numbers are ranked in C."""
-        found = _lowest_numbers(ranks, count, random)
-        return plain_lowest(ranks, count, random) if found is None else found
+# Returns None for ranks that are no numbers, if it is compiled.
+_lowest_numbers: Callable[[Ranks, int, Random], list[int] | None]
+_lowest_numbers = compiled_or("lowest", plain_lowest)
+
+
+def lowest(ranks: Ranks, count: int, random: Random) -> list[int]:
+    """Does the same as `plain_lowest`; only numbers are ranked in C."""
+    found = _lowest_numbers(ranks, count, random)
+    return plain_lowest(ranks, count, random) if found is None else found

@@ -8,6 +8,8 @@ same, to the last bit, as tests hold.
 from math import exp, inf
 from typing import TYPE_CHECKING
 
+from extproc.base.compiled import compiled_or
+
 # What a router tells of its requests: their number and tokens, as `extproc.routing.load.Gauges`.
 Told = tuple[int, int, int, int, int]
 
@@ -138,11 +140,7 @@ class PlainNumbers:
 
 
 if TYPE_CHECKING:
-    Pace = PlainPace
-    LoadNumbers = PlainNumbers
+    Pace = PlainPace  # for what inherits from it
 else:
-    try:
-        from extproc._core import CompiledNumbers as LoadNumbers
-        from extproc._core import CompiledPace as Pace
-    except ImportError:  # there was no C compiler at installation
-        Pace, LoadNumbers = PlainPace, PlainNumbers
+    Pace = compiled_or("CompiledPace", PlainPace)
+LoadNumbers = compiled_or("CompiledNumbers", PlainNumbers)

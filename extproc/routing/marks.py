@@ -5,7 +5,6 @@ octave are exact enough: of a shared prefix of 512 tokens to a million they miss
 of a shorter one less than 64 tokens.
 """
 
-import contextlib
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from itertools import pairwise
 import msgspec
 import xxhash
 
+from extproc.base.compiled import compiled_or
 from extproc.requests.outline import BYTES_PER_TOKEN, Outline
 from kvstate.overlap import Tokens
 
@@ -129,6 +129,4 @@ def plain_chained(
     return packed(keys)
 
 
-chained = plain_chained
-with contextlib.suppress(ImportError):  # there was no C compiler at installation
-    from extproc._core import chained
+chained = compiled_or("chained", plain_chained)

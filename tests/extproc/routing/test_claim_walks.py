@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     not load_columns.IS_COMPILED, reason="no C compiler at installation"
 )
 
-Both = tuple[MarkTable, PlainMarkTable]
+Both = tuple[PlainMarkTable, PlainMarkTable]
 LIFETIMES = Lifetimes(speculative=5.0, grace=1.0, approximate=20.0)
 KEYS = range(9)
 
