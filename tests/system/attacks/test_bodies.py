@@ -11,6 +11,7 @@ from simulator.settings import TINY_MODEL
 from tests.system.attacks.bodies import BODIES, CHAT, FIELD_BODIES, LARGE_FIELD_BODIES, Body
 from tests.system.attacks.victim import (
     MAX_DELAY_SECONDS,
+    MAX_HELD_SECONDS,
     MIB,
     TRIES,
     Harm,
@@ -24,6 +25,8 @@ TEMPLATE = """{% for m in messages %}{% for i in range(60) %}{% set x = i %}{% e
 {{ m.role }}: {{ m.content | trim }}
 {% endfor %}"""
 TURNS = [{"role": role, "content": "a"} for _ in range(750) for role in ("user", "assistant")]
+# What reading a body may add to the time for which grpcio holds the loop to copy it.
+MAX_ADDED_SECONDS = 0.02
 SHORT_TURNS = Body("short turns", CHAT, json.dumps({"messages": TURNS}).encode(), "")
 
 
@@ -171,15 +174,27 @@ async def test_large_bodies_at_two_a_second_delay_no_decision_in_any_mode(
 async def test_large_bodies_at_two_a_second_do_not_block_the_loop_of_grpcio(
     changing: Victim, body: Body
 ) -> None:
-    """grpcio itself copies a message several times on the loop, which takes most of the bound.
+    """grpcio itself copies a message several times on the loop, which alone takes 50 ms on some
+    machines. So a body that the router reads is compared with one as long that it does not look at.
 
-    So others may wait for two bodies in a row. The quietest of three tries counts: fresh memory
-    takes longer on a machine that lacks it.
+    The quietest of three tries counts: fresh memory takes longer on a machine that lacks it.
     """
-    harms: list[Harm] = []
-    while len(harms) < TRIES and not any(one.worst_held <= MAX_DELAY_SECONDS for one in harms):
-        async with changing.probed() as harm:
-            await offered(changing, [body] * 4, 0.5)
-        assert harm.grown_bytes <= 256 * MIB, harm
-        harms.append(harm)
-    assert any(one.worst_held <= MAX_DELAY_SECONDS for one in harms), "; ".join(map(str, harms))
+    unread = Body("unread", "/not/routed", bytes(len(body.content)), "")
+    tries: list[tuple[Harm, Harm]] = []
+    while len(tries) < TRIES and not any(_holds_no_longer(*pair) for pair in tries):
+        alone, harm = await _harm_of_some(changing, unread), await _harm_of_some(changing, body)
+        assert harm.worst_held < MAX_HELD_SECONDS, harm
+        tries.append((alone, harm))
+    assert any(_holds_no_longer(*pair) for pair in tries), tries
+
+
+async def _harm_of_some(victim: Victim, body: Body) -> Harm:
+    async with victim.probed() as harm:
+        await offered(victim, [body] * 4, 0.5)
+    assert harm.grown_bytes <= 256 * MIB, harm
+    return harm
+
+
+def _holds_no_longer(unread: Harm, read: Harm) -> bool:
+    """Whether a body holds the loop for no time that anybody notices, beyond grpcio's copies."""
+    return read.worst_held <= max(MAX_DELAY_SECONDS, unread.worst_held + MAX_ADDED_SECONDS)
