@@ -530,7 +530,7 @@ def main() -> None:
     encoder_choice.PLAIN = ()
     vars(loading)["choose"] = functools.partial(choose, proof_seconds=math.inf)
     loading.MAX_LOAD_SECONDS = math.inf
-    lookups.MAX_WAITING = 0
+    lookups.MAX_WAITING, lookups.PAUSE_SECONDS = 0, math.inf
     gc.freeze()
     options = parser.parse_args()
     if options.serve:

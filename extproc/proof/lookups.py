@@ -17,11 +17,14 @@ from kvstate.overlap import Overlap, Prompt, usable_tokens
 # Events of a request may arrive after its answer; SGLang and TensorRT-LLM store it at its end.
 GRACE_SECONDS = 1.0
 
-# A request that takes longer is not looked up: its blocks may be gone again.
+# A request that lasts longer is long: some of its blocks may be gone again, so that it can only
+# show that they were stored. After its end, one that was not looked up for this time is given up.
 MAX_SECONDS = 60.0
 
-# Most requests that wait, for each worker.
+# Most requests that wait, for each worker, and most long ones among them: what never ends leaves
+# room for the others.
 MAX_WAITING = 8
+MAX_LONG = 4
 
 # Time between two requests of one worker that are looked up: while the state of its tokens is not
 # known for all their forms, and then.
@@ -49,6 +52,14 @@ class SentRequest:
     sent_at: float
     ended_at: float | None = None
 
+    def is_long(self, now: float) -> bool:
+        """Returns whether it has lasted so long by now, or until its end, that it is long."""
+        return (now if self.ended_at is None else self.ended_at) - self.sent_at >= MAX_SECONDS
+
+    def is_over(self, now: float, seconds: float) -> bool:
+        """Returns whether it has been over for so many seconds."""
+        return self.ended_at is not None and now - self.ended_at >= seconds
+
 
 def held_tokens(overlap: Overlap | None) -> int:
     """Returns how many tokens of a prompt a worker holds, certain or not, usable or not."""
@@ -67,12 +78,18 @@ class Lookups:
         return len(self._waiting)
 
     def is_open(self, now: float, *, is_proved: bool) -> bool:
-        """Returns whether one more request may be looked up.
+        """Returns whether it is time for one more request.
 
         is_proved: whether all its forms are proved; others need not wait as long.
         """
-        next_at = self._next_at if is_proved else self._next_unproved_at
-        return now >= next_at and len(self._waiting) < MAX_WAITING
+        return now >= (self._next_at if is_proved else self._next_unproved_at)
+
+    def has_room(self, now: float) -> bool:
+        """Returns whether one more request can wait; if not, it is time for one after a pause."""
+        if len(self._waiting) < MAX_WAITING:
+            return True
+        self._next_at = self._next_unproved_at = now + PAUSE_SECONDS
+        return False
 
     def add(self, sent: SentRequest, *, is_proved: bool) -> None:
         """Adds a request that was just sent. is_proved: whether all its forms are proved."""
@@ -91,10 +108,15 @@ class Lookups:
         self._next_at = self._next_unproved_at = 0.0
 
     def take_due(self, now: float) -> SentRequest | None:
-        """Removes and returns one request that is over and can be looked up; None if none is."""
-        self._waiting = [one for one in self._waiting if now - one.sent_at < MAX_SECONDS]
+        """Removes and returns one request that is over and can be looked up; None if none is.
+
+        Gives up those that have been over for too long, and the latest of too many long ones.
+        """
+        kept = [one for one in self._waiting if not one.is_over(now, MAX_SECONDS)]
+        extra = [one for one in kept if one.is_long(now)][MAX_LONG:]
+        self._waiting = [one for one in kept if one not in extra]
         for sent in self._waiting:
-            if sent.ended_at is not None and now - sent.ended_at >= GRACE_SECONDS:
+            if sent.is_over(now, GRACE_SECONDS):
                 self._waiting.remove(sent)
                 return sent
         return None
@@ -114,7 +136,7 @@ def may_show(
 
 
 def is_stored(
-    sent: SentRequest, overlap: Overlap | None, batches: int, block_size: int | None
+    sent: SentRequest, overlap: Overlap | None, batches: int, block_size: int | None, now: float
 ) -> bool | None:
     """Returns whether a worker stored a prompt whole; None if that is not known.
 
@@ -128,4 +150,4 @@ def is_stored(
         return None
     if held_tokens(overlap) >= usable:
         return True
-    return False if batches > sent.batches else None
+    return None if batches == sent.batches or sent.is_long(now) else False

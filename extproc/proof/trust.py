@@ -90,7 +90,7 @@ class Proofs:
         if not record.lookups.is_open(now, is_proved=is_proved):
             return None
         self._look_up_due(worker, record, now)
-        if self._fleet.state(worker) is not FeedState.LIVE:
+        if not record.lookups.has_room(now) or self._fleet.state(worker) is not FeedState.LIVE:
             return None
         if not may_show(prompt, overlap, self._fleet.block_size(worker), is_proved=is_proved):
             return None
@@ -216,7 +216,7 @@ class Proofs:
             return
         overlap = self._fleet.overlaps(sent.prompt).get(worker)
         batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
-        found = is_stored(sent, overlap, batches, size)
+        found = is_stored(sent, overlap, batches, size, now)
         if found is not None:
             before = _logged_state(record.proof)
             record.proof.look_up(sent.forms, now, is_stored=found)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.proof.lookups import (
     GRACE_SECONDS,
+    MAX_LONG,
     MAX_PROMPT_TOKENS,
     MAX_SECONDS,
     MAX_WAITING,
@@ -35,20 +36,20 @@ def overlap(blocks: int, uncertain: int = 0) -> Overlap:
 
 
 def test_prompt_is_stored_if_all_usable_blocks_are_held() -> None:
-    assert is_stored(sent(), overlap(4), 6, SIZE) is True
-    assert is_stored(sent(), overlap(3, 1), 6, SIZE) is True
+    assert is_stored(sent(), overlap(4), 6, SIZE, 1.0) is True
+    assert is_stored(sent(), overlap(3, 1), 6, SIZE, 1.0) is True
 
 
 def test_prompt_is_not_stored_if_a_block_lacks_though_something_was_stored() -> None:
-    assert is_stored(sent(), overlap(3), 6, SIZE) is False
-    assert is_stored(sent(), None, 6, SIZE) is False
+    assert is_stored(sent(), overlap(3), 6, SIZE, 1.0) is False
+    assert is_stored(sent(), None, 6, SIZE, 1.0) is False
 
 
 def test_is_stored_is_none_without_stored_or_usable_blocks() -> None:
-    assert is_stored(sent(), None, 5, SIZE) is None
-    assert is_stored(sent(), None, 6, None) is None
-    assert is_stored(sent(SIZE), None, 6, SIZE) is None
-    assert is_stored(sent(held=64), overlap(4), 6, SIZE) is None
+    assert is_stored(sent(), None, 5, SIZE, 1.0) is None
+    assert is_stored(sent(), None, 6, None, 1.0) is None
+    assert is_stored(sent(SIZE), None, 6, SIZE, 1.0) is None
+    assert is_stored(sent(held=64), overlap(4), 6, SIZE, 1.0) is None
 
 
 def test_prompt_may_show_tokens_unless_it_is_cached_short_or_long() -> None:
@@ -70,12 +71,43 @@ def test_request_is_due_once_after_its_end_and_the_grace() -> None:
     assert lookups.take_due(1.0 + GRACE_SECONDS) is None
 
 
-def test_request_that_takes_too_long_is_given_up() -> None:
+def test_long_request_shows_only_that_it_was_stored() -> None:
+    one = sent()
+    one.ended_at = MAX_SECONDS
+    assert is_stored(one, overlap(4), 6, SIZE, MAX_SECONDS + 1) is True
+    assert is_stored(one, overlap(3), 6, SIZE, MAX_SECONDS + 1) is None
+    one.ended_at = MAX_SECONDS - 1
+    assert is_stored(one, overlap(3), 6, SIZE, MAX_SECONDS + 1) is False
+
+
+def test_long_request_is_due_after_its_end() -> None:
     lookups, one = Lookups(), sent()
     lookups.add(one, is_proved=False)
-    one.ended_at = MAX_SECONDS
-    assert lookups.take_due(MAX_SECONDS + GRACE_SECONDS) is None
+    assert lookups.take_due(100 * MAX_SECONDS) is None
+    one.ended_at = 100 * MAX_SECONDS
+    assert lookups.take_due(one.ended_at + GRACE_SECONDS) is one
+
+
+def test_request_that_nobody_looked_up_after_its_end_is_given_up() -> None:
+    lookups, one = Lookups(), sent()
+    lookups.add(one, is_proved=False)
+    one.ended_at = 1.0
+    assert lookups.take_due(1.0 + MAX_SECONDS) is None
     assert len(lookups) == 0
+
+
+def test_requests_that_never_end_leave_room_for_others() -> None:
+    lookups = Lookups()
+    endless = [sent(at=float(at)) for at in range(MAX_WAITING)]
+    for one in endless:
+        lookups.add(one, is_proved=False)
+    assert not lookups.has_room(8.0)
+    assert not lookups.is_open(8.0, is_proved=False)
+    assert lookups.is_open(8.0 + PAUSE_SECONDS, is_proved=False)
+    assert lookups.take_due(MAX_SECONDS + MAX_WAITING) is None
+    assert len(lookups) == MAX_LONG
+    endless[0].ended_at = 1_000.0  # the first ones are kept
+    assert lookups.take_due(1_000.0 + GRACE_SECONDS) is endless[0]
 
 
 def test_restart_gives_up_all_requests_and_the_next_comes_at_once() -> None:
@@ -86,8 +118,9 @@ def test_restart_gives_up_all_requests_and_the_next_comes_at_once() -> None:
     lookups.drop(sent())  # which waits no more
 
 
+SECONDS = st.floats(0.0, 2.0) | st.sampled_from([MAX_SECONDS / 4, MAX_SECONDS])
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["send", "end", "drop", "look"]), st.floats(0.0, 2.0), st.booleans()),
+    st.tuples(st.sampled_from(["send", "end", "drop", "look"]), SECONDS, st.booleans()),
     max_size=80,
 )
 
@@ -99,16 +132,40 @@ def test_requests_that_wait_and_are_looked_up_are_few(
     lookups, going, now, looked, added = Lookups(), list[SentRequest](), 0.0, 0, list[float]()
     for kind, seconds, is_proved in steps:
         now += seconds
-        if kind == "send" and lookups.is_open(now, is_proved=is_proved):
+        if kind == "send" and lookups.is_open(now, is_proved=is_proved) and lookups.has_room(now):
             going.append(sent(at=now))
             lookups.add(going[-1], is_proved=is_proved)
             added.append(now)
         elif kind == "end" and going:
-            going[0].ended_at = now
+            going.pop(0).ended_at = now
         elif kind == "drop" and going:
             lookups.drop(going.pop(0))
         elif kind == "look":
-            looked += lookups.take_due(now) is not None
+            taken = lookups.take_due(now)
+            looked += taken is not None
+            assert taken is None or GRACE_SECONDS <= now - (taken.ended_at or now) < MAX_SECONDS
+            waiting = [one for one in going if one.is_long(now)]
+            assert len(lookups) <= MAX_WAITING - max(0, len(waiting) - MAX_LONG)
         assert len(lookups) <= MAX_WAITING
         assert looked <= len(added) <= 1 + now / PAUSE_SECONDS
     assert all(later - one >= PAUSE_SECONDS for one, later in itertools.pairwise(added))
+
+
+@given(st.integers(0, 2 * MAX_WAITING), st.floats(GRACE_SECONDS, 20 * MAX_SECONDS))
+def test_request_is_looked_up_among_any_number_that_never_end(
+    endless: int, lasts_seconds: float
+) -> None:
+    lookups, now = Lookups(), 0.0
+    for _ in range(endless):
+        if lookups.has_room(now):
+            lookups.add(sent(at=now), is_proved=False)
+        now += PAUSE_SECONDS
+    while True:
+        lookups.take_due(now)
+        if lookups.has_room(now):
+            break
+        now += PAUSE_SECONDS
+    one = sent(at=now)
+    lookups.add(one, is_proved=False)
+    one.ended_at = now + min(lasts_seconds, MAX_SECONDS / 2 if endless else lasts_seconds)
+    assert lookups.take_due(one.ended_at + GRACE_SECONDS) is one

@@ -42,7 +42,7 @@ def looked_up(name: str, tokenized: Callable[[list[int]], list[int]]) -> list[bo
         is_shown = may_show(prompt, held, owner.block_size)
         for frame in entry["frames"]:
             finished(owner.applying(base64.b64decode(frame["payload_b64"])))
-        result = is_stored(sent, index.overlaps(prompt).get("w"), number + 1, owner.block_size)
+        result = is_stored(sent, index.overlaps(prompt).get("w"), number + 1, owner.block_size, 1.0)
         if is_shown and entry["frames"] and result is not None:
             found.append(result)
     return found

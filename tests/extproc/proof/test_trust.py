@@ -19,9 +19,16 @@ from extproc.config.schema import Model
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
-from extproc.proof.lookups import GRACE_SECONDS, PAUSE_WHILE_PROVED_SECONDS
+from extproc.proof.lookups import (
+    GRACE_SECONDS,
+    MAX_SECONDS,
+    MAX_WAITING,
+    PAUSE_SECONDS,
+    PAUSE_WHILE_PROVED_SECONDS,
+)
 from extproc.proof.state import (
     LAST_FINDINGS,
+    MATCHED,
     NOT_STORED,
     PROMPTS_NOT_STORED,
     PROMPTS_STORED,
@@ -314,6 +321,30 @@ async def test_right_template_is_proved_by_the_first_prompt_that_is_stored(run: 
         status = await one.run_many(3, range(8))
         assert (status["matched"], status["mismatched"], status["without_evidence"]) == (9, 0, 0)
         assert status["forms"]["texts"]["state"] == "unproved"
+
+
+async def test_right_template_is_proved_by_an_answer_that_lasts_long(run: Run) -> None:
+    async with run() as one:
+        booking = await one.send(text(1))
+        one.now += 30 * MAX_SECONDS
+        assert (await one.settle(booking))["state"] == "proved"
+
+
+async def test_prompts_are_looked_up_after_more_at_once_than_can_wait(run: Run) -> None:
+    async with run() as one:
+        bookings = []
+        for seed in range(2 * MAX_WAITING):
+            bookings.append(await one.send(text(seed)))
+            one.now += PAUSE_SECONDS
+        for booking in bookings:
+            one.router.release(booking)
+        await until(lambda: one.has_applied_all)
+        (record,) = one.workers.records.values()
+        assert record.proof.findings[MATCHED] == 0
+        for seed in range(MAX_WAITING):
+            one.now += PAUSE_WHILE_PROVED_SECONDS
+            await one.send(text(100 + seed), deliver=False)
+        assert record.proof.findings[MATCHED] == MAX_WAITING
 
 
 async def test_template_that_drifts_at_a_restart_is_doubted(run: Run) -> None:
