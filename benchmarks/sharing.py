@@ -26,7 +26,7 @@ import tempfile
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,14 @@ from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
 
 from extproc.config.sections import SharingSettings as Options
-from extproc.routing.claim_table import ClaimTable, Holdings
+from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
-from extproc.routing.load import EndpointLoad, GaugesOf, Loads
+from extproc.routing.load import Booking, EndpointLoad, Loads
 from extproc.routing.marks import marks_of
+from extproc.routing.told import FiguresOf, Place
 from extproc.running.event_loop import Sweeper
+from extproc.sharing.messages import worker_id
+from extproc.sharing.reporter import Reporter
 from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
 from tests.ports import free_port
 
@@ -52,6 +55,7 @@ LASTS_SECONDS = 0.5
 PROBE_SECONDS = 0.02
 WARM_SECONDS = 1.0
 ROUTERS = 4
+PROBES = [f"probe-{number}" for number in range(ROUTERS)]
 GOAL_CPU = Goal(0.05, "<= 0.05", of_ratio=False)
 GOAL_P99 = Goal(1.2, "<= 1.2x")
 
@@ -61,28 +65,40 @@ LEAST_MESSAGES = 70
 
 
 class AgedLoads(Loads):
-    """Loads that record the age of a probe's figure on arrival, in microseconds."""
+    """Loads that record the age of a probe's figure on arrival, in microseconds.
 
-    def __init__(self, endpoints: dict[str, EndpointLoad], touched: set[str] | None) -> None:
-        super().__init__(endpoints, 8_000, touched)
+    probes: their ids in messages.
+    """
+
+    def __init__(self, endpoints: dict[str, EndpointLoad], telling: PromptTelling | None) -> None:
+        super().__init__(endpoints, 8_000, None if telling is None else telling.touched)
+        self.probes: set[int] = set()
+        if telling is not None:
+            self.probes = {worker_id(telling.keys, name) for name in PROBES}
         self.ages: list[int] = []
 
-    def record_report(
-        self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
-    ) -> bool:
-        if endpoint.startswith("probe") and gauges.in_flight:
-            self.ages.append(_now_us() - gauges.booked_tokens)
-            return True
-        return super().record_report(router, endpoint, gauges, now, is_known=is_known)
+    def record_reports(
+        self,
+        router: str,
+        told: tuple[FiguresOf, ...],
+        places: Mapping[int, Place],
+        now: float,
+        *,
+        is_known: bool,
+    ) -> int:
+        for one in told:
+            if one.worker in self.probes and one.in_flight:
+                self.ages.append(_now_us() - one.booked_tokens)
+        return super().record_reports(router, told, places, now, is_known=is_known)
 
 
 class Fleet:
     """The workers of one router, and a probe for each router."""
 
-    def __init__(self, touched: set[str] | None) -> None:
-        names = [*WORKERS, *(f"probe-{number}" for number in range(ROUTERS))]
+    def __init__(self, telling: PromptTelling | None) -> None:
+        names = [*WORKERS, *PROBES]
         self.endpoints = {name: EndpointLoad() for name in names}
-        self.loads = AgedLoads(self.endpoints, touched)
+        self.loads = AgedLoads(self.endpoints, telling)
         self.by_name = {name: Holdings(name) for name in names}
         self.changed = asyncio.Event()
 
@@ -94,6 +110,47 @@ class Fleet:
 
     def next_change(self) -> asyncio.Event:
         return self.changed
+
+
+class Traffic:
+    """The decisions of one router. count: how many there were. telling: notes them, if shared."""
+
+    def __init__(
+        self, number: int, fleet: Fleet, sent: ClaimTable, telling: Reporter | None
+    ) -> None:
+        self._number = number
+        self._fleet = fleet
+        self._sent = sent
+        self.telling = telling
+        self._under_way = deque[tuple[float, Booking, Claim]]()
+        self._probe: Booking | None = None
+        self.count = 0
+
+    def decide(self, now: float) -> None:
+        """Sends a request to a worker."""
+        self.count += 1
+        worker = WORKERS[(self.count * 7 + self._number) % len(WORKERS)]
+        booking = self._fleet.loads.begin(worker, UNCACHED_TOKENS, now)
+        marks = marks_of(self.count * ROUTERS + self._number, PROMPT)
+        claim = self._sent.record(self._fleet.by_name[worker], marks, now)
+        if self.telling is not None:
+            self.telling.begin([claim], worker, UNCACHED_TOKENS)
+        self._under_way.append((now, booking, claim))
+
+    def end(self, now: float) -> None:
+        """Ends the requests that are due."""
+        while self._under_way and self._under_way[0][0] < now - LASTS_SECONDS:
+            _, booking, claim = self._under_way.popleft()
+            self._fleet.loads.end(booking, now)
+            self._sent.end(claim, now)
+            if self.telling is not None:
+                self.telling.end(claim)
+
+    def probe(self, now: float) -> None:
+        """Changes the probe's figure to the time."""
+        if self._probe is not None:
+            self._fleet.loads.end(self._probe, now)
+        self._probe = self._fleet.loads.begin(PROBES[self._number], float(_now_us()), now)
 
 
 def _now_us() -> int:
@@ -121,7 +178,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
     """Runs one router for this long; url: "" shares nothing."""
     options = Options(url, name=f"router-{number}") if url else None
     telling = None if options is None else telling_of(options)
-    fleet = Fleet(None if telling is None else telling.touched)
+    fleet = Fleet(telling)
     sent = ClaimTable(1 if telling is None else telling.secret)
     async with _sharing(options, telling, fleet, sent) as sharing:
         Sweeper().start()  # as a router does
@@ -130,32 +187,18 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
         cpu = time.process_time()
         fleet.loads.ages.clear()
         before = None if sharing is None else (sharing.sent, sharing.sent_bytes)
-        steps, due, under_way = [], begun, deque[Any]()
-        probe, probed_at, count = None, 0.0, 0
+        traffic = Traffic(number, fleet, sent, telling)
+        steps, due, probed_at = [], begun, 0.0
         while (now := time.monotonic()) < begun + seconds:
             while due <= now:
                 due += 1 / rate
                 started = time.perf_counter()
-                count += 1
-                worker = WORKERS[(count * 7 + number) % len(WORKERS)]
-                booking = fleet.loads.begin(worker, UNCACHED_TOKENS, now)
-                marks = marks_of(count * ROUTERS + number, PROMPT)
-                claim = sent.record(fleet.by_name[worker], marks, now)
-                if telling is not None:
-                    telling.begin([claim], worker, UNCACHED_TOKENS)
-                under_way.append((now, booking, claim))
+                traffic.decide(now)
                 steps.append(time.perf_counter() - started)
-            while under_way and under_way[0][0] < now - LASTS_SECONDS:
-                _, booking, claim = under_way.popleft()
-                fleet.loads.end(booking, now)
-                sent.end(claim, now)
-                if telling is not None:
-                    telling.end(claim)
+            traffic.end(now)
             if now - probed_at >= PROBE_SECONDS:
                 probed_at = now
-                if probe is not None:
-                    fleet.loads.end(probe, now)
-                probe = fleet.loads.begin(f"probe-{number}", float(_now_us()), now)
+                traffic.probe(now)
             slept = time.perf_counter()
             await asyncio.sleep(PACE_SECONDS)
             steps.append(max(0.0, time.perf_counter() - slept - PACE_SECONDS))
@@ -163,7 +206,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
         cpu = time.process_time() - cpu
         found: dict[str, Any] = {
             "cpu": cpu / passed,
-            "decisions": count / passed,
+            "decisions": traffic.count / passed,
             "p99_us": 1e6 * statistics.quantiles(steps, n=100)[98],
         }
         if sharing is not None and before is not None:

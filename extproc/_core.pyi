@@ -8,6 +8,7 @@ from extproc.routing.claims import Beyond, Claims
 from extproc.routing.load import Rates
 from extproc.routing.load_columns import LoadColumns
 from extproc.routing.load_numbers import PlainNumbers, PlainPace
+from extproc.routing.told import FiguresOf, Place, Rules
 from kvstate.overlap import Overlap, Tokens
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
@@ -63,6 +64,14 @@ def weighed(
     /,
 ) -> tuple[dict[str, Claims], list[Beyond]]: ...
 def held_tokens(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple[int, int]: ...
+def count_later(
+    told: tuple[FiguresOf, ...],
+    places: Mapping[int, Place],
+    endpoints: Mapping[str, Any],
+    router: str,
+    rules: Rules,
+    /,
+) -> list[FiguresOf]: ...
 def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
 def lowest(
     ranks: Sequence[float] | Sequence[tuple[float, float]],

@@ -43,6 +43,7 @@ TESTED = (
     "extproc/routing/test_claim_walks.py",
     "extproc/routing/test_load_columns.py",
     "extproc/routing/test_load_numbers.py",
+    "extproc/routing/test_told.py",
     "extproc/serving/test_proxy_message.py",
     "extproc/tokenizing/test_plain_turns.py",
 )

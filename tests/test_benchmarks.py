@@ -24,6 +24,7 @@ SMOKES = {
     "routing.py": [],
     "routing_hybrids.py": [],
     "sharing.py": [],
+    "sharing_counts.py": [],
     "soak.py": [],
     "start.py": [],
     "state.py": [],

@@ -28,6 +28,12 @@ void numbers_prepare(PyObject *pace, PyObject *numbers) {
     numbers_type = (PyTypeObject *)numbers;
 }
 
+static bool are_numbers(PyObject *object) {
+    if (PyObject_TypeCheck(object, numbers_type)) return true;
+    PyErr_SetString(PyExc_TypeError, "not the numbers of a load");
+    return false;
+}
+
 static PyObject *none(void) {
     Py_IncRef(Py_None); /* kvstate/native/module.c says why */
     return Py_None;
@@ -196,33 +202,47 @@ static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssiz
     return told;
 }
 
+/* Adds what another router told; false if there is no room for it. */
+static bool share(CoreNumbers *self, long long requests, long long booked, double queued,
+                  double sent, const SharingRules *rules, double *most) {
+    double left = backlog_at_time(self, rules->now, rules->rate) + queued;
+    double lately = lately_at(self, rules->now, rules->window);
+    *most = rules->most;
+    if (self->pace) *most *= ((CorePace *)self->pace)->pace;
+    if (lately > *most) *most = lately;
+    if (__builtin_add_overflow(self->shared, requests, &requests) ||
+        __builtin_add_overflow(self->shared_tokens, booked, &booked)) {
+        PyErr_SetString(PyExc_OverflowError, "too many requests or tokens");
+        return false;
+    }
+    self->shared = requests;
+    self->shared_tokens = booked;
+    lately += sent;
+    self->lately_tokens = *most < lately ? *most : lately;
+    double known = self->booked_tokens + (double)self->shared_tokens;
+    self->backlog_tokens = known < left ? known : left;
+    self->backlog_at = rules->now;
+    return true;
+}
+
+bool numbers_share_told(PyObject *numbers, long long requests, long long booked, double queued,
+                        double sent, const SharingRules *rules, double *most) {
+    return are_numbers(numbers) &&
+           share((CoreNumbers *)numbers, requests, booked, queued, sent, rules, most);
+}
+
 /* share(requests, booked, queued, sent, now, rate, window, most) */
 static PyObject *numbers_share(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
-    double each[6];
+    double each[6], most;
     if (count != 8) {
         (void)wants(8);
         return NULL;
     }
     long long requests = PyLong_AsLongLong(given[0]), booked = PyLong_AsLongLong(given[1]);
     if (PyErr_Occurred() || !read_numbers(given + 2, each, 6)) return NULL;
-    double queued = each[0], sent = each[1], now = each[2], rate = each[3], window = each[4];
-    double left = backlog_at_time(self, now, rate) + queued;
-    double lately = lately_at(self, now, window), most = each[5];
-    if (self->pace) most *= ((CorePace *)self->pace)->pace;
-    if (lately > most) most = lately;
-    if (__builtin_add_overflow(self->shared, requests, &requests) ||
-        __builtin_add_overflow(self->shared_tokens, booked, &booked)) {
-        PyErr_SetString(PyExc_OverflowError, "too many requests or tokens");
-        return NULL;
-    }
-    self->shared = requests;
-    self->shared_tokens = booked;
-    lately += sent;
-    self->lately_tokens = most < lately ? most : lately;
-    double known = self->booked_tokens + (double)self->shared_tokens;
-    self->backlog_tokens = known < left ? known : left;
-    self->backlog_at = now;
-    return PyFloat_FromDouble(most);
+    const SharingRules rules = {each[2], each[3], each[4], each[5]};
+    bool is_added = share(self, requests, booked, each[0], each[1], &rules, &most);
+    return is_added ? PyFloat_FromDouble(most) : NULL;
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))numbers_##name, METH_FASTCALL, NULL}
@@ -258,10 +278,7 @@ PyType_Spec numbers_spec = {"extproc._core.CompiledNumbers", sizeof(CoreNumbers)
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, numbers_slots};
 
 bool numbers_read(PyObject *object, WorkerRecord *record) {
-    if (!PyObject_TypeCheck(object, numbers_type)) {
-        PyErr_SetString(PyExc_TypeError, "not the numbers of a load");
-        return false;
-    }
+    if (!are_numbers(object)) return false;
     const CoreNumbers *numbers = (CoreNumbers *)object;
     const CorePace *pace = (CorePace *)numbers->pace;
     *record = (WorkerRecord){

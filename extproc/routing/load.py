@@ -11,7 +11,7 @@ join this router's in one queue, since the worker computes one prompt after the 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import exp
@@ -20,9 +20,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from extproc.routing.arrivals import Arrivals
-from extproc.routing.load_numbers import LoadNumbers
+from extproc.routing.load_numbers import LoadNumbers, Told
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
+from extproc.routing.told import FiguresOf, Place, count_later
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
@@ -429,16 +430,41 @@ class Loads:
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
-    def gauges(self, endpoint: str, now: float) -> Gauges | None:
-        """Returns this router's own load on an endpoint, for others; None for an unknown one."""
-        state = self._endpoints.get(endpoint)
-        if state is None:
-            return None
-        return Gauges._make(state.numbers.told(now, self._rate, UTILIZATION_SECONDS))
+    def told(self, endpoints: Sequence[str], now: float) -> list[tuple[str, Told]]:
+        """Returns this router's own load on those of the endpoints that are known, for others."""
+        states, rate = self._endpoints, self._rate
+        return [
+            (name, states[name].numbers.told(now, rate, UTILIZATION_SECONDS))
+            for name in endpoints
+            if name in states
+        ]
 
     def used_endpoints(self) -> list[str]:
         """Returns the endpoints to which this router has sent requests."""
         return [name for name, state in self._endpoints.items() if state.numbers.sent_tokens]
+
+    def record_reports(
+        self,
+        router: str,
+        told: tuple[FiguresOf, ...],
+        places: Mapping[int, Place],
+        now: float,
+        *,
+        is_known: bool,
+    ) -> int:
+        """Records another router's figures of some workers; returns how many of them are unknown.
+
+        places: the workers by their ids in messages. is_known: as in `record_report`.
+        """
+        rules = (now, self._rate, UTILIZATION_SECONDS, self._most_told)
+        unknown = 0
+        for one in count_later(told, places, self._endpoints, router, rules):
+            place = places.get(one.worker)
+            if place is None or not self.record_report(
+                router, place[0], one, now, is_known=is_known
+            ):
+                unknown += 1
+        return unknown
 
     def record_report(
         self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool

@@ -56,6 +56,9 @@ CHALLENGE_SECONDS = 0.1
 # Routers that were forgotten, of which the last message is remembered.
 MAX_GONE = 1_024
 
+# A router that is silent is forgotten so many times as soon if another run has its name.
+SOONER = 10
+
 # How fast two clocks may part: a thousand times as fast as ordinary ones do.
 DRIFT = 0.001
 
@@ -70,7 +73,7 @@ class Place(NamedTuple):
 class Places(Protocol):
     """The workers that are known here."""
 
-    def __call__(self) -> Mapping[int, Place]:
+    def __call__(self) -> dict[int, Place]:
         """Returns them by their ids in messages."""
 
 
@@ -209,7 +212,12 @@ class Picture:
 
     def forget(self, now: float) -> list[Peer]:
         """Forgets the routers that have been silent for too long, and returns them."""
-        silent = [other for other in self.peers.values() if self._is_over(other, now)]
+        since = now - self._forget_seconds / SOONER
+        silent = [
+            other
+            for other in self.peers.values()
+            if other.heard_at < since and self._is_over(other, now)
+        ]
         for other in silent:
             self._drop(other, now)
         return silent
@@ -218,7 +226,7 @@ class Picture:
         """Returns whether a router is silent for good, sooner if another run has its name."""
         silence = now - other.heard_at
         return silence > self._forget_seconds or (
-            silence > self._forget_seconds / 10
+            silence > self._forget_seconds / SOONER
             and any(
                 one.origin == other.origin and one.identity > other.identity
                 for one in self.peers.values()
@@ -285,11 +293,9 @@ class Picture:
     def _merge(self, other: Peer, news: RouterNews, now: float) -> None:
         if news.workers or news.claims or news.outlines:
             places = self._places()
-            told, key, is_known = self._loads.record_report, other.key, other.is_known
-            for one in news.workers:
-                place = places.get(one.worker)
-                if place is None or not told(key, place.endpoint, one, now, is_known=is_known):
-                    self.unknown_workers += 1
+            self.unknown_workers += self._loads.record_reports(
+                other.key, news.workers, places, now, is_known=other.is_known
+            )
             self._claim(other, news, places, now)
         if news.homes:
             self._settle(other, news.homes, now)

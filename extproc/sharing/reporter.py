@@ -7,7 +7,7 @@ limit each; beyond it the oldest are dropped, and dropped claims are counted.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from typing import TypeVar
 
 from extproc.routing.claim_table import Claim
 from extproc.routing.load import Loads
@@ -47,6 +47,8 @@ WHOLE_SECONDS = 1.0
 
 # Shortest time between two answers to newcomers, in seconds.
 ANSWER_SECONDS = 0.25
+
+News = TypeVar("News")
 
 # Returns the homes that are known at a time.
 KnownHomes = Callable[[float], Sequence[HomeNews]]
@@ -203,8 +205,11 @@ class Reporter:
         return [*self._messages(workers, claims, homes, over, wall_us, is_whole=is_whole)]
 
     def _workers(self, endpoints: Sequence[str], loads: Loads, now: float) -> list[WorkerNews]:
-        told = ((endpoint, loads.gauges(endpoint, now)) for endpoint in endpoints)
-        return [WorkerNews(self._id(name), *gauges) for name, gauges in told if gauges is not None]
+        ids = self._ids
+        return [
+            WorkerNews(ids.get(name) or self._id(name), in_flight, booked, sent, backlog, lately)
+            for name, (in_flight, booked, sent, backlog, lately) in loads.told(endpoints, now)
+        ]
 
     def _messages(
         self,
@@ -220,25 +225,23 @@ class Reporter:
 
         No claim's end comes before the claim itself: it would be ignored, and the claim kept.
         """
-        begun, ended, withdrawn = deque(claims), iter(over[0]), iter(over[1])
+        begun, (ended, withdrawn) = deque(claims), over
         challenges, answers = tuple(self._challenges.values()), tuple(self._answers)
         self._challenges.clear()
         self._answers.clear()
-        is_first, told = True, 0
-        while True:
-            some_workers = tuple(workers[told : told + MAX_WORKERS])
+        is_first = True
+        while is_first or workers or begun or homes or ended or withdrawn or self.items:
+            some_workers = _taken(workers, MAX_WORKERS)
             some_begun, some_homes = _some(begun), some_of(homes)
             over_now = 0 if begun else MAX_OVER
-            some_ended = tuple(islice(ended, over_now))
-            some_withdrawn = tuple(islice(withdrawn, over_now))
+            some_ended, some_withdrawn = _taken(ended, over_now), _taken(withdrawn, over_now)
             # not beside claims, whose marks may fill a message
             some_items = () if some_begun or some_homes else self.items.take()
             some = some_workers or some_begun or some_homes or some_ended or some_withdrawn
             if not (is_first or some or some_items):
-                return
+                return  # the next item is too long for any message
             self._sequence += 1
-            told += MAX_WORKERS
-            is_all, is_whole = is_whole and told >= len(workers), is_whole and told < len(workers)
+            is_all, is_whole = is_whole and not workers, is_whole and bool(workers)
             news = RouterNews(
                 self.origin,
                 self.incarnation,
@@ -267,6 +270,13 @@ class Reporter:
                 self._ids.clear()  # some are of workers that no longer exist
             known = self._ids[endpoint] = worker_id(self.keys, endpoint)
         return known
+
+
+def _taken(news: list[News], most: int) -> tuple[News, ...]:
+    """Takes as many of the first news."""
+    taken = tuple(news[:most])
+    del news[:most]
+    return taken
 
 
 def _some(claims: deque[AnyClaim]) -> tuple[AnyClaim, ...]:

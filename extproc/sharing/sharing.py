@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -327,7 +327,7 @@ class Sharing:
         ids = {place.holdings.worker: number for number, place in self._places().items()}
         return known_homes(self._homes, ids, now)
 
-    def _places(self) -> Mapping[int, Place]:
+    def _places(self) -> dict[int, Place]:
         change = self._fleet.next_change()
         if change is not self._known_change:
             self._known_change, keys = change, self._telling.keys

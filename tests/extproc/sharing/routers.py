@@ -1,6 +1,6 @@
 """Routers that share, connected only by their messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
@@ -70,7 +70,7 @@ class Router:
         )
         self.telling.items.known = self.identities.items
 
-    def places(self) -> Mapping[int, Place]:
+    def places(self) -> dict[int, Place]:
         return self._places
 
     def due(self, now: float) -> list[bytes]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
 from extproc.routing.claim_table import Claim, Holdings
-from extproc.routing.load import MAX_TOLD_WINDOWS, EndpointLoad
+from extproc.routing.load import MAX_TOLD_WINDOWS, EndpointLoad, Gauges
 from extproc.routing.marks import KEY_BYTES, LENGTHS, Marks, packed
 from extproc.sharing.messages import (
     MAX_CLAIMS,
@@ -156,9 +156,8 @@ def test_utilization_is_bounded_for_any_figures(sent: int, lately: int, is_whole
     assert other.load(A, 0.0).utilization <= MAX_TOLD_WINDOWS
     other.picture.forget(2 * FORGET_SECONDS)
     assert other.load(A, 40.0).utilization < 0.1
-    newcomer = other.loads.gauges(A, 2 * FORGET_SECONDS)
-    assert newcomer is not None
-    assert newcomer.lately_tokens <= MAX_TOLD_WINDOWS * 10_000
+    ((_, newcomer),) = other.loads.told([A], 2 * FORGET_SECONDS)
+    assert Gauges(*newcomer).lately_tokens <= MAX_TOLD_WINDOWS * 10_000
 
 
 def claims_of(first: int, marks: int, count: int = MAX_CLAIMS) -> tuple[ClaimNews, ...]:

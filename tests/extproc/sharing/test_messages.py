@@ -132,6 +132,9 @@ def test_hear_accepts_any_sealed_body_within_bounds_or_refuses_it(body: bytes) -
     [
         {"origin": ""},
         {"origin": "a\nb"},
+        {"origin": "a b"},
+        {"origin": "\x7f"},
+        {"origin": "é"},
         {"origin": "x" * 65},
         {"sequence": -1},
         {"workers": [[1, -1, 0, 0, 0, 0]]},
