@@ -12,7 +12,7 @@ The table is separate from the index, and bounded: it has two generations, and d
 when the younger one is full or old.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -166,24 +166,33 @@ class ClaimTable:
 
     def record(self, holdings: Holdings, marks: Marks, now: float) -> Claim:
         """Claims that a worker is about to hold a prompt."""
+        (claim,) = self.record_all(((holdings, marks),), now)
+        return claim
+
+    def record_all(self, told: Iterable[tuple[Holdings, Marks]], now: float) -> list[Claim]:
+        """Claims that workers are about to hold prompts."""
         is_full = self._young_bytes >= self._limit_bytes
         if is_full or now - self._young_since >= self._lifetimes.approximate:
             self._old, self._young, self._young_since = self._young, MarkTable(), now
             self._young_bytes = 0
-        keys = marks.keys
-        mark_bytes = _BYTES_PER_PLACE + _BYTES_OF_KEYS // max(KEY_BYTES, len(keys))
-        claim = Claim(holdings, marks, now, mark_bytes)
-        since = now - self._lifetimes.speculative
-        alone, added = self._young.record(claim, keys, MOST_CLAIMS, _fewer, since)
-        self._young_bytes += added + alone * (_BYTES_PER_SLOT + mark_bytes)
-        return claim
+        since, record_one = now - self._lifetimes.speculative, self._young.record
+        claims = []
+        for holdings, marks in told:
+            keys = marks.keys
+            mark_bytes = _BYTES_PER_PLACE + _BYTES_OF_KEYS // (len(keys) or KEY_BYTES)
+            claim = Claim(holdings, marks, now, mark_bytes)
+            alone, added = record_one(claim, keys, MOST_CLAIMS, _fewer, since)
+            self._young_bytes += added + alone * (_BYTES_PER_SLOT + mark_bytes)
+            claims.append(claim)
+        return claims
 
     def end(self, claim: Claim, now: float) -> None:
         """Notes that the request has ended: from now on its worker's feed knows better.
 
         From then on, the claim cannot be withdrawn.
         """
-        claim.ended_at = min(claim.ended_at, now)
+        if now < claim.ended_at:
+            claim.ended_at = now
         claim.marks = NO_MARKS  # only `withdraw` needs them, and they take most of its memory
 
     def withdraw(self, claim: Claim) -> None:

@@ -21,6 +21,7 @@ from extproc.media.identities import Identities
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
+from extproc.routing.marks import KEY_BYTES, Marks
 from extproc.sharing.item_reports import learn_items
 from extproc.sharing.messages import (
     MAX_HOME_KEYS,
@@ -296,7 +297,8 @@ class Picture:
             self.unknown_workers += self._loads.record_reports(
                 other.key, news.workers, places, now, is_known=other.is_known
             )
-            self._claim(other, news, places, now)
+            if news.claims or news.outlines:
+                self._claim(other, news, places, now)
         if news.homes:
             self._settle(other, news.homes, now)
         if self._identities is not None:
@@ -312,20 +314,25 @@ class Picture:
     def _claim(
         self, other: Peer, news: RouterNews, places: Mapping[int, Place], now: float
     ) -> None:
-        left = MAX_MARKS
+        left, known = MAX_MARKS, other.claims
+        new: dict[int, tuple[Holdings, Marks]] = {}
         claims: Sequence[AnyClaim] = news.claims
         if news.outlines:
             claims = (*claims, *news.outlines)
         for claim in claims:
-            count = claim.mark_count
+            count = len(claim.keys) // KEY_BYTES
             left -= count
             if left < 0 or other.remaining_marks < count:
                 self.excess_claims += 1
             elif (place := places.get(claim.worker)) is None:
                 self.unknown_workers += 1
-            elif claim.number not in other.claims:
+            elif claim.number not in known and claim.number not in new:
                 other.remaining_marks -= count
-                self._record(other, claim, place, now)
+                new[claim.number] = (place.holdings, claim.marks)
+        for number, made in zip(new, self._claims.record_all(new.values(), now), strict=True):
+            if len(known) >= self._max_claims:
+                del known[next(iter(known))]
+            known[number] = made
 
     def _settle(self, other: Peer, told: Sequence[HomeNews], now: float) -> None:
         """Merges where conversations belong."""
@@ -349,12 +356,6 @@ class Picture:
         else:
             for key, age in zip(news.each_key, news.each_age, strict=True):
                 self._homes.learn(key, holdings, now - age)
-
-    def _record(self, other: Peer, claim: AnyClaim, place: Place, now: float) -> None:
-        claims = other.claims
-        if len(claims) >= self._max_claims:
-            del claims[next(iter(claims))]
-        claims[claim.number] = self._claims.record(place.holdings, claim.marks, now)
 
     def _drop(self, other: Peer, now: float) -> None:
         """Forgets a router: its requests may still be under way, but nobody reports them."""

@@ -1,7 +1,7 @@
 """What somebody can do who repeats messages, or a router that lies although it knows the secret."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -180,13 +180,14 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
     other = Router("other")
     introduce(other, RouterNews("one", 1, 1, 0), 0.0)
     recorded = Counter[str]()
-    record = other.sent.record
+    record = other.sent.record_all
 
-    def count(holdings: Holdings, marks: Marks, now: float) -> Claim:
-        recorded["n"] += len(marks.keys) // KEY_BYTES
-        return record(holdings, marks, now)
+    def count(told: Iterable[tuple[Holdings, Marks]], now: float) -> list[Claim]:
+        new = list(told)
+        recorded["n"] += sum(len(marks.keys) // KEY_BYTES for _, marks in new)
+        return record(new, now)
 
-    other.sent.record = count  # type: ignore[method-assign]
+    other.sent.record_all = count  # type: ignore[method-assign]
     for sequence in range(2, 3_000):
         now = seconds * sequence / 3_000
         begun = claims_of(sequence * MAX_CLAIMS, 25)
