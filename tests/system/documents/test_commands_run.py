@@ -50,7 +50,6 @@ NOT_RUN = {
 # What names a command without what it needs, or with a placeholder that nothing here can replace.
 NAMES = {
     "kvsteer bridge": "needs an engine's endpoint: a block has it",
-    "kvsteer bridge --trtllm": "needs a server",
     "kvsteer completion": "needs a shell",
     "kvsteer decision": "a span in traces",
     "kvsteer demo": "takes a minute: tests/extproc/commands/test_demo.py runs it",
