@@ -223,7 +223,8 @@ class Reporter:
     ) -> Iterator[bytes]:
         """Yields the news in as many messages as needed, at least one.
 
-        No claim's end comes before the claim itself: it would be ignored, and the claim kept.
+        No claim's end comes before the claim itself: it would be ignored, and the claim kept. Each
+        message has room for the longest claim, home or item, so that there is less left after it.
         """
         begun, (ended, withdrawn) = deque(claims), over
         challenges, answers = tuple(self._challenges.values()), tuple(self._answers)
@@ -237,9 +238,6 @@ class Reporter:
             some_ended, some_withdrawn = _taken(ended, over_now), _taken(withdrawn, over_now)
             # not beside claims, whose marks may fill a message
             some_items = () if some_begun or some_homes else self.items.take()
-            some = some_workers or some_begun or some_homes or some_ended or some_withdrawn
-            if not (is_first or some or some_items):
-                return  # the next item is too long for any message
             self._sequence += 1
             is_all, is_whole = is_whole and not workers, is_whole and bool(workers)
             news = RouterNews(
