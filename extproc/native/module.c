@@ -7,6 +7,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "buckets.h"
 #include "claims.h"
 #include "columns.h"
 #include "decoder.h"
@@ -444,6 +445,7 @@ static PyMethodDef module_functions[] = {
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
     FUNCTION(count_later, count_later),
+    FUNCTION(bucketed, bucketed),
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -1,13 +1,42 @@
-"""Prometheus histograms: observations counted by bounds, with traces as exemplars."""
+"""Prometheus histograms: observations counted by bounds, with traces as exemplars.
 
-from bisect import bisect_left, bisect_right
+Many values at once are counted by what is compiled if a C compiler was available
+(extproc/native/buckets.c); `plain_bucketed` does the same in Python, and tests compare both.
+"""
+
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from operator import add
 from typing import NamedTuple
 
 from prometheus_client.core import (
     Exemplar,
     HistogramMetricFamily,
 )
+
+from extproc.base.compiled import compiled_or
+
+# As in extproc/native/buckets.c.
+_MOST_BOUNDS = 32
+
+
+def plain_bucketed(bounds: tuple[float, ...], values: list[float]) -> tuple[list[int], float]:
+    """Returns how many values each bound is the least for, how many exceed all, and their sum.
+
+    bounds: ascending.
+
+    Raises:
+        ValueError: there are more than 32 bounds.
+    """
+    if len(bounds) > _MOST_BOUNDS:
+        raise ValueError("too many bounds")
+    counts = [0] * (len(bounds) + 1)
+    for value in values:
+        counts[bisect_left(bounds, value)] += 1
+    return counts, sum(values)
+
+
+bucketed = compiled_or("bucketed", plain_bucketed)
 
 
 class TracedValue(NamedTuple):
@@ -29,7 +58,7 @@ class Buckets:
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
+        self.bounds = tuple(map(float, bounds))
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
         self.exemplars: dict[int, TracedValue] = {}
@@ -40,15 +69,10 @@ class Buckets:
         self.total += value
 
     def observe_all(self, values: list[float]) -> None:
-        """Counts many values; sorts them in place."""
-        values.sort()
-        below = 0
-        for at, bound in enumerate(self.bounds):
-            within = bisect_right(values, bound, below)
-            self.counts[at] += within - below
-            below = within
-        self.counts[-1] += len(values) - below
-        self.total += sum(values)
+        """Counts many values."""
+        counts, total = bucketed(self.bounds, values)
+        self.counts = list(map(add, self.counts, counts))
+        self.total += total
 
     def show(self, seen: TracedValue) -> None:
         """Makes an observation the exemplar of its bucket."""

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, TracedValue, histogram_family
 from extproc.observing.keyed import KeyedCounts
+from extproc.observing.recent_counts import MINUTE_SECONDS
 from extproc.routing.decision import Decision
 
 # In chronological order.
@@ -184,17 +185,18 @@ class DecisionCounts:
             return
         noted, self._noted = self._noted, []
         models, reasons, prompts, held, paths, *times = zip(*noted, strict=True)
-        for (model, reason), count in Counter(zip(models, reasons, strict=True)).items():
+        minutes = map(MINUTE_SECONDS.__rfloordiv__, times[-1])
+        alike = Counter(zip(models, reasons, paths, map(bool, prompts), minutes, strict=True))
+        for (model, reason, path, is_keyed, minute), count in alike.items():
             self.by_reason[model or "", reason] += count
-        for model in set(models):
+            self.keyed.count(path, reason, minute * MINUTE_SECONDS, count, is_keyed=is_keyed)
+        for model in {name for name, *_, is_keyed, _ in alike if is_keyed}:
             own = [
                 (prompt_tokens, tokens)
                 for name, prompt_tokens, tokens in zip(models, prompts, held, strict=True)
                 if name == model and prompt_tokens
             ]
-            if own:
-                self._count_tokens(model or "", own)
-        self.keyed.count(zip(paths, reasons, prompts, times[-1], strict=True))
+            self._count_tokens(model or "", own)
         self._count_times(*times)
 
     def _count_tokens(self, model: str, keyed: Sequence[tuple[int, int]]) -> None:

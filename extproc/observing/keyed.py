@@ -4,10 +4,9 @@ A request is keyed if its tokens are known; of others, only texts are compared, 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from typing import Any
 
-from extproc.observing.recent_counts import MINUTE_SECONDS, RecentCounts
+from extproc.observing.recent_counts import RecentCounts
 from extproc.requests import (
     chat_request,
     completion_request,
@@ -36,19 +35,15 @@ class KeyedCounts:
         self.total: Counter[tuple[str, str]] = Counter()
         self._recent = RecentCounts[tuple[str, str]]()
 
-    def count(self, decisions: Iterable[tuple[str, str, int, float]]) -> None:
-        """Counts decisions: path, reason, tokens of the prompt, and when it was decided.
+    def count(self, path: str, reason: str, at: float, count: int, *, is_keyed: bool) -> None:
+        """Counts decisions of one minute that are alike.
 
-        Times are seconds of one monotonic clock, and never go back by a minute or more.
+        at: seconds of one monotonic clock, which never goes back by a minute or more.
         """
-        found: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-        for path, reason, tokens, at in decisions:
-            if reason != NOT_INFERENCE:
-                outcome = KEYED if tokens else reason
-                found[int(at // MINUTE_SECONDS)][APIS.get(path, OTHER), outcome] += 1
-        for minute, counts in found.items():
-            self.total.update(counts)
-            self._recent.add(counts, minute * MINUTE_SECONDS)
+        if reason != NOT_INFERENCE:
+            alike = {(APIS.get(path, OTHER), KEYED if is_keyed else reason): count}
+            self.total.update(alike)
+            self._recent.add(alike, at)
 
     def recent(self, now: float) -> list[dict[str, Any]]:
         """Returns an entry of GET /apis for each API of the last 15 minutes.

@@ -1,10 +1,11 @@
 from bisect import bisect_left
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observing.buckets import Buckets, TracedValue
+from extproc.observing.buckets import Buckets, TracedValue, bucketed, plain_bucketed
 
 
 def test_bucket_includes_its_bound() -> None:
@@ -24,7 +25,7 @@ def test_bucket_shows_its_last_traced_observation() -> None:
     assert buckets.cumulative() == [("1.0", 0, None), ("+Inf", 1, seen)]
 
 
-@given(st.lists(st.floats(0, 10)), st.sets(st.floats(0, 10)).map(sorted))
+@given(st.lists(st.floats(0, 10)), st.sets(st.floats(0, 10), max_size=32).map(sorted))
 def test_bucket_counts_all_values_up_to_its_bound(values: list[float], bounds: list[float]) -> None:
     buckets, at_once = Buckets(bounds), Buckets(bounds)
     for value in values:
@@ -35,3 +36,16 @@ def test_bucket_counts_all_values_up_to_its_bound(values: list[float], bounds: l
     counts = [count for _, count, _ in buckets.cumulative()]
     assert counts == [sum(value <= bound for value in values) for bound in bounds] + [len(values)]
     assert len(buckets.counts) == bisect_left(bounds, float("inf")) + 1
+
+
+@given(st.lists(st.floats(0, 10)), st.sets(st.floats(0, 10), max_size=32).map(sorted))
+def test_both_count_values_alike(values: list[float], bounds: list[float]) -> None:
+    counts, total = bucketed(tuple(bounds), values)
+    assert counts == plain_bucketed(tuple(bounds), values)[0]
+    assert total == pytest.approx(sum(values))
+
+
+@pytest.mark.parametrize("counted", [bucketed, plain_bucketed])
+def test_both_refuse_too_many_bounds(counted: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match="too many bounds"):
+        counted(tuple(map(float, range(33))), [])

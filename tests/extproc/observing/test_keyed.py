@@ -17,16 +17,18 @@ RECENT_SECONDS = MINUTE_SECONDS * RECENT_MINUTES
 
 def test_requests_are_counted_by_api_and_outcome() -> None:
     counts = KeyedCounts()
-    counts.count([(CHAT, "overlap", 30, 1.0), (CHAT, "no_body", 0, 2.0)])
-    counts.count([("/generate", "nothing_cached", 3, 3.0), ("/v1/models", NOT_INFERENCE, 0, 3.0)])
-    assert counts.total == {("chat", KEYED): 1, ("chat", "no_body"): 1, (OTHER, KEYED): 1}
+    counts.count(CHAT, "overlap", 1.0, 1, is_keyed=True)
+    counts.count(CHAT, "no_body", 2.0, 2, is_keyed=False)
+    counts.count("/generate", "nothing_cached", 3.0, 1, is_keyed=True)
+    counts.count("/v1/models", NOT_INFERENCE, 3.0, 1, is_keyed=False)
+    assert counts.total == {("chat", KEYED): 1, ("chat", "no_body"): 2, (OTHER, KEYED): 1}
 
 
 def test_recent_has_the_most_frequent_reason_first() -> None:
     counts = KeyedCounts()
-    reasons = ["no_body", "deadline", "deadline"]
-    counts.count([(MESSAGES, reason, 0, 1.0) for reason in reasons])
-    counts.count([(CHAT, "policy_random", 3, 1.0)])
+    for reason, count in (("no_body", 1), ("deadline", 2)):
+        counts.count(MESSAGES, reason, 1.0, count, is_keyed=False)
+    counts.count(CHAT, "policy_random", 1.0, 1, is_keyed=True)
     assert counts.recent(2.0) == [
         {"api": "chat", "requests": 1, "keyed": 1, "reasons": {}},
         {"api": "messages", "requests": 3, "keyed": 0, "reasons": {"deadline": 2, "no_body": 1}},
@@ -41,7 +43,7 @@ def test_recent_counts_at_least_the_last_fourteen_minutes(
     counts = KeyedCounts()
     requests.sort(key=lambda one: one[1])
     for is_keyed, at in requests:
-        counts.count([(CHAT, "no_body", int(is_keyed), at)])
+        counts.count(CHAT, "no_body", at, 1, is_keyed=is_keyed)
     now = requests[-1][1] if requests else 0.0
     shown = counts.recent(now)
     found = shown[0]["requests"] if shown else 0
