@@ -5,6 +5,7 @@ This module checks each key alone: its name, type and range. Rules between keys 
 1.2.2, section 3.2.1.3: the keys of a mapping are unique).
 """
 
+import functools
 import os
 import re
 import types
@@ -257,12 +258,11 @@ class _Reading:
 
     def section(self, kind: type[T], raw: object, path: str) -> T:
         """Returns a section as its dataclass, in which wrong keys have no value."""
-        known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+        known = _keys_of(typing.cast("type", kind))
         if not isinstance(raw, Mapping):
             what = f"must be a mapping, is {_display(raw)}{_as_mapping(kind, raw)}"
             self.faults.append(f"{path or 'configuration'}: {what}")
             return section_without(kind, known, {})
-        hints = typing.get_type_hints(kind)
         values: dict[str, object] = {}
         wrong: set[str] = set()
         for key, given in raw.items():
@@ -271,11 +271,11 @@ class _Reading:
                 meant = self._unknown(kind, key, where)
                 wrong |= {meant} - raw.keys()
                 continue
-            values[key] = self._value(hints[key], given, where, known[key])
+            values[key] = self._value(known[key].hint, given, where, known[key].item)
             if values[key] is _WRONG or where in self._twice:
                 wrong.add(key)
-        for name, item in known.items():
-            if name not in raw and name not in wrong and _is_required(item):
+        for name, one in known.items():
+            if name not in raw and name not in wrong and _is_required(one.item):
                 self.faults.append(f"{_join(path, name)}: missing")
                 wrong.add(name)
         return section_without(kind, wrong, values)
@@ -336,6 +336,19 @@ class _Reading:
     def _wrong(self, path: str, fault: str) -> object:
         self.faults.append(f"{path}: {fault}")
         return _WRONG
+
+
+class _Key(NamedTuple):
+    """A key of a section. item: its field. hint: its type."""
+
+    item: "Field[Any]"
+    hint: object
+
+
+@functools.cache
+def _keys_of(kind: type) -> Mapping[str, _Key]:
+    hints = typing.get_type_hints(kind)
+    return {item.name: _Key(item, hints[item.name]) for item in fields(kind)}
 
 
 def _is_required(item: "Field[Any]") -> bool:
