@@ -12,13 +12,22 @@ that wait there.
 An engine may also pull the blocks of a prompt from another one before it computes the rest, or load
 them from a store, to which the engines that mount it copy what they compute. An engine sends to
 one other at a time; the store has as much speed for each engine.
+
+As vLLM 0.32 does (`Scheduler.schedule` and OffloadingConnector's tiers), an engine begins to fetch
+when a request is the next to be computed, not when it arrives, and computes others meanwhile. The
+request keeps its place: once its blocks are there, it waits for the current prompt only. Until then
+it takes no room in the cache, since blocks arrive in host memory. Left out is the copy from there,
+which takes a step or more, in which vLLM may begin one more prompt.
 """
 
 import heapq
 import itertools
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
@@ -153,16 +162,25 @@ class Cache:
         return len(self._used) + len(self._unused) + self._reserved
 
 
+_arrival = attrgetter("at")
+
+
 @dataclass(slots=True)
 class ModelledEngine:
-    """One engine. Its state is as of the time `at`, in seconds."""
+    """One engine. Its state is as of the time `at`, in seconds.
+
+    fetch: begins to fetch what a request needs; returns False if nothing is to be fetched. waiting:
+    requests in order of arrival. fetched: those whose blocks have arrived since, which go first.
+    """
 
     speed: ModelledSpeed
     cache: Cache
+    fetch: Callable[[Request], bool]
     block_tokens: int = BLOCK_TOKENS
     at: float = 0.0
     steps: float = 0.0
     waiting: deque[Request] = field(default_factory=deque)
+    fetched: deque[Request] = field(default_factory=deque)
     received: deque[Request] = field(default_factory=deque)
     head: Request | None = None
     overlap: int = 0
@@ -219,6 +237,11 @@ class ModelledEngine:
         self.waiting.append(request)
         self._begin()
 
+    def resume(self, request: Request) -> None:
+        """Gives a request whose blocks have been fetched its place back."""
+        insort(self.fetched, request, key=_arrival)
+        self._begin()
+
     def receive(self, request: Request) -> None:
         """Accepts the blocks of a prompt that another engine computed."""
         self.received.append(request)
@@ -233,15 +256,18 @@ class ModelledEngine:
                 return
             self.overlap = overlap
             self._answer(self.received.popleft())
-        if self.head is not None or not self.waiting:
+        if self.head is not None or len(self.running) >= self.speed.max_running:
             return
-        if len(self.running) >= self.speed.max_running:
+        while self.waiting and not self.fetched and self.fetch(self.waiting[0]):
+            self.waiting.popleft()
+        queue = self.fetched or self.waiting
+        if not queue:
             return
-        request = self.waiting[0]
+        request = queue[0]
         overlap = self.cache.overlap(request.blocks)
         if not self.cache.take(request, overlap):
             return
-        self.head = self.waiting.popleft()
+        self.head = queue.popleft()
         self.overlap = overlap
         request.cached = max(overlap, request.fetched) * self.block_tokens
         self.remaining_tokens = float(request.tokens - request.cached)
@@ -321,7 +347,8 @@ class ModelledFleet:
     def __post_init__(self) -> None:
         for number, speed in enumerate(self.speeds):
             cache = Cache(self.cache_blocks, self._publisher(number))
-            self.engines.append(ModelledEngine(speed, cache, self.block_tokens))
+            fetch = partial(self._fetch, number)
+            self.engines.append(ModelledEngine(speed, cache, fetch, self.block_tokens))
 
     def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
         def publish(stored: Sequence[int], removed: Sequence[int]) -> None:
@@ -356,25 +383,27 @@ class ModelledFleet:
             self.now = request.at
             request.worker = number = pick(request, request.at)
             first = request
-            if self._fetch(request):
-                continue
             if request.prefill >= 0:
                 number = request.prefill
-                first = Request(request.at, request.blocks, request.tokens, 0, whole=request)
+                first = Request(
+                    request.at, request.blocks, request.tokens, 0, whole=request, worker=number
+                )
             engine = self.engines[number]
             engine.advance(request.at)
             engine.add(first)
             self._plan(number)
         self._advance_to(float("inf"), over)
 
-    def _fetch(self, request: Request) -> bool:
+    def _fetch(self, number: int, request: Request) -> bool:
         """Begins to pull or load a request's blocks; returns False if there are none to fetch.
 
         Blocks that the engine is fetching for another request are awaited.
         """
-        number, source, store = request.worker, request.source, self.store
-        own = self.engines[number].cache.overlap(request.blocks)
+        source, store = request.source, self.store
         arriving = self._arriving.setdefault(number, {})
+        if source < 0 and store is None and not arriving:
+            return False
+        own = self.engines[number].cache.overlap(request.blocks)
         here, arrives_at = own, self.now
         while here < len(request.blocks) - 1 and request.blocks[here] in arriving:
             arrives_at = max(arrives_at, arriving[request.blocks[here]])
@@ -429,7 +458,7 @@ class ModelledFleet:
                     self.engines[request.worker].receive(request)
                 else:
                     self._note_arrival(request, arrives_at)
-                    self.engines[request.worker].add(request)
+                    self.engines[request.worker].resume(request)
                 self._plan(request.worker)
                 continue
             at, number, version = heapq.heappop(changes)

@@ -426,7 +426,8 @@ class _Router:
         self._scraped_at = now
         for number, engine in enumerate(self.fleet.engines):
             running = len(engine.running) + (engine.head is not None)
-            self._loads.report(str(number), LoadSample(running, len(engine.waiting), now), now)
+            waiting = len(engine.waiting) + len(engine.fetched)
+            self._loads.report(str(number), LoadSample(running, waiting, now), now)
 
     def know(self) -> None:
         """Sets each engine's true speed, if the contestant knows it."""

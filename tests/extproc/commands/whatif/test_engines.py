@@ -11,6 +11,9 @@ from extproc.commands.whatif.engines import (
 # A thousand prompt tokens per second, and steps that take almost no time.
 SPEED = ModelledSpeed(1_000.0, 1_000, 0.000_1, 0.0)
 
+# Arrivals and first blocks: of a prompt, and of four on another engine, the second one the same.
+QUEUE = ((0.0, 0), (5.0, 50), (5.0, 0), (5.0, 100), (5.0, 150))
+
 
 def request(at: float, first_block: int, answer: int = 0, blocks: int = 10) -> Request:
     answer_blocks = range(-first_block - 1, -first_block - 1 - answer // 100, -1)
@@ -79,6 +82,20 @@ def test_pull_waits_for_the_one_before_it_and_spares_the_prompt() -> None:
     assert first.fetched_at == pytest.approx(5 + 9 * 128 / 1_280 + 0.010)
     assert second.fetched_at == pytest.approx(first.fetched_at + 0.010)  # connected once more
     assert first.cached == 9 * 128
+
+
+def test_request_is_fetched_for_in_its_turn_takes_no_room_meanwhile_and_keeps_its_place() -> None:
+    fleet = ModelledFleet([SPEED, SPEED], 12, 0.0, transfer_rate=1_280.0)  # room for one
+    holder, before, pulling, meanwhile, after = (request(at, n) for at, n in QUEUE)
+    pulling.source = 0
+    workers = iter([0, 1, 1, 1, 1])
+    fleet.run(
+        [holder, before, pulling, meanwhile, after], lambda *_: next(workers), lambda *_: None
+    )
+    assert pulling.fetched_at == pytest.approx(before.first_token_at + 0.9 + 0.010)
+    assert meanwhile.first_token_at == pytest.approx(before.first_token_at + 1.28, rel=0.01)
+    assert pulling.first_token_at == pytest.approx(meanwhile.first_token_at + 0.128, rel=0.01)
+    assert after.first_token_at == pytest.approx(pulling.first_token_at + 1.28, rel=0.01)
 
 
 @pytest.mark.parametrize("tells_removals", [False, True])
