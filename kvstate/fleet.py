@@ -79,7 +79,7 @@ class ReportedLoad:
 class FeedStatus:
     """One rank's feed, for display and metrics; lag is in seconds, the rest are counts.
 
-    unapplied: effects of batches that came and wait for their turn.
+    unapplied: effects of batches that came and are not carried out yet.
     """
 
     rank: int

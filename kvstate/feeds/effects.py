@@ -116,7 +116,7 @@ class Effects:
         self._healed = False
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + (self._work is not None)
 
     def drop(self) -> None:
         """Drops the effects that are not carried out yet."""

@@ -162,7 +162,7 @@ class Subscriber:
 
     @property
     def unapplied(self) -> int:
-        """How many effects of batches that came wait for their turn."""
+        """How many effects of batches that came are not carried out yet."""
         return len(self._effects)
 
     @property

@@ -61,13 +61,17 @@ async def outcomes(one: Workers, made: list[MemoryTransport], name: str) -> Asyn
         for frame in record["frames"]:
             history[frame["seq"]] = base64.b64decode(frame["payload_b64"])
             publisher.put(Batch(frame["seq"], history[frame["seq"]]))
-        await until(
-            lambda: next(one.states.statuses())["feeds"][0]["last_sequence"] == max(history)
-        )
+        await until(lambda: has_applied(one, max(history)), "the index has what was published")
         usage = record["response"]["usage"]["prompt_tokens_details"]
         outcome = outcome_of(prompt, overlap, usage["cached_tokens"] or 0)
         one.states.note_usage(outcome)
         yield outcome
+
+
+def has_applied(one: Workers, number: int) -> bool:
+    """Whether the batch with this number is in the index, the last one that was published."""
+    (feed,) = one._fleet.feeds(NAME)
+    return feed.last_sequence == number and not feed.unapplied
 
 
 def reuse_of(one: Workers) -> object:
