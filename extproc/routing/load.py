@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import exp
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from extproc.routing.arrivals import Arrivals
 from extproc.routing.load_numbers import LoadNumbers, Told
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
-from extproc.routing.told import FiguresOf, Place, count_later
+from extproc.routing.told import FiguresOf, GaugesOf, Place, count_later
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
@@ -85,30 +85,6 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     def counted(self) -> float:
         """The requests that a limit counts: those of lower classes do not stand in the way."""
         return self.in_flight + self.others - self.below
-
-
-class GaugesOf(Protocol):
-    """`Gauges`, or a message with the same attributes, which need not be copied."""
-
-    @property
-    def in_flight(self) -> int:
-        """See `Gauges`, also for the others."""
-
-    @property
-    def booked_tokens(self) -> int:
-        """Tokens of the requests in flight."""
-
-    @property
-    def sent_tokens(self) -> int:
-        """Tokens of all requests so far."""
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Tokens in the queue."""
-
-    @property
-    def lately_tokens(self) -> int:
-        """Tokens sent lately."""
 
 
 class Gauges(NamedTuple):

@@ -6,7 +6,9 @@ Tests hold it equal to `Loads.record_report`, to the last bit.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from extproc.base.compiled import compiled_or
 
 # Where a worker is, and anything else.
 Place = tuple[str, Any]
@@ -16,12 +18,10 @@ Place = tuple[str, Any]
 Rules = tuple[float, float, float, float]
 
 
-class FiguresOf(Protocol):
-    """A router's figures of a worker: those of `extproc.routing.load.Gauges`, and its id."""
-
-    @property
-    def worker(self) -> int:
-        """The worker's id in messages."""
+class GaugesOf(Protocol):
+    """`extproc.routing.load.Gauges`, or a message with the same attributes, which need not be
+    copied.
+    """
 
     @property
     def in_flight(self) -> int:
@@ -44,15 +44,17 @@ class FiguresOf(Protocol):
         """Tokens sent lately."""
 
 
+class FiguresOf(GaugesOf, Protocol):
+    """A router's figures of a worker, and the worker's id."""
+
+    @property
+    def worker(self) -> int:
+        """The worker's id in messages."""
+
+
 def plain_count_later(told: tuple[FiguresOf, ...], *_: object) -> Sequence[FiguresOf]:
     """Counts none; returns those that are left to `Loads.record_report`: all."""
     return told
 
 
-if TYPE_CHECKING:
-    count_later = plain_count_later
-else:
-    try:
-        from extproc._core import count_later
-    except ImportError:  # there was no C compiler at installation
-        count_later = plain_count_later
+count_later = compiled_or("count_later", plain_count_later)
