@@ -29,9 +29,6 @@ import logging
 import math
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
 import time
 from array import array
@@ -43,6 +40,7 @@ from types import FrameType as Frame
 from typing import Any
 
 import yaml
+from copies_counted import instructions_of_copies, wait_for
 from extproc_load import MARK, conversations
 from extproc_parts import TINY_MODEL
 from google.protobuf.message import Message
@@ -435,34 +433,16 @@ async def _serve(options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def wait_for(child: int) -> None:
-    """Waits until a copy of this process has ended."""
-    _, status = os.waitpid(child, 0)
-    assert not status, "a copy failed"
-
-
 def instructions(options: argparse.Namespace) -> Figure:
     """Returns the instructions of one request.
-
-    Two copies of one process that has started answer few and many requests, so that what the
-    start does, which depends on time, is in both alike.
 
     Raises:
         CannotRunError: valgrind is missing.
     """
-    if shutil.which("valgrind") is None:
-        raise CannotRunError("valgrind is missing: apt-get install valgrind")
-    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no"]
-    command += ["--cachegrind-out-file=/dev/null", sys.executable, __file__, "--serve"]
+    command = [__file__, "--serve"]
     command += [f"--{name}" for name in ("turns", "tasks") if getattr(options, name)]
     command += [f"--workers={options.workers}", f"--part={options.part}"]
-    ran = subprocess.run(
-        command, check=False, capture_output=True, text=True,
-        env={**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
-    found = re.findall(r"I +refs: +([\d,]+)", ran.stderr)
-    assert not ran.returncode, ran.stderr
-    few, many, _ = (int(one.replace(",", "")) for one in found)
+    few, many = instructions_of_copies(command)
     return Figure([(many - few) // (MANY[options.part] - FEW)])
 
 

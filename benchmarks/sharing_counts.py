@@ -16,16 +16,13 @@ import asyncio
 import gc
 import math
 import os
-import re
-import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import uvloop
-from measure import NO_REFERENCE, CannotRunError, Figure, Row, or_reason
+from copies_counted import instructions_of_copies, wait_for
+from measure import NO_REFERENCE, Figure, Row, or_reason
 from rows import arguments, run
 from sharing import ROUTERS, Fleet, Traffic
 
@@ -261,8 +258,7 @@ def _serve() -> None:
             if not child:
                 uvloop.run(bench.ticks(count, part))
                 os._exit(0)
-            _, status = os.waitpid(child, 0)
-            assert not status, "a copy failed"
+            wait_for(child)
     os._exit(0)
 
 
@@ -272,17 +268,7 @@ def instructions() -> dict[str, float]:
     Raises:
         CannotRunError: valgrind is missing.
     """
-    if shutil.which("valgrind") is None:
-        raise CannotRunError("valgrind is missing: apt-get install valgrind")
-    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no"]
-    command += ["--cachegrind-out-file=/dev/null", sys.executable, __file__, "--serve"]
-    ran = subprocess.run(
-        command, check=False, capture_output=True, text=True,
-        env={**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert not ran.returncode, ran.stderr
-    found = re.findall(r"I +refs: +([\d,]+)", ran.stderr)
-    refs = [int(one.replace(",", "")) for one in found[:-1]]
+    refs = instructions_of_copies([__file__, "--serve"])
     each = [(many - few) / (MANY - FEW) for few, many in zip(refs[::2], refs[1::2], strict=True)]
     return dict(zip(PARTS, each, strict=True))
 
