@@ -3,7 +3,7 @@
 What reads them is imported only if the configuration names such a file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from extproc.base.errors import StartError
 from extproc.config.reader import Rule
@@ -11,34 +11,33 @@ from extproc.config.schema import Config
 
 
 def _certificates(config: Config) -> Iterator[str]:
-    if config.extproc.tls is None:
-        return
-    from extproc.serving.certificates import Certificates
+    tls = config.extproc.tls
+    if tls is not None:
+        from extproc.serving.certificates import Certificates
 
-    try:
-        Certificates(config.extproc.tls)
-    except StartError as error:
-        yield str(error)
+        yield from _fault_of(lambda: Certificates(tls))
 
 
 def _secrets_of_sharing(config: Config) -> Iterator[str]:
-    if config.sharing is None:
-        return
-    from extproc.sharing.sharing import telling_of
+    sharing = config.sharing
+    if sharing is not None:
+        from extproc.sharing.sharing import telling_of
 
-    try:
-        telling_of(config.sharing)
-    except StartError as error:
-        yield str(error)
+        yield from _fault_of(lambda: telling_of(sharing))
 
 
 def _secret_of_tenants(config: Config) -> Iterator[str]:
-    if config.isolation is None:
-        return
-    from extproc.base.secret_file import secret_in
+    isolation = config.isolation
+    if isolation is not None:
+        from extproc.base.secret_file import secret_in
 
+        yield from _fault_of(lambda: secret_in("isolation.secret_file", isolation.secret_file))
+
+
+def _fault_of(read: Callable[[], object]) -> Iterator[str]:
+    """Yields why the router would not start with what this reads."""
     try:
-        secret_in("isolation.secret_file", config.isolation.secret_file)
+        read()
     except StartError as error:
         yield str(error)
 
