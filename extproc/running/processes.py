@@ -247,7 +247,9 @@ class Processes:
             began = time.monotonic()
             status = await self._run(number)
             if self._stopping.is_set():
-                self._status = self._status or (1 if status else 0)
+                # a process that has not yet begun to listen for signals is ended by the one sent
+                has_failed = status not in (0, -signal.SIGTERM)
+                self._status = self._status or int(has_failed)
                 return
             is_steady = time.monotonic() - began >= STEADY_SECONDS
             if status > 0 and not (is_steady or self._was_ready(number)):

@@ -259,6 +259,28 @@ async def test_process_that_fails_after_readiness_is_restarted(
     await asyncio.wait_for(running, 60)
 
 
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [("signal.SIG_DFL", 0), ("lambda *_: sys.exit(0)", 0), ("lambda *_: sys.exit(3)", 1)],
+    ids=["not yet listening", "ends", "fails"],
+)
+async def test_stopping_fails_only_if_a_process_does(
+    answer: str, status: int, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    waits = f"import signal, sys; signal.signal(signal.SIGTERM, {answer}); "
+    waits += f"open({str(there)!r}, 'w'); sys.stdin.read()"
+    command = [sys.executable, "-c", waits]
+    running = asyncio.create_task(Processes(lambda _: command, 1, lambda _: True).run())
+
+    async def is_there() -> bool:
+        return there.exists()
+
+    await until(is_there, "it is started")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 60) == status
+
+
 async def test_sockets_of_killed_processes_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
     config = configuration(tmp_path, extproc={"listen": f"unix:{path}"})
