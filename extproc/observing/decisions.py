@@ -34,11 +34,13 @@ NO_TRACE = TraceContext()
 class Course(msgspec.Struct, eq=False):
     """When each phase of a request's decision ended, in seconds of a monotonic clock.
 
-    clock: returns the time. started_at: when the decision began.
-    traceparent: the trace that the request belongs to, as the proxy or the client wrote it, "" if
-    none. path: the request's, "" if the proxy sent none. A phase that did not happen has 0.0: a
-    request without a prompt is not parsed, and nothing is looked up for it. trace: the request's
-    trace, if it is traced.
+    clock: returns the time. started_at: when the decision began. traceparent: the trace that the
+    request belongs to, as the proxy or the client wrote it, "" if none. path: the request's, "" if
+    the proxy sent none. trace: the request's trace, if it is traced.
+
+    Whoever ends a phase writes its end: to call a method would take longer than to read the clock.
+    A phase that did not happen has 0.0: a request without a prompt is not parsed, and nothing is
+    looked up for it.
     """
 
     clock: Callable[[], float]
@@ -55,31 +57,6 @@ class Course(msgspec.Struct, eq=False):
     def begin(cls, clock: Callable[[], float], traceparent: str = "") -> "Course":
         """Returns the course of a decision that begins now."""
         return cls(clock, clock(), traceparent)
-
-    def now(self) -> float:
-        """Returns the time."""
-        return self.clock()
-
-    def note_parsed(self) -> None:
-        """Notes that the body was parsed."""
-        clock = self.clock
-        self.parsed_at = clock()
-
-    def note_tokenized(self) -> None:
-        """Notes that tokenizing has ended, with or without tokens."""
-        clock = self.clock
-        self.tokenized_at = clock()
-
-    def note_looked_up(self) -> float:
-        """Notes that the index lookup has ended; returns the time."""
-        clock = self.clock
-        self.looked_at = now = clock()
-        return now
-
-    def note_picked(self) -> float:
-        """Notes that the decision is made; returns the time."""
-        self.picked_at = now = self.clock()
-        return now
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
         """Yields each phase that happened: its name, its start, its end."""

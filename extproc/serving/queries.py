@@ -130,14 +130,14 @@ class Queries:
     def _of_plain(self, plain: Plain, course: Course) -> Query | None:
         """Returns the query for a plain conversation of which most is known; None for any other."""
         served, salt, turns, parts = plain
-        course.note_parsed()
+        course.parsed_at = course.clock()
         if not turns.is_cheap(parts):
             return None
         try:
             tokens = turns.finish(parts)
         except Exception:  # noqa: BLE001 - whatever it is, `_first` meets it again
             return None
-        course.note_tokenized()
+        course.tokenized_at = course.clock()
         return _of_turns(served, salt, tokens, turns.forms)
 
     async def _of_new_turns(self, plain: Plain, path: str, body: bytes, course: Course) -> Query:
@@ -152,7 +152,7 @@ class Queries:
             return self._by_text(served, "deadline", outline, salt)
         except Exception:  # noqa: BLE001 - whatever it is, it is met again
             return await self._first(path, body, course)
-        course.note_tokenized()
+        course.tokenized_at = course.clock()
         return _of_turns(served, salt, tokens, turns.forms)
 
     async def _first(self, path: str, body: bytes, course: Course) -> Query:
@@ -160,11 +160,11 @@ class Queries:
         if not is_light(body):
             return await self._large(path, body, course)
         read = self._read(path, body, self._speaks)
-        course.note_parsed()
+        course.parsed_at = course.clock()
         if isinstance(read, Query):
             return read
         query = self._by_turns(*read) or await self._tokenized(*read, body)
-        course.note_tokenized()
+        course.tokenized_at = course.clock()
         return query
 
     def _by_turns(self, request: InferenceRequest, served: Served) -> Query | None:
@@ -277,7 +277,7 @@ class Queries:
         except RequestError as error:
             return self._of_unparsed(body, error.reason, beginning_of(body))
         query = read if isinstance(read, Query) else await self._tokenized(*read, body)
-        course.note_tokenized()
+        course.tokenized_at = course.clock()
         return query
 
     def _read_and_tokenized(
@@ -287,7 +287,7 @@ class Queries:
         the data of media; and when it was parsed.
         """
         read, body = self._read_elided(path, body)
-        parsed_at = course.now()
+        parsed_at = course.clock()
         if isinstance(read, Query):
             return read, body, parsed_at
         request, served = read

@@ -472,7 +472,9 @@ class Router:
         held = list(map(trusted.overlaps, prompts)) if reads_cache else [{} for _ in prompts]
         if query.variants and reads_cache:
             held, trusted = by_variant(query, held, trusted, self._proofs)
-        now = course.note_looked_up() if held else self._monotonic()
+        now = course.clock()
+        if held:
+            course.looked_at = now
         workers = candidates.list_for(query.model or self._models.default)
         ranks = None
         if candidates.names_ranks:

@@ -39,7 +39,7 @@ def counted(*decisions: Decision) -> DecisionCounts:
     counts = DecisionCounts()
     for one in decisions:
         quick = course(0.0, 0.001)
-        quick.note_picked()
+        quick.picked_at = quick.clock()
         counts.note(one, quick)
     counts.settle()
     return counts
@@ -105,10 +105,10 @@ def test_match_percent_is_the_share_held() -> None:
 
 def test_course_times_each_phase() -> None:
     one = course(1, 2, 4, 5, 8)
-    one.note_parsed()
-    one.note_tokenized()
-    one.note_looked_up()
-    one.note_picked()
+    one.parsed_at = one.clock()
+    one.tokenized_at = one.clock()
+    one.looked_at = one.clock()
+    one.picked_at = one.clock()
     assert {phase: own.total for phase, own in phases(one).phases.items()} == {
         "parse": 1,
         "tokens": 2,
@@ -121,8 +121,8 @@ def test_course_times_each_phase() -> None:
 def test_course_omits_phases_that_did_not_happen(*, reads_body: bool) -> None:
     one = course(1, 2, 3)
     if reads_body:
-        one.note_parsed()
-    one.note_picked()
+        one.parsed_at = one.clock()
+    one.picked_at = one.clock()
     found = phases(one)
     assert [sum(own.counts) for own in found.phases.values()] == [int(reads_body), 0, 0, 1]
     assert [own.total for own in found.phases.values()] == [float(reads_body), 0, 0, 1]
@@ -130,11 +130,11 @@ def test_course_omits_phases_that_did_not_happen(*, reads_body: bool) -> None:
 
 def test_phase_counts_cover_the_requests_that_had_the_phase() -> None:
     whole, short = course(1, 2, 4, 5, 8), course(10, 13)
-    whole.note_parsed()
-    whole.note_tokenized()
-    whole.note_looked_up()
+    whole.parsed_at = whole.clock()
+    whole.tokenized_at = whole.clock()
+    whole.looked_at = whole.clock()
     for one in (whole, short):
-        one.note_picked()
+        one.picked_at = one.clock()
     found = phases(whole, short)
     assert [sum(own.counts) for own in found.phases.values()] == [1, 1, 1, 2]
     assert [own.total for own in found.phases.values()] == [1, 2, 1, 3 + 3]
@@ -149,9 +149,10 @@ def test_phase_bucket_names_a_trace() -> None:
 def test_course_phases_follow_one_another() -> None:
     times = iter((1, 2, 4, 5, 8))
     noted = Course.begin(lambda: next(times), "parent")
-    noted.note_parsed()
-    noted.note_tokenized()
-    assert (noted.note_looked_up(), noted.note_picked()) == (5, 8)
+    noted.parsed_at = noted.clock()
+    noted.tokenized_at = noted.clock()
+    noted.looked_at = noted.clock()
+    noted.picked_at = noted.clock()
     assert list(noted.phases()) == [
         ("parse", 1, 2),
         ("tokens", 2, 4),
@@ -163,6 +164,6 @@ def test_course_phases_follow_one_another() -> None:
 
 def test_course_of_a_request_without_a_prompt_has_a_pick_only() -> None:
     noted = course(1, 2, 3)
-    assert noted.now() == 2
-    noted.note_picked()
+    assert noted.clock() == 2
+    noted.picked_at = noted.clock()
     assert list(noted.phases()) == [("pick", 1, 3)]

@@ -34,7 +34,7 @@ def decision() -> Decision:
 def course(trace: TraceContext | None = None) -> Course:
     times = iter((1.0, 1.003))
     one = Course.begin(lambda: next(times))
-    one.note_picked()
+    one.picked_at = one.clock()
     one.trace = trace or one.trace
     return one
 

@@ -27,10 +27,10 @@ def course(traceparent: str = "") -> Course:
     """A course with one second per phase; the lookup is half a second of the last one."""
     times = iter((10.0, 11.0, 12.0, 12.5, 13.0))
     one = Course.begin(lambda: next(times), traceparent)
-    one.note_parsed()
-    one.note_tokenized()
-    one.note_looked_up()
-    one.note_picked()
+    one.parsed_at = one.clock()
+    one.tokenized_at = one.clock()
+    one.looked_at = one.clock()
+    one.picked_at = one.clock()
     return one
 
 

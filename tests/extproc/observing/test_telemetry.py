@@ -61,7 +61,7 @@ def decision() -> Decision:
 
 def course(traceparent: str = "") -> Course:
     one = Course.begin(asyncio.get_running_loop().time, traceparent)
-    one.note_picked()
+    one.picked_at = one.clock()
     return one
 
 
