@@ -24,7 +24,7 @@ from extproc.config.lines import in_order
 from extproc.config.rules import broken_rules
 from extproc.config.schema import OFF, Config, Model, WorkerEvents, WorkerSettings
 from extproc.config.sections import StoreSettings, most
-from extproc.config.wrong_keys import section_without, until_wrong
+from extproc.config.wrong_keys import section_with, section_without, until_wrong
 
 T = TypeVar("T")
 
@@ -123,8 +123,8 @@ def parse(
 ) -> Config:
     """Returns the configuration in a text, checked.
 
-    name: the file's name, for the messages. processes: overrides `extproc.processes`. further:
-    rules besides those of each command.
+    name: the file's name, for the messages. processes: overrides `extproc.processes`, which is
+    checked nevertheless. further: rules besides those of each command.
 
     Raises:
         ConfigError: the text has faults. The error has all that can be known together, each with
@@ -132,7 +132,7 @@ def parse(
     """
     raw, doubles = _values(text, name)
     reading = _Reading(doubles)
-    config = reading.section(Config, _with_processes(raw, processes), "")
+    config = _with_processes(reading.section(Config, raw, ""), processes)
     faults = [*reading.faults, *broken_rules(config)]
     for rule in (*_FILES, *further):
         faults += until_wrong(rule, config)
@@ -140,12 +140,11 @@ def parse(
     return config
 
 
-def _with_processes(raw: Any, processes: int | None) -> Any:
-    """Returns the values of a configuration, with a number of processes unless that is None."""
-    extproc = raw.get("extproc", {}) if isinstance(raw, Mapping) else None
-    if processes is None or not isinstance(extproc, Mapping):
-        return raw
-    return {**raw, "extproc": {**extproc, "processes": processes}}
+def _with_processes(config: Config, processes: int | None) -> Config:
+    """Returns a configuration with a number of processes, unless that is None."""
+    if processes is None or not hasattr(config, "extproc"):  # a wrong key has no value
+        return config
+    return section_with(config, "extproc", section_with(config.extproc, "processes", processes))
 
 
 def _raise_if_any(faults: list[str], text: str | bytes, name: str) -> None:

@@ -28,6 +28,14 @@ def section_without(kind: type[T], wrong: Collection[str], values: Mapping[str, 
     return made
 
 
+def section_with(section: T, key: str, value: object) -> T:
+    """Returns a section in which one key has another value, and wrong keys have still none."""
+    names = [item.name for item in fields(section)]  # type: ignore[arg-type]
+    values = {name: getattr(section, name) for name in names if hasattr(section, name)}
+    values[key] = value
+    return section_without(type(section), set(names) - values.keys(), values)
+
+
 def until_wrong(
     rule: Callable[P, Iterable[T]], *arguments: P.args, **named: P.kwargs
 ) -> Iterator[T]:

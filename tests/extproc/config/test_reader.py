@@ -255,6 +255,21 @@ def test_load_reads_a_file(tmp_path: Path) -> None:
     assert load(str(file)).models[0].name == "tiny"
 
 
+def test_number_of_processes_is_overridden_once_the_file_is_checked() -> None:
+    def told(extproc: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            parse(f"{MINIMAL}extproc: {extproc}", "c", processes=3)
+        return caught.value.faults
+
+    assert parse(MINIMAL, "c", processes=3).extproc.processes == 3
+    assert parse(f"{MINIMAL}extproc: {{processes: 2}}", "c", processes=3).extproc.processes == 3
+    assert told("5") == ["c: extproc: must be a mapping, is 5 (line 4)"]
+    wrong = "c: extproc.processes: must be at least 1, is 0 (line 4)"
+    assert told("{processes: 0}") == [wrong]
+    no_port = "c: extproc.listen: has no port for process 2: 65540 is above 65535 (line 4)"
+    assert told("{processes: 0, listen: 'h:65520'}") == [wrong, no_port]
+
+
 def test_load_reports_an_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
         load(str(tmp_path / "absent"))

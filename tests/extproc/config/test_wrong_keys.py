@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.base.errors import ConfigError
 from extproc.config.reader import parse
-from extproc.config.wrong_keys import section_without, until_wrong
+from extproc.config.wrong_keys import section_with, section_without, until_wrong
 from tests.extproc.config.faults import faults, faults_with_lines
 
 
@@ -25,6 +25,14 @@ class Section:
 def test_section_has_the_values_given_else_the_defaults() -> None:
     assert section_without(Section, (), {"needed": "a"}) == Section(needed="a")
     assert section_without(Section, (), {"one": 5, "needed": "a"}) == Section(5, needed="a")
+
+
+def test_section_with_another_value_has_none_for_wrong_keys() -> None:
+    section = section_without(Section, {"one", "many"}, {"needed": "a"})
+    changed = section_with(section, "one", 7)
+    assert (changed.one, changed.needed) == (7, "a")
+    assert not hasattr(changed, "many")
+    assert not hasattr(section, "one")
 
 
 @pytest.mark.parametrize("wrong", ["one", "many", "needed"])
