@@ -1,16 +1,18 @@
 """Tests the compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-    python tests/sanitize.py
+    python tests/sanitize.py [TEST ...]
 
 Builds them in a copy of the tree, so that the installed ones stay as they are. Anything that the
 sanitizers find ends the run.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +41,7 @@ TESTED = (
     "kvstate/test_plain_core.py",
     "kvstate/test_scan.py",
     "extproc/http2/test_sessions.py",
+    "extproc/observing/test_buckets.py",
     "extproc/requests/test_plain_chat.py",
     "extproc/routing/test_claim_walks.py",
     "extproc/routing/test_load_columns.py",
@@ -66,15 +69,36 @@ def sanitizer_runtime() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def chosen(arguments: Sequence[str] | None = None) -> Sequence[str]:
+    """Returns the tests to run, as files or file::test below tests/.
+
+    arguments: of the command line; None for this process's.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "tests",
+        nargs="*",
+        metavar="TEST",
+        help=f"a file below tests/, such as {TESTED[0]}, or file::test; by default all that tests"
+        " the cores",
+    )
+    named: list[str] = parser.parse_args(arguments).tests
+    for name in named:
+        if not (ROOT / "tests" / name.partition("::")[0]).exists():
+            parser.error(f"there is no tests/{name}: name a file below tests/")
+    return named or TESTED
+
+
 def main() -> int:
     """Builds and tests; the exit status is pytest's."""
+    names = chosen()
     with tempfile.TemporaryDirectory(prefix="kvsteer-sanitize-") as directory:
         tree = Path(directory)
         copy_tree(tree)
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         environment = {**os.environ, "KVSTEER_CFLAGS": FLAGS, "LDSHARED": f"gcc -shared {FLAGS}"}
         subprocess.run(build, cwd=tree, env=environment, check=True)
-        tests = [str(tree / "tests" / name) for name in TESTED]
+        tests = [str(tree / "tests" / name) for name in names]
         environment = {
             **os.environ,
             "LD_PRELOAD": sanitizer_runtime(),
