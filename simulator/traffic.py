@@ -4,10 +4,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +23,8 @@ ANSWER_SECONDS = 60.0
 TOLD_SECONDS = 5.0
 SYSTEM_PROMPTS = 4
 MAX_CHATS = 1_000
+MAX_TURNS = 1_000
+MAX_WORDS = 1_000_000
 
 _TEXT = (
     "the a of to and is in that it for was on are as with they be at one have this from had not "
@@ -36,18 +40,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:10000", help="Envoy's address")
     add("--model", default=Settings().model, help="the name requests use")
-    add("--chats", type=_chats, default=12, help="number of chats at a time")
-    add("--turns", type=int, default=5, help="number of turns of each chat")
-    add("--words", type=int, default=800, help="number of words in a chat's first question")
-    add("--think", type=float, default=1.0, help="seconds between turns")
-    add("--answer-tokens", type=int, default=32, help="tokens of each answer")
-    add("--seconds", type=float, default=60.0, help="how long to run")
+    add("--chats", type=_whole_number(MAX_CHATS), default=12, help="number of chats at a time")
+    add("--turns", type=_whole_number(MAX_TURNS), default=5, help="number of turns of each chat")
+    add(
+        "--words",
+        type=_whole_number(MAX_WORDS),
+        default=800,
+        help="number of words in a chat's first question",
+    )
+    add("--think", type=_duration, default=1.0, help="seconds between turns")
+    add(
+        "--answer-tokens",
+        type=_whole_number(MAX_WORDS),
+        default=32,
+        help="tokens of each answer",
+    )
+    add("--seconds", type=_duration, default=60.0, help="how long to run")
 
 
-def _chats(text: str) -> int:
-    if not 1 <= (count := int(text)) <= MAX_CHATS:
-        raise argparse.ArgumentTypeError(f"must be 1 to {MAX_CHATS}")
-    return count
+def _whole_number(most: int) -> Callable[[str], int]:
+    """Returns what reads a whole number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        number = int(text) if text.isdecimal() and len(text) <= len(str(most)) else 0
+        if not 1 <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be a number from 1 to {most}, is {text!r}")
+        return number
+
+    return read
+
+
+def _duration(text: str) -> float:
+    """Reads a number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 on, is {text!r}")
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

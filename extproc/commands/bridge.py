@@ -20,6 +20,9 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 
+# Of a number in an option: more would make no sense, and numbers of thousands are not even read.
+MAX_DIGITS = 15
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options to its parser."""
@@ -167,7 +170,8 @@ def _port_faults(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    """Reads a whole number above 0."""
+    number = int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, is {text!r}")
     return number

@@ -1,3 +1,4 @@
+import argparse
 import asyncio
 import contextlib
 import re
@@ -5,8 +6,11 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 
+import pytest
+
 from simulator.server import running
 from simulator.settings import Settings
+from simulator.traffic import add_arguments
 from simulator.worker import SimulatedWorker
 from tests.waiting import until
 
@@ -50,3 +54,23 @@ async def test_traffic_reports_refusals() -> None:
     async with sending("--model", "none", "--seconds", "1") as (_, process):
         assert "last failure: 404" in await last_line(process)
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--turns=-1", "must be a number from 1 to 1000, is '-1'"),
+        ("--chats=1001", "must be a number from 1 to 1000, is '1001'"),
+        ("--words=many", "must be a number from 1 to 1000000, is 'many'"),
+        ("--think=nan", "must be a number of seconds from 0 on, is 'nan'"),
+        ("--seconds=soon", "must be a number of seconds from 0 on, is 'soon'"),
+    ],
+)
+def test_number_that_cannot_be_used_is_refused_with_what_is_wanted(
+    option: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([option])
+    assert says in capsys.readouterr().err

@@ -106,9 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"must be above 0 and up to {MAX_SECONDS:g}")
+        wanted = f"a number of seconds above 0 and up to {MAX_SECONDS:g}"
+        raise argparse.ArgumentTypeError(f"must be {wanted}, is {text!r}")
     return seconds
 
 

@@ -208,11 +208,21 @@ def test_bridge_reports_all_faults_at_once(capsys: pytest.CaptureFixture[str]) -
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-@pytest.mark.parametrize("options", [[], [*ZMQ, "--ranks", "0"], [*ZMQ, "--history-bytes", "x"]])
-def test_options_that_argparse_refuses_end_with_2(options: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "one of the arguments --zmq --trtllm is required"),
+        ([*ZMQ, "--ranks", "0"], "--ranks: must be a whole number above 0, is '0'"),
+        ([*ZMQ, "--history-bytes", "x"], "--history-bytes: must be a whole number above 0, is 'x'"),
+    ],
+)
+def test_options_that_argparse_refuses_end_with_2(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["bridge", *options])
     assert caught.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 def test_taken_port_is_named() -> None:

@@ -80,10 +80,14 @@ def test_doctor_exits_otherwise_for_an_unusable_configuration(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
-def test_doctor_refuses_a_malformed_timeout(config: str, seconds: str) -> None:
+def test_doctor_refuses_a_malformed_timeout(
+    config: str, seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["doctor", "--config", config, f"--timeout={seconds}"])
     assert caught.value.code == 2
+    wanted = f"must be a number of seconds above 0 and up to 600, is '{seconds}'"
+    assert wanted in capsys.readouterr().err
 
 
 def test_doctor_faults_are_all_documented_with_their_checks() -> None:
