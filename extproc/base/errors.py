@@ -27,7 +27,7 @@ class ConfigError(KVSteerError):
 
 
 class RequestError(KVSteerError):
-    """A request cannot be keyed, so it is routed by load.
+    """A request cannot be keyed, so it is routed by its texts, its session, or load.
 
     reason: the short name under which it is counted and shown, out of a fixed set: no prompt text.
     """

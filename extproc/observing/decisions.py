@@ -124,9 +124,7 @@ class DecisionCounts:
         self.keyed = KeyedCounts()
         self.phases = {phase: Buckets(PHASE_BOUNDS) for phase in PHASES}
         # plain tuples, since named tuples, or keeping the decisions, would cost more than counting
-        self._noted: list[
-            tuple[str | None, str, int, int, str, float, float, float, float, float]
-        ] = []
+        self._noted: list[_Noted] = []
 
     def expect(self, model: str) -> None:
         """Starts a model's counters at zero: a rate needs a counter before its first increase."""

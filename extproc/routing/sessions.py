@@ -8,15 +8,15 @@ import xxhash
 # Longer session names are ignored: clients might differ only in their ends.
 MAX_SESSION_LETTERS = 256
 
-# The least tokens by which a session's worker is preferred.
+# A shorter request, or one of unknown length, counts as this many tokens.
 LEAST_SESSION_TOKENS = 2_048.0
 
 
 def session_credit(session: str, workers: Sequence[str], tokens: float) -> dict[str, float]:
-    """Returns a session's two workers, and by how many tokens each is preferred.
+    """Returns a session's two workers, and how many tokens each counts as holding.
 
     A session has the same two workers on every router; when a worker is added or removed, only its
-    own sessions change. The second worker, preferred by half as many tokens, is used if the first
+    own sessions change. The second worker counts as holding half as many, and is used if the first
     is too busy. workers: their endpoints. tokens: the request's.
     """
     key, credit = session.encode(errors="surrogatepass"), max(tokens, LEAST_SESSION_TOKENS)

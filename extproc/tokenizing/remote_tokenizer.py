@@ -135,7 +135,7 @@ def _size(tokens: Tokens) -> int:
 # A question that fails at once is retried at another worker.
 MAX_TRIES = 2
 
-# Most open questions; further requests are routed by load.
+# Most open questions; further requests are routed without tokens.
 MAX_FLIGHTS = 1_024
 
 # A late answer to a longer question does not count as a failure: a client must not be able to
