@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from extproc.__main__ import make_parser
 from extproc.commands.completion import commands_of
@@ -111,7 +112,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(SteeringCollector(Deliveries(), {}, {}, Steering()))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
-    text = metrics.exposition().decode()
+    text = generate_latest(metrics).decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     documented = dict(
         re.findall(r"^\| `(kvsteer_\w+)` \| (\w+)", (DOCS / "metrics.md").read_text(), re.MULTILINE)

@@ -228,10 +228,6 @@ class Metrics(Collector):
         fleet = self._fleet
         return ((one, fleet.load(one["endpoint"])) for one in fleet.statuses())
 
-    def exposition(self) -> bytes:
-        """Returns all metrics as text."""
-        return generate_latest(self)
-
     async def read(self) -> Collector:
         """Returns a snapshot of all metrics, from which a thread may collect.
 

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import yaml
 from aiohttp import web
+from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
 from extproc.config.schema import Config
@@ -58,7 +59,7 @@ class Gateway:
 
     def counted(self, line: str) -> float:
         """The value of one metric of the router; 0 where it is absent."""
-        for shown in self.metrics.exposition().decode().splitlines():
+        for shown in generate_latest(self.metrics).decode().splitlines():
             name, _, value = shown.rpartition(" ")
             if name == line:
                 return float(value)

@@ -15,6 +15,7 @@ from random import Random
 
 import aiohttp
 import pytest
+from prometheus_client import generate_latest
 
 from extproc.admin.observed import Observed
 from extproc.base.errors import RequestError
@@ -170,7 +171,7 @@ class System:
         with contextlib.suppress(RequestError):  # no worker answers
             await self.remote["a"].encode(Text(names[0]), None)
         self.observed.sample(time.time(), dict.fromkeys(names, (1, 1)))
-        text = self.metrics.exposition().decode()
+        text = generate_latest(self.metrics).decode()
         assert all(f'"{name}"' in text for name in names)
         assert len(self.workers.upstreams.ejections(time.monotonic())) == AT_ONCE
 
@@ -245,7 +246,7 @@ async def test_workers_that_come_and_go_leave_no_objects_behind(
         await one.use(names)
         await one.go()
         if number in (rounds // 2, rounds - 1):  # what is bounded is full by then
-            text = one.metrics.exposition().decode()
+            text = generate_latest(one.metrics).decode()
             assert not any(f'"{name}"' in text for name in names)
             del names
             # what is under way may hold the last workers for a moment, here or in the first look

@@ -1,3 +1,5 @@
+from prometheus_client import generate_latest
+
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
@@ -35,7 +37,7 @@ def test_drift_families_show_comparisons_by_worker_and_cause() -> None:
     metrics = Metrics(workers.states)
     for predicted, cached in ((64, 64), (64, 0)):
         metrics.observe_outcome(outcome(predicted, cached))
-    text = metrics.exposition().decode()
+    text = generate_latest(metrics).decode()
     assert f'kvsteer_predictions_compared_total{{worker="{WORKER}"}} 2.0' in text
     tokens = f'kvsteer_compared_cached_tokens_total{{source="reported",worker="{WORKER}"}} 64.0'
     assert tokens in text

@@ -1,3 +1,5 @@
+from prometheus_client import generate_latest
+
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
@@ -14,7 +16,7 @@ async def test_worker_down_is_distinct_from_a_worker_without_events() -> None:
     assert gone is not None
     workers.upstreams.eject(gone, Judge.PROBE, "is gone")
     metrics = Metrics(workers.states)
-    told = metrics.exposition().decode()
+    told = generate_latest(metrics).decode()
     assert 'kvsteer_worker_down{worker="127.0.0.1:1"} 0.0' in told
     assert 'kvsteer_worker_down{worker="127.0.0.1:2"} 1.0' in told
 
@@ -22,7 +24,7 @@ async def test_worker_down_is_distinct_from_a_worker_without_events() -> None:
 async def test_engine_of_a_worker_is_shown_with_its_release_or_as_unknown() -> None:
     config = parse(CONFIG[:-1] + f", {ENGINE}]", "c")
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
-    told = Metrics(workers.states).exposition().decode()
+    told = generate_latest(Metrics(workers.states)).decode()
     name = "kvsteer_worker_engine"
     assert f'{name}{{engine="unknown",version="unknown",worker="127.0.0.1:1"}} 1.0' in told
     assert f'{name}{{engine="vllm",version="0.32.0",worker="127.0.0.1:3"}} 1.0' in told

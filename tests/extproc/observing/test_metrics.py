@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
@@ -70,7 +71,7 @@ def worker(name: str) -> dict[str, Any]:
 
 
 def samples(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
+    for family in text_string_to_metric_families(generate_latest(metrics).decode()):
         for sample in family.samples:
             yield sample.name, sample.labels, sample.value
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from prometheus_client import generate_latest
+
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.fleet.workers import Workers
@@ -129,7 +131,7 @@ def in_flight(one: Service) -> int:
 
 def counted(one: Service, line: str) -> float:
     """The value of one metric, named with its labels; 0 if it is absent."""
-    for shown in one.metrics.exposition().decode().splitlines():
+    for shown in generate_latest(one.metrics).decode().splitlines():
         name, _, value = shown.rpartition(" ")
         if name == line:
             return float(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from extproc.base.headers import DESTINATION
 from extproc.http2.session import IS_COMPILED
@@ -201,7 +202,7 @@ async def test_message_out_of_order_is_an_invalid_argument(running: Running) -> 
     await call.write(body(PROMPT))
     assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
     assert "body" in (await call.details())
-    assert b"kvsteer_protocol_errors_total 1.0" in running.metrics.exposition()
+    assert b"kvsteer_protocol_errors_total 1.0" in generate_latest(running.metrics)
 
 
 async def test_internal_fault_ends_the_stream_without_its_text(running: Running) -> None:
@@ -213,7 +214,7 @@ async def test_internal_fault_ends_the_stream_without_its_text(running: Running)
     await call.write(body(PROMPT))
     assert await status_of(call) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
     gauge = b"kvsteer_open_streams 0.0"
-    await until(lambda: gauge in running.metrics.exposition())
+    await until(lambda: gauge in generate_latest(running.metrics))
     if running.service.config.extproc.server == "lean":
         assert "secret" not in await call.details()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from prometheus_client import generate_latest
 
 from extproc.base.errors import ProtocolError
 from extproc.http2.frames import PREFACE, ErrorCode, FrameType, ping, settings, window_update
@@ -246,7 +247,7 @@ async def test_reset_and_half_close_release_the_load_once(
     assert running.in_flight == 2
     peer.send(rst(1), data(3, flags=END_STREAM), rst(3))
     await until(lambda: running.in_flight == 0)
-    assert b"kvsteer_open_streams 0.0" in running.metrics.exposition()
+    assert b"kvsteer_open_streams 0.0" in generate_latest(running.metrics)
 
 
 async def test_deadlines_end_silent_peers_and_calls(running: Running, connect: Connect) -> None:

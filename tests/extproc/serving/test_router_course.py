@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
+from prometheus_client import generate_latest
 
 from extproc.config.reader import parse
 from extproc.fleet.workers import Workers
@@ -24,6 +25,8 @@ CONFIG = f"""
 models: [{{name: tiny, tokenizer: "{TINY_MODEL}"}}]
 workers: [{{endpoint: "127.0.0.1:1"}}]
 log: {{decisions_percent: 100}}
+extproc: {{deadline_ms: 60000}}
+envoy: {{message_timeout_ms: 60001}}
 """
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -81,7 +84,9 @@ async def test_route_times_every_phase_of_a_decision(
 ) -> None:
     await router.route(chat(text))
     assert phases_of(recorder) == ["parse", "tokens", "lookup", "pick"]
-    counts = re.findall(rb'kvsteer_phase_seconds_count{phase="(\w+)"} 1.0', metrics.exposition())
+    counts = re.findall(
+        rb'kvsteer_phase_seconds_count{phase="(\w+)"} 1.0', generate_latest(metrics)
+    )
     assert counts == [b"parse", b"tokens", b"lookup", b"pick"]
 
 

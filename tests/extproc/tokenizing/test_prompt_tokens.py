@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from msgspec import structs
+from prometheus_client import generate_latest
 
 from extproc.base.errors import RequestError
 from extproc.config.reader import parse
@@ -85,7 +86,7 @@ async def test_worker_that_tokenizes_has_its_prompts_keyed() -> None:
         assert (decision.basis.prompt_tokens, decision.model) == (usage["prompt_tokens"], "tiny")
         assert set(one.remote) == {"tiny"}
         sample = b'kvsteer_remote_tokenizer_total{model="tiny",outcome="answered"} 1.0'
-        assert sample in one.metrics.exposition()
+        assert sample in generate_latest(one.metrics)
         await one.close()
 
 
