@@ -134,6 +134,34 @@ def test_sharing_message_outcomes_are_all_explained() -> None:
     assert explained == {"sent", "not_sent", "accepted", *rejected}
 
 
+def names_said(text: str) -> set[str]:
+    """The names in backquotes; one that ends with ... stands for all that begin so."""
+    return set(re.findall(r"`([a-z]\w*(?:\.\.\.)?)`", text))
+
+
+def is_said(name: str, said: set[str]) -> bool:
+    return name in said or any(one.endswith("...") and name.startswith(one[:-3]) for one in said)
+
+
+def test_kinds_of_a_feed_are_all_explained() -> None:
+    paths = (ROOT / "kvstate").rglob("*.py")
+    sources = "".join(path.read_text() for path in paths if path.name != "mooncake_wire.py")
+    skipped = re.findall(r'(?:Skipped|faults\.append)\("(\w+)"\)', sources)
+    lost = re.findall(r'(?:lost = |return )"(\w+_batch)"', sources)
+    page = (DOCS / "metrics.md").read_text()
+    said = names_said(page.partition("## Kinds counted on a feed")[2].partition("\n## ")[0])
+    assert {name for name in (*skipped, *lost) if not is_said(name, said)} == set()
+    assert {one for one in said if not re.search(rf"\b{one.rstrip('.')}", sources)} == set()
+
+
+def test_reasons_of_requests_without_tokens_are_all_explained() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "extproc").rglob("*.py"))
+    reasons = set(re.findall(r'RequestError\(\s*"(\w+)"\)', sources))
+    assert len(reasons) > 40
+    pages = [DOCS / f"{name}.md" for name in ("requests", "tokens", "metrics")]
+    assert reasons - names_said("".join(page.read_text() for page in pages)) == set()
+
+
 def test_split_outcomes_are_all_explained() -> None:
     text = (DOCS / "metrics.md").read_text().partition("## Who computes a prompt\n")[2]
     table = text.partition("\n## ")[0]
