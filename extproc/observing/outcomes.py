@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     read to its end. overlaps: what every worker held of the prompt at the pick, by name.
     is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
     proxy chose. delivery: whether a steered request reached the picked worker, one of
-    `elsewhere.DELIVERIES`; unknown for unsteered ones. forms: the forms of the request. media:
+    `deliveries.DELIVERIES`; unknown for unsteered ones. forms: the forms of the request. media:
     that of the request, None without any. names_rank: whether the request named a rank. of_class:
     the name of its class, "" without classes. fetch: what the worker could fetch of the prompt.
     """
