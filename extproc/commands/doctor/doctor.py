@@ -190,9 +190,14 @@ async def _visits(means: Means, fleet: Sequence[Sighting], at: str) -> list[Find
         def start(name: str, visit: Awaitable[Findings]) -> asyncio.Task[Findings]:
             return group.create_task(_bounded(Subject(name), visit, means.seconds))
 
+        async def steering_later() -> Findings:
+            # its request must not be among those whose connections are judged
+            await asyncio.wait([envoy])
+            return await steering_visit.visit(means, at)
+
         envoy = start(f"envoy {at}", visit_envoy(means, fleet, at))
         sharing = start("sharing", visit_sharing(means.config, means.seconds))
-        steering = start("steering", steering_visit.visit(means, at))
+        steering = start("steering", steering_later())
         features = start("router", features_visit.visit(means))
         kubernetes = deletion_cost_visit.visit(means.config, means.seconds)
         deletion_cost = start("discovery kubernetes", kubernetes)

@@ -1,17 +1,19 @@
 """A real Envoy, as `kvsteer envoy` configures it, and with easily forgotten parts missing."""
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 
 from extproc.commands.doctor.doctor import examine
-from extproc.commands.doctor.findings import Severity
+from extproc.commands.doctor.findings import STEERING, Severity
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, WorkerSettings
 from extproc.config.sections import RouterTls
 from extproc.envoy.endpoint_files import Lane, assignment, path_of
@@ -63,7 +65,43 @@ async def test_envoy_option_names_the_admin_server() -> None:
         port = f"localhost:{at[10:]}"
         found = await examine(elsewhere, SECONDS, probes=False, bounds=BRIEF, envoy=port)
     (one,) = (one for one in found if one.check == "envoy")
-    assert (one.subject, one.verdict) == (f"envoy localhost:{at[10:]}", Severity.RIGHT)
+    assert (one.subject, one.verdict, one.code) == (f"envoy {port}", Severity.RIGHT, "")
+
+
+@asynccontextmanager
+async def slow_to_tell_its_clusters(admin: str) -> AsyncIterator[str]:
+    """The address at which an admin server answers as it does, but /clusters half a second late."""
+
+    async def passed_on(request: web.Request) -> web.Response:
+        if request.path == "/clusters":
+            await asyncio.sleep(0.5)
+        async with (
+            ClientSession() as session,
+            session.get(f"http://{admin}{request.path_qs}") as at,
+        ):
+            return web.Response(body=await at.read(), status=at.status)
+
+    application = web.Application()
+    application.router.add_get("/{any:.*}", passed_on)
+    runner, port = web.AppRunner(application), free_port()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_request_of_the_doctor_is_none_that_envoy_could_not_pass_on() -> None:
+    config = configuration()  # nobody listens where its router should
+    admin = config.envoy.admin
+    async with (
+        running_envoy(render(config), int(admin.rpartition(":")[2])),
+        slow_to_tell_its_clusters(admin) as slow,
+    ):
+        found = await examine(config, SECONDS, probes=False, bounds=BRIEF, envoy=slow)
+    assert [one.code for one in found if one.check == "envoy"] == [""]
+    assert [one.code for one in found if one.check == STEERING] == ["router-down"]
 
 
 async def test_router_that_envoy_never_reached_is_found() -> None:
