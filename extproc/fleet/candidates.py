@@ -203,6 +203,11 @@ class Candidates:
         worker = self._table.get(name)
         return None if worker is None else worker.engine
 
+    def engines_of(self, model: str) -> set[str]:
+        """Returns the names of the engines that a model's workers run, as far as they are known."""
+        workers = [one for one in self._table if self.model_of(one) == model]
+        return {one.engine.name for one in workers if one.engine is not None}
+
     def block_size(self, name: str) -> int:
         """Returns the tokens in a worker's block: by its events, else as configured or reported."""
         announced = self._fleet.block_size(name)

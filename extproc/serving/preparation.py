@@ -3,7 +3,7 @@
 A request and an explanation of it are prepared by the same steps, in the same order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -41,8 +41,10 @@ class Preparation:
     reads_bodies: whether there is one that needs the bodies.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, engines_of: Callable[[str], Collection[str]]) -> None:
         """Reads the secret of the tenants' salts, if they are kept apart.
+
+        engines_of: returns the names of the engines that a model's workers are known to run.
 
         Raises:
             StartError: the file with the secret cannot be read.
@@ -50,7 +52,7 @@ class Preparation:
         classes = config.policy.classes
         self._cleaning = Cleaning() if _cleans(config) else None
         self._classes = None if classes is None else ClassStep(classes)
-        self._tenants = _tenants(config)
+        self._tenants = _tenants(config, engines_of)
         steps = (self._tenants, self._classes)
         self.headers = [one.header for one in steps if one is not None]
         self._recorded = _recorded_header(config)
@@ -95,12 +97,12 @@ def _recorded_header(config: Config) -> str:
     return rules.tenant_header.lower()
 
 
-def _tenants(config: Config) -> Tenants | None:
+def _tenants(config: Config, engines_of: Callable[[str], Collection[str]]) -> Tenants | None:
     rules = config.isolation
     if rules is None:
         return None
     secret = secret_in("isolation.secret_file", rules.secret_file)
-    return Tenants(rules, config.models, secret)
+    return Tenants(rules, config.models, secret, engines_of)
 
 
 async def _cleaned(cleaning: Cleaning, ask: Ask) -> Ask | None:

@@ -100,7 +100,7 @@ class Router:
         self._changes_bodies = config.disaggregation.changes_bodies
         self._models = Models(config.models)
         self._workers = workers
-        self.preparation = Preparation(config)
+        self.preparation = Preparation(config, workers.candidates.engines_of)
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         secret = workers.fold.secret if workers.telling is None else workers.telling.secret

@@ -6,19 +6,28 @@ everybody. So are POST requests to paths that are not known: a newer engine may 
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
+from extproc.base.engine import SGLANG
 from extproc.config.schema import Model
 from extproc.config.sections import REFUSE, Isolation
 from extproc.requests.named_media import names_media
 from extproc.requests.request import Ask, Models, may_compute
 from extproc.requests.response_ids import RESPONSES_PATH, ResponseIds, response_in
-from extproc.requests.tenant_salt import PATHS, Salting, SaltMaker, Tenant, salting_of, with_salt
+from extproc.requests.tenant_salt import (
+    PATHS,
+    SGLANG_PATHS,
+    Salting,
+    SaltMaker,
+    Tenant,
+    salting_of,
+    with_salt,
+)
 from extproc.serving.refusals import (
     Refusal,
     refused_body,
@@ -56,13 +65,24 @@ class Separated(NamedTuple):
 
 
 class Tenants:
-    """Writes the tenants' salts. header: the name of the one that names the tenant, lower case."""
+    """Writes the tenants' salts. header: the name of the one that names the tenant, lower case.
 
-    def __init__(self, rules: Isolation, models: Sequence[Model], secret: bytes) -> None:
+    engines_of: returns the names of the engines that a model's workers are known to run.
+    """
+
+    def __init__(
+        self,
+        rules: Isolation,
+        models: Sequence[Model],
+        secret: bytes,
+        engines_of: Callable[[str], Collection[str]],
+    ) -> None:
         self.header = rules.header.lower()
         self._refuses_unnamed = rules.without_tenant == REFUSE
         self._shared = frozenset(rules.share)
         self._models = Models(models)
+        self._names = [model.name for model in models]
+        self._engines_of = engines_of
         self._maker = SaltMaker(secret)
         self._ids = ResponseIds(secret, secrets.token_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="salting")
@@ -91,13 +111,22 @@ class Tenants:
         body = ask.body
         if body is None or ask.wants_endpoint:
             return _unsalted(ask)
+        unread = self._unread_on(ask.head.path)  # here, since a thread must not look at workers
         if len(body) > INLINE_BYTES:
             await asyncio.sleep(0)  # from here on, it must run in a task
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._salted, ask, body, tenant)
-        return self._salted(ask, body, tenant)
+            return await loop.run_in_executor(self._thread, self._salted, ask, body, tenant, unread)
+        return self._salted(ask, body, tenant, unread)
 
-    def _salted(self, ask: Ask, body: bytes, tenant: bytes | None) -> Separated:
+    def _unread_on(self, path: str) -> Collection[str]:
+        """Returns the models of which an engine reads no salt on a path where others do."""
+        if path in SGLANG_PATHS or path not in PATHS:
+            return ()
+        return [name for name in self._names if SGLANG in self._engines_of(name)]
+
+    def _salted(
+        self, ask: Ask, body: bytes, tenant: bytes | None, unread: Collection[str]
+    ) -> Separated:
         path = ask.head.path
         if path == RESPONSES_PATH:
             named = self._ids.name(body, tenant)
@@ -107,7 +136,7 @@ class Tenants:
         said = salting_of(body)
         if said is not None and self._is_shared(said):
             return Separated(Isolated.SHARED, ask)
-        if path not in PATHS:
+        if path not in PATHS or (unread and self._model_of(said) in unread):
             return Separated(Isolated.API, unsalted_api(path))
         if said is not None and names_media(path, body):
             return Separated(Isolated.MEDIA, refused_media(path))
@@ -118,6 +147,11 @@ class Tenants:
         outcome = Isolated.COMMON if tenant is None else Isolated.SALTED
         whose = Tenant(tenant or b"", salt if said is not None and said.own is None else "")
         return Separated(outcome, msgspec.structs.replace(ask, body=salted, tenant=whose))
+
+    def _model_of(self, said: Salting | None) -> str:
+        """Returns the model whose workers get a body: the first one if it names no known one."""
+        served = None if said is None else self._models.find(said.model)
+        return self._names[0] if served is None else served.model
 
     def _is_shared(self, said: Salting) -> bool:
         """Returns whether all tenants share the blocks of the model that a body names."""

@@ -13,7 +13,7 @@ from extproc.requests.tenant_salt import PATHS, SaltMaker
 from extproc.serving.exchange import Service
 from extproc.serving.tenants import INLINE_BYTES
 from tests.extproc.messages import answers_of, body, head
-from tests.extproc.serving.routers import counted, in_flight, seen, service
+from tests.extproc.serving.routers import counted, in_flight, of, seen, service
 
 SECRET = b"0123456789abcdef"
 COMPLETIONS = "/v1/completions"
@@ -30,6 +30,12 @@ class Apart:
     def serve(self, rules: str = "", extra: str = "") -> Service:
         rules = f"header: X-Tenant, secret_file: '{self._file}'{rules}"
         self.services.append(service(f"isolation: {{{rules}}}\n{extra}"))
+        return self.services[-1]
+
+    def serve_all(self, fleet: str) -> Service:
+        """Serves these models and workers."""
+        rules = f"header: X-Tenant, secret_file: '{self._file}'"
+        self.services.append(of(f"{fleet}isolation: {{{rules}}}\n"))
         return self.services[-1]
 
 
@@ -149,6 +155,27 @@ async def test_request_that_cannot_be_salted_is_refused(
     answer = await asked(one, content, "a", path=path)
     assert answer.immediate_response.status.code == status
     assert counted(one, f'kvsteer_isolated_requests_total{{outcome="{outcome}"}}') == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "is_refused"),
+    [
+        ("/v1/embeddings", prompt(), True),
+        ("/v1/embeddings", prompt(more="x" * INLINE_BYTES), True),
+        ("/v1/embeddings", prompt(model="nobody's"), True),
+        ("/v1/embeddings", prompt(model="vllms"), False),
+        (COMPLETIONS, prompt(), False),
+    ],
+)
+async def test_api_of_which_an_engine_reads_no_salt_is_refused(
+    apart: Apart, path: str, content: bytes, is_refused: bool
+) -> None:
+    engine = "engine: {name: sglang, version: '0.5.23'}"
+    workers = f"[{{endpoint: 'a:1', model: m, {engine}}}, {{endpoint: 'a:2', model: vllms}}]"
+    one = apart.serve_all(f"models: [{{name: m}}, {{name: vllms}}]\nworkers: {workers}\n")
+    answer = await asked(one, content, "a", path=path)
+    assert answer.HasField("immediate_response") is is_refused
+    assert counted(one, 'kvsteer_isolated_requests_total{outcome="api"}') == is_refused
 
 
 async def test_body_that_is_not_read_is_refused(apart: Apart) -> None:
