@@ -6,21 +6,28 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <structmember.h>
 
 #include "../../kvstate/native/table.h"
 #include "mark_table.h"
 #include "objects.h"
 
-enum { HOLDINGS, WORKER, LOST_AT, SENT_AT, ENDED_AT, MARK_BYTES, WORDS };
+enum { HOLDINGS, WORKER, LOST_AT, SENT_AT, ENDED_AT, MARK_BYTES, KEYS, LENGTHS, NUMBER, WORDS };
 
-static const char *const SPELLED[WORDS] = {"holdings", "worker",   "lost_at",
-                                           "sent_at",  "ended_at", "mark_bytes"};
+static const char *const SPELLED[WORDS] = {"holdings",   "worker", "lost_at", "sent_at", "ended_at",
+                                           "mark_bytes", "keys",   "lengths", "number"};
 
 static PyObject *words[WORDS];
 static PyTypeObject *mark_table_type;
 
+/* make, fewer: functions that make a claim, and choose some of more than `most`. The others are of its
+ * memory: extproc.routing.claim_table.Costs describes them. */
 typedef struct {
     PyObject_HEAD
+    PyObject *make, *fewer;
+    Py_ssize_t most;
+    double slot_cost, place_cost, keys_cost;
+    long long bytes;
     Table claims;
 } MarkTable;
 
@@ -32,6 +39,16 @@ typedef struct {
 
 static Keys keys_in(PyObject *bytes) {
     return (Keys){PyBytes_AsString(bytes), PyBytes_Size(bytes) / MARK_KEY_BYTES};
+}
+
+/* Returns the bytes of an object's keys, with a reference; NULL after an error. */
+static PyObject *keys_of(PyObject *object) {
+    PyObject *bytes = PyObject_GetAttr(object, words[KEYS]);
+    if (bytes && !PyBytes_Check(bytes)) {
+        PyErr_SetString(PyExc_TypeError, "no keys");
+        Py_CLEAR(bytes);
+    }
+    return bytes;
 }
 
 static uint64_t key_at(Keys keys, Py_ssize_t n) {
@@ -252,31 +269,39 @@ static PyObject *with_claim(PyObject *claim, PyObject *claims, PyObject *holding
     return made;
 }
 
+/* Returns a claim's memory at each of its marks; -1 after an error. */
+static long long mark_bytes_of(PyObject *claim) {
+    PyObject *value = PyObject_GetAttr(claim, words[MARK_BYTES]);
+    long long bytes = value ? PyLong_AsLongLong(value) : -1;
+    Py_XDECREF(value);
+    return bytes;
+}
+
 /* Returns the memory of claims at one mark; -1 after an error. */
 static long long bytes_of_claims(PyObject *claims) {
     long long sum = 0;
     Py_ssize_t count = PyTuple_Size(claims);
     for (Py_ssize_t n = 0; n < count; n++) {
-        PyObject *value = PyObject_GetAttr(PyTuple_GetItem(claims, n), words[MARK_BYTES]);
-        long long bytes = value ? PyLong_AsLongLong(value) : -1;
-        Py_XDECREF(value);
+        long long bytes = mark_bytes_of(PyTuple_GetItem(claims, n));
         if (bytes < 0) return -1;
         sum += bytes;
     }
     return sum;
 }
 
+/* now: the time. since: when the requests under way began at the earliest. */
 typedef struct {
-    PyObject *claim, *holdings, *fewer, *since;
-    Py_ssize_t most;
+    PyObject *claim, *holdings, *now, *since;
+    long long mark_bytes;
 } NewClaim;
 
 /* Returns the claims of a mark with the new one, and by how much its memory grows. */
-static PyObject *claims_after(PyObject *claims, const NewClaim *new, long long *more) {
+static PyObject *claims_after(const MarkTable *self, PyObject *claims, const NewClaim *new,
+                              long long *more) {
     PyObject *after = with_claim(new->claim, claims, new->holdings);
-    if (after && PyTuple_Size(after) > new->most) {
+    if (after && PyTuple_Size(after) > self->most) {
         PyObject *all = after;
-        after = PyObject_CallFunctionObjArgs(new->fewer, all, new->since, NULL);
+        after = PyObject_CallFunctionObjArgs(self->fewer, all, new->since, NULL);
         Py_DECREF(all);
     }
     if (!after) return NULL;
@@ -286,11 +311,10 @@ static PyObject *claims_after(PyObject *claims, const NewClaim *new, long long *
     return after;
 }
 
-/* Puts the new claim to each key; counts keys that had none, and the memory of it at the others. */
-static bool record_claim(MarkTable *self, Keys keys, const NewClaim *new, Py_ssize_t *alone_at,
-                         long long *added) {
+/* Puts the new claim to each key; false after an error. */
+static bool put_claim(MarkTable *self, Keys keys, const NewClaim *new) {
     PyObject *alone = PyTuple_Pack(1, new->claim), *before = NULL, *after = NULL;
-    long long more = 0;
+    long long more = 0, alone_bytes = (long long)self->slot_cost + new->mark_bytes;
     bool is_sound = alone != NULL;
     fetch_ahead(self, keys);
     for (Py_ssize_t n = 0; is_sound && n < keys.count; n++) {
@@ -298,7 +322,7 @@ static bool record_claim(MarkTable *self, Keys keys, const NewClaim *new, Py_ssi
         Gap gap;
         Slot slot = table_seek(&self->claims, key, &gap);
         bool is_alone = !slot.shard || claims_in(slot) == alone; /* it is if a key is there twice */
-        *alone_at += is_alone;
+        if (is_alone) self->bytes += alone_bytes;
         if (!slot.shard) {
             slot = table_fill(&self->claims, key, 1, gap);
             is_sound = slot.shard != NULL;
@@ -313,12 +337,12 @@ static bool record_claim(MarkTable *self, Keys keys, const NewClaim *new, Py_ssi
             Py_XDECREF(after);
             before = claims_in(slot);
             Py_INCREF(before);
-            after = claims_after(before, new, &more);
+            after = claims_after(self, before, new, &more);
             slot = table_find(&self->claims, key); /* other code may have run */
         }
         is_sound = after != NULL;
         if (after && slot.shard) put_claims(slot, after);
-        *added += more;
+        self->bytes += more;
     }
     Py_XDECREF(alone);
     Py_XDECREF(before);
@@ -326,20 +350,116 @@ static bool record_claim(MarkTable *self, Keys keys, const NewClaim *new, Py_ssi
     return is_sound;
 }
 
-/* record(claim, keys, most, fewer, since) */
+/* Makes a claim and puts it to its marks; returns it, NULL after an error. */
+static PyObject *recorded(MarkTable *self, PyObject *bytes, PyObject *lengths, NewClaim new) {
+    Py_ssize_t length = PyBytes_Size(bytes);
+    new.mark_bytes = (long long)self->place_cost +
+                     (long long)self->keys_cost / (length ? length : MARK_KEY_BYTES);
+    PyObject *mark_bytes = PyLong_FromLongLong(new.mark_bytes);
+    if (!mark_bytes) return NULL;
+    new.claim = PyObject_CallFunctionObjArgs(self->make, new.holdings, bytes, new.now, mark_bytes,
+                                             lengths, NULL);
+    Py_DECREF(mark_bytes);
+    if (new.claim && !put_claim(self, keys_in(bytes), &new)) Py_CLEAR(new.claim);
+    return new.claim;
+}
+
+/* record(holdings, marks, now, since) */
 static PyObject *marks_record(MarkTable *self, PyObject *const *given, Py_ssize_t were) {
-    NewClaim new;
-    if (!are_given(given, were, "obooo") || !read_size(given[2], &new.most)) return NULL;
-    new.claim = given[0];
-    new.fewer = given[3];
-    new.since = given[4];
-    Py_ssize_t alone_at = 0;
-    long long added = 0;
-    new.holdings = PyObject_GetAttr(new.claim, words[HOLDINGS]);
-    bool is_sound =
-        new.holdings && record_claim(self, keys_in(given[1]), &new, &alone_at, &added);
-    Py_XDECREF(new.holdings);
-    return is_sound ? Py_BuildValue("(nL)", alone_at, added) : NULL;
+    if (!are_given(given, were, "oooo")) return NULL;
+    NewClaim new = {.holdings = given[0], .now = given[2], .since = given[3]};
+    PyObject *bytes = keys_of(given[1]), *claim = NULL;
+    PyObject *lengths = bytes ? PyObject_GetAttr(given[1], words[LENGTHS]) : NULL;
+    if (lengths) claim = recorded(self, bytes, lengths, new);
+    Py_XDECREF(bytes);
+    Py_XDECREF(lengths);
+    return claim;
+}
+
+/* --- the claims that another router tells --- */
+
+/* places, known: dictionaries. left, most_new: how many marks the message may have, and how many of
+ * new claims. most_known: open claims. The others count. */
+typedef struct {
+    PyObject *places, *known, *no_lengths;
+    double left, most_new, most_known;
+    long long new_marks, unknown, excess;
+} Telling;
+
+/* Adds a claim to the open ones, of which the oldest goes if there are too many. */
+static bool add_known(const Telling *telling, PyObject *number, PyObject *claim) {
+    PyObject *first = NULL;
+    Py_ssize_t at = 0;
+    bool is_full = (double)PyDict_Size(telling->known) >= telling->most_known;
+    if (is_full && PyDict_Next(telling->known, &at, &first, NULL)) {
+        Py_INCREF(first);
+        int failed = PyDict_DelItem(telling->known, first);
+        Py_DECREF(first);
+        if (failed) return false;
+    }
+    return !PyDict_SetItem(telling->known, number, claim);
+}
+
+/* Records a claim of a known worker, unless it was told before; false after an error. */
+static bool record_new(MarkTable *self, Telling *telling, PyObject *told, PyObject *bytes,
+                       NewClaim new) {
+    PyObject *number = PyObject_GetAttr(told, words[NUMBER]);
+    if (!number) return false;
+    int is_known = PyDict_Contains(telling->known, number);
+    bool is_sound = is_known >= 0;
+    if (!is_known) {
+        PyObject *claim = recorded(self, bytes, telling->no_lengths, new);
+        is_sound = claim && add_known(telling, number, claim);
+        telling->new_marks += keys_in(bytes).count;
+        Py_XDECREF(claim);
+    }
+    Py_DECREF(number);
+    return is_sound;
+}
+
+/* Returns the record of what was sent to the worker of a claim, borrowed; NULL if it is not known, or
+ * after an error. */
+static PyObject *holdings_of(PyObject *told, PyObject *places) {
+    PyObject *worker = PyObject_GetAttr(told, words[WORKER]);
+    PyObject *place = worker ? PyDict_GetItemWithError(places, worker) : NULL;
+    Py_XDECREF(worker);
+    if (place && !PyTuple_Check(place)) PyErr_SetString(PyExc_TypeError, "no place");
+    return place && PyTuple_Check(place) ? PyTuple_GetItem(place, 1) : NULL;
+}
+
+/* Records a claim within the bounds; false after an error. */
+static bool record_one(MarkTable *self, Telling *telling, PyObject *told, NewClaim new) {
+    PyObject *bytes = keys_of(told);
+    if (!bytes) return false;
+    double count = (double)keys_in(bytes).count;
+    bool is_sound = true;
+    telling->left -= count;
+    if (telling->left < 0.0 || telling->most_new - (double)telling->new_marks < count) {
+        telling->excess++;
+    } else if ((new.holdings = holdings_of(told, telling->places))) {
+        is_sound = record_new(self, telling, told, bytes, new);
+    } else {
+        is_sound = !PyErr_Occurred();
+        telling->unknown++;
+    }
+    Py_DECREF(bytes);
+    return is_sound;
+}
+
+/* record_told(told, places, known, (marks, new_marks, claims), now, since) */
+static PyObject *marks_record_told(MarkTable *self, PyObject *const *given, Py_ssize_t were) {
+    double bounds[3];
+    if (!are_given(given, were, "tddooo") || !numbers_of(given[3], bounds, 3)) return NULL;
+    Telling telling = {.places = given[1], .known = given[2], .left = bounds[0],
+                       .most_new = bounds[1], .most_known = bounds[2]};
+    NewClaim new = {.now = given[4], .since = given[5]};
+    telling.no_lengths = PyTuple_New(0);
+    bool is_sound = telling.no_lengths != NULL;
+    for (Py_ssize_t n = 0; is_sound && n < PyTuple_Size(given[0]); n++)
+        is_sound = record_one(self, &telling, PyTuple_GetItem(given[0], n), new);
+    Py_XDECREF(telling.no_lengths);
+    if (!is_sound) return NULL;
+    return Py_BuildValue("(LLL)", telling.new_marks, telling.unknown, telling.excess);
 }
 
 /* --- a claim that is withdrawn --- */
@@ -358,39 +478,59 @@ static PyObject *claims_but(PyObject *claims, PyObject *claim) {
     return made;
 }
 
-/* withdraw(claim, keys) */
-static PyObject *marks_withdraw(MarkTable *self, PyObject *const *given, Py_ssize_t were) {
-    if (!are_given(given, were, "ob")) return NULL;
-    Keys keys = keys_in(given[1]);
-    Py_ssize_t places = 0, emptied = 0;
+/* Removes a claim from each key; false after an error. */
+static bool remove_claim(MarkTable *self, PyObject *claim, Keys keys, long long mark_bytes) {
     for (Py_ssize_t n = 0; n < keys.count; n++) {
         PyObject *claims = claims_of(self, key_at(keys, n));
         if (!claims) continue;
-        PyObject *after = claims_but(claims, given[0]);
+        PyObject *after = claims_but(claims, claim);
         Slot slot = table_find(&self->claims, key_at(keys, n)); /* other code may have run */
         bool is_there = after && slot.shard && PyTuple_Size(after) < PyTuple_Size(claims);
-        places += is_there;
+        if (is_there) self->bytes -= mark_bytes;
         if (is_there && PyTuple_Size(after)) {
             put_claims(slot, after);
         } else if (is_there) {
             PyObject *last = claims_in(slot);
             table_remove(&self->claims, slot);
             Py_DECREF(last);
-            emptied++;
+            self->bytes -= (long long)self->slot_cost;
         }
         Py_DECREF(claims);
-        if (!after) return NULL;
+        if (!after) return false;
         Py_DECREF(after);
     }
-    return Py_BuildValue("(nn)", places, emptied);
+    return true;
+}
+
+/* withdraw(claim) */
+static PyObject *marks_withdraw(MarkTable *self, PyObject *claim) {
+    PyObject *bytes = keys_of(claim);
+    long long mark_bytes = bytes ? mark_bytes_of(claim) : -1;
+    bool is_sound = mark_bytes >= 0 && remove_claim(self, claim, keys_in(bytes), mark_bytes);
+    Py_XDECREF(bytes);
+    return is_sound ? constant(Py_None) : NULL;
 }
 
 /* --- the type --- */
 
-static PyObject *marks_new(PyTypeObject *type, PyObject *Py_UNUSED(given),
-                           PyObject *Py_UNUSED(named)) {
+/* CompiledMarkTable(make, most, fewer, (slot, place, keys)) */
+static PyObject *marks_new(PyTypeObject *type, PyObject *given, PyObject *Py_UNUSED(named)) {
+    PyObject *make, *fewer, *costs;
+    Py_ssize_t most;
+    double each[3];
+    if (!PyArg_ParseTuple(given, "OnOO", &make, &most, &fewer, &costs) ||
+        !numbers_of(costs, each, 3))
+        return NULL;
     MarkTable *self = (MarkTable *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
+    Py_INCREF(make);
+    Py_INCREF(fewer);
+    self->make = make;
+    self->fewer = fewer;
+    self->most = most;
+    self->slot_cost = each[0];
+    self->place_cost = each[1];
+    self->keys_cost = each[2];
     /* a hash of Python's has a secret of the process */
     table_init(&self->claims, mix64((uint64_t)PyObject_Hash(words[HOLDINGS])), true);
     self->claims.doubles = true; /* a slot takes less than is counted for it even so */
@@ -405,6 +545,8 @@ static void marks_dealloc(PyObject *object) {
             if (entry_at(shard, at)->tag) Py_DECREF(claims_in((Slot){shard, at}));
     }
     table_clear(&self->claims);
+    Py_DECREF(self->make);
+    Py_DECREF(self->fewer);
     PyTypeObject *type = Py_TYPE(object);
     freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_object(object);
@@ -416,7 +558,17 @@ static Py_ssize_t marks_length(MarkTable *self) { return (Py_ssize_t)self->claim
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))marks_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef marks_methods[] = {
-    METHOD(record), METHOD(withdraw), METHOD(stretches), {NULL, NULL, 0, NULL}};
+    METHOD(record),
+    METHOD(record_told),
+    METHOD(stretches),
+    {"withdraw", (PyCFunction)marks_withdraw, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef marks_members[] = {
+    {"bytes", T_LONGLONG, offsetof(MarkTable, bytes), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 
 static PyType_Slot marks_slots[] = {
     {Py_tp_doc, "Compiled claims at marks; extproc.routing.claim_table describes them."},
@@ -424,6 +576,7 @@ static PyType_Slot marks_slots[] = {
     {Py_tp_dealloc, marks_dealloc},
     {Py_mp_length, marks_length},
     {Py_tp_methods, marks_methods},
+    {Py_tp_members, marks_members},
     {0, NULL},
 };
 

@@ -12,9 +12,9 @@ The table is separate from the index, and bounded: it has two generations, and d
 when the younger one is full or old.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -23,7 +23,7 @@ from extproc.requests.outline import Outline
 from extproc.routing.conversations import Conversations
 from extproc.routing.marks import (
     KEY_BYTES,
-    NO_MARKS,
+    Marked,
     Marks,
     marks_of,
     marks_of_outline,
@@ -97,16 +97,50 @@ class Holdings:
 class Claim(msgspec.Struct, eq=False, gc=False):
     """One request that was sent to a worker; its times are seconds of one monotonic clock.
 
+    keys, lengths: of its marks, while it may be withdrawn; of another router's request no lengths.
     mark_bytes: its memory, divided by its marks.
 
-    Hundreds of thousands are kept; like their marks, they are not tracked by the garbage collector.
+    Hundreds of thousands are kept, which are not tracked by the garbage collector.
     """
 
     holdings: Holdings
-    marks: Marks
+    keys: bytes
     sent_at: float
     mark_bytes: int = 0
+    lengths: tuple[int, ...] = ()
     ended_at: float = inf
+
+
+class ToldClaim(Protocol):
+    """A claim of another router.
+
+    number: by which that router tells of its end. worker: the id of its worker in messages. keys:
+    those of its marks.
+    """
+
+    @property
+    def number(self) -> int:
+        """See above, also for the others."""
+
+    @property
+    def worker(self) -> int:
+        """The worker's id."""
+
+    @property
+    def keys(self) -> bytes:
+        """The keys."""
+
+
+# The workers by their ids in messages: where each is, and the record of what was sent to it.
+ToldPlaces = Mapping[int, tuple[str, Holdings]]
+
+# How many claims of another router are recorded: the most marks of a message, the most of those
+# that were not told before, and the most open claims; beyond that, the oldest are left to expire.
+ToldBounds = tuple[int, float, int]
+
+# What became of them: the marks of those recorded, how many are of workers that are not known here,
+# and how many are beyond the bounds.
+ToldCounts = tuple[int, int, int]
 
 
 # The claims of one mark, worker by worker, each worker's newest claim first. Behind it are those
@@ -134,8 +168,7 @@ class ClaimTable:
         self._secret = secret
         self._lifetimes = lifetimes
         self._limit_bytes = limit_bytes // 2  # of a generation
-        self._young_bytes = 0
-        self._young, self._old = MarkTable(), MarkTable()
+        self._young, self._old = _mark_table(), _mark_table()
         self._young_since = _NEVER
         # for prompts without a salt: one for each model and adapter
         self._roots: dict[tuple[str, str | int | None], int] = {}
@@ -164,27 +197,32 @@ class ClaimTable:
         """Returns the marks of a prompt that is known only as text, in its namespace."""
         return marks_of_outline(root_key(self._secret, "text", model, lora, salt), said)
 
-    def record(self, holdings: Holdings, marks: Marks, now: float) -> Claim:
+    def record(self, holdings: Holdings, marks: Marked, now: float) -> Claim:
         """Claims that a worker is about to hold a prompt."""
-        (claim,) = self.record_all(((holdings, marks),), now)
-        return claim
+        self._turn(now)
+        return self._young.record(holdings, marks, now, now - self._lifetimes.speculative)
 
-    def record_all(self, told: Iterable[tuple[Holdings, Marks]], now: float) -> list[Claim]:
-        """Claims that workers are about to hold prompts."""
-        is_full = self._young_bytes >= self._limit_bytes
+    def record_told(
+        self,
+        told: Sequence[ToldClaim],
+        places: ToldPlaces,
+        known: dict[int, Claim],
+        bounds: ToldBounds,
+        now: float,
+    ) -> ToldCounts:
+        """Claims that workers are about to hold the prompts that another router sent there.
+
+        known: its open claims by their numbers, to which the new ones are added.
+        """
+        self._turn(now)
+        since = now - self._lifetimes.speculative
+        return self._young.record_told(told, places, known, bounds, now, since)
+
+    def _turn(self, now: float) -> None:
+        """Begins a new generation if the young one is full or old."""
+        is_full = self._young.bytes >= self._limit_bytes
         if is_full or now - self._young_since >= self._lifetimes.approximate:
-            self._old, self._young, self._young_since = self._young, MarkTable(), now
-            self._young_bytes = 0
-        since, record_one = now - self._lifetimes.speculative, self._young.record
-        claims = []
-        for holdings, marks in told:
-            keys = marks.keys
-            mark_bytes = _BYTES_PER_PLACE + _BYTES_OF_KEYS // (len(keys) or KEY_BYTES)
-            claim = Claim(holdings, marks, now, mark_bytes)
-            alone, added = record_one(claim, keys, MOST_CLAIMS, _fewer, since)
-            self._young_bytes += added + alone * (_BYTES_PER_SLOT + mark_bytes)
-            claims.append(claim)
-        return claims
+            self._old, self._young, self._young_since = self._young, _mark_table(), now
 
     def end(self, claim: Claim, now: float) -> None:
         """Notes that the request has ended: from now on its worker's feed knows better.
@@ -193,7 +231,8 @@ class ClaimTable:
         """
         if now < claim.ended_at:
             claim.ended_at = now
-        claim.marks = NO_MARKS  # only `withdraw` needs them, and they take most of its memory
+        # only `withdraw` needs them, and they take most of its memory
+        claim.keys, claim.lengths = b"", ()
 
     def withdraw(self, claim: Claim) -> None:
         """Removes the claim of a request that its worker did not compute.
@@ -201,10 +240,8 @@ class ClaimTable:
         Afterwards the table is as if the claim had never been recorded: an older claim of the same
         worker counts again.
         """
-        for generation in (self._young, self._old):
-            places, emptied = generation.withdraw(claim, claim.marks.keys)
-            if generation is self._young:
-                self._young_bytes -= places * claim.mark_bytes + emptied * _BYTES_PER_SLOT
+        self._young.withdraw(claim)
+        self._old.withdraw(claim)
 
     def begun_at(self, marks: Marks) -> dict[str, float]:
         """Returns when the longest known part of a prompt was first sent to each worker.
@@ -273,72 +310,121 @@ def _bytes_of(claims: _Claims) -> int:
     return sum([one.mark_bytes for one in claims])
 
 
+class Costs(NamedTuple):
+    """The memory of claims at marks, in bytes: of a mark, of a claim at it, and, times the bytes of
+    a claim's keys, of each claim."""
+
+    slot: int
+    place: int
+    keys: int
+
+
+_COSTS = Costs(_BYTES_PER_SLOT, _BYTES_PER_PLACE, _BYTES_OF_KEYS)
+
+
 class PlainMarkTable:
     """The claims at marks.
 
     Every request looks into it, and writes to it, at each of its marks. Where a C compiler was at
     hand at installation, extproc/native/mark_table.c does the same, as tests hold.
+
+    make: makes a claim. most: claims that a mark may have. fewer: chooses some of more; its second
+    argument is when the requests under way began at the earliest. costs: of memory. bytes: of all.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        make: Callable[[Holdings, bytes, float, int, tuple[int, ...]], Claim],
+        most: int,
+        fewer: Callable[[_Claims, float], _Claims],
+        costs: Costs,
+        /,
+    ) -> None:
+        self._make = make
+        self._most = most
+        self._fewer = fewer
+        self._costs = costs
         self._claims: dict[int, _Claims] = {}
+        self.bytes = 0
 
     def __len__(self) -> int:
         """Returns how many marks have a claim."""
         return len(self._claims)
 
-    def record(
+    def record(self, holdings: Holdings, marks: Marked, now: float, since: float, /) -> Claim:
+        """Puts a new claim to its marks, and returns it; since: the second argument of `fewer`."""
+        return self._record(holdings, marks.keys, marks.lengths, now, since)
+
+    def record_told(
         self,
-        claim: Claim,
-        keys: bytes,
-        most: int,
-        fewer: Callable[[_Claims, float], _Claims],
+        told: Sequence[ToldClaim],
+        places: ToldPlaces,
+        known: dict[int, Claim],
+        bounds: ToldBounds,
+        now: float,
         since: float,
         /,
-    ) -> tuple[int, int]:
-        """Puts a new claim to the marks with these keys.
+    ) -> ToldCounts:
+        """Puts the claims of another router to their marks; see `ClaimTable.record_told`."""
+        left, most_new, most_claims = bounds
+        new, unknown, excess = 0, 0, 0
+        for one in told:
+            count = len(one.keys) // KEY_BYTES
+            left -= count
+            if left < 0 or most_new - new < count:
+                excess += 1
+            elif (place := places.get(one.worker)) is None:
+                unknown += 1
+            elif one.number not in known:
+                new += count
+                if len(known) >= most_claims:
+                    del known[next(iter(known))]
+                known[one.number] = self._record(place[1], one.keys, (), now, since)
+        return new, unknown, excess
 
-        Returns how many of them had no claim, and by how many bytes the others grow.
-
-        most: claims that a mark may have. fewer: chooses some of more; since: its second argument.
-        """
+    def _record(
+        self,
+        holdings: Holdings,
+        keys: bytes,
+        lengths: tuple[int, ...],
+        now: float,
+        since: float,
+    ) -> Claim:
+        costs = self._costs
+        mark_bytes = costs.place + costs.keys // (len(keys) or KEY_BYTES)
+        claim = self._make(holdings, keys, now, mark_bytes, lengths)
         at, alone = self._claims, (claim,)
         after: _Claims = alone
-        count, more, added = 0, 0, 0
+        more = 0
         before: _Claims | None = None
         for key in unpacked(keys):
             claims = at.setdefault(key, alone)
             if claims is alone:
-                count += 1
+                self.bytes += costs.slot + mark_bytes
                 continue
             if claims is not before:  # neighbouring marks usually have the same claims
                 before = claims
                 after = _with_claim(claim, claims)
-                if len(after) > most:
-                    after = fewer(after, since)
+                if len(after) > self._most:
+                    after = self._fewer(after, since)
                 more = _bytes_of(after) - _bytes_of(claims)
             at[key] = after
-            added += more
-        return count, added
+            self.bytes += more
+        return claim
 
-    def withdraw(self, claim: Claim, keys: bytes, /) -> tuple[int, int]:
-        """Removes a claim from the marks with these keys.
-
-        Returns how many of them had it, and how many have no claim any more.
-        """
-        places, emptied = 0, 0
-        for key in unpacked(keys):
+    def withdraw(self, claim: Claim, /) -> None:
+        """Removes a claim from its marks."""
+        for key in unpacked(claim.keys):
             claims = self._claims.get(key, ())
             after = tuple([one for one in claims if one is not claim])
             if len(after) == len(claims):
                 continue
-            places += 1
+            self.bytes -= claim.mark_bytes
             if after:
                 self._claims[key] = after
             else:
                 del self._claims[key]
-                emptied += 1
-        return places, emptied
+                self.bytes -= self._costs.slot
 
     def stretches(self, lengths: Sequence[int], keys: bytes, /) -> Sequence[tuple[int, _Claims]]:
         """Returns the longest mark of each run of marks with the same claims, and these claims.
@@ -391,4 +477,10 @@ def plain_expected(
 
 
 MarkTable = compiled_or("CompiledMarkTable", PlainMarkTable)
+
+
+def _mark_table() -> PlainMarkTable:
+    return MarkTable(Claim, MOST_CLAIMS, _fewer, _COSTS)
+
+
 expected = compiled_or("expected", plain_expected)

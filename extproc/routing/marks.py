@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 import xxhash
@@ -61,6 +62,18 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_MARKS = Marks((), b"")
+
+
+class Marked(Protocol):
+    """What has marks; see `Marks`."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Their lengths."""
+
+    @property
+    def keys(self) -> bytes:
+        """Their keys."""
 
 
 def packed(keys: Sequence[int]) -> bytes:

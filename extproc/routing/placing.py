@@ -326,7 +326,7 @@ class Placing:
         self._withdraw(claims)
         holdings = self.fleet.holdings(worker)
         self._settle(booking, 0, holdings, now)
-        claims[:] = [self.claims.record(holdings, claim.marks, now) for claim in claims]
+        claims[:] = [self.claims.record(holdings, claim, now) for claim in claims]
         if self._telling is not None:
             self._telling.begin(claims, endpoint, booking.uncached_tokens)
 

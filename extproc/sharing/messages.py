@@ -27,7 +27,7 @@ from extproc.routing.marks import (
     KEY_BYTES,
     LAST_TOKENS,
     LENGTHS,
-    Marks,
+    Marked,
     packed,
     unpacked,
 )
@@ -158,11 +158,6 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """How many marks the prompt has."""
         return len(self.keys) // KEY_BYTES
 
-    @property
-    def marks(self) -> Marks:
-        """The prompt's marks."""
-        return Marks(FIRST_LENGTHS[len(self.keys) // KEY_BYTES], self.keys)
-
 
 class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt without known tokens that the sender sent to a worker.
@@ -186,21 +181,15 @@ class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Whether there is a length for each key, and each is longer than the one before."""
         if len(self.keys) * _LENGTH_BYTES != len(self.lengths) * KEY_BYTES:
             return False
-        lengths = (0, *self.marks.lengths)
+        lengths = (0, *struct.unpack(f"<{self.mark_count}I", self.lengths))
         return lengths[-1] <= LAST_TOKENS and all(map(lt, lengths, lengths[1:]))
-
-    @property
-    def marks(self) -> Marks:
-        """The prompt's marks."""
-        lengths = struct.unpack(f"<{self.mark_count}I", self.lengths)
-        return Marks(lengths, self.keys)
 
 
 # A claim of either kind.
 AnyClaim = ClaimNews | OutlineNews
 
 
-def claim_news(number: int, worker: int, marks: Marks) -> AnyClaim:
+def claim_news(number: int, worker: int, marks: Marked) -> AnyClaim:
     """Returns the news that a prompt with these marks was sent to a worker."""
     count = len(marks.keys) // KEY_BYTES
     if marks.lengths == FIRST_LENGTHS[min(count, len(LENGTHS))]:

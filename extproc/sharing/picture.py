@@ -21,7 +21,6 @@ from extproc.media.identities import Identities
 from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Loads
-from extproc.routing.marks import KEY_BYTES, Marks
 from extproc.sharing.item_reports import learn_items
 from extproc.sharing.messages import (
     MAX_HOME_KEYS,
@@ -314,25 +313,16 @@ class Picture:
     def _claim(
         self, other: Peer, news: RouterNews, places: Mapping[int, Place], now: float
     ) -> None:
-        left, known = MAX_MARKS, other.claims
-        new: dict[int, tuple[Holdings, Marks]] = {}
         claims: Sequence[AnyClaim] = news.claims
         if news.outlines:
             claims = (*claims, *news.outlines)
-        for claim in claims:
-            count = len(claim.keys) // KEY_BYTES
-            left -= count
-            if left < 0 or other.remaining_marks < count:
-                self.excess_claims += 1
-            elif (place := places.get(claim.worker)) is None:
-                self.unknown_workers += 1
-            elif claim.number not in known and claim.number not in new:
-                other.remaining_marks -= count
-                new[claim.number] = (place.holdings, claim.marks)
-        for number, made in zip(new, self._claims.record_all(new.values(), now), strict=True):
-            if len(known) >= self._max_claims:
-                del known[next(iter(known))]
-            known[number] = made
+        bounds = (MAX_MARKS, other.remaining_marks, self._max_claims)
+        new_marks, unknown, excess = self._claims.record_told(
+            claims, places, other.claims, bounds, now
+        )
+        other.remaining_marks -= new_marks
+        self.unknown_workers += unknown
+        self.excess_claims += excess
 
     def _settle(self, other: Peer, told: Sequence[HomeNews], now: float) -> None:
         """Merges where conversations belong."""

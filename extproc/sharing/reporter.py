@@ -116,14 +116,14 @@ class Reporter:
         if uncached_tokens < LEAST_UNCACHED_TOKENS:
             return
         for claim in claims:
-            if not claim.marks.keys:
+            if not claim.keys:
                 continue
             if len(self._open) >= self._max_open:
                 del self._open[next(iter(self._open))]
             if len(self._waiting) == self._waiting.maxlen:
                 self._dropped += 1
             self._number += 1
-            news = claim_news(self._number, self._id(endpoint), claim.marks)
+            news = claim_news(self._number, self._id(endpoint), claim)
             self._open[claim] = news
             self._waiting.append(news)
 

@@ -78,7 +78,7 @@ class Told:
         self.marks: dict[Claim, Marks] = {}
 
     def begin(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
-        self.marks.update((claim, claim.marks) for claim in claims)
+        self.marks.update((one, Marks(one.lengths, one.keys)) for one in claims)
         self.lines.append((f"begun at {endpoint} with {uncached_tokens:.0f}", list(claims)))
 
     def end(self, claim: Claim) -> None:

@@ -1,16 +1,16 @@
 """What somebody can do who repeats messages, or a router that lies although it knows the secret."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.requests.outline import beginning_of
-from extproc.routing.claim_table import Claim, Holdings
+from extproc.routing.claim_table import Claim, ToldBounds, ToldClaim, ToldCounts, ToldPlaces
 from extproc.routing.load import MAX_TOLD_WINDOWS, EndpointLoad, Gauges
-from extproc.routing.marks import KEY_BYTES, LENGTHS, Marks, packed
+from extproc.routing.marks import LENGTHS, packed
 from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_MARKS,
@@ -180,14 +180,20 @@ def test_claims_of_a_router_are_bounded(seconds: float) -> None:
     other = Router("other")
     introduce(other, RouterNews("one", 1, 1, 0), 0.0)
     recorded = Counter[str]()
-    record = other.sent.record_all
+    record = other.sent.record_told
 
-    def count(told: Iterable[tuple[Holdings, Marks]], now: float) -> list[Claim]:
-        new = list(told)
-        recorded["n"] += sum(len(marks.keys) // KEY_BYTES for _, marks in new)
-        return record(new, now)
+    def count(
+        told: Sequence[ToldClaim],
+        places: ToldPlaces,
+        known: dict[int, Claim],
+        bounds: ToldBounds,
+        now: float,
+    ) -> ToldCounts:
+        counts = record(told, places, known, bounds, now)
+        recorded["n"] += counts[0]
+        return counts
 
-    other.sent.record_all = count  # type: ignore[method-assign]
+    other.sent.record_told = count  # type: ignore[method-assign]
     for sequence in range(2, 3_000):
         now = seconds * sequence / 3_000
         begun = claims_of(sequence * MAX_CLAIMS, 25)
