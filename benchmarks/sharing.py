@@ -31,6 +31,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
@@ -40,15 +41,15 @@ from extproc.routing.claim_table import Claim, ClaimTable, Holdings
 from extproc.routing.homes import Homes
 from extproc.routing.load import Booking, EndpointLoad, Loads
 from extproc.routing.marks import marks_of
-from extproc.routing.told import FiguresOf, Place
+from extproc.routing.told import BOOKED_TOKENS, IN_FLIGHT, Place
 from extproc.running.event_loop import Sweeper
-from extproc.sharing.messages import worker_id
 from extproc.sharing.reporter import Reporter
 from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
 from tests.ports import free_port
 
 WORKERS = [f"10.0.0.{number}:8000" for number in range(64)]
 UNCACHED_TOKENS = 2_048
+RATE = 8_000  # tokens per second, as configured
 PROMPT = array("I", bytes(4 * UNCACHED_TOKENS))
 PACE_SECONDS = 0.005
 LASTS_SECONDS = 0.5
@@ -65,41 +66,46 @@ LEAST_MESSAGES = 70
 
 
 class AgedLoads(Loads):
-    """Loads that record the age of a probe's figure on arrival, in microseconds.
+    """Loads that record the age of a probe's figure on arrival, in microseconds."""
 
-    probes: their ids in messages.
-    """
-
-    def __init__(self, endpoints: dict[str, EndpointLoad], telling: PromptTelling | None) -> None:
-        super().__init__(endpoints, 8_000, None if telling is None else telling.touched)
-        self.probes: set[int] = set()
-        if telling is not None:
-            self.probes = {worker_id(telling.keys, name) for name in PROBES}
+    def __init__(self, endpoints: dict[str, EndpointLoad], touched: set[str] | None) -> None:
+        super().__init__(endpoints, RATE, touched)
+        self._probed_at: dict[tuple[str, str], int] = {}
         self.ages: list[int] = []
 
     def record_reports(
         self,
         router: str,
-        told: tuple[FiguresOf, ...],
+        told: msgspec.Raw,
         places: Mapping[int, Place],
         now: float,
         *,
         is_known: bool,
     ) -> int:
-        for one in told:
-            if one.worker in self.probes and one.in_flight:
-                self.ages.append(_now_us() - one.booked_tokens)
-        return super().record_reports(router, told, places, now, is_known=is_known)
+        unknown = super().record_reports(router, told, places, now, is_known=is_known)
+        for name in PROBES:
+            counted = self.endpoints[name].gauges.get(router)
+            if counted is None or not counted[IN_FLIGHT]:
+                continue
+            probed_at = counted[BOOKED_TOKENS]
+            if self._probed_at.get((router, name)) != probed_at:
+                self._probed_at[router, name] = probed_at
+                self.ages.append(_now_us() - probed_at)
+        return unknown
+
+
+def records() -> dict[str, EndpointLoad]:
+    """Returns the load records of the workers, and of a probe for each router."""
+    return {name: EndpointLoad() for name in (*WORKERS, *PROBES)}
 
 
 class Fleet:
     """The workers of one router, and a probe for each router."""
 
-    def __init__(self, telling: PromptTelling | None) -> None:
-        names = [*WORKERS, *PROBES]
-        self.endpoints = {name: EndpointLoad() for name in names}
-        self.loads = AgedLoads(self.endpoints, telling)
-        self.by_name = {name: Holdings(name) for name in names}
+    def __init__(self, loads: Loads) -> None:
+        self.loads = loads
+        self.endpoints = loads.endpoints
+        self.by_name = {name: Holdings(name) for name in self.endpoints}
         self.changed = asyncio.Event()
 
     def places(self) -> list[tuple[str, str]]:
@@ -178,14 +184,15 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
     """Runs one router for this long; url: "" shares nothing."""
     options = Options(url, name=f"router-{number}") if url else None
     telling = None if options is None else telling_of(options)
-    fleet = Fleet(telling)
+    loads = AgedLoads(records(), None if telling is None else telling.touched)
+    fleet = Fleet(loads)
     sent = ClaimTable(1 if telling is None else telling.secret)
     async with _sharing(options, telling, fleet, sent) as sharing:
         Sweeper().start()  # as a router does
         await asyncio.sleep(WARM_SECONDS)
         begun = time.monotonic()
         cpu = time.process_time()
-        fleet.loads.ages.clear()
+        loads.ages.clear()
         before = None if sharing is None else (sharing.sent, sharing.sent_bytes)
         traffic = Traffic(number, fleet, sent, telling)
         steps, due, probed_at = [], begun, 0.0
@@ -212,7 +219,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
         if sharing is not None and before is not None:
             found["messages"] = (sharing.sent - before[0]) / passed
             found["bytes"] = (sharing.sent_bytes - before[1]) / passed
-            found["ages"] = sorted(fleet.loads.ages)
+            found["ages"] = sorted(loads.ages)
             found["lost"] = sharing.picture.lost()
             found["others"] = len(sharing.picture.peers)
         return found

@@ -24,11 +24,12 @@ import uvloop
 from copies_counted import instructions_of_copies, wait_for
 from measure import NO_REFERENCE, Figure, Row, or_reason
 from rows import arguments, run
-from sharing import ROUTERS, Fleet, Traffic
+from sharing import RATE, ROUTERS, Fleet, Traffic, records
 
 from extproc.config.sections import SharingSettings as Options
 from extproc.routing.claim_table import ClaimTable
 from extproc.routing.homes import Homes
+from extproc.routing.load import Loads
 from extproc.sharing.carriers import StoreConnection, _Line
 from extproc.sharing.messages import MAX_BYTES, decoded, is_from
 from extproc.sharing.sharing import Sharing, telling_of
@@ -100,7 +101,7 @@ class Router:
         self._clock = clock
         self._ticks = 0
         telling = telling_of(options)
-        fleet = Fleet(telling)
+        fleet = Fleet(Loads(records(), RATE, telling.touched))
         sent = ClaimTable(telling.secret)
         self.sharing = Sharing(options, telling, fleet, sent, Homes(telling.secret), clock)
         self.sharing.hearing.most_seconds = math.inf  # valgrind is slow

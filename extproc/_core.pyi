@@ -1,6 +1,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from msgspec import Raw
+
 from extproc.http2.reading import Reading
 from extproc.http2.session import Session, SharedBudget
 from extproc.routing.claim_table import Expected, Lifetimes, PlainMarkTable
@@ -8,7 +10,7 @@ from extproc.routing.claims import Beyond, Claims
 from extproc.routing.load import Rates
 from extproc.routing.load_columns import LoadColumns
 from extproc.routing.load_numbers import PlainNumbers, PlainPace
-from extproc.routing.told import FiguresOf, Place, Rules
+from extproc.routing.told import Place, Rules
 from kvstate.overlap import Overlap, Tokens
 
 def CompiledBudget(max_bytes: int, /) -> SharedBudget: ...  # noqa: N802
@@ -65,13 +67,14 @@ def weighed(
 ) -> tuple[dict[str, Claims], list[Beyond]]: ...
 def held_tokens(name: str, overlaps: Sequence[Mapping[str, Overlap]], /) -> tuple[int, int]: ...
 def count_later(
-    told: tuple[FiguresOf, ...],
+    told: Raw,
     places: Mapping[int, Place],
     endpoints: Mapping[str, Any],
     router: str,
     rules: Rules,
     /,
-) -> list[FiguresOf]: ...
+) -> list[int] | None: ...
+def are_plain_figures(told: Raw, /) -> bool: ...
 def bucketed(bounds: tuple[float, ...], values: list[float], /) -> tuple[list[int], float]: ...
 def drawn(places: Sequence[int], count: int, random: Callable[[], float], /) -> list[int]: ...
 def lowest(

@@ -445,6 +445,7 @@ static PyMethodDef module_functions[] = {
     FUNCTION(drawn, drawn),
     FUNCTION(lowest, lowest),
     FUNCTION(count_later, count_later),
+    {"are_plain_figures", module_are_plain_figures, METH_O, NULL},
     FUNCTION(bucketed, bucketed),
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},

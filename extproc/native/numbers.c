@@ -17,8 +17,8 @@ typedef struct {
     PyObject_HEAD
     PyObject *pace; /* a CorePace */
     long long in_flight, shared, shared_tokens;
-    double backlog_tokens, backlog_at, lately_tokens, booked_tokens, sent_tokens, others,
-        excess_tokens, asked_at;
+    double backlog_tokens, backlog_at, lately_tokens, booked_tokens, sent_tokens, ahead_tokens,
+        others, excess_tokens, asked_at;
 } CoreNumbers;
 
 static PyTypeObject *pace_type, *numbers_type;
@@ -204,12 +204,12 @@ static PyObject *numbers_told(CoreNumbers *self, PyObject *const *given, Py_ssiz
 
 /* Adds what another router told; false if there is no room for it. */
 static bool share(CoreNumbers *self, long long requests, long long booked, double queued,
-                  double sent, const SharingRules *rules, double *most) {
+                  double sent, const SharingRules *rules) {
     double left = backlog_at_time(self, rules->now, rules->rate) + queued;
     double lately = lately_at(self, rules->now, rules->window);
-    *most = rules->most;
-    if (self->pace) *most *= ((CorePace *)self->pace)->pace;
-    if (lately > *most) *most = lately;
+    double most = rules->most, ahead = self->ahead_tokens + queued;
+    if (self->pace) most *= ((CorePace *)self->pace)->pace;
+    if (lately > most) most = lately;
     if (__builtin_add_overflow(self->shared, requests, &requests) ||
         __builtin_add_overflow(self->shared_tokens, booked, &booked)) {
         PyErr_SetString(PyExc_OverflowError, "too many requests or tokens");
@@ -218,7 +218,8 @@ static bool share(CoreNumbers *self, long long requests, long long booked, doubl
     self->shared = requests;
     self->shared_tokens = booked;
     lately += sent;
-    self->lately_tokens = *most < lately ? *most : lately;
+    self->lately_tokens = most < lately ? most : lately;
+    self->ahead_tokens = most < ahead ? most : ahead;
     double known = self->booked_tokens + (double)self->shared_tokens;
     self->backlog_tokens = known < left ? known : left;
     self->backlog_at = rules->now;
@@ -226,14 +227,14 @@ static bool share(CoreNumbers *self, long long requests, long long booked, doubl
 }
 
 bool numbers_share_told(PyObject *numbers, long long requests, long long booked, double queued,
-                        double sent, const SharingRules *rules, double *most) {
+                        double sent, const SharingRules *rules) {
     return are_numbers(numbers) &&
-           share((CoreNumbers *)numbers, requests, booked, queued, sent, rules, most);
+           share((CoreNumbers *)numbers, requests, booked, queued, sent, rules);
 }
 
 /* share(requests, booked, queued, sent, now, rate, window, most) */
 static PyObject *numbers_share(CoreNumbers *self, PyObject *const *given, Py_ssize_t count) {
-    double each[6], most;
+    double each[6];
     if (count != 8) {
         (void)wants(8);
         return NULL;
@@ -241,8 +242,7 @@ static PyObject *numbers_share(CoreNumbers *self, PyObject *const *given, Py_ssi
     long long requests = PyLong_AsLongLong(given[0]), booked = PyLong_AsLongLong(given[1]);
     if (PyErr_Occurred() || !read_numbers(given + 2, each, 6)) return NULL;
     const SharingRules rules = {each[2], each[3], each[4], each[5]};
-    bool is_added = share(self, requests, booked, each[0], each[1], &rules, &most);
-    return is_added ? PyFloat_FromDouble(most) : NULL;
+    return share(self, requests, booked, each[0], each[1], &rules) ? none() : NULL;
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))numbers_##name, METH_FASTCALL, NULL}
@@ -260,7 +260,8 @@ static PyMemberDef numbers_members[] = {
     NUMBER(backlog_at, T_DOUBLE),     NUMBER(lately_tokens, T_DOUBLE),
     NUMBER(booked_tokens, T_DOUBLE),  NUMBER(sent_tokens, T_DOUBLE),
     NUMBER(others, T_DOUBLE),         NUMBER(excess_tokens, T_DOUBLE),
-    NUMBER(asked_at, T_DOUBLE),       {NULL, 0, 0, 0, NULL},
+    NUMBER(asked_at, T_DOUBLE),       NUMBER(ahead_tokens, T_DOUBLE),
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot numbers_slots[] = {

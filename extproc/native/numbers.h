@@ -26,6 +26,6 @@ typedef struct {
 /* Adds what another router told: extproc.routing.load_numbers.PlainNumbers.share describes it. False
  * after an error. */
 bool numbers_share_told(PyObject *numbers, long long requests, long long booked, double queued,
-                        double sent, const SharingRules *rules, double *most);
+                        double sent, const SharingRules *rules);
 
 #endif

@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+PyObject *module_are_plain_figures(PyObject *module, PyObject *told);
+
 PyObject *module_count_later(PyObject *module, PyObject *const *given, Py_ssize_t count);
 
 /* Prepares the names of attributes; false after an error. */

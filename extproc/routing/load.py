@@ -23,7 +23,18 @@ from extproc.routing.arrivals import Arrivals
 from extproc.routing.load_numbers import LoadNumbers, Told
 from extproc.routing.pins import PinnedRank
 from extproc.routing.speed import LEAST_SECONDS, Common, Speed
-from extproc.routing.told import FiguresOf, GaugesOf, Place, count_later
+from extproc.routing.told import (
+    BOOKED_TOKENS,
+    IN_FLIGHT,
+    NOTHING_COUNTED,
+    SENT_TOKENS,
+    Counted,
+    GaugesOf,
+    Place,
+    count_later,
+    counted,
+    decoded_figures,
+)
 from extproc.routing.transfers import FleetTransfers, Transfers
 from kvstate.overlap import Prompt
 
@@ -103,9 +114,6 @@ class Gauges(NamedTuple):
     lately_tokens: int
 
 
-_NO_GAUGES: GaugesOf = Gauges(0, 0, 0, 0, 0)
-
-
 @dataclass(slots=True)
 class LevelLoad:
     """This router's requests of one level of classes: in flight, and the tokens of those queued."""
@@ -121,14 +129,11 @@ class EndpointLoad:
     a later worker at the same address starts with a new one.
 
     numbers: what decisions read. queued: its requests that are not known to be computed, oldest
-    first. gauges: the last figures of each other router. ahead_tokens: other routers' tokens after
-    this router's last request whose end of computing is announced: the next such request waits for
-    them. levels: its requests by the level of their class, empty without classes. transfers: what
-    other workers pull from it.
+    first. gauges: the last figures of each other router. levels: its requests by the level of their
+    class, empty without classes. transfers: what other workers pull from it.
     """
 
     __slots__ = (
-        "ahead_tokens",
         "bookings",
         "gauges",
         "levels",
@@ -145,8 +150,7 @@ class EndpointLoad:
         self.bookings: set[Booking] = set()
         self.queued: dict[Booking, None] = {}
         self.report: LoadSample | None = None
-        self.ahead_tokens = 0.0
-        self.gauges: dict[str, GaugesOf] = {}
+        self.gauges: dict[str, Counted] = {}
         self.levels: dict[int, LevelLoad] = {}
         self.transfers = Transfers()
 
@@ -251,7 +255,7 @@ class Loads:
             if booking.prompt is None:
                 state.speed.begin_unseen(work, now)
             else:
-                self._begin(booking, min(state.ahead_tokens, left), now)
+                self._begin(booking, min(state.numbers.ahead_tokens, left), now)
 
     def _begin(self, booking: Booking, ahead_tokens: float, now: float) -> None:
         """Starts learning the speed from a request; ahead_tokens: other routers', just before it.
@@ -260,7 +264,7 @@ class Loads:
         guess, which spoils the measurement.
         """
         state, speed = booking.load, booking.load.speed
-        state.ahead_tokens = 0.0
+        state.numbers.ahead_tokens = 0.0
         if speed.waiting:
             booking.ahead_tokens = ahead_tokens
         else:
@@ -422,7 +426,7 @@ class Loads:
     def record_reports(
         self,
         router: str,
-        told: tuple[FiguresOf, ...],
+        told: msgspec.Raw,
         places: Mapping[int, Place],
         now: float,
         *,
@@ -430,11 +434,16 @@ class Loads:
     ) -> int:
         """Records another router's figures of some workers; returns how many of them are unknown.
 
-        places: the workers by their ids in messages. is_known: as in `record_report`.
+        told: the figures, which `extproc.routing.told.are_figures` found to be sound. places: the
+        workers by their ids in messages. is_known: as in `record_report`.
         """
         rules = (now, self._rate, UTILIZATION_SECONDS, self._most_told)
+        left = count_later(told, places, self._endpoints, router, rules)
+        if left is not None and not left:  # the usual case
+            return 0
+        news = decoded_figures(told)
         unknown = 0
-        for one in count_later(told, places, self._endpoints, router, rules):
+        for one in news if left is None else [news[at] for at in left]:
             place = places.get(one.worker)
             if place is None or not self.record_report(
                 router, place[0], one, now, is_known=is_known
@@ -453,20 +462,20 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return False
-        numbers, before = state.numbers, state.gauges.get(router)
-        state.gauges[router] = gauges
+        before, after = state.gauges.get(router), counted(gauges)
+        state.gauges[router] = after
         if before is None:
             self.routers.add(router)
-            before = _NO_GAUGES
+            before = NOTHING_COUNTED
             more, lately = self._new_tokens(state, gauges, now, is_known=is_known)
         else:
-            more = gauges.sent_tokens - before.sent_tokens
+            more = after[SENT_TOKENS] - before[SENT_TOKENS]
             if more < 0:  # the router restarted, or re-added the worker
                 more = gauges.sent_tokens
             lately = more
-        most_told = numbers.share(
-            gauges.in_flight - before.in_flight,
-            gauges.booked_tokens - before.booked_tokens,
+        state.numbers.share(
+            after[IN_FLIGHT] - before[IN_FLIGHT],
+            after[BOOKED_TOKENS] - before[BOOKED_TOKENS],
             more,
             lately,
             now,
@@ -474,7 +483,6 @@ class Loads:
             UTILIZATION_SECONDS,
             self._most_told,
         )
-        state.ahead_tokens = min(state.ahead_tokens + more, most_told)
         return True
 
     def _new_tokens(
@@ -490,7 +498,7 @@ class Loads:
     def in_flight_of(self, router: str) -> int:
         """Returns another router's requests in flight, as it reported."""
         states = self._endpoints.values()
-        return sum(told.in_flight for one in states if (told := one.gauges.get(router)))
+        return sum(told[IN_FLIGHT] for one in states if (told := one.gauges.get(router)))
 
     def forget(self, router: str, now: float) -> None:
         """Removes all figures of another router."""
@@ -499,8 +507,8 @@ class Loads:
             before = state.gauges.pop(router, None)
             if before is not None:
                 numbers = state.numbers
-                numbers.shared -= before.in_flight
-                numbers.shared_tokens -= before.booked_tokens
+                numbers.shared -= before[IN_FLIGHT]
+                numbers.shared_tokens -= before[BOOKED_TOKENS]
                 backlog = numbers.backlog(now, self._rate)
                 numbers.bound(backlog, now, UTILIZATION_SECONDS)
 

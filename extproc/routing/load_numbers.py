@@ -35,13 +35,16 @@ class PlainNumbers:
 
     in_flight: its requests. backlog_tokens: the estimated queue at backlog_at, in prompt tokens;
     lately_tokens: those sent lately, older ones counting less, at the same time. booked_tokens: of
-    requests not known to be computed; sent_tokens: of all so far. shared, shared_tokens: requests
+    requests not known to be computed; sent_tokens: of all so far. ahead_tokens: other routers',
+    since this router's last request whose end of computing is announced: the next such request
+    waits for them. shared, shared_tokens: requests
     and booked tokens of routers that share. others, excess_tokens: requests and tokens beyond those
     that its worker reported at asked_at.
     """
 
     __slots__ = (
         "_pace",
+        "ahead_tokens",
         "asked_at",
         "backlog_at",
         "backlog_tokens",
@@ -59,7 +62,7 @@ class PlainNumbers:
         self._pace = pace
         self.in_flight = self.shared = self.shared_tokens = 0
         self.backlog_tokens = self.lately_tokens = self.booked_tokens = self.sent_tokens = 0.0
-        self.others = self.excess_tokens = 0.0
+        self.ahead_tokens = self.others = self.excess_tokens = 0.0
         self.backlog_at = self.asked_at = -inf
 
     def backlog(self, now: float, rate: float, /) -> float:
@@ -123,11 +126,11 @@ class PlainNumbers:
         window: float,
         most: float,
         /,
-    ) -> float:
+    ) -> None:
         """Adds what another router told: requests and booked tokens, fewer if negative.
 
         queued, sent: tokens that join the queue, and those sent lately. most: so many of these,
-        times the pace, may other routers' figures make. Returns that limit.
+        times the pace, may other routers' figures make.
         """
         backlog, lately = self.backlog(now, rate), self.lately(now, window)
         most = max(lately, most * self._pace.pace)
@@ -136,7 +139,7 @@ class PlainNumbers:
         known = self.booked_tokens + self.shared_tokens
         self.backlog_tokens, self.backlog_at = min(backlog + queued, known), now
         self.lately_tokens = min(lately + sent, most)
-        return most
+        self.ahead_tokens = min(self.ahead_tokens + queued, most)
 
 
 if TYPE_CHECKING:

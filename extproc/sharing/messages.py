@@ -31,6 +31,7 @@ from extproc.routing.marks import (
     packed,
     unpacked,
 )
+from extproc.routing.told import NO_FIGURES, are_figures
 from kvstate.errors import KVSteerError
 from kvstate.undecodable import UNDECODABLE
 
@@ -42,7 +43,6 @@ MAX_BYTES = 64 * 1024
 
 # Most entries of one message; more are sent in several messages. Merging a mark of a claim costs a
 # microsecond or so.
-MAX_WORKERS = 256
 MAX_CLAIMS = 40
 MAX_MARKS = 1_024
 MAX_OVER = 512
@@ -62,8 +62,6 @@ _SEALED_FROM = _HEAD_BYTES + _SEAL_BYTES
 # A worker's id has 63 bits: the most for which the MessagePack decoder can check bounds.
 _WORKER_BITS = 2**63 - 1
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]  # of visible ASCII characters
 _Tag = Annotated[bytes, msgspec.Meta(min_length=_TAG_BYTES, max_length=_TAG_BYTES)]
@@ -129,17 +127,6 @@ def keys_of(secret: bytes) -> Keys:
 def worker_id(keys: Keys, endpoint: str) -> int:
     """Returns the id in messages of the worker at an ip:port."""
     return int(xxhash.xxh3_64_intdigest(endpoint.encode(), keys.workers)) & _WORKER_BITS
-
-
-class WorkerNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A worker, and the load that the sender's own requests put on it; see `Gauges`."""
-
-    worker: _Number
-    in_flight: _Count
-    booked_tokens: _Tokens
-    sent_tokens: _Tokens
-    backlog_tokens: _Tokens
-    lately_tokens: _Tokens
 
 
 class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -278,12 +265,12 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     sender's messages from 1. sent_us: when it was sent, by the sender's wall clock, in microseconds
     since 1970. is_hello: whether it asks the others for all their figures and open claims.
     is_whole: whether this message completes a report of all workers to which the sender ever sent
-    anything. workers: those whose figures changed, or all. claims: the new ones, or the open ones
-    if another router asked. ended, withdrawn: the numbers of claims that ended or were withdrawn.
-    challenges: to routers whose messages do not count for the sender yet. answers: the numbers of
-    challenges to the sender. outlines: claims of prompts without known tokens. homes: where
-    conversations belong, in the order in which it became so. items: what media items are. Older
-    routers skip these three.
+    anything. workers: the figures of those that changed, or of all, as `extproc.routing.told` reads
+    them. claims: the new ones, or the open ones if another router asked. ended, withdrawn: the
+    numbers of claims that ended or were withdrawn. challenges: to routers whose messages do not
+    count for the sender yet. answers: the numbers of challenges to the sender. outlines: claims of
+    prompts without known tokens. homes: where conversations belong, in the order in which it became
+    so. items: what media items are. Older routers skip these three.
     """
 
     origin: _Name
@@ -292,7 +279,7 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True):
     sent_us: _Number
     is_hello: bool = False
     is_whole: bool = False
-    workers: Annotated[tuple[WorkerNews, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
+    workers: msgspec.Raw = NO_FIGURES
     claims: Annotated[tuple[ClaimNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
     ended: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
     withdrawn: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
@@ -352,6 +339,8 @@ def _is_sound(news: RouterNews) -> bool:
     Plain loops: generators would take as long as all else here.
     """
     origin = news.origin
+    if not are_figures(news.workers):
+        return False
     if not origin.isascii() or not origin.isprintable() or " " in origin:
         return False
     for claim in news.claims:

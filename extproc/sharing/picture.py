@@ -291,13 +291,12 @@ class Picture:
         return other
 
     def _merge(self, other: Peer, news: RouterNews, now: float) -> None:
-        if news.workers or news.claims or news.outlines:
-            places = self._places()
-            self.unknown_workers += self._loads.record_reports(
-                other.key, news.workers, places, now, is_known=other.is_known
-            )
-            if news.claims or news.outlines:
-                self._claim(other, news, places, now)
+        places = self._places()
+        self.unknown_workers += self._loads.record_reports(
+            other.key, news.workers, places, now, is_known=other.is_known
+        )
+        if news.claims or news.outlines:
+            self._claim(other, news, places, now)
         if news.homes:
             self._settle(other, news.homes, now)
         if self._identities is not None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from extproc.routing.claim_table import Claim
 from extproc.routing.load import Loads
+from extproc.routing.told import MAX_WORKERS, WorkerNews, encoded_figures
 from extproc.sharing.home_reports import HomeReports, some_of
 from extproc.sharing.item_reports import ItemReports
 from extproc.sharing.messages import (
@@ -18,7 +19,6 @@ from extproc.sharing.messages import (
     MAX_CLAIMS,
     MAX_MARKS,
     MAX_OVER,
-    MAX_WORKERS,
     AnyClaim,
     Challenge,
     ClaimNews,
@@ -26,7 +26,6 @@ from extproc.sharing.messages import (
     Keys,
     OutlineNews,
     RouterNews,
-    WorkerNews,
     claim_news,
     encoded,
     sender_tag,
@@ -247,7 +246,7 @@ class Reporter:
                 wall_us,
                 self._says_hello,
                 is_all,
-                some_workers,
+                encoded_figures(some_workers),
                 tuple([one for one in some_begun if isinstance(one, ClaimNews)]),
                 some_ended,
                 some_withdrawn,

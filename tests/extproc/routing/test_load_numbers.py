@@ -36,7 +36,7 @@ def step(numbers: PlainNumbers, pace: PlainPace, rng: Random, now: float) -> lis
     elif kind == 5:
         more = rng.choice((0, rng.randrange(99_999)))
         told = (rng.randrange(-3, 4), rng.randrange(-(2**40), 2**40), more, more / 3)
-        left = numbers.share(*told, now, RATE, WINDOW, 4 * RATE * WINDOW)
+        numbers.share(*told, now, RATE, WINDOW, 4 * RATE * WINDOW)
     else:
         numbers.bound(tokens, now, WINDOW)
     looks = [numbers.backlog(now + 0.1, RATE), numbers.lately(now + 0.1, WINDOW)]
