@@ -165,8 +165,8 @@ class OutlineNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is a length for each key, and each is longer than the one before."""
-        if len(self.keys) * _LENGTH_BYTES != len(self.lengths) * KEY_BYTES:
+        """Whether all keys are whole, with a length for each, longer than the one before."""
+        if len(self.keys) % KEY_BYTES or len(self.lengths) != self.mark_count * _LENGTH_BYTES:
             return False
         lengths = (0, *struct.unpack(f"<{self.mark_count}I", self.lengths))
         return lengths[-1] <= LAST_TOKENS and all(map(lt, lengths, lengths[1:]))

@@ -151,6 +151,8 @@ def test_hear_accepts_any_sealed_body_within_bounds_or_refuses_it(body: bytes) -
         {"challenges": [[bytes(7), 0]]},
         {"challenges": [[bytes(8), 0]] * (MAX_CHALLENGES + 1)},
         {"answers": [-1]},
+        {"outlines": [[1, 1, bytes(12), bytes(6)]]},
+        {"outlines": [[1, 1, bytes(16), bytes(4)]]},
         {"homes": [[1, bytes(7)]]},
         {"homes": [[1, b""]]},
         {"homes": [[1, bytes(8 * KEYS_OF_HOME + 8)]]},
