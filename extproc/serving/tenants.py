@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from extproc.base.engine import SGLANG
+from extproc.base.engine import VLLM
 from extproc.config.schema import Model
 from extproc.config.sections import REFUSE, Isolation
 from extproc.requests.named_media import names_media
@@ -119,10 +119,14 @@ class Tenants:
         return self._salted(ask, body, tenant, unread)
 
     def _unread_on(self, path: str) -> Collection[str]:
-        """Returns the models of which an engine reads no salt on a path where others do."""
+        """Returns the models whose workers might read no salt on a path where vLLM does.
+
+        A worker whose engine is not known counts as the others of its model: else each new one
+        would have requests refused until it is asked.
+        """
         if path in SGLANG_PATHS or path not in PATHS:
             return ()
-        return [name for name in self._names if SGLANG in self._engines_of(name)]
+        return [name for name in self._names if set(self._engines_of(name)) != {VLLM}]
 
     def _salted(
         self, ask: Ask, body: bytes, tenant: bytes | None, unread: Collection[str]

@@ -39,7 +39,8 @@ def judge_engine(config: Config, engine: Engine | None, about: Subject) -> Itera
     if config.isolation is None:
         return
     if engine is None:
-        yield about.note(CHECK, "not checked: the worker does not tell its engine and release")
+        says = "not checked: the worker does not tell its engine and release"
+        yield about.note(CHECK, f"{says}; set `engine`, or embeddings may be refused")
         return
     first = _FIRST_RELEASES.get(engine.name)
     if first is None:

@@ -17,6 +17,8 @@ from tests.extproc.serving.routers import counted, in_flight, of, seen, service
 
 SECRET = b"0123456789abcdef"
 COMPLETIONS = "/v1/completions"
+VLLM = ", engine: {name: vllm, version: '0.32.0'}"
+SGLANG = ", engine: {name: sglang, version: '0.5.23'}"
 
 
 class Apart:
@@ -83,6 +85,11 @@ def sent(answer: ProcessingResponse) -> dict[str, Any]:
 
 def prompt(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "prompt": [*range(512)], **fields}).encode()
+
+
+def worker(number: int, model: str, engine: str = "") -> str:
+    """A worker's entry in the configuration. engine: what it is told to run, if that is known."""
+    return f"{{endpoint: 'a:{number}', model: {model}{engine}}}"
 
 
 async def test_tenants_get_salts_of_their_own_and_keys_with_them(apart: Apart) -> None:
@@ -164,15 +171,23 @@ async def test_request_that_cannot_be_salted_is_refused(
         ("/v1/embeddings", prompt(more="x" * INLINE_BYTES), True),
         ("/v1/embeddings", prompt(model="nobody's"), True),
         ("/v1/embeddings", prompt(model="vllms"), False),
+        ("/v1/embeddings", prompt(model="unknown"), True),
+        (COMPLETIONS, prompt(model="unknown"), False),
         (COMPLETIONS, prompt(), False),
     ],
 )
-async def test_api_of_which_an_engine_reads_no_salt_is_refused(
+async def test_api_on_which_only_vllm_reads_a_salt_is_refused_unless_workers_are_known_to_run_it(
     apart: Apart, path: str, content: bytes, is_refused: bool
 ) -> None:
-    engine = "engine: {name: sglang, version: '0.5.23'}"
-    workers = f"[{{endpoint: 'a:1', model: m, {engine}}}, {{endpoint: 'a:2', model: vllms}}]"
-    one = apart.serve_all(f"models: [{{name: m}}, {{name: vllms}}]\nworkers: {workers}\n")
+    fleet = [
+        worker(1, "m", VLLM),
+        worker(2, "m", SGLANG),
+        worker(3, "vllms", VLLM),
+        worker(4, "vllms"),  # a new one, which is not asked yet
+        worker(5, "unknown"),
+    ]
+    models = "models: [{name: m}, {name: vllms}, {name: unknown}]"
+    one = apart.serve_all(f"{models}\nworkers: [{', '.join(fleet)}]\n")
     answer = await asked(one, content, "a", path=path)
     assert answer.HasField("immediate_response") is is_refused
     assert counted(one, 'kvsteer_isolated_requests_total{outcome="api"}') == is_refused
@@ -236,7 +251,8 @@ async def test_request_that_only_seems_to_be_for_a_shared_model_is_salted(
 
 @pytest.mark.parametrize("path", sorted(PATHS))
 async def test_long_body_is_salted_on_every_path(apart: Apart, path: str) -> None:
-    answer = await asked(apart.serve(), prompt(more="x" * INLINE_BYTES), "a", path=path)
+    one = apart.serve_all(f"models: [{{name: m}}]\nworkers: [{worker(1, 'm', VLLM)}]\n")
+    answer = await asked(one, prompt(more="x" * INLINE_BYTES), "a", path=path)
     assert len(sent(answer)["cache_salt"]) == 32
 
 

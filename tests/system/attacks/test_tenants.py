@@ -19,6 +19,7 @@ from aiohttp import web
 from extproc.requests.tenant_salt import SaltMaker
 from tests.ports import free_port
 from tests.system.system import System, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,6 +31,9 @@ PROMPT = b'"model":"tiny","messages":[{"role":"user","content":"a"}]'
 BODY = b"{%b}" % PROMPT
 LARGE = 2 * 1024 * 1024
 SALT = b'"%b"' % VICTIMS.encode()
+
+# What it says to the router of itself: other engines read no salt on some paths.
+SAYS = {"/v1/models": {"data": [{"owned_by": "vllm"}]}, "/version": {"version": "0.32.0"}}
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Engine:
         content = await request.read()
         if "x-request-id" in request.headers:  # from Envoy; the router itself asks too
             self.got.append((request.path, content))
-        return web.json_response({})
+        return web.json_response(SAYS.get(request.path, {}))
 
 
 @dataclass
@@ -94,6 +98,12 @@ async def target(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Targ
         serving(engine),
         running(1, changes=changes, proxied=lambda _: engine.address) as one,
     ):
+
+        async def is_known() -> bool:
+            (worker,) = await one.status()
+            return worker["engine"] is not None
+
+        await until(is_known)
         yield Target(one, engine)
 
 
