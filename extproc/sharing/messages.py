@@ -96,13 +96,13 @@ class MessageError(KVSteerError):
 class Keys(NamedTuple):
     """The keys derived from a fleet's secret.
 
-    fleet: identifies the fleet. seal: seals messages. marks: keys the fingerprints of prompts.
-    workers: keys the addresses of workers. blocks: keys the blocks of the index, so that routers
-    may exchange them.
+    fleet: identifies the fleet. seal: seals messages, a hash that has begun with its key. marks:
+    keys the fingerprints of prompts. workers: keys the addresses of workers. blocks: keys the
+    blocks of the index, so that routers may exchange them.
     """
 
     fleet: bytes
-    seal: bytes
+    seal: blake2b
     marks: int
     workers: int
     blocks: int
@@ -117,7 +117,7 @@ def keys_of(secret: bytes) -> Keys:
 
     return Keys(
         derived(b"fleet", _TAG_BYTES),
-        derived(b"seal", 32),
+        blake2b(key=derived(b"seal", 32), digest_size=_SEAL_BYTES),
         int.from_bytes(derived(b"marks", 8), "little"),
         int.from_bytes(derived(b"workers", 8), "little"),
         int.from_bytes(derived(b"blocks", 8), "little"),
@@ -375,6 +375,7 @@ def unsealed(wire: bytes, keys: Keys, magic: bytes = MAGIC) -> bytes:
 
 def seal_of(keys: Keys, head: bytes, body: bytes) -> bytes:
     """Returns what proves that a message with this head and body is of a router with the keys."""
-    sealed = blake2b(head, key=keys.seal, digest_size=_SEAL_BYTES)
+    sealed = keys.seal.copy()
+    sealed.update(head)
     sealed.update(body)
     return sealed.digest()
