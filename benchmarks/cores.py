@@ -13,6 +13,7 @@ from extproc.routing.query import Query, Snapshot
 from kvstate.index import Index
 from kvstate.overlap import Prompt
 from kvstate.owner import Owner
+from kvstate.steps import finished
 
 _SECRET = 0x9E37_79B9_7F4A_7C15
 
@@ -39,7 +40,7 @@ class PlainCore:
 
     def apply(self, worker: int, payload: bytes) -> None:
         """Decodes one message of a worker and applies it."""
-        self._index.apply_message(self._owners[worker], payload)
+        finished(self._owners[worker].applying(payload))
 
     def overlaps(self, tokens: Tokens) -> Mapping[int, int]:
         """Returns the blocks that each worker holds of a prompt, without workers that hold none."""

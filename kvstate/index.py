@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from kvstate.core import Core
-from kvstate.events import BatchResult, Body, Event
+from kvstate.events import Event
 from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
@@ -161,10 +161,6 @@ class Index:
     def demote(self, owner: Owner) -> None:
         """Runs the owner's `demoting` without pauses."""
         finished(owner.demoting())
-
-    def apply_message(self, owner: Owner, body: Body) -> BatchResult:
-        """Runs the owner's `applying` without pauses; returns its result."""
-        return finished(owner.applying(body))
 
     def apply(self, owner: Owner, events: Iterable[Event]) -> tuple[str, ...]:
         """Runs the owner's `applying_events` without pauses; returns the names of those skipped."""

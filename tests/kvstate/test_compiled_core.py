@@ -19,6 +19,7 @@ from kvstate.events import BlocksRemoved, BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import Owner
+from kvstate.steps import finished
 from kvstate.wire.zmq_wire import decode_batch
 from tests.kvstate.cores import needs_compiled_core, new_core
 
@@ -127,7 +128,7 @@ def first_token(stored: BlocksStored) -> Extra:
 def outcome(index: Index, owner: Owner, payload: bytes) -> object:
     """The visible effects of a message; its result is None if it is refused."""
     try:
-        applied = index.apply_message(owner, payload)
+        applied = finished(owner.applying(payload))
     except WireError:
         applied = None
     owner.trusted = True
@@ -394,7 +395,7 @@ def meaning(payload: bytes, *, compiled: bool) -> object:
     index = Index(1, compiled=compiled)
     owner = index.add("w", 0, "m")
     index.apply(owner, [BlocksStored([8], None, Tokens("I", [4]), 1)])
-    index.apply_message(owner, payload)
+    finished(owner.applying(payload))
     asked = [Prompt("m", Tokens("I", [*path, 9])) for path in ([4, 5], [4, 6], [4, 7], [5], [6])]
     found = [index.overlaps(one) for one in asked]
     tiers, counts = index.blocks_by_tier("w"), owner.counts

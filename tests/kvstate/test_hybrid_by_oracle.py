@@ -159,7 +159,7 @@ class HybridMachine(RuleBasedStateMachine):
 
     def _send(self, *events: object) -> None:
         payload = msgspec.msgpack.encode([1.0, events, 0])
-        taken = self.index.apply_message(self.owner, payload)
+        taken = finished(self.owner.applying(payload))
         assert set(taken.faults) <= {"other_attention_group"}
 
 

@@ -14,6 +14,7 @@ from kvstate.events import (
 )
 from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, IndexLimits
+from kvstate.steps import finished
 from tests.kvstate.cores import new_index
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
@@ -81,7 +82,7 @@ def test_overlap_of_a_worker_is_that_of_its_best_rank() -> None:
 def test_block_sizes_are_looked_up_separately() -> None:
     index, owner = an_index()
     events: list[Event] = [stored([1], [1, 1]), stored([2], [1, 1, 1])]
-    index.apply_message(owner, EventBatch(1.0, events))
+    finished(owner.applying(EventBatch(1.0, events)))
     assert index.overlaps(prompt(1, 1, 1, 9))["w"] == Overlap(3, (1, 0, 0, 0))
     assert owner.block_size == 3
 
@@ -201,7 +202,7 @@ def test_message_is_applied_on_either_path(extra: object) -> None:
     }
     event |= {"token_ids": [1], "block_size": 1, "lora_id": None, "medium": "GPU"}
     event |= {"lora_name": None, "extra_keys": extra}
-    applied = index.apply_message(owner, msgspec.msgpack.encode([1.0, [event], 0]))
+    applied = finished(owner.applying(msgspec.msgpack.encode([1.0, [event], 0])))
     assert applied == BatchResult()
     assert tiers(index, prompt(1, 9, salt="a" if extra else None)) == (1, 0, 0, 0)
 
@@ -213,7 +214,7 @@ def test_message_continues_typed_at_an_unknown_parent() -> None:
         ["BlockStored", [3], 2, [3], 1, None],
         ["BlockStored", [2], 1, [2], 1, None],
     ]
-    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, chain])) == BatchResult()
+    assert finished(owner.applying(msgspec.msgpack.encode([1.0, chain]))) == BatchResult()
     assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)
 
 
@@ -221,21 +222,21 @@ def test_message_with_a_lost_removal_makes_earlier_blocks_uncertain() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
     payload = msgspec.msgpack.encode([1.0, [["BlockRemoved", "all"]]])
-    assert index.apply_message(owner, payload) == BatchResult(missed=LOST, faults=("bad_hash",))
+    assert finished(owner.applying(payload)) == BatchResult(missed=LOST, faults=("bad_hash",))
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
 
 
 def test_message_with_a_clear_is_marked() -> None:
-    index, owner = an_index()
-    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]])).clears
+    _, owner = an_index()
+    assert finished(owner.applying(msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]]))).clears
 
 
 def test_decoded_batch_is_applied_like_its_message() -> None:
     index, owner = an_index()
     batch = EventBatch(1.0, [stored([1], [1])], faults=("bad_hash",), removal_lost=True)
-    assert index.apply_message(owner, batch) == BatchResult(missed=LOST, faults=("bad_hash",))
+    assert finished(owner.applying(batch)) == BatchResult(missed=LOST, faults=("bad_hash",))
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
-    assert index.apply_message(owner, EventBatch(2.0, [AllCleared()])).clears
+    assert finished(owner.applying(EventBatch(2.0, [AllCleared()]))).clears
 
 
 def bigrams(hashes: list[BlockHash], ids: list[int], salt: tuple[str, ...] = ()) -> BlocksStored:
@@ -318,7 +319,7 @@ def test_message_behind_orphans_attaches_them() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([2], [2], 1)])
     payload = msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, [1], 1, None]]])
-    index.apply_message(owner, payload)
+    finished(owner.applying(payload))
     assert tiers(index, prompt(1, 2, 9)) == (2, 0, 0, 0)
 
 

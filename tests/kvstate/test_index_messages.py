@@ -9,6 +9,7 @@ from kvstate.events import BatchResult
 from kvstate.index import Index
 from kvstate.overlap import Overlap
 from kvstate.owner import Owner
+from kvstate.steps import finished
 from tests.kvstate.small_index import an_index, prompt, tiers
 
 NOT_TOLD_APART = "its attention groups cannot be distinguished"
@@ -48,7 +49,7 @@ def apply(request: pytest.FixtureRequest) -> Callable[..., BatchResult]:
 
     def apply(index: Index, owner: Owner, *events: object) -> BatchResult:
         all_events = [*events, TYPED] if request.param == "typed" else [*events]
-        return index.apply_message(owner, msgspec.msgpack.encode([1.0, all_events, 0]))
+        return finished(owner.applying(msgspec.msgpack.encode([1.0, all_events, 0])))
 
     return apply
 

@@ -22,6 +22,7 @@ from kvstate.media import (
     tokens_in,
 )
 from kvstate.overlap import FIRST_WIDE_TOKEN, Overlap, Prompt, tokens_of, within
+from kvstate.steps import finished
 
 SIZE = 4
 IDS = array("I", [1, 2, 9, 9, 9, 9, 9, 3])
@@ -87,7 +88,7 @@ def test_index_finds_an_item_of_ids_of_62_bits(compiled: bool) -> None:
         "type": "BlockStored", "block_hashes": [1, 2], "parent_block_hash": None,
         "token_ids": [1, *pads, *pads[:2], 9], "block_size": SIZE, "lora_id": None,
     }  # fmt: skip
-    index.apply_message(owner, msgspec.msgpack.encode([1.0, [store], 0]))
+    finished(owner.applying(msgspec.msgpack.encode([1.0, [store], 0])))
     ids = tokens_of([1, *pads, *pads[:2], 9, 0])
     assert min(ids[1:7]) >= FIRST_WIDE_TOKEN
     assert index.overlaps(Prompt("tiny", ids))["w"].certain_tokens == 8

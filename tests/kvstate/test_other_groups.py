@@ -10,6 +10,7 @@ from kvstate.index import Index
 from kvstate.overlap import Overlap
 from kvstate.owner import IndexLimits, Owner
 from kvstate.reuse import ReuseRules
+from kvstate.steps import finished
 from tests.kvstate.small_index import an_index, prompt
 
 pytestmark = pytest.mark.usefixtures("each_core")
@@ -54,7 +55,7 @@ def removed(group: int, *blocks: int, **other: Any) -> dict[str, Any]:
 
 
 def send(index: Index, owner: Owner, *events: object) -> None:
-    taken = index.apply_message(owner, msgspec.msgpack.encode([1.0, events, 0]))
+    taken = finished(owner.applying(msgspec.msgpack.encode([1.0, events, 0])))
     assert set(taken.faults) <= {"other_attention_group"}
     index.check()
 

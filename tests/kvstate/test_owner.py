@@ -5,6 +5,7 @@ from kvstate.events import BlocksStored
 from kvstate.index import Index
 from kvstate.overlap import Tokens
 from kvstate.owner import IndexLimits, Owner
+from kvstate.steps import finished
 from tests.kvstate.cores import new_index
 
 pytestmark = pytest.mark.usefixtures("each_core")
@@ -23,8 +24,8 @@ def message(*events: object) -> bytes:
 
 def names(event: object) -> tuple[bool | None, bool | None]:
     """Whether a store's layout names salts, and adapters; None where that is not known."""
-    index, owner = an_owner()
-    index.apply_message(owner, message(event))
+    _, owner = an_owner()
+    finished(owner.applying(message(event)))
     return owner.names_salts, owner.names_loras
 
 
@@ -58,9 +59,9 @@ def test_layout_shows_which_names_it_carries(
 
 
 def test_layout_is_that_of_the_most_expressive_store() -> None:
-    index, owner = an_owner()
-    index.apply_message(owner, message(STORED, [*STORED, "GPU", {"cache_salt": "s"}], STORED))
-    index.apply_message(owner, message([*STORED, "GPU", None]))
+    _, owner = an_owner()
+    finished(owner.applying(message(STORED, [*STORED, "GPU", {"cache_salt": "s"}], STORED)))
+    finished(owner.applying(message([*STORED, "GPU", None])))
     assert (owner.names_salts, owner.names_loras) == (True, True)
 
 
@@ -73,7 +74,7 @@ def test_layout_of_typed_stores_is_stated_by_them() -> None:
 def test_layout_is_unknown_after_a_restart() -> None:
     index, owner = an_owner()
     for event in (STORED, [*STORED, "GPU", None, None], as_map(cache_salt="s", lora_name="a")):
-        index.apply_message(owner, message(event))
+        finished(owner.applying(message(event)))
         index.clear(owner)
         assert (owner.names_salts, owner.names_loras) == (None, None)
 
@@ -87,34 +88,34 @@ def test_trust_is_kept() -> None:
 
 
 def test_counts_combine_those_of_the_owner_and_the_core() -> None:
-    index, owner = an_owner()
-    index.apply_message(
-        owner, message(["BlockRemoved", [7]], ["BlockStored", [8], None, [], 0, None])
+    _, owner = an_owner()
+    finished(
+        owner.applying(message(["BlockRemoved", [7]], ["BlockStored", [8], None, [], 0, None]))
     )
     owner.count("something")
     assert owner.counts == {"removed_unknown": 1, "copied_unknown": 1, "something": 1}
 
 
 def test_block_size_is_that_of_the_last_store() -> None:
-    index, owner = an_owner()
+    _, owner = an_owner()
     before = owner.block_size
-    index.apply_message(owner, message(STORED))
+    finished(owner.applying(message(STORED)))
     assert (before, owner.block_size) == (None, 1)
 
 
 def test_blocks_are_certain_until_they_are_demoted() -> None:
     index, owner = an_owner()
-    index.apply_message(owner, message(STORED))
+    finished(owner.applying(message(STORED)))
     before = owner.uncertain_blocks
     index.demote(owner)
     assert (owner.blocks, before, owner.uncertain_blocks) == (1, 0, 1)
 
 
 def test_doubted_blocks_are_those_of_media_without_removals() -> None:
-    index, owner = an_owner()
-    index.apply_message(owner, message(STORED, [*STORED, "cpu"]))
+    _, owner = an_owner()
+    finished(owner.applying(message(STORED, [*STORED, "cpu"])))
     assert (owner.blocks, owner.uncertain_blocks, owner.doubted_blocks) == (2, 0, 1)
-    index.apply_message(owner, message(["BlockRemoved", [7], "cpu"]))
+    finished(owner.applying(message(["BlockRemoved", [7], "cpu"])))
     assert owner.doubted_blocks == 0
 
 

@@ -42,7 +42,7 @@ class PooledFleet:
     def apply(self, publisher: str, payload: bytes) -> tuple[str, ...]:
         if publisher == "pool":
             return finished(self.pool.applying(payload)).faults
-        return self.index.apply_message(self.ranks[publisher], payload).faults
+        return finished(self.ranks[publisher].applying(payload)).faults
 
     def stored(self, tokens: list[int], salt: str | None = None) -> int:
         prompt = Prompt("m", array("I", tokens), salt=salt)

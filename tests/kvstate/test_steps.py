@@ -44,7 +44,7 @@ def message(events: list[Any]) -> bytes:
 def taken(index: Index, owner: Owner, payload: bytes) -> None:
     """Applies a payload as a subscriber does."""
     stamp_of(payload)
-    index.apply_message(owner, payload)
+    finished(owner.applying(payload))
 
 
 def steps_of(steps: Generator[None, None, Any]) -> int:
@@ -88,13 +88,13 @@ def test_message_applied_in_steps_equals_one_applied_at_once(
 
 def test_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
     index, owner = indexes()
-    index.apply_message(owner, message([STORED]))
+    finished(owner.applying(message([STORED])))
     index.demote(owner)
     again = [
         [*STORED[:1], [n + COUNT for n in HASHES], *STORED[2:]],
         [*STORED[:1], [1], None, [1], 1],
     ]
-    index.apply_message(owner, message(again))
+    finished(owner.applying(message(again)))
     assert (owner.blocks, owner.uncertain_blocks) == (2 * COUNT, COUNT - 1)
     assert steps_of(owner.demoting()) > 3
     index.check()
@@ -111,7 +111,7 @@ def test_abandoned_message_leaves_a_consistent_index(indexes: Any) -> None:
             next(steps)
         steps.close()
         index.check()
-    index.apply_message(owner, message([["AllBlocksCleared"], ["BlockStored", [1], None, [1], 1]]))
+    finished(owner.applying(message([["AllBlocksCleared"], ["BlockStored", [1], None, [1], 1]])))
     assert owner.blocks == 1
 
 
@@ -127,7 +127,7 @@ def test_abandoned_message_leaves_a_consistent_index(indexes: Any) -> None:
 )
 def test_oversized_batch_is_refused_as_a_whole(indexes: Any, payload: bytes, fault: str) -> None:
     index, owner = indexes()
-    index.apply_message(owner, message([["BlockStored", [1], None, [1], 1]]))
+    finished(owner.applying(message([["BlockStored", [1], None, [1], 1]])))
     with pytest.raises(WireError, match=fault):
         taken(index, owner, payload)
     assert owner.blocks == 1
@@ -154,8 +154,8 @@ def test_oversized_batch_is_refused_as_a_whole(indexes: Any, payload: bytes, fau
 def test_event_with_oversized_keys_or_hashes_is_left_out(
     indexes: Any, event: Any, fault: str
 ) -> None:
-    index, owner = indexes()
-    assert index.apply_message(owner, message([event])).faults == (fault,)
+    _, owner = indexes()
+    assert finished(owner.applying(message([event]))).faults == (fault,)
     assert owner.blocks == 0
 
 
@@ -169,7 +169,7 @@ def test_hole_costs_time_in_proportion_to_the_blocks(
     for first in (0, 1):
         for start in range(0, count, 6_000):
             chain = [2 * (start + n) + first + 1 for n in range(6_000)]
-            index.apply_message(owner, message([["BlockStored", chain, None, HASHES, 1]]))
+            finished(owner.applying(message([["BlockStored", chain, None, HASHES, 1]])))
         if not first:
             index.demote(owner)
     filled = time.thread_time()

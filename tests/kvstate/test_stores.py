@@ -50,7 +50,7 @@ class SharedFleet:
         return owner
 
     def apply(self, name: str, payload: bytes) -> tuple[str, ...]:
-        return self.index.apply_message(self.ranks[name], payload).faults
+        return finished(self.ranks[name].applying(payload)).faults
 
     def stored(self, tokens: list[int]) -> list[tuple[str, int, set[str]]]:
         prompt = Prompt("m", array("I", tokens))

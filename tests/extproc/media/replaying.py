@@ -20,6 +20,7 @@ from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index import Index
 from kvstate.overlap import Overlap, within
+from kvstate.steps import finished
 
 HERE = Path(__file__).parent / "recorded"
 WORKER, MODEL = "w", "tiny"
@@ -101,7 +102,7 @@ class Replay:
         if media is not None and prompt is not None:
             learning.begin(WORKER, prompt, is_known=media.is_known)
         for frame in request["frames"]:
-            self.index.apply_message(self.owner, base64.b64decode(frame["payload_b64"]))
+            finished(self.owner.applying(base64.b64decode(frame["payload_b64"])))
         if request["status"] != 200:
             return None
         usage = request["response"]["usage"]

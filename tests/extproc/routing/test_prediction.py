@@ -14,6 +14,7 @@ from extproc.routing.query import Query, Snapshot
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index import Index
 from kvstate.overlap import Prompt
+from kvstate.steps import finished
 from simulator.settings import TINY_MODEL
 
 RECORDING = Path(__file__).parents[2] / "wire" / "vllm_0.32.0_cached_tokens.jsonl"
@@ -39,5 +40,5 @@ def test_predictions_from_bodies_equal_the_report_of_the_engine() -> None:
             assert decision.basis.certain_tokens == details["cached_tokens"], entry["scenario"]
             compared += 1
         for frame in entry.get("frames") or []:
-            index.apply_message(owner, base64.b64decode(frame["payload_b64"]))
+            finished(owner.applying(base64.b64decode(frame["payload_b64"])))
     assert compared == 110

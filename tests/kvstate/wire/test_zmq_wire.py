@@ -9,6 +9,7 @@ from kvstate.errors import WireError
 from kvstate.events import AllCleared, Batch, BlocksRemoved, EventBatch
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
+from kvstate.steps import finished
 from kvstate.wire.zmq_wire import END_OF_REPLAY, decode_batch, parse_frames, stamp_of
 
 
@@ -129,9 +130,9 @@ def outcome(index: Index, payload: bytes) -> object:
     """What a message does to an index that knows a few blocks already; None if it is refused."""
     owner = index.add("w", 0, "m")
     known = ["BlockStored", [1, 2], None, [0, 1], 1, None]
-    index.apply_message(owner, msgspec.msgpack.encode([1.0, [known]]))
+    finished(owner.applying(msgspec.msgpack.encode([1.0, [known]])))
     try:
-        applied = index.apply_message(owner, payload)
+        applied = finished(owner.applying(payload))
     except WireError:
         return None
     index.check()
