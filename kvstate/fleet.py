@@ -199,11 +199,6 @@ class FollowedWorkers:
         self._expiring: asyncio.Task[None] | None = None
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no worker is followed, and none is still being forgotten."""
-        return not (self._followed or self._releasing)
-
-    @property
     def fold(self) -> MediaFold:
         """Returns what brings media into the ids of tokens, for prompts that are looked up."""
         return self.index.fold

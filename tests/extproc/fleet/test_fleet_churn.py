@@ -216,7 +216,7 @@ class System:
             self.router.note_answer(booking, 503, "")
             self.router.release(booking)
         self.running.clear()
-        await until(lambda: self.fleet.is_empty)
+        await until(lambda: not (self.fleet._followed or self.fleet._releasing))
         assert self.workers.candidates.overlaps(Prompt("a", IDS)) == {}
         self.observed.sample(time.time(), {})
 
