@@ -3,18 +3,13 @@
 trtllm-serve keeps the events since its start, up to `event_buffer_max_size`, and returns each to
 one caller only. So one poller serves all ranks of a worker, nobody else may drain it, and a lost
 answer is a gap in the numbers.
-
-`trtllm_events` is for a server that embeds `tensorrt_llm.LLM` and runs the bridge beside it: it
-reads the events from an iterator such as get_kv_cache_events_async. Either way, each event is
-delivered to one consumer only, once.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 
 import aiohttp
-import msgspec
 from msgspec import Raw
 
 from kvstate.errors import WireError
@@ -28,115 +23,6 @@ from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_e
 
 # Stamps differ from one drain to the next by at least this, however coarse the clock is.
 _CLOCK_STEP_SECONDS = 1e-6
-
-Drain = Callable[[], AsyncIterator[object]]
-
-
-def trtllm_events(
-    drain: Drain,
-    ranks: int,
-    clock: Callable[[], float],
-    chance: Callable[[], float],
-    limits: DrainLimits = USUAL,
-) -> list[RankTransport]:
-    """Returns the transports of an engine's ranks, in order.
-
-    drain: called repeatedly; yields the waiting events, each as a mapping or as JSON, one by one or
-    in lists, and ends. It must not block the event loop. NotImplementedError means that the engine
-    has no events (event_buffer_max_size is 0). clock: seconds since the epoch, because the events
-    have no stamps. chance: 0 to 1, for jitter.
-    """
-    return _Drained(drain, ranks, clock, chance, limits).shared.transports
-
-
-class _Drained:
-    def __init__(
-        self,
-        drain: Drain,
-        ranks: int,
-        clock: Callable[[], float],
-        chance: Callable[[], float],
-        limits: DrainLimits,
-    ) -> None:
-        self.shared = SharedConnection(
-            "TensorRT-LLM", ranks, Recovery.QUEUED, self._follow, limits.queue
-        )
-        self._limits = limits
-        self._drain = drain
-        self._clock = clock
-        self._decoders = [RankDecoder() for _ in range(ranks)]
-        self._drains = Backoff(*limits.drain_seconds, chance)
-        self._retries = Backoff(*limits.retry_seconds, chance)
-        self._is_connected = False
-        self._stamp = 0.0
-        self._slice_ends = 0.0
-
-    async def _follow(self) -> None:
-        self._is_connected = False
-        while True:
-            seconds = await self._drain_once()
-            await asyncio.sleep(seconds)
-
-    async def _drain_once(self) -> float:
-        """Drains the waiting events; returns the seconds until the next drain."""
-        self._stamp = max(self._clock(), self._stamp + _CLOCK_STEP_SECONDS)
-        try:
-            async for item in self._drain():
-                self._tell_connected()
-                self._drains.reset()
-                await self._take(item)
-        except NotImplementedError as error:
-            self._is_connected = False
-            self.shared.tell(Refused(str(error) or "publishes no events"))
-            return self._limits.refused_seconds
-        except Exception as error:  # noqa: BLE001 - whatever the engine raises, it may mend itself
-            self._is_connected = False
-            self.shared.tell(Disconnected(f"its events could not be read: {type(error).__name__}"))
-            return self._retries.next_seconds()
-        self._tell_connected()
-        self._retries.reset()
-        return self._drains.next_seconds()
-
-    def _tell_connected(self) -> None:
-        if not self._is_connected:
-            self._is_connected = True
-            self.shared.tell(Connected())
-
-    async def _take(self, item: object) -> None:
-        for raw in _events(item):
-            await self._hand(raw)
-            now = asyncio.get_running_loop().time()
-            if now >= self._slice_ends:  # an iterator with all its events ready never waits
-                await asyncio.sleep(0)
-                self._slice_ends = now + self._limits.slice_seconds
-
-    async def _hand(self, raw: bytes) -> None:
-        try:
-            event = parse_event(msgspec.Raw(raw))
-        except WireError:  # the next number shows which rank it was for
-            await self.shared.transports[0].hand(Malformed())
-            return
-        transport = self.shared.of_rank(event.rank)
-        if transport is not None:
-            batch = self._decoders[event.rank].decode(event, self._stamp)
-            await transport.hand(Batch(event.sequence, batch), len(raw))
-
-
-def _events(item: object) -> Iterator[bytes]:
-    """The events in one item, as JSON."""
-    if isinstance(item, list | tuple):
-        for one in item:
-            yield from _events(one)
-    elif isinstance(item, str):
-        yield item.encode(errors="replace")
-    elif isinstance(item, bytes):
-        yield item
-    else:
-        try:
-            yield msgspec.json.encode(item)
-        except (TypeError, ValueError, RecursionError):
-            yield b""
-
 
 _READ_BYTES = 65_536
 
