@@ -243,7 +243,7 @@ class _Line(asyncio.Protocol):
             # the reader's own buffer lacks the elements of a long array that it has parsed already
             if self._unread_bytes > MAX_UNREAD_BYTES:
                 raise ConnectionError("the server sent a message that is too long")
-        except Exception as error:  # noqa: BLE001 - as in Engine.run
+        except Exception as error:  # noqa: BLE001 - as in StoreConnection.run
             self.end(error)
 
     def _take(self, said: object) -> float:

@@ -129,7 +129,7 @@ class RowsExchange:
             self._asked = self._taken = None
 
     def close(self) -> None:
-        """Gives nothing more."""
+        """Gives up the rows that it was giving."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
