@@ -47,7 +47,7 @@ def test_page_names_the_least_patch_release_of_each_minor_release_that_is_suppor
 def test_page_names_the_releases_that_the_tests_run() -> None:
     told = section("Releases of Envoy without known faults in ext_proc")
     older = [name for name in RUN if release(name) < LEAST[release(name)[:2]]]
-    (said,) = re.findall(r"own tests run (.*), which are older", told)
+    (said,) = re.findall(r"project's tests run (.*), which are older", told)
     assert re.findall(r"1\.\d+\.\d+", said) == older
     (run,) = re.findall(r"^\| Envoy \| 1\.\d+ and newer \| (.*) \|$", PAGE, re.MULTILINE)
     assert re.findall(r"1\.\d+\.\d+", run) == [newest(), *RUN]
