@@ -55,6 +55,16 @@ class Witness(Protocol):
         """Notes whether certain blocks count as certain now, whenever effects are carried out."""
 
 
+class RequestedReplay(Protocol):
+    """The replay that the feed requested last, if it is under way."""
+
+    def start(self, start: int, /) -> None:
+        """Starts one from this number on, as soon as it may begin."""
+
+    def stop(self) -> None:
+        """Stops it: what it would bring does not reach the feed."""
+
+
 class NoWitness:
     """Is told of nothing that matters."""
 
@@ -90,8 +100,8 @@ _LOWERING = frozenset({Demote, Forget})
 class Effects:
     """The effects of one feed that are not carried out yet.
 
-    start_replay: starts a replay from a number on. allowance: of the worker; None if unlimited.
-    witness: is told of each effect.
+    replay: is started and stopped as the feed requests. allowance: of the worker; None if
+    unlimited. witness: is told of each effect.
     """
 
     def __init__(
@@ -100,7 +110,7 @@ class Effects:
         sink: Sink,
         turns: Turns,
         news: FeedNews,
-        start_replay: Callable[[int], None],
+        replay: RequestedReplay,
         allowance: Allowance | None = None,
         witness: Witness | None = None,
     ) -> None:
@@ -109,7 +119,7 @@ class Effects:
         self._sink = sink
         self._turns = turns
         self._news = news
-        self._start_replay = start_replay
+        self._replay = replay
         self._allowance = allowance
         self._pending: deque[Effect | Visit] = deque()
         self._work: Generator[None, None, None] | None = None  # the effect that is under way
@@ -148,12 +158,16 @@ class Effects:
 
         Live stream and replay both call this; effects are carried out in the order in which the
         feed returned them, whoever carries them out. Demote and Forget withdraw trust at once,
-        ahead of queued batches.
+        ahead of queued batches, and RequestReplay stops the replay under way: the feed takes the
+        end of any replay for that of the one it requested last.
         """
         if began_at is None:
             began_at = asyncio.get_running_loop().time()
         self._pending.extend(effects)
-        if not self._feed.certain or not _LOWERING.isdisjoint(map(type, effects)):
+        kinds = set(map(type, effects))
+        if RequestReplay in kinds:
+            self._replay.stop()
+        if not self._feed.certain or not _LOWERING.isdisjoint(kinds):
             self._trust(trusted=False)
         while self._pending or self._work is not None:
             if self._turns.is_over():
@@ -212,7 +226,7 @@ class Effects:
                 yield from self._sink.demoting()
                 self._healed = False
             case RequestReplay(start=start):
-                self._start_replay(start)
+                self._replay.start(start)
             case Visit(begin=begin):
                 yield from begin()
 

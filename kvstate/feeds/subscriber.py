@@ -99,7 +99,7 @@ class Subscriber:
             sink,
             shared.turns,
             self.news,
-            self._replays.start,
+            self._replays,
             shared.allowance,
             self._witness,
         )

@@ -43,6 +43,19 @@ class Written:
         self.done.append(trusted)
 
 
+class Requested:
+    """A replay that writes down what is asked of it."""
+
+    def __init__(self) -> None:
+        self.done: list[int | str] = []
+
+    def start(self, start: int, /) -> None:
+        self.done.append(start)
+
+    def stop(self) -> None:
+        self.done.append("stop")
+
+
 class Carrying:
     """Effects of a live feed, and where they go."""
 
@@ -51,9 +64,9 @@ class Carrying:
         self.feed.connect()
         self.feed.end_replay()
         self.sink = Written()
-        self.replays: list[int] = []
+        self.replay = Requested()
         self.news = FeedNews(RankName("w", 0), self.feed, lambda: None, lambda: None)
-        self.effects = Effects(self.feed, self.sink, turns, self.news, self.replays.append)
+        self.effects = Effects(self.feed, self.sink, turns, self.news, self.replay)
 
 
 @pytest.fixture
@@ -66,7 +79,7 @@ async def test_effects_are_carried_out_in_order(carrying: Carrying) -> None:
         [batch(b"1"), Demote(), Forget(), RequestReplay(3), batch(b"2")]
     )
     assert carrying.sink.done == [False, b"1", "demote", "forget", b"2", True]
-    assert (carrying.replays, len(carrying.effects)) == ([3], 0)
+    assert (carrying.replay.done, len(carrying.effects)) == (["stop", 3], 0)
 
 
 async def test_credit_is_lowered_before_its_turn_comes(carrying: Carrying) -> None:
@@ -75,6 +88,16 @@ async def test_credit_is_lowered_before_its_turn_comes(carrying: Carrying) -> No
     assert carrying.sink.done == [False]
     await waiting
     assert carrying.sink.done == [False, b"1", "demote", True]
+
+
+async def test_replay_under_way_is_stopped_before_the_turn_of_another_comes(
+    carrying: Carrying,
+) -> None:
+    waiting = asyncio.create_task(carrying.effects.carry_out([batch(b"1"), RequestReplay(3)]))
+    await asyncio.sleep(0)
+    assert (carrying.replay.done, len(carrying.effects)) == (["stop"], 2)
+    await waiting
+    assert carrying.replay.done == ["stop", 3]
 
 
 async def test_credit_without_a_demotion_stays_trusted(carrying: Carrying) -> None:
