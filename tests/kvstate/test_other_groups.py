@@ -89,6 +89,8 @@ def overlap(certain: int, unusable: int = 0, uncertain: int = 0) -> Overlap:
         ([full(), window(6, 8), removed(0, 7)], 0),
         ([full(), window(5, 8), removed(0, 7)], 7),
         ([full(), window(6, 8), removed(1, 0)], 8),
+        ([full(), window(6, 8), window(6, 8, group=2), removed(1, 7)], 0),
+        ([full(), window(6, 8), window(6, 8, group=2), removed(1, 7), window(7, 8)], 8),
     ],
 )
 def test_prefix_is_reused_where_every_group_has_what_it_needs(
