@@ -37,9 +37,8 @@ class PlainNumbers:
     lately_tokens: those sent lately, older ones counting less, at the same time. booked_tokens: of
     requests not known to be computed; sent_tokens: of all so far. ahead_tokens: other routers',
     since this router's last request whose end of computing is announced: the next such request
-    waits for them. shared, shared_tokens: requests
-    and booked tokens of routers that share. others, excess_tokens: requests and tokens beyond those
-    that its worker reported at asked_at.
+    waits for them. shared, shared_tokens: requests and booked tokens of routers that share. others,
+    excess_tokens: requests and tokens beyond those that its worker reported at asked_at.
     """
 
     __slots__ = (
