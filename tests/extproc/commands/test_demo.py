@@ -8,6 +8,7 @@ import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,11 @@ async def _output_of(*words: str) -> tuple[int | None, str]:
     return asked.returncode, told.decode()
 
 
+async def _is_healthy(*words: str) -> bool:
+    """Returns whether a check of health finds nothing wrong."""
+    return await _output_of(*words) == (0, "")
+
+
 @pytest.mark.slow
 async def test_demo_prints_commands_that_work() -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--port", str(free_port())]
@@ -343,8 +349,8 @@ async def test_demo_prints_commands_that_work() -> None:
         serve = [sys.executable, "-m", "extproc", "serve", printed["doctor"][1]]
         by_hand = await asyncio.create_subprocess_exec(*serve, stderr=PIPE)
         assert by_hand.stderr is not None
-        await by_hand.stderr.readuntil(b"serving ext_proc on")
-        assert await _output_of(*printed["health"]) == (0, "")
+        await by_hand.stderr.readuntil(b"serving ext_proc on")  # it is ready later
+        await until(partial(_is_healthy, *printed["health"]), "the router is ready")
         by_hand.send_signal(signal.SIGTERM)
         await by_hand.communicate()
         assert by_hand.returncode == 0

@@ -11,7 +11,9 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from random import Random
+from typing import Any
 
 import aiohttp
 import pytest
@@ -227,10 +229,21 @@ class System:
         assert found["Table.by_name"] == len(self.workers.records)  # it reaches into the parts
         return Counter({name: n for name, n in found.items() if not name.startswith(BOUNDED)})
 
-    def grown(self, before: Counter[str]) -> list[str]:
-        """The containers that are longer than they were."""
-        gc.collect()
-        return [name for name, length in self.lengths().items() if length > before[name]]
+    def grown(self, lengths_before: Counter[str], objects_before: int) -> Counter[str]:
+        """Returns by how much each container grew, and all objects beyond one for each worker."""
+        grown = self.lengths() - lengths_before
+        return grown + Counter(objects=_objects() - objects_before - AT_ONCE)
+
+
+def _are_ended_but(tasks: set[asyncio.Task[Any]]) -> bool:
+    """Returns whether no other tasks than these run."""
+    return asyncio.all_tasks() <= tasks
+
+
+def _objects() -> int:
+    """Returns how many objects are not garbage."""
+    gc.collect()
+    return len(gc.get_objects())
 
 
 @pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
@@ -240,8 +253,9 @@ async def test_workers_that_come_and_go_leave_no_objects_behind(
     caplog.set_level(logging.CRITICAL, "kvsteer")  # log records are kept, and would be counted
     one = System()
     await one.start()
-    sizes: list[tuple[int, int, Counter[str]]] = []
+    looks: list[tuple[Counter[str], int]] = []
     for number in range(rounds):
+        tasks = asyncio.all_tasks()
         names = await one.come()
         await one.use(names)
         await one.go()
@@ -249,12 +263,9 @@ async def test_workers_that_come_and_go_leave_no_objects_behind(
             text = generate_latest(one.metrics).decode()
             assert not any(f'"{name}"' in text for name in names)
             del names
-            # what is under way may hold the last workers for a moment, here or in the first look
-            await until(lambda: not (sizes and one.grown(sizes[0][2])), "nothing is left")
+            # what is under way may hold the last workers for a moment
+            await until(partial(_are_ended_but, tasks), "no task of theirs runs")
+            await until(lambda: not (looks and one.grown(*looks[0])), "nothing is left")
             held = one.lengths()  # first: looking into objects makes Python create their dicts
-            gc.collect()
-            sizes.append((len(asyncio.all_tasks()), len(gc.get_objects()), held))
-    (tasks, objects, _), (tasks_after, objects_after, _) = sizes
-    assert tasks_after <= tasks
-    assert objects_after - objects < AT_ONCE
+            looks.append((held, _objects()))
     await one.close()
