@@ -14,7 +14,7 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
 from tests.ports import free_port
 from tests.system.envoy_process import running_envoy
-from tests.system.system import System, started
+from tests.system.system import PATIENCE, System, started
 
 ROOT = Path(__file__).parents[3]
 
@@ -121,7 +121,21 @@ def configuration(workers: list[SimulatedWorker], envoy_port: int, admin_port: i
     ports["metrics"] = {"listen": f"127.0.0.1:{free_port()}"}
     tree: Tree = yaml.safe_load(text)
     envoy = {"listen": f"127.0.0.1:{envoy_port}", "admin": f"127.0.0.1:{admin_port}"}
-    return tree | ports | {"envoy": envoy}
+    written = tree | ports | {"envoy": envoy}
+    for section, patience in PATIENCE.items():
+        written[section] = patience | written[section]
+    return written
+
+
+def _made_patient(envoy: Tree) -> None:
+    """Has Envoy wait for a router on a busy machine, in place of the time that the pieces name."""
+    (asking,) = [
+        one["typed_config"]
+        for one in connection_manager(envoy)["http_filters"]
+        if one["name"] == "envoy.filters.http.ext_proc"
+    ]
+    assert "message_timeout" in asking
+    asking["message_timeout"] = f"{PATIENCE['envoy']['message_timeout_ms'] / 1000:g}s"
 
 
 @contextlib.asynccontextmanager
@@ -145,6 +159,8 @@ async def behind(
         plain = plain_envoy(port, admin_port, [worker.endpoint for worker in workers])
         router_port = int(tree["extproc"]["listen"].rpartition(":")[2])
         changed = change(plain, router_port)
+        if not isinstance(changed, str):
+            _made_patient(changed)
         text = changed if isinstance(changed, str) else yaml.safe_dump(changed)
         await stack.enter_async_context(running_envoy(text, admin_port))
         stack.push_async_callback(system.stop_router)

@@ -15,7 +15,7 @@ from tests.system.gateway import (
     pool,
     without_override,
 )
-from tests.system.system import PATIENCE, chat, long_text, running
+from tests.system.system import chat, long_text, running
 from tests.waiting import until
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -77,7 +77,7 @@ async def test_share_of_0_percent_lets_envoy_choose_and_counts_the_endpoint(mode
 async def test_share_of_50_percent_keeps_each_conversation_on_one_side() -> None:
     async with (
         pool(2) as endpoints,
-        gateway(BUFFERED, endpoints, responses="none", changes=share(50) | PATIENCE) as one,
+        gateway(BUFFERED, endpoints, responses="none", changes=share(50)) as one,
     ):
         sides = {seed: [(await sent(one, seed))[1] for _ in range(3)] for seed in range(40)}
         assert {len(set(side)) for side in sides.values()} == {1}
