@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -19,8 +20,11 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
 from tests.system.configuration import configuration
 from tests.system.envoy_process import running_envoy
-from tests.system.system import System, chat, long_text
+from tests.system.system import PATIENCE, System, chat, long_text
 from tests.waiting import until
+
+# Of each worker in Envoy's own list, its address and whether Envoy may choose it.
+_FLAGS = re.compile(r"^workers::(\S+)::health_flags::(\S+)$", re.MULTILINE)
 
 
 class Following:
@@ -48,6 +52,22 @@ class Following:
         self.text = text
         name_in(self._file, text)
 
+    async def placed(
+        self, open_ones: Iterable[SimulatedWorker], draining: Iterable[SimulatedWorker] = ()
+    ) -> None:
+        """Waits until the router has exactly these workers and, later, Envoy has them, too."""
+        states = {one.endpoint: "healthy" for one in open_ones}
+        states |= {one.endpoint: "/eds_status_draining" for one in draining}
+        url = f"{self.system.envoy_admin}/clusters"
+
+        async def are_placed() -> bool:
+            listed = {one["endpoint"] for one in await self.system.status()}
+            async with self.system.session.get(url) as response:
+                shown = dict(_FLAGS.findall(await response.text()))
+            return listed == states.keys() and shown == states
+
+        await until(are_placed, "the router and Envoy have these workers")
+
     async def answering(self, seed: str) -> str:
         """Sends a request with this seed; returns the worker that answers."""
         status, worker, _ = await self.system.send(chat(long_text(seed)))
@@ -74,6 +94,8 @@ async def following() -> AsyncIterator[Following]:
                 "envoy": {"eds_directory": str(directory)},
             }
         )
+        for section, patience in PATIENCE.items():
+            raw[section] = patience | raw[section]
         config_file = directory / "kvsteer.yaml"
         config_file.write_text(yaml.safe_dump(raw))
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -111,12 +133,7 @@ async def test_added_worker_gets_requests_and_a_removed_one_none(
 
     await until(reached, "the added worker answers")
     following.name([second, third])
-
-    async def listed() -> bool:
-        now = {one["endpoint"] for one in await system.status()}
-        return now == {second.endpoint, third.endpoint}
-
-    await until(listed, "the first worker is gone")
+    await following.placed([second, third])
     answers = {await following.answering(f"in the end {n}") for n in range(12)}
 
     async def several() -> bool:
@@ -132,26 +149,13 @@ async def test_envoy_without_the_router_knows_removed_and_draining_workers(
     following: Following,
 ) -> None:
     system = following.system
-    first, second, third = system.workers
+    _, second, third = system.workers
     following.name([second, third])
-
-    async def listed() -> bool:
-        return len(await system.status()) == 2
-
-    await until(listed, "both are found")
+    await following.placed([second, third])
     drain = {"endpoint": third.endpoint, "draining": True}
     async with system.session.post(f"{system.admin}/draining", json=drain) as response:
         assert await response.json() == {"draining": [third.endpoint]}
-    config = load(str(system.config_file))
-
-    async def envoy_knows() -> bool:
-        url = f"http://{config.envoy.admin}/clusters"
-        async with system.session.get(url) as response:
-            shown = await response.text()
-        drains = f"::{third.endpoint}::health_flags::/eds_status_draining" in shown
-        return drains and f"::{first.endpoint}::" not in shown
-
-    await until(envoy_knows, "Envoy has read its file")
+    await following.placed([second], draining=[third])
     await system.stop_router()
     answers = {await following.answering(f"alone {n}") for n in range(8)}
     assert answers == {second.endpoint}
@@ -183,18 +187,19 @@ async def test_draining_worker_gets_no_new_requests_and_keeps_its_feeds(
     system = following.system
     first, second, _ = system.workers
     following.name([first, second])
+    await following.placed([first, second])
 
-    async def both() -> bool:
-        return len(await system.status()) == 2
+    async def are_live() -> bool:
+        feeds = [feed["state"] for one in await system.status() for feed in one["feeds"]]
+        return feeds == ["live", "live"]
 
-    await until(both, "both are found")
+    await until(are_live, "both feeds are live")
     drain = {"endpoint": first.endpoint, "draining": True}
     async with system.session.post(f"{system.admin}/draining", json=drain) as response:
         assert response.status == 200
     answers = await asyncio.gather(*(following.answering(f"drain {n}") for n in range(8)))
     assert set(answers) == {second.endpoint}
-    feeds = [feed["state"] for one in await system.status() for feed in one["feeds"]]
-    assert feeds == ["live", "live"]
+    assert await are_live()
     drain["draining"] = False
     async with system.session.post(f"{system.admin}/draining", json=drain) as response:
         assert await response.json() == {"draining": []}
