@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.config.schema import Config
+from extproc.envoy.envoy_config import render
 from tests.ports import free_port
 from tests.system.ingresses.other_router import OtherRouter, decisions, other_router
-from tests.system.system import System, chat, long_text, running
+from tests.system.system import PATIENCE, System, chat, long_text, running
 from tests.waiting import until
 
 # That so many are all of one router has a chance of one in 2,048; of the most, of none to speak of.
@@ -71,6 +73,18 @@ class Routers:
 _NUMBERS = iter(range(10**6))
 
 
+def patient(config: Config) -> str:
+    """The printed configuration of an Envoy that waits for a busy router's word on its health too.
+
+    A dead router refuses connections, and one that is not ready says so: it waits for neither.
+    """
+    tree = yaml.safe_load(render(config))
+    clusters = tree["static_resources"]["clusters"]
+    (check,) = [check for one in clusters for check in one.get("health_checks", [])]
+    check["timeout"] = f"{PATIENCE['envoy']['message_timeout_ms'] / 1000:g}s"
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
 @contextlib.asynccontextmanager
 async def two(
     choice: str, extproc: dict[str, Any] | None = None, dead: int = 0, **changes: Any
@@ -89,7 +103,7 @@ async def two(
     }
     sections = {"extproc": {"listen": listen[0], **(extproc or {})}, "envoy": envoy}
     async with (
-        running(changes=sections, blocks=BLOCKS) as system,
+        running(changes=sections, envoy_config=patient, blocks=BLOCKS) as system,
         other_router(system, listen[1], **changes) as other,
     ):
         yield Routers(system, other)
