@@ -43,7 +43,7 @@ class Routers:
 
 def test_page_names_the_other_routers_and_their_silence(browser: Browser) -> None:
     routers = Routers()
-    with in_background(serving(sharing=routers)) as served:
+    with in_background(serving(sharing=routers)) as served, browser.visiting():
         browser.open(f"{served.it.url}/")
         browser.until(
             lambda: "No message from another router" in browser.texts("#routers")[0], "none yet"
@@ -95,7 +95,7 @@ def test_dead_worker_and_absent_router_are_shown_under_their_names(
     browser: Browser,
 ) -> None:
     unprobed = {"policy": {"probe_interval_ms": 0}}
-    with in_background(running(workers=2, changes=unprobed)) as system:
+    with in_background(running(workers=2, changes=unprobed)) as system, browser.visiting():
         browser.open(f"{system.it.admin}/")
         dead = system.it.workers[1].endpoint
         system.do(system.it.stop_worker(dead))
@@ -108,6 +108,7 @@ def test_dead_worker_and_absent_router_are_shown_under_their_names(
         browser.until(
             lambda: "router unreachable" in browser.texts("#connection")[0], "the router is away"
         )
+        browser.driver.get("about:blank")  # so that no more of them fail
         assert all("ERR_" in one for one in browser.complaints())  # of requests that failed
 
 
