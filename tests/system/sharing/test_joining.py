@@ -11,6 +11,7 @@ from tests.system.ingresses.other_router import OtherRouter, other_router
 from tests.system.processes.test_warm_restart import (
     BUFFER_BATCHES,
     CONVERSATIONS,
+    STARTS,
     WORDS,
     fill,
     held,
@@ -45,17 +46,22 @@ async def test_new_replica_knows_what_no_worker_can_replay(
     async with contextlib.AsyncExitStack() as stack:
         sharing = {"url": await stack.enter_async_context(carrier(kind, tmp_path))}
         sharing |= {"secret_file": str(secret)} if has_secret else {}
-        begun = running(2, changes={"sharing": sharing}, buffer_batches=BUFFER_BATCHES)
+        changes = {"sharing": sharing, "events": {"ready_deadline_ms": 600_000}}
+        begun = running(2, changes=changes, buffer_batches=BUFFER_BATCHES)
         system = await stack.enter_async_context(begun)
         await fill(system)
         before = await held(system)
         assert all(map(any, before))
-        async with other_router(system) as other:
-            await until(other.is_ready, "the new replica is ready")
-            log, _, _ = other.file.with_suffix(".log").read_text().partition("serving ext_proc")
-            assert ("another router knows" in log) == (WORDS in log) == has_secret
-            assert (await certain(other) == before) == has_secret
-            assert await other.feeds() == ({"live"} if has_secret else {"degraded"})
+        for number in range(STARTS):
+            async with other_router(system) as other:
+                await until(other.is_ready, "the new replica is ready")
+                log, _, _ = other.file.with_suffix(".log").read_text().partition("serving ext_proc")
+                if has_secret and WORDS not in log and number < STARTS - 1:
+                    continue
+                assert ("another router knows" in log) == (WORDS in log) == has_secret
+                assert (await certain(other) == before) == has_secret
+                assert await other.feeds() == ({"live"} if has_secret else {"degraded"})
+                break
 
 
 @pytest.mark.slow
