@@ -237,11 +237,11 @@ async def test_routers_without_their_engine_decide_alone(
     async with client() as session:
         told = Told(session, two)
         await until(told.all_share, "they share")
-        before = told.logged()
         probes = Probes(session, two, two.url_of_two)
         await probes.prepare()
         async with LOOPS[loop](lambda: post(session, two.url_of_two, body())) as load:
             await load.goes_on(30)
+            before = told.logged()
             began = time.monotonic()
             await failure.begin()
             await until(told.all_are_alone, "they say that they decide alone")

@@ -94,7 +94,7 @@ async def test_dead_worker_is_not_picked_until_it_is_back(
         open_loop(lambda: post(session, stage.url, body()), rate=20) as load,
     ):
         await load.goes_on(20)
-        assert not await seen.down()
+        await seen.becomes(down=False)
         fails(worker, silently=silently)
         took = await seen.becomes(down=True)
         _, last = await seen.first_picks(0)
