@@ -243,7 +243,7 @@ async def running(
             for listed, worker in zip(written["workers"], fleet, strict=True):
                 listed["endpoint"] = proxied(worker)
         config_file.write_text(yaml.safe_dump(written))
-        timeout = aiohttp.ClientTimeout(total=30)
+        timeout = aiohttp.ClientTimeout(total=100)  # some tests have requests outlast them
         connector = aiohttp.TCPConnector(limit=0)
         session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         system = System(await stack.enter_async_context(session), config_file, fleet, stops)

@@ -25,7 +25,8 @@ VLLM = {
     "min_uncached_tokens": 32,
     "interference_percent": 1_000,
 }
-TIMEOUT_SECONDS = 3.0
+# For how long a half waits for the other one: where it may never come, and where it has to.
+TIMEOUT_SECONDS, LONG_TIMEOUT_SECONDS = 3.0, 30.0
 
 
 def of(system: System, role: str) -> list[SimulatedWorker]:
@@ -46,14 +47,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @contextlib.asynccontextmanager
-async def two_and_two() -> AsyncIterator[System]:
+async def two_and_two(timeout_seconds: float) -> AsyncIterator[System]:
     roles = ("prefill", "prefill", "decode", "decode")
     changes = {"disaggregation": SGLANG}
     async with running(
         roles=roles,
         changes=changes,
         dialect="sglang-0.5.22",
-        transfer_timeout_seconds=TIMEOUT_SECONDS,
+        transfer_timeout_seconds=timeout_seconds,
     ) as one:
         yield one
 
@@ -61,7 +62,7 @@ async def two_and_two() -> AsyncIterator[System]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sglang() -> AsyncIterator[System]:
     """For tests that leave the system as it was; each has its own prompts."""
-    async with two_and_two() as one:
+    async with two_and_two(LONG_TIMEOUT_SECONDS) as one:
         yield one
 
 
@@ -116,7 +117,7 @@ async def test_bootstrap_fields_of_a_client_are_never_obeyed(sglang: System) -> 
 
 
 async def test_dead_prefill_worker_is_detected_and_left_out() -> None:
-    async with two_and_two() as system:
+    async with two_and_two(TIMEOUT_SECONDS) as system:
         dead = of(system, "prefill")[0].endpoint
         await system.stop_worker(dead)
 
@@ -176,7 +177,7 @@ async def test_long_body_reaches_both_workers_whole() -> None:
         dialect="sglang-0.5.22",
         max_model_len_tokens=200_000,
         blocks=16_384,
-        transfer_timeout_seconds=20.0,
+        transfer_timeout_seconds=LONG_TIMEOUT_SECONDS,
     ) as system:
         body = chat("word " * 60_000)
         assert len(json.dumps(body)) > 300_000
