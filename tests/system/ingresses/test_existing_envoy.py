@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -108,10 +109,12 @@ async def test_dead_router_of_two_is_soon_asked_no_more(tmp_path: Path) -> None:
         body = chat(long_text("alpha"), model="my-model")
         assert {(await system.send(body))[0] for _ in range(10)} == {200}
         await second.stop_router()
-        before = await unsteered(system)
+        before, began_at = await unsteered(system), time.monotonic()
         assert {(await system.send(body))[0] for _ in range(100)} == {200}
-        # without outlier detection half of them; with it, one per return, every 2 s or less often
-        assert 1 <= await unsteered(system) - before <= 25
+        missed, seconds = await unsteered(system) - before, time.monotonic() - began_at
+        # without outlier detection half of them; with it, one per return, every 2 s or less often,
+        # and one more if Envoy had not yet seen the connection end
+        assert 1 <= missed <= 2 + seconds / 2
 
 
 async def test_route_that_is_not_for_workers_never_asks_the_router(tmp_path: Path) -> None:
