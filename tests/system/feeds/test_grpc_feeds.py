@@ -166,7 +166,7 @@ async def test_hole_of_the_bridge_degrades_the_feed_and_brings_a_snapshot(table:
         watch.happens(the_end)
         engine.lose(engine.remove(A))
         engine.publish(engine.store(C))
-        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await until(watch.transport.handled.is_set, pause=0.001)
         await in_state(watch, FeedState.DEGRADED)
         table.append(await watch.row("DATA_LOSS, snapshot of what is certain"))
         assert watch.certain() == [0, 0, 2, 0]
@@ -178,7 +178,7 @@ async def test_hole_of_the_relay_makes_the_past_uncertain(table: list[Row]) -> N
         watch.happens(the_end)
         engine.lose(engine.remove(A))
         engine.publish(engine.store(C))
-        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await until(watch.transport.handled.is_set, pause=0.001)
         await in_state(watch, FeedState.DEGRADED)
         table.append(await watch.row("DATA_LOSS: all before is uncertain"))
         assert watch.is_honest()
@@ -194,7 +194,7 @@ async def test_restarted_engine_is_detected_behind_a_server(
         await engine.restart()
         await subscribed(engine)  # the relay notices a restart only by the first number
         engine.publish(engine.store(C))
-        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await until(watch.transport.handled.is_set, pause=0.001)
         await in_state(watch, FeedState.LIVE, FeedState.DEGRADED)
         table.append(await watch.row("cleared, or DATA_LOSS"))
         assert watch.is_honest()
@@ -207,7 +207,7 @@ async def restarted_while_a_block_goes(watch: Watch, server: Beside) -> None:
     await server.stop()
     engine.lose(engine.remove(A))
     await server.start()
-    await asyncio.wait_for(watch.transport.handled.wait(), 10)
+    await until(watch.transport.handled.is_set, pause=0.001)
 
 
 async def test_restarted_bridge_sends_a_snapshot(table: list[Row]) -> None:
