@@ -50,7 +50,9 @@ TRACE = "trace.jsonl"
 # Each is a process of about 70 MB.
 MAX_WORKERS = 64
 
-READY_TIMEOUT_SECONDS = 60.0
+# Only a part that hangs is waited for so long: one that ends is noticed at once, and on a busy
+# machine the parts may need minutes.
+READY_TIMEOUT_SECONDS = 300.0
 STOP_TIMEOUT_SECONDS = 5.0
 
 # Long enough for the page, the metrics and the log to show a dead worker.

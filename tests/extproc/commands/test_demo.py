@@ -25,8 +25,11 @@ from tests.waiting import until
 LIVE = [{"endpoint": "a", "feeds": [{"state": "live", "reason": ""}]}]
 GOOD = [Row(0, 0, "a", None, 0, 0), Row(0, 1, "a", "a", 16, 16), Row(1, 0, "b", None, 0, 0)]
 
+# Half a dozen processes or more, which take seconds of CPU each.
+on_a_busy_machine = pytest.mark.timeout(900)
 
-@pytest.mark.timeout(300)
+
+@on_a_busy_machine
 async def test_demo_passes_its_own_check() -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--check", "--workers", "2"]
     command += ["--port", str(free_port())]
@@ -36,7 +39,7 @@ async def test_demo_passes_its_own_check() -> None:
     assert told.decode().splitlines()[-1].endswith("predicted: ok")
 
 
-@pytest.mark.timeout(300)
+@on_a_busy_machine
 async def test_demo_compares_round_robin_with_kvsteer() -> None:
     async with running(3, free_port()) as place:
         told = await compare(place.envoy, place.admin, place.replays, "tiny")
@@ -47,6 +50,7 @@ async def test_demo_compares_round_robin_with_kvsteer() -> None:
 
 
 @pytest.mark.slow
+@on_a_busy_machine
 async def test_demos_started_at_once_use_separate_ports() -> None:
     demos = [
         await asyncio.create_subprocess_exec(
@@ -108,6 +112,7 @@ def test_run_refuses_an_invalid_port(port: int) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
 @pytest.mark.slow
+@on_a_busy_machine
 async def test_demo_stops_during_its_start(options: Sequence[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--port", str(free_port()), *options]
     demo = await asyncio.create_subprocess_exec(
@@ -322,6 +327,7 @@ async def _is_healthy(*words: str) -> bool:
 
 
 @pytest.mark.slow
+@on_a_busy_machine
 async def test_demo_prints_commands_that_work() -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--port", str(free_port())]
     demo = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
@@ -361,6 +367,7 @@ async def test_demo_prints_commands_that_work() -> None:
 
 
 @pytest.mark.slow
+@on_a_busy_machine
 async def test_demo_continues_when_the_router_is_killed_as_it_suggests(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "extproc", "demo", "--workers", "1", "--port", str(port)]
