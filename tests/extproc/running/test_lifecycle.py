@@ -76,7 +76,7 @@ async def test_leaving_router_is_unready_first_and_accepts_streams_for_a_while(
     kind: str, tmp_path: Path
 ) -> None:
     listen = listen_at("tcp", tmp_path)
-    async with router(tmp_path, listen, server=kind, leave_ms=3_000, drain_ms=60_000) as one:
+    async with router(tmp_path, listen, server=kind, leave_ms=10_000, drain_ms=60_000) as one:
         one.process.send_signal(signal.SIGTERM)
         await until(lambda: one.answers(503), "it says that it is not ready")
         health = one.channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -172,11 +172,14 @@ async def test_unreachable_worker_delays_readiness_for_a_bounded_time(
     changes = {"workers": [away], "events": {"ready_deadline_ms": deadline_ms}}
     expected = 503 if deadline_ms else 200
     listen = listen_at("tcp", tmp_path)
+    words = "replays are still running\n" if deadline_ms else "ready\n"
     async with router(tmp_path, listen, sections=changes, status=expected) as one:
+
+        async def says_it() -> bool:
+            return await one.readiness_words() == words
+
+        await until(says_it, "it has started")  # until then it is not ready for that reason
         assert await one.ready() == expected
-        assert await one.readiness_words() == (
-            "replays are still running\n" if deadline_ms else "ready\n"
-        )
 
 
 async def test_router_serves_and_reports_a_model_whose_tokens_differ(
