@@ -257,7 +257,7 @@ async def test_publisher_that_starts_late_is_connected_without_a_complaint(
     engine: Publisher,
 ) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
-    async with subscribed(address) as transport:
+    async with subscribed(address, limits=ZmqLimits(unreached_seconds=1000.0)) as transport:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await transport.receive()
