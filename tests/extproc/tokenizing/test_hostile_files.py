@@ -25,6 +25,11 @@ from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
 from tests.extproc.small_models import write_model
 
+# What may take MAX_CPU_SECONDS takes many times as long on a busy machine.
+SECONDS = 600
+
+pytestmark = pytest.mark.timeout(SECONDS)
+
 
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"]
@@ -181,10 +186,6 @@ TEMPLATES: dict[str, tuple[str, str, str]] = {
 }
 
 
-# What may take MAX_CPU_SECONDS takes many times as long on a busy machine.
-SECONDS = 600
-
-
 def loaded(folder: Path) -> dict[str, Any]:
     """Loads a model in a process of its own."""
     command = [sys.executable, "-m", "tests.extproc.tokenizing.test_hostile_files", str(folder)]
@@ -196,7 +197,6 @@ def loaded(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_hostile_tokenizer_ends_in_time_and_is_named(name: str, tmp_path: Path) -> None:
     change, reason = TOKENIZERS[name]
@@ -210,7 +210,6 @@ def test_hostile_tokenizer_ends_in_time_and_is_named(name: str, tmp_path: Path) 
     assert not reason or f"{model}/tokenizer.json: " in error
 
 
-@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_hostile_template_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
     file, content, reason = TEMPLATES[name]
