@@ -41,6 +41,9 @@ SOURCES = (
 PACKAGES = {"extproc", "kvstate", "simulator"}
 REPOSITORY = "https://example.org/someone/kvsteer"
 
+# Compilers and pip take minutes on a busy machine.
+builds = pytest.mark.timeout(1800)
+
 
 def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[str, list[str], str]:
     """Builds a wheel from a copy of the sources; returns its tag, names in it, and build output."""
@@ -71,7 +74,7 @@ def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@builds
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
     tag, names, _ = wheel(tmp_path)
@@ -85,6 +88,7 @@ def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@builds
 def test_build_without_a_compiler_warns_and_continues(tmp_path: Path) -> None:
     tag, names, said = wheel(tmp_path, CC="/nowhere/cc")
     assert tag == "py3-none-any"
@@ -127,6 +131,7 @@ def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@builds
 def test_source_distribution_links_exist_within_it(
     source_distribution: Path,
 ) -> None:
@@ -140,6 +145,7 @@ def test_source_distribution_links_exist_within_it(
 
 
 @pytest.mark.slow
+@builds
 def test_published_page_links_to_its_repository(
     source_distribution: Path,
 ) -> None:
@@ -157,7 +163,7 @@ def test_published_page_links_to_its_repository(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@builds
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
     tag, names, _ = wheel(tmp_path, source_distribution)
