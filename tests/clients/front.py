@@ -200,12 +200,7 @@ async def fronted(
     names_engine: bool = False,
     **settings: Any,
 ) -> AsyncIterator[tuple[System, list[Front]]]:
-    """Runs a system whose workers are behind fronts; see `tests.system.system.running`.
-
-    Their health is not probed. All fronts are in this process, which a busy machine stops for over
-    a second; a router that probes takes them for hung, and sends the next turns elsewhere.
-    """
-    changes = {"policy": {"probe_interval_ms": 0}} | changes
+    """Runs a system whose workers are behind fronts; see `tests.system.system.running`."""
     fronts = [Front(seconds, renderer, names_engine=names_engine) for _ in range(WORKERS)]
     waiting = iter(fronts)
 

@@ -94,8 +94,7 @@ def test_engine_is_shown_or_why_it_is_unknown(browser: Browser) -> None:
 def test_dead_worker_and_absent_router_are_shown_under_their_names(
     browser: Browser,
 ) -> None:
-    unprobed = {"policy": {"probe_interval_ms": 0}}
-    with in_background(running(workers=2, changes=unprobed)) as system, browser.visiting():
+    with in_background(running(workers=2)) as system, browser.visiting():
         browser.open(f"{system.it.admin}/")
         dead = system.it.workers[1].endpoint
         system.do(system.it.stop_worker(dead))

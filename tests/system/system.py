@@ -30,6 +30,14 @@ WAIT_SECONDS = 60.0
 # On a busy machine a decision may take long; it is made all the same, and Envoy waits for it.
 PATIENCE = {"extproc": {"deadline_ms": 10_000}, "envoy": {"message_timeout_ms": 20_000}}
 
+# All workers are in the test's process. If a busy machine stops it, a router that probes a worker
+# with requests takes it for dead, and sends the next ones elsewhere. And it may find a worker that
+# a test has stopped before the test's request, which Envoy then need not send elsewhere.
+UNPROBED = {"probe_interval_ms": 0}
+
+# For the tests in which workers die: a router that probes those in doubt, as it does by default.
+PROBED = {"policy": {"probe_interval_ms": None}}
+
 Answer = tuple[int, str, dict[str, Any]]
 
 
@@ -220,10 +228,11 @@ async def running(
 ) -> AsyncIterator[System]:
     """Workers (of each model in turn), a router that is ready, and Envoy.
 
-    changes: sections of the configuration to replace. envoy_config: makes Envoy's from it.
-    settings: those that all simulated workers share. roles: one for each worker, instead of their
-    number. proxied: returns the address of a worker for the router and Envoy, where requests reach
-    it through something else. each: further settings of each worker, instead of their number.
+    changes: sections of the configuration to replace; without `PROBED` no worker is probed.
+    envoy_config: makes Envoy's from it. settings: those that all simulated workers share. roles:
+    one for each worker, instead of their number. proxied: returns the address of a worker for the
+    router and Envoy, where requests reach it through something else. each: further settings of each
+    worker, instead of their number.
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
@@ -239,6 +248,7 @@ async def running(
         written = configuration(_fleet(fleet, models) | (changes or {}))
         for section, patience in PATIENCE.items():
             written[section] = patience | written[section]
+        written["policy"] = UNPROBED | written.get("policy", {})
         if proxied is not None:
             for listed, worker in zip(written["workers"], fleet, strict=True):
                 listed["endpoint"] = proxied(worker)

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 
 from simulator.worker import SimulatedWorker
 from tests.ports import free_port
-from tests.system.system import CHAT, System, chat, long_text, running
+from tests.system.system import CHAT, PROBED, System, chat, long_text, running
 from tests.waiting import until
 
 SGLANG = {"mode": "mirror", "connector": "sglang"}
@@ -47,9 +47,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @contextlib.asynccontextmanager
-async def two_and_two(timeout_seconds: float) -> AsyncIterator[System]:
+async def two_and_two(timeout_seconds: float, **changes: Any) -> AsyncIterator[System]:
     roles = ("prefill", "prefill", "decode", "decode")
-    changes = {"disaggregation": SGLANG}
+    changes["disaggregation"] = SGLANG
     async with running(
         roles=roles,
         changes=changes,
@@ -117,7 +117,7 @@ async def test_bootstrap_fields_of_a_client_are_never_obeyed(sglang: System) -> 
 
 
 async def test_dead_prefill_worker_is_detected_and_left_out() -> None:
-    async with two_and_two(TIMEOUT_SECONDS) as system:
+    async with two_and_two(TIMEOUT_SECONDS, **PROBED) as system:
         dead = of(system, "prefill")[0].endpoint
         await system.stop_worker(dead)
 
@@ -263,7 +263,7 @@ async def test_sidecar_has_the_named_worker_compute_the_prompt(sidecar: Sidecar)
 @pytest.mark.slow
 async def test_killed_halves_lose_only_requests_under_way() -> None:
     roles = ("prefill", "prefill", "decode", "decode", "both")
-    changes = {"disaggregation": SGLANG}
+    changes = {"disaggregation": SGLANG, **PROBED}
     failed: list[tuple[float, float]] = []  # when they began and ended
     unknown: list[tuple[float, float]] = []  # from each kill until the router was seen to know it
     numbers = itertools.count()

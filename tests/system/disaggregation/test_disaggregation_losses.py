@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.system.disaggregation.test_disaggregation import SGLANG
-from tests.system.system import System, chat, long_text, running
+from tests.system.system import PROBED, System, chat, long_text, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
     chance = random.Random(1)
     async with running(
         roles=roles,
-        changes=changes,
+        changes=changes | PROBED,
         dialect="sglang-0.5.22",
         transfer_timeout_seconds=3.0,
         decode_tokens_per_second=50.0,

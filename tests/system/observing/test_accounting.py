@@ -37,9 +37,7 @@ async def test_prediction_equals_the_reported_cached_tokens(extra: dict[str, Any
 
 
 async def test_retried_request_is_counted_on_the_worker_that_answered() -> None:
-    # without probes, which may find the worker dead before it is named
-    changes = {"accounting": {"responses": "headers"}, "policy": {"probe_interval_ms": 0}}
-    async with running(workers=2, changes=changes) as system:
+    async with running(workers=2, changes={"accounting": {"responses": "headers"}}) as system:
         body = chat(long_text("alpha"))
         _, holder, _ = await system.send(body)
         await system.learned(body, holder)

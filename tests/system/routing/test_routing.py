@@ -17,8 +17,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def system() -> AsyncIterator[System]:
-    """For a test that stops a part of the system. A dead worker stays named: none is probed."""
-    async with running(changes={"policy": {"probe_interval_ms": 0}}) as one:
+    """For a test that stops a part of the system."""
+    async with running() as one:
         yield one
 
 
