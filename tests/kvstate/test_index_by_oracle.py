@@ -272,10 +272,12 @@ class CompiledIndexMachine(IndexMachine):
     compiled = True
 
 
-# Forty steps per example; the compiled core gets half as many examples as the plain one.
-TestPlainIndexByOracle = pytest.mark.slow(IndexMachine.TestCase)
+# Forty steps per example; the compiled core gets half as many examples as the plain one, which need
+# 40 s of CPU if they are thorough: a busy machine takes minutes.
+patiently = pytest.mark.timeout(1200)
+TestPlainIndexByOracle = pytest.mark.slow(patiently(IndexMachine.TestCase))
 TestPlainIndexByOracle.settings = settings(stateful_step_count=40)
-TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)
+TestCompiledIndexByOracle = needs_compiled_core(patiently(CompiledIndexMachine.TestCase))
 TestCompiledIndexByOracle.settings = settings(
     stateful_step_count=40, max_examples=settings().max_examples // 2
 )
