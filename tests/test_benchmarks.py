@@ -39,7 +39,6 @@ def smoke(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SMOKES)
 def test_benchmark_runs_once(name: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"

@@ -9,7 +9,7 @@ from tests.docker.test_compose_files import image_of, services
 from tests.extproc.sharing.test_sharing import two
 from tests.waiting import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.docker
 
 CONFINED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true")
 

@@ -14,7 +14,7 @@ from tests.gateways.install import PROGRAMS
 from tests.system.system import System, chat, long_text
 from tests.waiting import until
 
-pytestmark = [pytest.mark.gateway, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gateway
 
 
 def with_response_attributes(manifests: list[Tree], place: Place) -> list[Tree]:

@@ -17,7 +17,7 @@ from tests.gateways.install import PROGRAMS
 from tests.system.system import CHAT, System, all_answer, chat, long_text
 from tests.waiting import until
 
-pytestmark = [pytest.mark.gateway, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gateway
 
 Running = Callable[[Path, Place], AbstractAsyncContextManager[None]]
 

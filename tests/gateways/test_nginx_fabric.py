@@ -20,7 +20,6 @@ from tests.waiting import until
 
 pytestmark = [
     pytest.mark.gateway,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
 

@@ -36,7 +36,6 @@ def test_picture_in_the_documentation_has_its_size(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_command_makes_every_picture_in_light_and_dark(tmp_path: Path) -> None:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip(MISSING)

@@ -26,9 +26,7 @@ from simulator.settings import TINY_MODEL
 from tests.extproc.small_models import write_model
 
 # What may take MAX_CPU_SECONDS takes many times as long on a busy machine.
-SECONDS = 600
-
-pytestmark = pytest.mark.timeout(SECONDS)
+SECONDS = 500
 
 
 @pytest.mark.parametrize(

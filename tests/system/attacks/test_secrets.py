@@ -17,7 +17,7 @@ from tests.system.attacks.test_discretion import ADMIN
 from tests.waiting import until
 
 # At a load of thirty a start and the first answers take a minute.
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 500.0
 
 SECRET, PASSWORD = "c4narybird-of-the-fleet", "c4narybird-of-the-engine"
 
@@ -94,7 +94,6 @@ async def logged(log: Path, words: str, process: Process) -> None:
     assert process.returncode is None, log.read_text()
 
 
-@pytest.mark.timeout(PATIENCE_SECONDS)
 @pytest.mark.parametrize("end", [signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM])
 async def test_router_output_contains_no_secret_even_after_a_crash(
     end: signal.Signals, tmp_path: Path

@@ -15,7 +15,7 @@ import pytest
 from tests.system.disaggregation.test_disaggregation import SGLANG
 from tests.system.system import PROBED, System, chat, long_text, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 REQUESTS, CLIENTS = 2_000, 12
 

@@ -254,7 +254,6 @@ def _furnish(directory: Path, system: System) -> None:
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("page", "command"), RUN, ids=[f"{page}-{number}" for number, (page, _) in enumerate(RUN)]
 )

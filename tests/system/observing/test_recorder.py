@@ -158,7 +158,6 @@ class Talks:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_whatif_on_a_recording_predicts_what_happens(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     changes = {
