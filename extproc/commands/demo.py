@@ -53,6 +53,7 @@ MAX_WORKERS = 64
 # Only a part that hangs is waited for so long: one that ends is noticed at once, and on a busy
 # machine the parts may need minutes.
 READY_TIMEOUT_SECONDS = 300.0
+NOTICE_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 5.0
 
 # Long enough for the page, the metrics and the log to show a dead worker.
@@ -433,21 +434,26 @@ async def ready(
     urls: Sequence[str],
     parts: Sequence[DemoProcess],
     timeout_seconds: float = READY_TIMEOUT_SECONDS,
+    notice_seconds: float = NOTICE_SECONDS,
 ) -> None:
-    """Waits until all URLs answer 200.
+    """Waits until all URLs answer 200; prints what it waits for at intervals of `notice_seconds`.
 
     Raises:
         StartError: a URL is not ready in time, or a part has ended, even if another process
             answers in its place.
     """
-    deadline = time.monotonic() + timeout_seconds
+    began_at = told_at = time.monotonic()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         for url in urls:
             while fault := await _fault(session, url):
                 _raise_if_dead(parts)
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > began_at + timeout_seconds:
                     late = f"demo: {url} is not ready after {timeout_seconds:g} s: {fault}"
                     raise StartError(late + _last_outputs(parts))
+                if now > told_at + notice_seconds:
+                    told_at = now
+                    print(f"Waiting for {url}: {fault}", flush=True)
                 await asyncio.sleep(0.05)
     _raise_if_dead(parts)
 

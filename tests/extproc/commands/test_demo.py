@@ -174,6 +174,13 @@ async def test_ready_names_parts_that_are_late_with_their_output() -> None:
             await ready([f"http://127.0.0.1:{free_port()}/readyz"], [router], 1.0)
 
 
+async def test_ready_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}/readyz"
+    with pytest.raises(StartError):
+        await ready([url], [], 1.0, notice_seconds=0.01)
+    assert capsys.readouterr().out.startswith(f"Waiting for {url}: ")
+
+
 async def test_ready_notices_an_ended_part_behind_another_server() -> None:
     async def says_ready(_: web.Request) -> web.Response:
         return web.Response()
