@@ -5,9 +5,11 @@ python benchmarks/sharing.py [--quick | --smoke] [--json FILE] [--directory]
 Each router is a process with the router's own books (loads, claims) and sharing code. It makes a
 fixed number of decisions per second, in batches of a few milliseconds: a booking on one of 64
 workers and the claim of a prompt of 2,048 uncached tokens, both released after half a second. The
-cost of sharing is the CPU time of such a process minus that of one that does the same alone. The
-age of state is the time from a change in one router until another one counts it: for this, each
-router has a probe worker whose figure is the time of its last change.
+cost of sharing is the CPU time of such a process minus that of one that does the same alone. Its
+floor is that of one that sends as many bytes as often over the same connection, and ignores what it
+receives: most of it is to be woken. The age of state is the time from a change in one router until
+another one counts it: for this, each router has a probe worker whose figure is the time of its last
+change.
 
 It needs redis-server or valkey-server; with --directory it needs none.
 """
@@ -43,6 +45,7 @@ from extproc.routing.load import Booking, EndpointLoad, Loads
 from extproc.routing.marks import marks_of
 from extproc.routing.told import BOOKED_TOKENS, IN_FLIGHT, Place
 from extproc.running.event_loop import Sweeper
+from extproc.sharing.carriers import transport_of
 from extproc.sharing.reporter import Reporter
 from extproc.sharing.sharing import PromptTelling, Sharing, telling_of
 from tests.ports import free_port
@@ -180,14 +183,45 @@ async def _sharing(
         await sharing.close()
 
 
-async def router(url: str, number: int, rate: float, seconds: float) -> dict[str, Any]:
-    """Runs one router for this long; url: "" shares nothing."""
-    options = Options(url, name=f"router-{number}") if url else None
+@asynccontextmanager
+async def _connected(url: str, message_bytes: int) -> AsyncIterator[None]:
+    """Sends messages of so many bytes at each tick, and ignores what arrives; 0: does nothing."""
+    if not message_bytes:
+        yield
+        return
+    options = Options(url)
+    transport = transport_of(options, lambda _: 0.0, lambda: None, WARM_SECONDS)
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(options.tick_ms / 1000)
+            transport.tell([bytes(message_bytes)])
+
+    tasks = [asyncio.create_task(each) for each in (transport.run(), tick())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def router(
+    url: str, number: int, rate: float, seconds: float, message_bytes: int = 0
+) -> dict[str, Any]:
+    """Runs one router for this long.
+
+    url: "" shares nothing. message_bytes: of each message of one that is only connected.
+    """
+    options = Options(url, name=f"router-{number}") if url and not message_bytes else None
     telling = None if options is None else telling_of(options)
     loads = AgedLoads(records(), None if telling is None else telling.touched)
     fleet = Fleet(loads)
     sent = ClaimTable(1 if telling is None else telling.secret)
-    async with _sharing(options, telling, fleet, sent) as sharing:
+    async with (
+        _connected(url, message_bytes),
+        _sharing(options, telling, fleet, sent) as sharing,
+    ):
         Sweeper().start()  # as a router does
         await asyncio.sleep(WARM_SECONDS)
         begun = time.monotonic()
@@ -225,10 +259,17 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
         return found
 
 
-def routers_run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, Any]]:
+def routers_run(
+    url: str, routers: int, rate: float, seconds: float, message_bytes: int = 0
+) -> list[dict[str, Any]]:
     """Runs this many routers at the same time; returns their results."""
     commands = [
-        [sys.executable, __file__, "--router", json.dumps([url, number, rate, seconds])]
+        [
+            sys.executable,
+            __file__,
+            "--router",
+            json.dumps([url, number, rate, seconds, message_bytes]),
+        ]
         for number in range(routers)
     ]
     running = [subprocess.Popen(one, stdout=subprocess.PIPE) for one in commands]
@@ -277,6 +318,10 @@ def compare(one: Run, url: str, process: int | None, seconds: float) -> None:
         if process is not None:
             spent = (cpu_of(process) - before) / (seconds + WARM_SECONDS)
             one.add([Row(f"{told}: CPU of the engine, cores", Figure([spent]), NO_REFERENCE)])
+        message_bytes = round(mean(together, "bytes") / max(1.0, mean(together, "messages")))
+        connected = routers_run(url, ROUTERS, rate, seconds, message_bytes)
+        floor = starved or Figure([mean(connected, "cpu") - mean(alone, "cpu")])
+        one.add([Row(f"{told}: CPU of such a connection alone, cores", floor, NO_REFERENCE)])
         ages = sorted(age for each in together for age in each["ages"])
         figures = {
             "age of news, p50 ms": ages[len(ages) // 2] / 1000,
