@@ -15,6 +15,7 @@ import pytest
 
 from kvstate.events import Batch, Body
 from kvstate.feeds.feed import FeedState, Restoration
+from kvstate.feeds.feed_times import FeedTimes
 from kvstate.feeds.transport import Connected, Signal
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens
@@ -26,6 +27,9 @@ from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 GEMMA, QWEN, EAGLE = "gemma3", "qwen3next", "eagle"
+
+# After a silence, as on a busy machine, a feed asks for the last batches again, and counts them.
+NEVER_QUIET = FeedTimes(quiet_seconds=1_000.0)
 
 
 class Publisher(MemoryTransport):
@@ -59,7 +63,9 @@ async def begun(
     publisher: Publisher, rules: ReuseRules, saved: list[SavedRows]
 ) -> tuple[FollowedWorkers, Publisher]:
     """Workers that begin with what was saved of one, once all of it is certain."""
-    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, compiled=CHOSEN_CORE.get())
+    fleet = FollowedWorkers(
+        12345678, clock=lambda: 0.0, times=NEVER_QUIET, compiled=CHOSEN_CORE.get()
+    )
     fleet.take_saved = lambda *_: dict(enumerate(saved))
     publisher.put(Connected())
     fleet.add("w", "m", [publisher])

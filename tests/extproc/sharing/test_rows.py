@@ -28,6 +28,10 @@ from tests.waiting import until
 
 KEYS, LAYOUT = keys_of(b"a secret of this fleet"), "compiled 2"
 HASTY = RowsLimits(again_seconds=0.01)
+# What is on its way arrives in this time, even on a busy machine.
+PATIENT: dict[str, Any] = dict.fromkeys(
+    ("offer_seconds", "first_seconds", "piece_seconds", "all_seconds", "last_seconds"), 500.0
+)
 ROWS = [bytes([number]) * 40_000 for number in range(8)]
 
 
@@ -98,7 +102,7 @@ def net() -> Net:
 
 
 async def test_new_router_gets_all_rows_of_one_other(net: Net) -> None:
-    others, new = [Router(net, ROWS), Router(net, ROWS)], Router(net, [])
+    others, new = [Router(net, ROWS), Router(net, ROWS)], Router(net, [], **PATIENT)
     assert await new.exchange.take() == b"".join(ROWS)
     assert sorted(one.made for one in others) == [0, 1]
     assert net.count(RowsPiece) >= sum(map(len, ROWS)) // PIECE_BYTES
@@ -109,8 +113,8 @@ def test_lost_messages_are_sent_again(lost: set[int]) -> None:
     async def run() -> None:
         net = Net()
         net.lost = lost
-        Router(net, ROWS)
-        new = Router(net, [], again_seconds=0.001)
+        Router(net, ROWS, **PATIENT)
+        new = Router(net, [], again_seconds=0.001, **PATIENT)
         assert await new.exchange.take() == b"".join(ROWS)
 
     asyncio.run(run())
@@ -130,7 +134,7 @@ async def test_new_router_begins_without_rows_if_none_are_offered(net: Net, why:
 
 
 async def test_new_router_gives_up_on_one_that_falls_silent(net: Net) -> None:
-    other, new = Router(net, ROWS), Router(net, [], piece_seconds=0.05)
+    other, new = Router(net, ROWS), Router(net, [], **PATIENT | {"piece_seconds": 0.05})
     net.lost = set(range(7, 1_000))
     assert await new.exchange.take() is None
     assert 0 < net.count(RowsPiece) < len(b"".join(ROWS)) // PIECE_BYTES
@@ -147,7 +151,7 @@ async def test_rows_are_given_to_one_router_at_a_time_and_then_given_up(
     net: Net,
 ) -> None:
     other = Router(net, ROWS, last_seconds=0.02)
-    first, second = Router(net, []), Router(net, [])
+    first, second = Router(net, [], **PATIENT), Router(net, [], **PATIENT)
     found = await asyncio.gather(first.exchange.take(), second.exchange.take())
     assert list(found) == [b"".join(ROWS)] * 2
     assert other.made == 2
@@ -170,7 +174,7 @@ def test_offers_that_are_remembered_are_bounded() -> None:
 
 
 async def test_pieces_and_offers_that_nobody_asked_for_are_ignored(net: Net) -> None:
-    other, new = Router(net, ROWS), Router(net, [])
+    other, new = Router(net, ROWS), Router(net, [], **PATIENT)
     for message in (RowsPiece(1, 0, 5, b"forged"), RowsOffer(1, 1), RowsTake(1, 0)):
         new.hear(encoded(message, KEYS, b"somebody"))
         other.hear(encoded(message, KEYS, b"somebody"))
