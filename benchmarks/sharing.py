@@ -7,9 +7,8 @@ fixed number of decisions per second, in batches of a few milliseconds: a bookin
 workers and the claim of a prompt of 2,048 uncached tokens, both released after half a second. The
 cost of sharing is the CPU time of such a process minus that of one that does the same alone. Its
 floor is that of one that sends as many bytes as often over the same connection, and ignores what it
-receives: most of it is to be woken. The age of state is the time from a change in one router until
-another one counts it: for this, each router has a probe worker whose figure is the time of its last
-change.
+receives. The age of state is the time from a change in one router until another one counts it: for
+this, each router has a probe worker whose figure is the time of its last change.
 
 It needs redis-server or valkey-server; with --directory it needs none.
 """

@@ -36,8 +36,9 @@ from tests.engines import vllm_engine
 from tests.engines.held_blocks import Held
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
 from tests.ports import free_port
+from tests.system.configuration import PATIENCE
 from tests.system.envoy_process import running_envoy
-from tests.system.system import PATIENCE, System
+from tests.system.system import System
 from tests.waiting import until
 
 MISSING = vllm_engine.missing()

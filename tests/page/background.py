@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Only the test of the pictures may take as long; all others have less.
+# Less than any test may take.
 MOST_SECONDS = 500
 
 

@@ -20,6 +20,12 @@ _LISTENING = {
     "envoy": ("listen", "admin"),
 }
 
+# On a busy machine a decision may take long; it is made all the same, and Envoy waits for it.
+PATIENCE = {"extproc": {"deadline_ms": 10_000}, "envoy": {"message_timeout_ms": 20_000}}
+
+# The same, as Envoy's own configuration has it.
+ENVOY_WAITS = "20s"
+
 
 def local_address() -> str:
     """A free port of loopback, as host:port."""
@@ -33,3 +39,9 @@ def configuration(sections: dict[str, Any]) -> dict[str, Any]:
         for section, keys in _LISTENING.items()
     }
     return sections | listening
+
+
+def patient(sections: dict[str, Any]) -> dict[str, Any]:
+    """These sections, with `PATIENCE` wherever they say nothing else."""
+    waiting = {name: patience | sections.get(name, {}) for name, patience in PATIENCE.items()}
+    return sections | waiting

@@ -22,9 +22,8 @@ from extproc.serving.exchange import Service
 from extproc.serving.router import Router
 from kvstate.fleet import FollowedWorkers
 from tests.ports import free_port
-from tests.system.configuration import configuration
+from tests.system.configuration import configuration, patient
 from tests.system.envoy_process import running_envoy
-from tests.system.system import PATIENCE
 
 BUFFERED = "BUFFERED"
 DUPLEX = "FULL_DUPLEX_STREAMED"
@@ -134,10 +133,8 @@ async def picker(
         "models": [{"name": "m"}],
         "workers": [{"endpoint": endpoint} for endpoint in endpoints],
     }
-    written = configuration(fleet | (changes or {}))
-    for section, patience in PATIENCE.items():
-        written[section] = patience | written[section]
-    config = parse(yaml.safe_dump(written), "gateway")
+    text = yaml.safe_dump(patient(configuration(fleet | (changes or {}))))
+    config = parse(text, "gateway")
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     metrics = Metrics(workers.states)
     router = Router(config, workers, {}, metrics, Random(0))

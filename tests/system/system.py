@@ -20,15 +20,12 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
 from tests import copies
 from tests.ports import free_port
-from tests.system.configuration import configuration
+from tests.system.configuration import configuration, patient
 from tests.system.envoy_process import running_envoy
 from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 WAIT_SECONDS = 60.0
-
-# On a busy machine a decision may take long; it is made all the same, and Envoy waits for it.
-PATIENCE = {"extproc": {"deadline_ms": 10_000}, "envoy": {"message_timeout_ms": 20_000}}
 
 # All workers are in the test's process. If a busy machine stops it, a router that probes a worker
 # with requests takes it for dead, and sends the next ones elsewhere. And it may find a worker that
@@ -245,9 +242,7 @@ async def running(
             wanted.append(Settings(model=models[position % len(models)], **own))
         fleet, stops = await started(stack, wanted)
         config_file = directory / "kvsteer.yaml"
-        written = configuration(_fleet(fleet, models) | (changes or {}))
-        for section, patience in PATIENCE.items():
-            written[section] = patience | written[section]
+        written = patient(configuration(_fleet(fleet, models) | (changes or {})))
         written["policy"] = UNPROBED | written.get("policy", {})
         if proxied is not None:
             for listed, worker in zip(written["workers"], fleet, strict=True):

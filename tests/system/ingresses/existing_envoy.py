@@ -13,8 +13,9 @@ import yaml
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
 from tests.ports import free_port
+from tests.system.configuration import ENVOY_WAITS, patient
 from tests.system.envoy_process import running_envoy
-from tests.system.system import PATIENCE, System, started
+from tests.system.system import System, started
 
 ROOT = Path(__file__).parents[3]
 
@@ -121,10 +122,7 @@ def configuration(workers: list[SimulatedWorker], envoy_port: int, admin_port: i
     ports["metrics"] = {"listen": f"127.0.0.1:{free_port()}"}
     tree: Tree = yaml.safe_load(text)
     envoy = {"listen": f"127.0.0.1:{envoy_port}", "admin": f"127.0.0.1:{admin_port}"}
-    written = tree | ports | {"envoy": envoy}
-    for section, patience in PATIENCE.items():
-        written[section] = patience | written[section]
-    return written
+    return patient(tree | ports | {"envoy": envoy})
 
 
 def _made_patient(envoy: Tree) -> None:
@@ -135,7 +133,7 @@ def _made_patient(envoy: Tree) -> None:
         if one["name"] == "envoy.filters.http.ext_proc"
     ]
     assert "message_timeout" in asking
-    asking["message_timeout"] = f"{PATIENCE['envoy']['message_timeout_ms'] / 1000:g}s"
+    asking["message_timeout"] = ENVOY_WAITS
 
 
 @contextlib.asynccontextmanager

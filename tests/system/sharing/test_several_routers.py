@@ -12,8 +12,9 @@ import yaml
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
 from tests.ports import free_port
+from tests.system.configuration import ENVOY_WAITS
 from tests.system.ingresses.other_router import OtherRouter, decisions, other_router
-from tests.system.system import PATIENCE, System, chat, long_text, running
+from tests.system.system import System, chat, long_text, running
 from tests.waiting import until
 
 # That so many are all of one router has a chance of one in 2,048; of the most, of none to speak of.
@@ -81,7 +82,7 @@ def patient(config: Config) -> str:
     tree = yaml.safe_load(render(config))
     clusters = tree["static_resources"]["clusters"]
     (check,) = [check for one in clusters for check in one.get("health_checks", [])]
-    check["timeout"] = f"{PATIENCE['envoy']['message_timeout_ms'] / 1000:g}s"
+    check["timeout"] = ENVOY_WAITS
     return yaml.safe_dump(tree, sort_keys=False)
 
 

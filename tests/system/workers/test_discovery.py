@@ -18,9 +18,9 @@ from extproc.envoy.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import SimulatedWorker
-from tests.system.configuration import configuration
+from tests.system.configuration import configuration, patient
 from tests.system.envoy_process import running_envoy
-from tests.system.system import PATIENCE, System, chat, long_text
+from tests.system.system import System, chat, long_text
 from tests.waiting import until
 
 # Of each worker in Envoy's own list, its address and whether Envoy may choose it.
@@ -94,10 +94,8 @@ async def following() -> AsyncIterator[Following]:
                 "envoy": {"eds_directory": str(directory)},
             }
         )
-        for section, patience in PATIENCE.items():
-            raw[section] = patience | raw[section]
         config_file = directory / "kvsteer.yaml"
-        config_file.write_text(yaml.safe_dump(raw))
+        config_file.write_text(yaml.safe_dump(patient(raw)))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         system = System(session, config_file, fleet)
         one = Following(system, directory / "workers.yaml")
