@@ -268,8 +268,12 @@ async def test_stopping_fails_only_if_a_process_does(
     answer: str, status: int, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
-    waits = f"import signal, sys; signal.signal(signal.SIGTERM, {answer}); "
-    waits += f"open({str(there)!r}, 'w'); sys.stdin.read()"
+    # a signal that comes just before a read blocks would not be answered
+    waits = (
+        f"import select, signal, sys; signal.signal(signal.SIGTERM, {answer})\n"
+        f"open({str(there)!r}, 'w').close()\n"
+        "while not select.select([sys.stdin], [], [], 0.05)[0]: pass"
+    )
     command = [sys.executable, "-c", waits]
     running = asyncio.create_task(Processes(lambda _: command, 1, lambda _: True).run())
 
