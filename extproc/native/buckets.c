@@ -35,19 +35,34 @@ static void tally_observe(Tally *tally, double value) {
     tally->total += value;
 }
 
-/* bucketed(bounds, values): (counts, total). */
-PyObject *module_bucketed(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
-    Tally tally;
-    if (!are_given(given, were, "tl") || !tally_read(&tally, given[0])) return NULL;
-    for (Py_ssize_t n = 0; n < PyList_Size(given[1]); n++) {
-        double value = PyFloat_AsDouble(PyList_GetItem(given[1], n));
-        if (value == -1.0 && PyErr_Occurred()) return NULL;
-        tally_observe(&tally, value);
-    }
-    PyObject *counts = PyList_New(tally.bound_count + 1);
-    for (Py_ssize_t n = 0; counts && n <= tally.bound_count; n++) {
-        PyObject *count = PyLong_FromLongLong(tally.counts[n]);
+/* Returns (counts, total). */
+static PyObject *tally_shown(const Tally *tally) {
+    PyObject *counts = PyList_New(tally->bound_count + 1);
+    for (Py_ssize_t n = 0; counts && n <= tally->bound_count; n++) {
+        PyObject *count = PyLong_FromLongLong(tally->counts[n]);
         if (!count || PyList_SetItem(counts, n, count)) Py_CLEAR(counts);
     }
-    return counts ? Py_BuildValue("(Nd)", counts, tally.total) : NULL;
+    return counts ? Py_BuildValue("(Nd)", counts, tally->total) : NULL;
+}
+
+static bool read_number(double *number, PyObject *numbers, Py_ssize_t at) {
+    *number = PyFloat_AsDouble(PyTuple_GetItem(numbers, at));
+    return *number != -1.0 || !PyErr_Occurred();
+}
+
+/* bucketed(bounds, starts, ends): (counts, total) of each end less its start. */
+PyObject *module_bucketed(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t were) {
+    Tally tally;
+    if (!are_given(given, were, "ttt") || !tally_read(&tally, given[0])) return NULL;
+    Py_ssize_t count = PyTuple_Size(given[1]);
+    if (count != PyTuple_Size(given[2])) {
+        PyErr_SetString(PyExc_ValueError, "not as many ends as starts");
+        return NULL;
+    }
+    for (Py_ssize_t n = 0; n < count; n++) {
+        double start, end;
+        if (!read_number(&start, given[1], n) || !read_number(&end, given[2], n)) return NULL;
+        tally_observe(&tally, end - start);
+    }
+    return tally_shown(&tally);
 }

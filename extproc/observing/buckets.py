@@ -6,7 +6,7 @@ Many values at once are counted by what is compiled if a C compiler was availabl
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from operator import add
+from operator import add, sub
 from typing import NamedTuple
 
 from prometheus_client.core import (
@@ -20,20 +20,25 @@ from extproc.base.compiled import compiled_or
 _MOST_BOUNDS = 32
 
 
-def plain_bucketed(bounds: tuple[float, ...], values: list[float]) -> tuple[list[int], float]:
-    """Returns how many values each bound is the least for, how many exceed all, and their sum.
+def plain_bucketed(
+    bounds: tuple[float, ...], starts: tuple[float, ...], ends: tuple[float, ...]
+) -> tuple[list[int], float]:
+    """Returns how many spans each bound is the least for, how many exceed all, and their sum.
 
-    bounds: ascending.
+    bounds: ascending. A span is an end less its start.
 
     Raises:
-        ValueError: there are more than 32 bounds.
+        ValueError: there are more than 32 bounds, or not as many ends as starts.
     """
     if len(bounds) > _MOST_BOUNDS:
         raise ValueError("too many bounds")
-    counts = [0] * (len(bounds) + 1)
-    for value in values:
-        counts[bisect_left(bounds, value)] += 1
-    return counts, sum(values)
+    if len(starts) != len(ends):
+        raise ValueError("not as many ends as starts")
+    counts, total = [0] * (len(bounds) + 1), 0.0
+    for span in map(sub, ends, starts):
+        counts[bisect_left(bounds, span)] += 1
+        total += span
+    return counts, total
 
 
 bucketed = compiled_or("bucketed", plain_bucketed)
@@ -68,9 +73,13 @@ class Buckets:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def observe_all(self, values: list[float]) -> None:
+    def observe_all(self, values: Sequence[float]) -> None:
         """Counts many values."""
-        counts, total = bucketed(self.bounds, values)
+        self.observe_spans((0.0,) * len(values), tuple(values))
+
+    def observe_spans(self, starts: tuple[float, ...], ends: tuple[float, ...]) -> None:
+        """Counts many values, each an end less its start."""
+        counts, total = bucketed(self.bounds, starts, ends)
         self.counts = list(map(add, self.counts, counts))
         self.total += total
 

@@ -5,7 +5,7 @@ The counts are plain numbers, so that counting costs a request almost nothing.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import sub
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -160,7 +160,7 @@ class DecisionCounts:
             return
         noted, self._noted = self._noted, []
         models, reasons, prompts, held, paths, *times = zip(*noted, strict=True)
-        minutes = map(MINUTE_SECONDS.__rfloordiv__, times[-1])
+        minutes = _minutes(times[-1])
         alike = Counter(zip(models, reasons, paths, map(bool, prompts), minutes, strict=True))
         for (model, reason, path, is_keyed, minute), count in alike.items():
             self.by_reason[model or "", reason] += count
@@ -181,26 +181,29 @@ class DecisionCounts:
         percents = [100.0 * held / prompt_tokens for prompt_tokens, held in keyed]
         self.match_percent[model].observe_all(percents)
 
-    def _count_times(self, started: Sequence[float], *ends: Sequence[float]) -> None:
+    def _count_times(self, started: tuple[float, ...], *ends: tuple[float, ...]) -> None:
         """Counts the times of phases, from their ends as in `Course`; 0 if one did not happen."""
-        self.seconds.observe_all(_spans(started, ends[-1]))
+        self.seconds.observe_spans(started, ends[-1])
         last = started
         for phase, end in zip(self.phases.values(), ends, strict=True):
             if all(end):
-                phase.observe_all(_spans(last, end))
+                phase.observe_spans(last, end)
                 last = end
             else:
-                came = [(at, to) for at, to in zip(last, end, strict=True) if to]
-                phase.observe_all([to - at for at, to in came])
-                last = [to or at for at, to in zip(last, end, strict=True)]
+                phase.observe_all([to - at for at, to in zip(last, end, strict=True) if to])
+                last = tuple([to or at for at, to in zip(last, end, strict=True)])
 
     def show(self, seen: TracedValue) -> None:
         """Makes a decision's trace the exemplar of its time's bucket."""
         self.seconds.show(seen)
 
 
-def _spans(starts: Sequence[float], ends: Sequence[float]) -> list[float]:
-    return list(map(sub, ends, starts))
+def _minutes(times: Sequence[float]) -> Iterator[float]:
+    """Returns the minute of each time: nearly always one, which is then not computed for each."""
+    first, last = min(times) // MINUTE_SECONDS, max(times) // MINUTE_SECONDS
+    if first == last:
+        return repeat(first, len(times))
+    return map(MINUTE_SECONDS.__rfloordiv__, times)
 
 
 class DecisionCollector(Collector):

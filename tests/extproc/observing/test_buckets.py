@@ -38,14 +38,23 @@ def test_bucket_counts_all_values_up_to_its_bound(values: list[float], bounds: l
     assert len(buckets.counts) == bisect_left(bounds, float("inf")) + 1
 
 
-@given(st.lists(st.floats(0, 10)), st.sets(st.floats(0, 10), max_size=32).map(sorted))
-def test_both_count_values_alike(values: list[float], bounds: list[float]) -> None:
-    counts, total = bucketed(tuple(bounds), values)
-    assert counts == plain_bucketed(tuple(bounds), values)[0]
-    assert total == pytest.approx(sum(values))
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10))),
+    st.sets(st.floats(0, 10), max_size=32).map(sorted),
+)
+def test_both_count_spans_alike(spans: list[tuple[float, float]], bounds: list[float]) -> None:
+    starts = tuple(start for start, _ in spans)
+    ends = tuple(end for _, end in spans)
+    assert bucketed(tuple(bounds), starts, ends) == plain_bucketed(tuple(bounds), starts, ends)
 
 
 @pytest.mark.parametrize("counted", [bucketed, plain_bucketed])
 def test_both_refuse_too_many_bounds(counted: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match="too many bounds"):
-        counted(tuple(map(float, range(33))), [])
+        counted(tuple(map(float, range(33))), (), ())
+
+
+@pytest.mark.parametrize("counted", [bucketed, plain_bucketed])
+def test_both_refuse_a_start_without_an_end(counted: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match="not as many ends as starts"):
+        counted((1.0,), (1.0, 2.0), (2.0,))
