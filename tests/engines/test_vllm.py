@@ -36,7 +36,7 @@ from tests.engines import vllm_engine
 from tests.engines.held_blocks import Held
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
 from tests.ports import free_port
-from tests.system.configuration import PATIENCE
+from tests.system.configuration import patient
 from tests.system.envoy_process import running_envoy
 from tests.system.system import System
 from tests.waiting import until
@@ -255,8 +255,8 @@ async def router_before(
         ],
         **changes,
     }
-    for section, patience in PATIENCE.items() if waits else ():
-        raw[section] |= patience
+    if waits:
+        raw = patient(raw)
     file = directory / "kvsteer.yaml"
     file.write_text(yaml.safe_dump(raw))
     config = load(str(file))

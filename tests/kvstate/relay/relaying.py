@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState
+from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.transport import Connected, FeedTransport
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt
@@ -60,6 +61,7 @@ class Process:
         hello: Hello = HELLO,
         *,
         stores: Sequence[StoreRules] = (),
+        times: FeedTimes = USUAL,
         compiled: bool | None = None,
     ) -> None:
         self.news: list[str] = []
@@ -69,6 +71,7 @@ class Process:
             emptied=lambda _: self.news.append("emptied"),
             cut=lambda _: self.news.append("cut"),
             stores=stores,
+            times=times,
             compiled=compiled,
         )
         self.fleet.taps = Taps(self.fleet.index.core)
