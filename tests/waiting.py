@@ -9,12 +9,16 @@ from collections.abc import Callable
 
 WAIT_SECONDS = 60.0
 
+# Shows long values of a failed condition in part.
+_SHORT = reprlib.Repr()
+_SHORT.maxother = 400
+
 
 def _failure(condition: Callable[[], object], what: str, last: object, seconds: float) -> str:
     text = f"not within {seconds:g} s: {what or _words(condition)}; its last value was {last!r}"
     with contextlib.suppress(TypeError):  # it is no Python function
         used = inspect.getclosurevars(condition).nonlocals
-        text += "".join(f"\n  {name} = {reprlib.repr(value)}" for name, value in used.items())
+        text += "".join(f"\n  {name} = {_SHORT.repr(value)}" for name, value in used.items())
     return text
 
 
