@@ -51,9 +51,20 @@ async def test_traffic_holds_chats_and_reports_their_cached_share() -> None:
 
 
 async def test_traffic_reports_refusals() -> None:
-    async with sending("--model", "none", "--seconds", "1") as (_, process):
+    async with sending("--model", "none") as (_, process):
+        assert process.stderr is not None
+        told = ""
+        while "last failure: 404" not in told:
+            told = (await process.stderr.readline()).decode()
+            assert told  # it goes on
+        process.terminate()
         assert "last failure: 404" in await last_line(process)
     assert process.returncode == 1
+
+
+async def test_traffic_ends_after_its_seconds() -> None:
+    async with sending("--seconds", "0.5") as (_, process):
+        assert "answered, 0 failed" in await last_line(process)
 
 
 @pytest.mark.parametrize(
