@@ -2,6 +2,8 @@ from array import array
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.observing.buckets import TracedValue
@@ -12,6 +14,7 @@ from extproc.observing.decisions import (
     DecisionCollector,
     DecisionCounts,
 )
+from extproc.observing.recent_counts import RECENT_MINUTES
 from extproc.routing.decision import Decision, Split, decide
 from extproc.routing.eligibility import Candidate
 from extproc.routing.load import Load
@@ -67,6 +70,18 @@ def test_split_counts_are_by_outcome_where_workers_have_roles() -> None:
     families = {one.name: one for one in DecisionCollector(counts).collect()}
     shown = [(one.labels["outcome"], one.value) for one in families[SPLIT].samples]
     assert shown == [("apart", 2), ("here", 1)]
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=20).map(sorted))
+def test_each_decision_of_a_batch_counts_for_its_own_minute(picked: list[float]) -> None:
+    counts, one = DecisionCounts(), decision()
+    for at in picked:
+        counts.note(one, Course(lambda: 0.0, 0.0, path="/v1/chat/completions", picked_at=at))
+    counts.settle()
+    for minute in range(6):
+        shown = counts.keyed.recent(60.0 * (minute + RECENT_MINUTES))
+        kept = sum(at // 60.0 > minute for at in picked)
+        assert sum(each["requests"] for each in shown) == kept
 
 
 def test_settle_counts_each_decision_once() -> None:
