@@ -90,7 +90,7 @@ async def test_task_part_ends_its_task_when_it_is_stopped() -> None:
 
 @pytest.mark.parametrize("server", ["lean", "grpcio"])
 async def test_router_that_cannot_listen_leaves_no_task_behind(server: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = taken.sockets[0].getsockname()[1]
         config = parse(

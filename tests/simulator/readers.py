@@ -61,7 +61,7 @@ async def socket(kind: int, endpoint: str | None) -> AsyncIterator[zmq.asyncio.S
 @asynccontextmanager
 async def subscribed(worker: SimulatedWorker, client: Client) -> AsyncIterator[zmq.asyncio.Socket]:
     """A subscriber that gets rank 0's next batch and has seen all before."""
-    async with socket(zmq.SUB, worker.events_endpoint) as sub, asyncio.timeout(10):
+    async with socket(zmq.SUB, worker.events_endpoint) as sub, asyncio.timeout(60):
         sub.subscribe(b"")
         await joined(worker, client, sub)
         yield sub
@@ -77,7 +77,7 @@ async def joined(worker: SimulatedWorker, client: Client, sub: zmq.asyncio.Socke
 
 async def replay(worker: SimulatedWorker, start: int, *, rank: int = 0) -> list[Message]:
     """All batches kept from a sequence number on, without the end marker."""
-    async with socket(zmq.DEALER, worker.replay_endpoints[rank]) as dealer, asyncio.timeout(5):
+    async with socket(zmq.DEALER, worker.replay_endpoints[rank]) as dealer, asyncio.timeout(60):
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         received = [await dealer.recv_multipart()]
         while received[-1] not in (END, OLD_END):

@@ -42,7 +42,7 @@ async def test_worker_names_its_addresses_and_stops_on_a_signal(number: signal.S
     http = r"http://127\.0\.0\.1:[1-9]\d*"
     assert re.fullmatch(rf"worker one listening on {http}, events {tcp}, replay {tcp}\n", line)
     process.send_signal(number)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
 
@@ -59,7 +59,7 @@ async def test_worker_stops_at_once_during_an_answer(dialect: str) -> None:
     writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await reader.readuntil(b"data: ")
     process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _, errors = await process.communicate()
     writer.close()
     assert (process.returncode, errors) == (0, b"")

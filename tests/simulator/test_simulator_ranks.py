@@ -158,7 +158,7 @@ async def test_publisher_connects_to_a_subscriber_that_binds() -> None:
         sub.subscribe(b"")
         port = sub.bind_to_random_port("tcp://127.0.0.1")
         settings = Settings(connect=True, events_endpoint=f"tcp://127.0.0.1:{port}")
-        async with running(settings) as worker, Client(worker.url) as own, asyncio.timeout(10):
+        async with running(settings) as worker, Client(worker.url) as own, asyncio.timeout(60):
             while not await sub.poll(20):
                 await store_block(own)
             assert len(await sub.recv_multipart()) == 3

@@ -159,7 +159,7 @@ def test_pages_differ_by_tokens_salt_and_adapter_only() -> None:
 
 async def test_load_is_published_as_sglang_does() -> None:
     settings = Settings(dialect="sglang-0.5.22", load_endpoint="tcp://127.0.0.1:0", blocks=100)
-    async with running(settings) as worker, asyncio.timeout(10):
+    async with running(settings) as worker, asyncio.timeout(60):
         (endpoint,) = worker.load_endpoints
         async with socket(zmq.SUB, endpoint) as sub:
             sub.subscribe(b"load")
@@ -184,7 +184,7 @@ async def test_load_counts_running_and_waiting_requests() -> None:
         running(settings) as worker,
         aiohttp.ClientSession(worker.url) as client,
         socket(zmq.SUB, worker.load_endpoints[0]) as sub,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
     ):
         sub.subscribe(b"")
         bodies = [[number] * 32 for number in (1, 2)]

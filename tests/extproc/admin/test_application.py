@@ -251,7 +251,7 @@ async def test_sampling_fills_the_history_until_it_is_closed() -> None:
 
     sampling = Sampling(observed, lambda: fills(AT_ONCE + 1), clock, step_seconds=0.001)
     sampling.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for _ in range(3):
             await sampled.acquire()
     await sampling.close()
@@ -270,7 +270,7 @@ async def test_sampling_continues_after_a_failed_sample(caplog: pytest.LogCaptur
 
     sampling = Sampling(observed, found, lambda: 5.0, step_seconds=0.001)
     sampling.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await again.wait()
     await sampling.close()
 

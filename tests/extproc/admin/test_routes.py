@@ -129,7 +129,7 @@ STREAM = {"Accept": "text/event-stream"}
 async def news(response: aiohttp.ClientResponse) -> tuple[int, list[int]]:
     """The next event of a stream: its id, and the decisions in it."""
     number = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for raw in response.content:
             field, _, value = raw.decode().strip().partition(": ")
             if field == "id":
@@ -226,7 +226,7 @@ async def test_decision_stream_ends_with_the_router(
 ) -> None:
     async with client.get(f"{served.url}/decisions", headers=STREAM) as response:
         served.observed.is_closed = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"data:" not in await response.read()
 
 

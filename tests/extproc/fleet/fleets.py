@@ -40,7 +40,7 @@ def workers(
 
 
 async def until_live(one: Workers) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             (status,) = one.states.statuses()
             if status["state"] == "live":

@@ -230,7 +230,7 @@ async def test_recovered_worker_is_found_by_a_probe() -> None:
         while await asked.reason("mine") != "tokenizer_unavailable":
             pass
         is_well = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await asked.reason("mine"):
                 pass
         assert prompts[0] == "probe"

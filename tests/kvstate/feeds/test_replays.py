@@ -226,7 +226,7 @@ class Turn:
 
 async def take_all(slots: ReplaySlots, *workers: str) -> None:
     """Holds the slots for these workers at once, which is possible only if all were given back."""
-    async with asyncio.timeout(5), contextlib.AsyncExitStack() as stack:
+    async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(slots.slot(worker))
 

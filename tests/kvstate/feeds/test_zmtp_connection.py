@@ -75,7 +75,7 @@ async def test_publisher_that_dies_while_the_queue_is_full_is_lost(heartbeat: by
         await sent(peer)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not connection.is_lost:
                 connection.take(64)
                 await asyncio.sleep(0)
@@ -196,7 +196,7 @@ async def test_message_behind_many_commands_is_taken() -> None:
 async def test_broken_message_ends_the_connection() -> None:
     async with opened(GREETING + READY + message([b"good"]) + b"\xff\0") as (connection, _):
         taken: list[list[bytes]] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not connection.is_lost:
                 taken += connection.take(64)
                 await asyncio.sleep(0)

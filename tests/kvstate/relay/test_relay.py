@@ -168,7 +168,7 @@ async def test_a_process_that_ends_before_it_is_connected_reads_nothing(socket: 
     assert reader.reading is not None
     await asyncio.sleep(0)  # it begins to connect
     reader.reading.close()
-    assert not await asyncio.wait_for(reader.task, 30)
+    assert not await asyncio.wait_for(reader.task, 60)
     for process in (leader, reader):
         await process.end()
 

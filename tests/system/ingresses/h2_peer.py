@@ -135,7 +135,7 @@ async def h2_request(
     reading = asyncio.create_task(peer.read())
     start = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", path)]
     await peer.send(1, Message([*start, *headers], body, trailers))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _, response = await peer.done.get()
     writer.close()
     reading.cancel()
