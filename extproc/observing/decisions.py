@@ -199,7 +199,7 @@ class DecisionCounts:
 
 
 def _minutes(times: Sequence[float]) -> Iterator[float]:
-    """Returns the minute of each time: nearly always one, which is then not computed for each."""
+    """Returns the minute of each time; one that all have in common is computed once."""
     first, last = min(times) // MINUTE_SECONDS, max(times) // MINUTE_SECONDS
     if first == last:
         return repeat(first, len(times))
