@@ -55,7 +55,7 @@ WITH_FEED = 20
 # Counts of the last minutes (a new minute may begin at any time), and the table of what was sent:
 # bounded, whatever the fleet.
 BOUNDED = ("RecentCounts.", "Claim.")
-# More than the cancelled timers that an event loop keeps at least.
+# Enough cancelled timers for an event loop to drop them all: it may keep a hundred.
 MANY_TIMERS = 200
 IDS = array("I", range(200))
 BODY = json.dumps({"model": "a", "prompt": list(IDS)}).encode()
@@ -230,7 +230,7 @@ class System:
         """Drops the last decisions and cancelled timers: bounded, but not always as many."""
         self.observed.recent, self.observed.prompts = Recent(), Prompts()
         loop = asyncio.get_running_loop()
-        for _ in range(MANY_TIMERS):  # only many cancelled timers make a loop drop them
+        for _ in range(MANY_TIMERS):
             loop.call_later(3_600.0, _objects).cancel()
         await asyncio.sleep(0)
 
