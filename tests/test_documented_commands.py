@@ -4,6 +4,7 @@ tests/system/documents runs those that can be run.
 """
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -50,6 +51,7 @@ def test_commands_in_blocks_are_accepted() -> None:
     assert not refused, "\n".join(refused)
 
 
+@functools.cache
 def options() -> dict[str, set[str]]:
     """The options of every command."""
     return {

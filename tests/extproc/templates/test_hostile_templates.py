@@ -1,9 +1,6 @@
 """Templates of a hostile model directory: each ends in time and within its memory."""
 
-import json
 import resource
-import subprocess
-import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -14,6 +11,7 @@ import pytest
 from extproc.base.errors import RequestError
 from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import Sandbox, rendered
+from tests.limited import limited
 
 MEBIBYTE = 1 << 20
 MAX_MEBIBYTES = 400
@@ -144,10 +142,7 @@ def outcome(source: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", LONG)
 def test_hostile_template_ends_in_time_and_within_its_memory(name: str) -> None:
-    command = [sys.executable, "-m", "tests.extproc.templates.test_hostile_templates", name]
-    child = subprocess.run(command, capture_output=True, check=False, timeout=60)
-    assert child.returncode == 0, child.stderr[-500:]
-    found = json.loads(child.stdout)
+    found = limited(outcome, LONG[name], gibibytes=3, cpu_seconds=20, wait_seconds=60)
     assert found["cause"] != "MemoryError", found
     assert found["seconds"] < MAX_SECONDS, found
     assert found["mebibytes"] < MAX_MEBIBYTES, found
@@ -157,14 +152,3 @@ def test_hostile_template_ends_in_time_and_within_its_memory(name: str) -> None:
 def test_hostile_template_stays_within_the_sandbox(source: str) -> None:
     said = outcome(source)["said"]
     assert not any(word in said for word in ("class", "function", "object at", "root:", "{'"))
-
-
-def main(name: str) -> None:
-    """Prints the outcome of one template; more memory than anybody should need is refused."""
-    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-    resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
-    json.dump(outcome(LONG[name]), sys.stdout)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
