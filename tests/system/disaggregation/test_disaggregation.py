@@ -250,7 +250,9 @@ async def test_sidecar_has_the_named_worker_compute_the_prompt(sidecar: Sidecar)
         sidecar.transfer_port = int(told.rpartition(":")[2])
         theirs = {"x-prefiller-host-port": "10.9.9.9:1"}
         assert (await system.send(chat("short"), headers=theirs))[0] == 200
+        await until(lambda: system.in_flight(0), "none in flight")
         other = asyncio.create_task(system.send(chat("short too") | {"max_tokens": 10_000}))
+        await until(lambda: len(sidecar.named) == 2, "it is at the sidecar")
         await until(lambda: system.in_flight(1), "one in flight")
         answer = await system.send(chat(long_text("alpha")), headers=theirs)
         other.cancel()
