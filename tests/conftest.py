@@ -18,7 +18,7 @@ PHASES = [phase for phase in Phase if phase is not Phase.explain]
 
 # The examples of a run are always the same, so that a failing run points to the change; CI uses
 # more of them, and `make explore` searches for others.
-settings.register_profile("steady", deadline=None, phases=PHASES, derandomize=True, max_examples=40)
+settings.register_profile("steady", deadline=None, phases=PHASES, derandomize=True, max_examples=20)
 settings.register_profile(
     "thorough", deadline=None, phases=PHASES, derandomize=True, max_examples=100
 )

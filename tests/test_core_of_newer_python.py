@@ -10,6 +10,8 @@ import pytest
 
 from tests.sanitize import copy_tree
 
+pytestmark = pytest.mark.slow  # it compiles the core
+
 NATIVE = Path(__file__).resolve().parent.parent / "kvstate" / "native"
 # In 3.12 and later, constants are immortal, and the headers take no references to them.
 NEWER = [f"3.{minor}" for minor in range(sys.version_info.minor + 1, 16) if minor >= 12]

@@ -68,8 +68,7 @@ def fleet(hung: int) -> tuple[Table, Fleet]:
     return table_of(*names), Fleet(set(names[:hung]))
 
 
-@pytest.mark.parametrize("interval_seconds", [1.0, 5.0])
-@pytest.mark.parametrize("hung", HUNG)
+@pytest.mark.parametrize(("hung", "interval_seconds"), [*((n, 1.0) for n in HUNG), (999, 5.0)])
 def test_healthy_ejected_worker_returns_within_two_intervals(
     hung: int, interval_seconds: float
 ) -> None:
@@ -87,7 +86,7 @@ def test_healthy_ejected_worker_returns_within_two_intervals(
             worker.polls["health"] = polling.poll(probe.question, worker.name, ask, first)
         await asyncio.sleep(4 * interval_seconds)  # the hung ones hang in every place by now
         (ejected,) = list(table.upstreams)[-1:]
-        for _ in range(10):
+        for _ in range(6):
             ejected_at = time()
             table.upstreams.eject(ejected, Judge.PROBE, "was ill")
             while Judge.PROBE in ejected.against:

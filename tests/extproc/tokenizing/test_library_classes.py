@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +61,8 @@ NAMES = (*CLASSES.values(), "LlamaTokenizerFast", "GemmaTokenizer", "PreTrainedT
 def test_ids_that_are_in_no_doubt_are_those_of_the_library(
     directories: Iterator[Path], file: str, name: str | None, kind: str, text: str
 ) -> None:
+    from transformers import AutoTokenizer  # a second, which collecting tests need not take
+
     directory = next(directories)
     directory.mkdir()
     settings = {} if name is None else {"tokenizer_class": name}
@@ -72,5 +73,5 @@ def test_ids_that_are_in_no_doubt_are_those_of_the_library(
     assert ours is not None
     started = ours.start(Text(text, add_special_tokens=False))
     if not started.forms:
-        library = transformers.AutoTokenizer.from_pretrained(str(directory))
+        library = AutoTokenizer.from_pretrained(str(directory))
         assert started.finish().tolist() == library.encode(text, add_special_tokens=False)

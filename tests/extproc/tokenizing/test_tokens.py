@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from tokenizers import Tokenizer as Tokenizers
 from tokenizers import processors
 
@@ -225,7 +224,9 @@ def declaring(directory: Path, **settings: object) -> Path:
 
 def test_special_token_that_only_the_settings_name_is_one_token(tmp_path: Path) -> None:
     directory = declaring(tmp_path, eos_token="<|end|>", pad_token="<|pad|>")
-    library = transformers.AutoTokenizer.from_pretrained(str(directory))
+    from transformers import AutoTokenizer  # a second, which collecting tests need not take
+
+    library = AutoTokenizer.from_pretrained(str(directory))
     ours = Tokenizer.load(Model("m", tokenizer=str(directory)))
     assert ours is not None
     said = "a<|end|>b <|pad|> c"
