@@ -46,7 +46,6 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
-@cache
 def imports_of(module: str) -> frozenset[str]:
     """Full names of what a module imports, inside its functions too."""
     return imports_in(MODULES[module])
@@ -54,14 +53,23 @@ def imports_of(module: str) -> frozenset[str]:
 
 def imports_in(file: Path) -> frozenset[str]:
     """Full names of what a file of Python imports."""
-    found: set[str] = set()
+    return _read(file)[0]
+
+
+@cache
+def _read(file: Path) -> tuple[frozenset[str], bool]:
+    """What a file imports, and whether anything in it waits."""
+    imported: set[str] = set()
+    waits = False
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative imports hide the layers"
-            found.update(_imported(node.module or "", alias.name) for alias in node.names)
-    return frozenset(found)
+            imported.update(_imported(node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            waits = True
+    return frozenset(imported), waits
 
 
 def _imported(module: str, name: str) -> str:
@@ -93,9 +101,7 @@ def pure_modules() -> frozenset[str]:
 
 def impurities(module: str) -> Iterator[str]:
     """The reasons why a module is not pure by itself."""
-    tree = tree_of(module)
-    waits = (ast.Await, ast.AsyncFor, ast.AsyncWith)
-    if any(isinstance(node, waits) for node in ast.walk(tree)):
+    if _read(MODULES[module])[1]:
         yield "waits"
     for imported in imports_of(module):
         top = imported.partition(".")[0]
