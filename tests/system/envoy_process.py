@@ -83,6 +83,8 @@ async def _start(directory: Path, yaml_text: str, admin_port: int) -> RunningEnv
         # At lower levels, a list of every extension would fill the tail.
         "--log-level",
         "warning",
+        "--file-flush-interval-msec",  # of access logs: ten seconds otherwise
+        "100",
         # Otherwise shared memory would outlive a killed Envoy, and collide with the next one that
         # has the same base id.
         "--disable-hot-restart",

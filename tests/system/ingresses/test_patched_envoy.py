@@ -153,7 +153,7 @@ async def test_access_log_names_the_picked_and_the_answering_worker(
     await patched.send(body)
     log = patched.directory / "access.log"
 
-    async def is_written() -> bool:  # Envoy writes its logs every ten seconds
+    async def is_written() -> bool:
         return bool(_steered_to(log, holder))
 
     await until(is_written, "a line of the access log")
