@@ -17,7 +17,7 @@ from extproc.routing.upstreams import ASKED_AGAIN_SECONDS, RETRY_SECONDS, Judge
 from tests.extproc.fleet.asked import table_of
 
 WORKERS = 1_000
-HUNG = [0, 16, 200, 999]
+HUNG = [0, 16, 999]
 
 
 class Leaping(selectors.DefaultSelector):

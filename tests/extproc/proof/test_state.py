@@ -150,7 +150,7 @@ def counted_since_mended(about: Sequence[Finding], at: int) -> Sequence[Finding]
     return about[begin:]
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings().max_examples)
 @given(FINDINGS)
 def test_state_is_what_the_findings_since_the_last_restart_say(findings: list[Finding]) -> None:
     proof = after(findings)

@@ -332,7 +332,9 @@ def test_expected_and_record_take_no_more_steps_for_a_thousand_workers(*, is_ove
     assert 0 < many_writes <= 1.5 * writes
 
 
-@pytest.mark.parametrize("tokens", [65, 300, 5_000])
+@pytest.mark.parametrize(
+    "tokens", [65, *(pytest.param(n, marks=pytest.mark.slow) for n in (300, 5_000))]
+)
 def test_record_keeps_the_limit_of_memory_for_any_number_of_workers(tokens: int) -> None:
     limit, holdings = 1 << 20, [Holdings(str(number)) for number in range(64)]
     sent = table(limit)

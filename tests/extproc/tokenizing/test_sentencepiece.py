@@ -93,7 +93,7 @@ TRAINER = field(2, b"\x18\x02\x98\x02\x01")  # model_type 2, byte_fallback
         (ALL_BYTES + TRAINER + piece(""), "a piece is empty"),
         (ALL_BYTES + TRAINER + field(1, b"\x0a\x01\xff"), "decode"),
         (ALL_BYTES + TRAINER + field(1, b"\x0a\x01a\x18\x09"), "9 is not a valid"),
-        (piece("a") * 530_000, "more than 524288 pieces"),
+        pytest.param(piece("a") * 530_000, "more than 524288 pieces", marks=pytest.mark.slow),
     ],
 )
 def test_other_models_are_refused(content: bytes, reason: str) -> None:
