@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(READY) $(VENV)/.tests
-# How many processes the tests run in: on two cores three are faster than two, because many tests wait.
-WORKERS ?= 3
+# How many processes the tests run in: on two cores four are faster than three, because many tests wait.
+WORKERS ?= 4
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
