@@ -61,7 +61,7 @@ def test_headline_names_no_difference_and_the_time_until_it_narrows() -> None:
 def until_narrow(minutes: int) -> float:
     """The median of how long it takes until the interval is narrow, after so many minutes."""
     found: list[float] = []
-    for seed in range(9):
+    for seed in range(15):
         report, now = Traffic(minutes, 33 * minutes, pause_seconds=2.0).report(Random(seed))
         (window,) = report_as_json(report, ReportQuery({"": 60 * minutes}), now)["windows"]
         found.append(window["difference"]["seconds_until_narrow"] / 60)

@@ -155,6 +155,7 @@ MAX_MEBIBYTES = 768
 # What is changed in a tokenizer.json, and why it is refused, "" where it is loaded.
 TOKENIZERS: dict[str, tuple[Change, str]] = {
     "tokens": (added(150_000), "more than 131072 added tokens"),
+    "twice as many tokens": (added(300_000), "more than 131072 added tokens"),
     "tokens within the limit": (added(100_000), ""),
     "a long token": (added(1, 1_000_000), "an added token of more than 1024 characters"),
     "long tokens": (added(1_000, 1_024), ""),
@@ -164,7 +165,7 @@ TOKENIZERS: dict[str, tuple[Change, str]] = {
         "it takes more than 20 s of CPU",
     ),
 }
-SLOW = {"tokens within the limit", "a slow pattern"}
+SLOW = {"twice as many tokens", "tokens within the limit", "a slow pattern"}
 
 # Files of a model's directory, and why they are refused.
 LONG_TEMPLATE = "x" * 8_000_000
