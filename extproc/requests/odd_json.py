@@ -11,6 +11,7 @@ written as JSON in UTF-8, so that all other code reads it as any body: what such
 a stand-in, which `restored` takes out of what was made of it.
 """
 
+import codecs
 import json
 import math
 import re
@@ -95,6 +96,22 @@ def decoded(body: bytes) -> dict[str, Any]:
     return _object(_text(body))
 
 
+def value_in(text: str) -> Any:
+    """Returns what Python's json reads in a text that is within a body.
+
+    Raises:
+        ValueError: it refuses the text (json.JSONDecodeError), or a number of too many digits.
+        RequestError: there is a half of a surrogate pair, or it is too deeply nested (odd_json).
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise RequestError("odd_json") from None
+    if _HALF.search(_written(found)):
+        raise RequestError("odd_json")
+    return found
+
+
 def encoded(members: dict[str, Any]) -> bytes:
     """Returns an object as JSON in UTF-8, which Python's json reads as the same object.
 
@@ -120,6 +137,23 @@ def rewritten(body: bytes) -> OddBody:
             raise RequestError("odd_json")
         written = written.translate(_TO_LETTERS)
     return OddBody(written.encode())
+
+
+def ends_in_utf8(start: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """Returns both ends of a body in UTF-8, if it is in UTF-16 or UTF-32; else as they are.
+
+    start, end: of a length that is divided by four.
+    """
+    encoding: str = json.detect_encoding(start)
+    if encoding.startswith("utf-8"):
+        return start, end
+    if encoding in ("utf-16", "utf-32"):  # it has a byte order mark
+        encoding += "-le" if start[0] == codecs.BOM_UTF16_LE[0] else "-be"
+    return _utf8(start, encoding), _utf8(end, encoding)
+
+
+def _utf8(text: bytes, encoding: str) -> bytes:
+    return text.decode(encoding, "replace").encode()
 
 
 def restored(made: _Made) -> _Made:
@@ -157,9 +191,9 @@ def _object(text: str, **numbers: Any) -> dict[str, Any]:
     return found
 
 
-def _written(members: dict[str, Any]) -> str:
+def _written(value: Any) -> str:
     try:
-        return json.dumps(members, ensure_ascii=False, check_circular=False, separators=(",", ":"))
+        return json.dumps(value, ensure_ascii=False, check_circular=False, separators=(",", ":"))
     except RecursionError:
         raise RequestError("odd_json") from None
 
