@@ -19,6 +19,7 @@ Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Tools with other fiel
 releases write these differently.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
@@ -33,8 +34,10 @@ from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
 from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import read_tools
 from extproc.requests.media import MEDIA_PARTS
+from extproc.requests.odd_json import value_in
 from extproc.requests.prompt import (
     BILLING,
+    EMPTIED,
     MAX_MESSAGES,
     NO_TOOLS,
     NULL,
@@ -123,24 +126,28 @@ def messages_of(
     parsed = [one.parsed(orders_calls=orders_calls) for one in read]
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
-    return parsed, any(map(has_media, in_lists)), BILLING if has_billing else 0
+    forms = BILLING if has_billing else 0
+    if any(one.is_emptied for one in read):
+        forms |= EMPTIED
+    return parsed, any(map(has_media, in_lists)), forms
 
 
 class SentMessage:
     """A message of a chat, as it was sent and as templates get it; neither must be changed.
 
     is_unchanged: whether these are the same. arguments: of its tool calls, where they are JSON text
-    within JSON. has_objects: whether those of a call are none.
+    within JSON. has_objects: whether those of a call are none. is_emptied: whether templates get no
+    arguments where there are some that are no JSON object; it is known once the message is parsed.
     """
 
-    __slots__ = ("_parsed", "arguments", "has_objects", "is_unchanged", "sent")
+    __slots__ = ("_parsed", "arguments", "has_objects", "is_emptied", "is_unchanged", "sent")
 
     def __init__(self, sent: dict[str, Any]) -> None:
         self.sent = sent
         self.is_unchanged = _is_plain(sent) or _is_result(sent)
         self._parsed: dict[str, Any] | None = sent if self.is_unchanged else None
         self.arguments: Sequence[bytes] = ()
-        self.has_objects = False
+        self.has_objects = self.is_emptied = False
         calls = sent.get("tool_calls")
         if isinstance(calls, list):
             self._read_arguments(calls)
@@ -160,7 +167,7 @@ class SentMessage:
             RequestError: it cannot be keyed.
         """
         if self._parsed is None:
-            self._parsed = _message(self.sent, orders_calls)
+            self._parsed, self.is_emptied = _message(self.sent, orders_calls)
         return self._parsed
 
 
@@ -195,7 +202,8 @@ def _is_result(message: dict[str, Any]) -> bool:
     return message["role"] == "tool" and type(message["content"]) is str
 
 
-def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
+def _message(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], bool]:
+    """Returns a message as templates get it, and whether arguments of a call were emptied."""
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("bad_request")
@@ -212,13 +220,17 @@ def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
         kept["name"] = message["name"]
     if role == "tool" and "tool_call_id" in message:
         kept["tool_call_id"] = message["tool_call_id"]
-    if role == "assistant":
-        kept |= _of_turn(message, orders_calls)
-    return kept
+    if role != "assistant":
+        return kept, False
+    turn, is_emptied = _of_turn(message, orders_calls)
+    return kept | turn, is_emptied
 
 
-def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
-    """Returns the fields that only a model's own turn has: its reasoning and its tool calls."""
+def _of_turn(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], bool]:
+    """Returns the fields that only a model's own turn has: its reasoning and its tool calls.
+
+    Also returns whether arguments of a call were emptied.
+    """
     turn: dict[str, Any] = {}
     if message.get("reasoning") is not None:
         turn["reasoning"] = message["reasoning"]
@@ -226,12 +238,12 @@ def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
         turn["reasoning_content"] = message["reasoning_content"]
     calls = message.get("tool_calls")
     if not calls:
-        return turn
+        return turn, False
     if not isinstance(calls, list):
         raise RequestError("bad_request")
-    parsed = map(_call, calls)
+    parsed = [*map(_call, calls)]
     turn["tool_calls"] = [_ordered(call) if orders_calls else call for call in parsed]
-    return turn
+    return turn, any(call["function"]["arguments"] is _EMPTIED for call in parsed)
 
 
 def _content(content: object) -> str | list[dict[str, Any]] | None:
@@ -268,24 +280,41 @@ def has_billing_line(message: dict[str, Any]) -> bool:
 
 
 def _call(call: object) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object.
-
-    Clients send arguments as JSON text. If that is not a JSON object, old releases refuse it, some
-    pass it on, and the newest treat it as an empty object.
-    """
+    """Returns a tool call with its arguments as an object: _EMPTIED if they are none."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise RequestError("bad_request")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except UNDECODABLE:
-            raise RequestError("unsupported_tool_arguments") from None
+        arguments = arguments_in(arguments)
     if not isinstance(arguments, dict):
         raise RequestError("unsupported_tool_arguments")
     return {**call, "function": {**function, "arguments": arguments}}
 
+
+def arguments_in(text: str) -> dict[str, Any]:
+    """Returns the object that is in the arguments of a call, as Python's json reads it.
+
+    If they are something else, old releases of the engine refuse them or pass them on, and newer
+    ones treat them as an empty object (`Dialect.empties_arguments`): so does this.
+
+    Raises:
+        RequestError: only the engine knows (unsupported_tool_arguments, odd_json).
+    """
+    try:
+        arguments = msgspec.json.decode(text)
+    except UNDECODABLE:
+        try:
+            arguments = value_in(text)
+        except json.JSONDecodeError:
+            return _EMPTIED
+        except ValueError:
+            raise RequestError("unsupported_tool_arguments") from None
+    return arguments if isinstance(arguments, dict) else _EMPTIED
+
+
+# What is left of arguments that are no JSON object: never changed.
+_EMPTIED: dict[str, Any] = {}
 
 _CALL_KEYS = frozenset(("id", "function", "type"))
 _FUNCTION_KEYS = frozenset(("arguments", "name"))
@@ -665,6 +694,8 @@ def conversation(
     forms |= more | options.forms
     if forms and dialect is None:
         raise RequestError(refusal_of(forms))
+    if forms & EMPTIED and dialect is not None and not dialect.empties_arguments:
+        raise RequestError(refusal_of(EMPTIED))
     return Chat(
         parsed,
         variables,

@@ -86,6 +86,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     functions with one text. keeps_tools_for_none: Responses' templates get tools although
     tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
+    empties_arguments: those of a call that are no JSON object become an empty one.
     takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
     sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
@@ -111,6 +112,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     merges_texts: bool = True
     takes_custom_tools: bool = True
     keeps_tools_for_none: bool = True
+    empties_arguments: bool = True
     takes_mistral: bool = True
     results_are_questions: bool = False
     is_foreign: bool = False
@@ -121,6 +123,11 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     def is_vllms(self) -> bool:
         """Whether it is one of vLLM's, which pass plain messages to templates as they are."""
         return self.sglang is None and not (self.is_foreign or self.has_own_template)
+
+    @property
+    def reads_odd_json(self) -> bool:
+        """Whether bodies are read by Python's json (`odd_json`), not by a strict decoder."""
+        return self.sglang is None or not self.sglang.reads_strictly
 
 
 class _Range(NamedTuple):
@@ -144,7 +151,8 @@ _VLLM_030 = msgspec.structs.replace(
     inline_system=InlineSystem.MERGED,
     turns_off_thinking=False,
 )
-_VLLM_027 = msgspec.structs.replace(_VLLM_030, name="vLLM 0.27 to 0.29", format=Format.NEWER)
+_VLLM_029 = msgspec.structs.replace(_VLLM_030, name="vLLM 0.29", format=Format.NEWER)
+_VLLM_027 = msgspec.structs.replace(_VLLM_029, name="vLLM 0.27 and 0.28", empties_arguments=False)
 _VLLM_026 = msgspec.structs.replace(
     _VLLM_027,
     name="vLLM 0.26",
@@ -201,6 +209,7 @@ _RANGES: Sequence[_Range] = (
     _Range(VLLM, Release(0, 25), _VLLM_025),
     _Range(VLLM, Release(0, 26), _VLLM_026),
     _Range(VLLM, Release(0, 27), _VLLM_027),
+    _Range(VLLM, Release(0, 29), _VLLM_029),
     _Range(VLLM, Release(0, 30), _VLLM_030),
     _Range(VLLM, Release(0, 31), _VLLM_031),
     _Range(VLLM, Release(0, 32), _VLLM_032),

@@ -136,8 +136,8 @@ TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
-CUT, PRINTED, EMPTY_TOOLS = 262144, 524288, 1048576
-BY_RELEASE = 2097152 - 16
+CUT, PRINTED, EMPTY_TOOLS, EMPTIED = 262144, 524288, 1048576, 2097152
+BY_RELEASE = 4194304 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -160,6 +160,7 @@ FORM_NAMES = {
     CUT: "texts that some releases cut otherwise than tokenizer.json says",
     PRINTED: "responses whose tools a library prints",
     EMPTY_TOOLS: "messages with an empty list of tools",
+    EMPTIED: "calls whose arguments are no JSON object",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE
@@ -176,6 +177,7 @@ _REFUSALS = {
     FRAME: "unsupported_special_tokens",
     BILLING: "unsupported_billing_line",
     NO_TOOLS: "unsupported_tool_choice",
+    EMPTIED: "unsupported_tool_arguments",
 }
 
 

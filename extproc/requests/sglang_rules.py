@@ -47,7 +47,8 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     takes_custom_tools: as functions with one text, and reasoning that comes back is read.
     reads_phases: a part of a model's turn may name its phase, which keeps it apart from others.
     keeps_system_turns: in responses, where the template renders them. changes_minimax_m3: the
-    conversations of this model (`extproc.templates.minimax_m3`). wrapping: of the worker's
+    conversations of this model (`extproc.templates.minimax_m3`). reads_strictly: bodies are read
+    by orjson, which refuses what `odd_json` is about. wrapping: of the worker's
     reasoning parser, None if it has none. enable_multimodal: as in `PromptArguments`.
     """
 
@@ -62,6 +63,7 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     reads_phases: bool = True
     keeps_system_turns: bool = True
     changes_minimax_m3: bool = True
+    reads_strictly: bool = True
     reasoning_parser: str = ""
     wrapping: Wrapping | None = None
     enable_multimodal: bool | None = None
@@ -72,7 +74,8 @@ _0_5_22 = msgspec.structs.replace(
     _0_5_23, keeps_tool_order=False, reads_phases=False, changes_minimax_m3=False
 )
 _0_5_20 = msgspec.structs.replace(_0_5_22, keeps_system_turns=False)
-_0_5_16 = msgspec.structs.replace(_0_5_20, labels_developers=False, takes_custom_tools=False)
+_0_5_17 = msgspec.structs.replace(_0_5_20, labels_developers=False, takes_custom_tools=False)
+_0_5_16 = msgspec.structs.replace(_0_5_17, reads_strictly=False)
 _0_5_11 = msgspec.structs.replace(_0_5_16, converts=False, switches=Switches.OFF)
 _0_5_10 = msgspec.structs.replace(_0_5_11, prints_deferral=False, joins_tool_texts=False)
 _0_5_9 = msgspec.structs.replace(_0_5_10, switches=Switches.UNSET, default_effort="medium")
@@ -82,7 +85,8 @@ SGLANG_RANGES: Sequence[tuple[Release, str, SglangRules]] = (
     (Release(0, 5, 9), "SGLang 0.5.9", _0_5_9),
     (Release(0, 5, 10), "SGLang 0.5.10", _0_5_10),
     (Release(0, 5, 11), "SGLang 0.5.11 to 0.5.15", _0_5_11),
-    (Release(0, 5, 16), "SGLang 0.5.16 to 0.5.19", _0_5_16),
+    (Release(0, 5, 16), "SGLang 0.5.16", _0_5_16),
+    (Release(0, 5, 17), "SGLang 0.5.17 to 0.5.19", _0_5_17),
     (Release(0, 5, 20), "SGLang 0.5.20 and 0.5.21", _0_5_20),
     (Release(0, 5, 22), "SGLang 0.5.22", _0_5_22),
     (Release(0, 5, 23), "SGLang 0.5.23", _0_5_23),
