@@ -137,7 +137,8 @@ INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS, EMPTIED = 262144, 524288, 1048576, 2097152
-BY_RELEASE = 4194304 - 16
+TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT = 4194304, 8388608, 16777216
+BY_RELEASE = 33554432 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -161,6 +162,9 @@ FORM_NAMES = {
     PRINTED: "responses whose tools a library prints",
     EMPTY_TOOLS: "messages with an empty list of tools",
     EMPTIED: "calls whose arguments are no JSON object",
+    TOOL_FIELDS: "tools with fields that not all releases know",
+    TOOL_REFERENCES: "results that name tools",
+    LEFT_OUT: "requests of which some releases leave out a part",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE
@@ -178,6 +182,9 @@ _REFUSALS = {
     BILLING: "unsupported_billing_line",
     NO_TOOLS: "unsupported_tool_choice",
     EMPTIED: "unsupported_tool_arguments",
+    TOOL_FIELDS: "unsupported_tools",
+    TOOL_REFERENCES: "unsupported_content",
+    LEFT_OUT: "unsupported_content",
 }
 
 
