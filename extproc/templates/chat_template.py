@@ -477,7 +477,7 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        special_tokens: Mapping[str, str],
+        special_tokens: Mapping[str, str | list[str]],
         *,
         tick: Callable[[float], Tick] = Tick,
         now: Callable[[], datetime] = datetime.now,
@@ -748,7 +748,11 @@ class ChatTemplate:
     @property
     def names_first_token(self) -> bool:
         """Whether the template writes a text's first token itself, if there is one."""
-        return "bos_token" in self._source
+        return self.names("bos_token")
+
+    def names(self, name: str) -> bool:
+        """Returns whether the template may read a variable."""
+        return name in self._source
 
     def _media_renderer(self, chat: Chat) -> Render:
         is_sglang = chat.dialect is not None and chat.dialect.sglang is not None
