@@ -312,6 +312,7 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """
     found: dict[int, GoldenVerdict] = {}
     compared, why, first = 0, "", None
+    told = list(told)
     for golden, here, there in told:
         if isinstance(here, str):
             continue  # such requests are not keyed, so nothing is claimed about them
@@ -321,7 +322,8 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
             _note(found, golden.forms, GoldenVerdict(None, reason))
             continue
         compared += 1
-        different = mismatch(golden, here, there, text_of)
+        switched = _switched_like(golden, there, told)
+        different = mismatch(golden._replace(why=golden.why or switched), here, there, text_of)
         if different is None:
             _note(found, golden.forms, GoldenVerdict(is_same=True))
         else:
@@ -332,6 +334,23 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     if first is not None and found.get(CONVERSATION, first).is_same is None:
         found = {form: first if one.is_same is None else one for form, one in found.items()}
     return Comparison(compared, found, why if found else "no golden request is keyed here")
+
+
+_DEFAULTS = (
+    "the engine's --default-chat-template-kwargs, which models[].chat_template_kwargs has to repeat"
+)
+
+
+def _switched_like(golden: Golden, engines: Tokens, told: Iterable[GoldenTokens]) -> str:
+    """Returns how an engine's tokens come about, if they are ours with thinking on or off."""
+    prompt = golden.prompt
+    if not isinstance(prompt, Chat):
+        return ""
+    for other, ours, _ in told:
+        is_switch = isinstance(other.prompt, Chat) and other.forms & SWITCHES
+        if is_switch and other.prompt.messages == prompt.messages and ours == engines:
+            return f"as of {other.name} here: by {_DEFAULTS}"
+    return ""
 
 
 def _note(found: dict[int, GoldenVerdict], forms: int, verdict: GoldenVerdict) -> None:
@@ -388,7 +407,7 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
     return (
         _framed(ours, engines)
-        or golden.why
+        or (golden.why and f"{_instead(here, there)}: {golden.why}")
         or _of_class(golden)
         or _of_space(here, there)
         or _of_date(here, there)
@@ -411,7 +430,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
     if golden.forms & SWITCHES:
         return "the template takes enable_thinking differently"
     if here.startswith(there) or there.startswith(here):
-        return "the templates end differently, as in the generation prompt"
+        return f"the templates end differently, as by another generation prompt, or by {_DEFAULTS}"
     return "the chat template is another one"
 
 

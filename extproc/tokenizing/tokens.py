@@ -92,12 +92,15 @@ class ChatTemplates:
 
 
 def load(
-    directory: Path, named: Mapping[str, str | list[str]], override: Path | None = None
+    directory: Path,
+    named: Mapping[str, str | list[str]],
+    override: Path | None = None,
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> ChatTemplates:
     """Loads the chat templates in a model's directory.
 
     named: special tokens by the names that templates use. override: a template that the operator
-        also gave to the engine.
+        also gave to the engine. keywords: the engine's own arguments for templates.
 
     Raises:
         OSError, ValueError: a file cannot be read, or has no template.
@@ -105,7 +108,11 @@ def load(
     own = [_Source("default", _template(override), override)] if override else _sources(directory)
     model_type = object_in(directory / "config.json").get("model_type")
     kind = model_type if isinstance(model_type, str) else ""
-    return ChatTemplates(_compiled(own, named, kind))
+
+    def compiled(source: str) -> ChatTemplate:
+        return ChatTemplate(source, named, model_type=kind, keywords=keywords)
+
+    return ChatTemplates(_compiled(own, compiled))
 
 
 class _Source(NamedTuple):
@@ -117,7 +124,7 @@ class _Source(NamedTuple):
 
 
 def _compiled(
-    sources: Iterable[_Source], special_tokens: Mapping[str, str | list[str]], model_type: str
+    sources: Iterable[_Source], compile_one: Callable[[str], ChatTemplate]
 ) -> dict[str, ChatTemplate]:
     """Returns the templates by name; of two with one name, the last."""
     left, compiled, named = MAX_TEMPLATE_BYTES, dict[str, ChatTemplate](), dict[str, ChatTemplate]()
@@ -127,7 +134,7 @@ def _compiled(
             raise ValueError(f"{file}: chat templates of more than {MAX_TEMPLATE_BYTES} characters")
         try:
             if text not in compiled:
-                compiled[text] = ChatTemplate(text, special_tokens, model_type=model_type)
+                compiled[text] = compile_one(text)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
         named[name] = compiled[text]
@@ -199,7 +206,8 @@ class Tokenizer:
     plain_turns: of plain conversations; None if it takes more to know their ids. added_tokens: the
     texts of its added tokens, by their ids.
     in_code: how its conversations are rendered if no template does that. frame_forms: those of
-    texts to which the engine adds special tokens. config: of config.json.
+    texts to which the engine adds special tokens. config: of config.json. keywords: the engine's
+    own arguments for templates.
     """
 
     def __init__(
@@ -210,8 +218,9 @@ class Tokenizer:
         in_code: InCode | None = None,
         frame_forms: int = 0,
         config: Mapping[str, Any] = MappingProxyType({}),
+        keywords: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._config = config
+        self._config, self._keywords = config, keywords
         self._forms = vocabulary.forms
         self._frame_forms = frame_forms
         self._kimi = vocabulary.kimi
@@ -246,6 +255,7 @@ class Tokenizer:
         try:
             files = TokenizerFiles.find(model.tokenizer)
             said = SettingsFiles.read(files.directory)
+            keywords = model.chat_template_kwargs or {}
             settings, config = said.settings, said.config
             file = files.chosen(model.tokenizer_mode)
             vocabulary, choice, ways = _chosen(file, model.name, said)
@@ -253,13 +263,15 @@ class Tokenizer:
             needed = _model_files(model, files.directory, config, vocabulary, choice, named)
             code = in_code(needed)
             # a template has no effect if the engine builds prompts in code
-            templates = ChatTemplates({}) if code else load(files.directory, named, override)
+            templates = (
+                ChatTemplates({}) if code else load(files.directory, named, override, keywords)
+            )
             if not vocabulary.forms and _may_differ(said, choice.layout, ways, templates):
                 vocabulary = vocabulary._replace(forms=vocabulary.forms | CUT)
             id_of = vocabulary.library.token_to_id
             may_vary = may_be_framed_otherwise(settings, choice.frame, id_of)
             frame_forms = FRAME if may_vary else 0
-            return cls(choice, templates, vocabulary, code, frame_forms, config)
+            return cls(choice, templates, vocabulary, code, frame_forms, config, keywords)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -306,8 +318,9 @@ class Tokenizer:
         if isinstance(prompt, array):
             return Started(0, is_cheap=True, finish=lambda: prompt)
         if isinstance(prompt, Chat) and self._in_code is not None and self._in_code.texts:
+            chat = self._with_defaults(prompt)
             return _start_segments(
-                prompt, self._in_code.renderer, self._in_code.texts, render_seconds
+                chat, self._in_code.renderer, self._in_code.texts, render_seconds
             )
         by_turns = self.start_turns(prompt)
         if by_turns is not None:
@@ -425,20 +438,26 @@ class Tokenizer:
     def _render(self, chat: Chat, seconds: float) -> tuple[str, int]:
         """Returns the text of a chat, and the forms that its dialect decided."""
         if self._in_code is not None:
-            return _rendered_in_code(chat, self._in_code.renderer, seconds)
-        template = self._templates.chosen(chat.variables)
+            return _rendered_in_code(self._with_defaults(chat), self._in_code.renderer, seconds)
+        template = self._templates.chosen(chat.variables).of(chat)
         if chat.variables.get("tools") != []:
             return template.render(chat, budget_seconds=seconds)
         text, forms = template.render(chat, budget_seconds=seconds / 2)
         is_same = self._is_same_without_tools(chat, text, seconds / 2)
         return text, forms if is_same else forms | EMPTY_TOOLS
 
+    def _with_defaults(self, chat: Chat) -> Chat:
+        """Returns a conversation with the engine's own arguments, for what renders in code."""
+        if not (self._keywords and chat.takes_defaults):
+            return chat
+        return msgspec.structs.replace(chat, variables={**self._keywords, **chat.variables})
+
     def _is_same_without_tools(self, chat: Chat, text: str, seconds: float) -> bool:
         """Returns whether it makes no difference to a text that its list of tools is empty."""
         variables = {name: value for name, value in chat.variables.items() if name != "tools"}
         other = msgspec.structs.replace(chat, variables=variables)
         try:
-            template = self._templates.chosen(variables)
+            template = self._templates.chosen(variables).of(chat)
             return template.render(other, budget_seconds=seconds)[0] == text
         except RequestError:
             return False
@@ -453,7 +472,7 @@ class Tokenizer:
             raise RequestError("unsupported_media")
         if chat.variables.get("tools") == []:
             raise RequestError("unsupported_tools")
-        template = self._templates.chosen(chat.variables)
+        template = self._templates.chosen(chat.variables).of(chat)
         text, forms = template.render_with_media(chat)
         is_sglang = chat.conversion is not None
         if is_sglang and self._frame != NO_FRAME and not template.names_first_token:

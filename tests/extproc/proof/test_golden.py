@@ -387,3 +387,14 @@ def test_difference_in_added_tokens_names_the_files_beside_the_tokenizer() -> No
     found = comparison(golden_tokens(AddingEncoder(), golden, ours, engines), text_of)
     assert not found.forms[CUT].is_same
     assert "its added tokens are others: tokenizer_config.json" in found.forms[CUT].reason
+
+
+def test_difference_as_with_thinking_off_names_the_engines_flag() -> None:
+    switched = next(one for one in GOLDEN if "does not think" in one.name)
+    told = [
+        GoldenTokens(BY_NAME[CHAT_NAME], ids("hi<think>"), ids("hi<off>")),
+        GoldenTokens(switched, ids("hi<off>"), ids("hi<off>")),
+    ]
+    found = comparison(told, text_of).forms[CONVERSATION]
+    assert "as of a conversation that does not think here" in found.reason
+    assert "--default-chat-template-kwargs" in found.reason
