@@ -59,8 +59,7 @@ def changes_prompts(arguments: PromptArguments | None, *, is_given: bool) -> boo
     if arguments is None:
         return False
     has_own = arguments.chat_template is not None and not is_given
-    keywords = arguments.default_chat_template_kwargs
-    return has_own or arguments.hf_chat_template_name is not None or keywords not in (None, "{}")
+    return has_own or arguments.hf_chat_template_name is not None
 
 
 def release_of(version: str) -> Release | None:

@@ -4,8 +4,9 @@ docs/configuration.md lists every key; a test compares it with the fields here.
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from extproc.base.engine import ENGINES, Engine, release_of
 from extproc.config.sections import (
@@ -547,6 +548,11 @@ class Model:
         choices=("auto", "hf", "mistral"),
     )
     chat_template: str | None = key("a Jinja file instead of the model's chat template", None)
+    chat_template_kwargs: Mapping[str, Any] | None = key(
+        "as the engine's --default-chat-template-kwargs: what templates get where a request does"
+        " not say otherwise",
+        None,
+    )
     policy: str | None = key("overrides policy.name for this model", None, choices=POLICIES)
     verify: str = key(
         "start: tokens of golden requests are compared with each worker's POST /tokenize;"

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.requests import sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
@@ -510,26 +511,6 @@ def _names_a_tool(choice: object) -> bool:
 
 PATH = "/v1/chat/completions"
 
-# In chat_template_kwargs these are arguments of transformers' apply_chat_template. In some engines
-# they override the request itself, or change the form of the result.
-_RESERVED_VARIABLES = frozenset(
-    (
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "truncation",
-        "max_length",
-        "padding",
-        "return_tensors",
-        "return_dict",
-        "tokenizer_kwargs",
-        "return_assistant_tokens_mask",
-        "sanitize_control_tokens",
-    )
-)
-
 
 class Options(msgspec.Struct, frozen=True, gc=False):
     """The options besides the messages that determine the prompt of a conversation.
@@ -537,7 +518,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
     get them. orders_calls,
     calls_by_text: as in `messages_of`. may_have_no_tools: `tools` may be an empty list. effort,
-    effort_rule, dialect, forms, processor_arguments: as in `Chat`.
+    effort_rule, dialect, forms, processor_arguments, takes_defaults: as in `Chat`.
     """
 
     chat_template: str | None = None
@@ -557,6 +538,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     dialect: Dialect | None = None
     forms: int = 0
     processor_arguments: Mapping[str, Any] = {}
+    takes_defaults: bool = True
 
 
 # Values of fields that change nothing, besides their defaults.
@@ -731,6 +713,7 @@ def conversation(
         forms=forms,
         media=media_parts_of(messages) if has_media else (),
         processor_arguments=options.processor_arguments if has_media else {},
+        takes_defaults=options.takes_defaults,
         sent=messages,
         tool_choice=choice_in(options.tool_choice) if options.tools and options.tools.tools else "",
         response_format=options.response_format,
@@ -780,7 +763,7 @@ def effort_in(effort: object) -> str:
 def _variables(options: Options) -> tuple[dict[str, Any], int]:
     """Returns what the template gets besides the messages, and its forms."""
     given = options.template_kwargs or {}
-    if not _RESERVED_VARIABLES.isdisjoint(given):
+    if not RESERVED_ARGUMENTS.isdisjoint(given):
         raise RequestError("unsupported_template_kwargs")
     unset = {name for name, value in given.items() if value is None or value == "auto"}
     forms = LEFT_OUT if unset else 0

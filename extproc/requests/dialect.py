@@ -12,12 +12,12 @@ conversions of its own, and a table of its own (`sglang_rules`).
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, PromptArguments, Release
-from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_parsers
+from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_arguments
 
 
 class InlineSystem(Enum):
@@ -270,13 +270,15 @@ def spoken_by(
     own_template: Collection[str] = (),
     arguments: Mapping[str, PromptArguments] = MappingProxyType({}),
     printed: Mapping[str, Printed] = MappingProxyType({}),
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelDialects:
     """Returns the dialects of a model's workers.
 
     engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
     that were started with another template than the model's, or with arguments for it. arguments:
     those of SGLang's workers, as far as they are known. printed: how the tools of responses are
-    printed, for workers that have shown another way than the likeliest.
+    printed, for workers that have shown another way than the likeliest. keywords: the model's
+    configured arguments for templates.
     """
     speakers: dict[Dialect, set[str]] = {}
     ranks: dict[Dialect, int] = {}
@@ -286,7 +288,7 @@ def spoken_by(
         if worker in own_template:
             dialect, rank = _SGLANG_OWN, -1
         elif dialect.sglang is not None:
-            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker))
+            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker), keywords)
         elif dialect.tools in BY_LIBRARY and worker in printed:
             dialect = msgspec.structs.replace(dialect, tools=printed[worker])
         speakers.setdefault(dialect, set()).add(worker)
@@ -300,9 +302,14 @@ def spoken_by(
     return ModelDialects(first, by_dialect, len(kinds) > 1)
 
 
-def _of_worker(dialect: Dialect, rules: SglangRules, arguments: PromptArguments | None) -> Dialect:
-    """Returns the dialect of a worker of SGLang, which its parsers change."""
-    own = with_parsers(rules, arguments)
+def _of_worker(
+    dialect: Dialect,
+    rules: SglangRules,
+    arguments: PromptArguments | None,
+    keywords: Mapping[str, Any],
+) -> Dialect:
+    """Returns the dialect of a worker of SGLang, which its arguments change."""
+    own = with_arguments(rules, arguments, keywords)
     if own is None:
         return _SGLANG_OWN
     return dialect if own is rules else msgspec.structs.replace(dialect, sglang=own)

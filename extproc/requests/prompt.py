@@ -77,6 +77,7 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     tool_choice: "required" or "none", if the request has tools and says so, else "".
     response_format: the form of the answer, as the client wrote it; None for any. Templates get
         neither.
+    takes_defaults: whether the engine's own arguments for templates hold for this API.
     roles: those of the messages, if each has only a role (user, assistant or system) and a text;
         None otherwise, or if that is not known.
     """
@@ -99,12 +100,14 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     tool_choice: str = ""
     response_format: Any = None
     roles: tuple[str, ...] | None = None
+    takes_defaults: bool = True
 
     @property
     def is_usual(self) -> bool:
         """Whether a template gets the messages as they are, and nothing unusual besides."""
         return (
             self.variables == USUAL_VARIABLES
+            and self.takes_defaults
             and not (self.forms or self.effort)
             and (self.dialect is None or self.dialect.is_vllms)
         )

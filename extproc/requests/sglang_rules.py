@@ -8,7 +8,8 @@ compared; the others are read.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -50,6 +51,8 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     conversations of this model (`extproc.templates.minimax_m3`). reads_strictly: bodies are read
     by orjson, which refuses what `odd_json` is about. wrapping: of the worker's
     reasoning parser, None if it has none. enable_multimodal: as in `PromptArguments`.
+    keywords: the JSON of the worker's own arguments for templates, if they are known and others
+    than the configured ones; else None.
     """
 
     converts: bool = True
@@ -67,6 +70,7 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     reasoning_parser: str = ""
     wrapping: Wrapping | None = None
     enable_multimodal: bool | None = None
+    keywords: str | None = None
 
 
 _0_5_23 = SglangRules()
@@ -127,8 +131,14 @@ _WRAPPINGS: Mapping[str, Wrapping] = {
 _RENDERS_IN_CODE = frozenset(("deepseekv32", "deepseekv4", "deepseekv41", "kimi_k3", "muse"))
 
 
-def with_parsers(rules: SglangRules, arguments: PromptArguments | None) -> SglangRules | None:
+def with_arguments(
+    rules: SglangRules,
+    arguments: PromptArguments | None,
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> SglangRules | None:
     """Returns the rules of a worker that was started with these arguments.
+
+    keywords: the configured arguments for templates.
 
     None if its parsers render conversations in code, or in a way that is not known here. Arguments
     that are not known are taken for absent ones: what they change must be proved.
@@ -137,6 +147,9 @@ def with_parsers(rules: SglangRules, arguments: PromptArguments | None) -> Sglan
         return rules
     if arguments.tool_call_parser in _RENDERS_IN_CODE:
         return None
+    own = arguments.default_chat_template_kwargs or "{}"
+    if msgspec.json.decode(own) != keywords:
+        rules = msgspec.structs.replace(rules, keywords=own)
     if arguments.enable_multimodal is not None:
         rules = msgspec.structs.replace(rules, enable_multimodal=arguments.enable_multimodal)
     if not arguments.reasoning_parser:

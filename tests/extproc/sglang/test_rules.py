@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.base.errors import RequestError
-from extproc.requests.dialect import Dialect
+from extproc.requests.dialect import Dialect, dialect_of, spoken_by
 from extproc.requests.prompt import CONVERTED, Chat
 from extproc.requests.request import parse
 from extproc.requests.sglang_responses import decoded_state
@@ -427,3 +428,33 @@ def test_choice_that_cannot_be_forced_is_none(choice: object) -> None:
     body = {"input": "hi", "tools": tools}
     chosen = prompt(RESPONSES, {**body, "tool_choice": choice}, dialect())
     assert chosen == prompt(RESPONSES, body, dialect())
+
+
+def keyed(rules: Dialect, **keywords: Any) -> tuple[str, int]:
+    (chat,) = parse(CHAT, msgspec.json.encode({"messages": [USER]}), lambda _: rules).prompts
+    assert isinstance(chat, Chat)
+    return ChatTemplate(BARE + ENDED, {}, keywords=keywords).render(chat)
+
+
+def test_workers_own_arguments_for_templates_are_followed_once_proved() -> None:
+    rules = dialect(23, default_chat_template_kwargs='{"thinking": false}')
+    expected = "hi<thinking>False</thinking><|assistant|>", CONVERTED
+    assert keyed(rules) == expected
+    assert keyed(rules, thinking=True) == expected
+
+
+def test_configured_arguments_hold_where_the_worker_shows_none() -> None:
+    text, forms = keyed(dialect_of(Engine(SGLANG, Release(0, 5, 23))), thinking=True)
+    assert (text, forms) == ("hi<thinking>True</thinking><|assistant|>", CONVERTED)
+
+
+def test_worker_that_shows_the_configured_arguments_has_no_rules_of_its_own() -> None:
+    arguments = PromptArguments(default_chat_template_kwargs='{"thinking":true}')
+    engines = {"w": Engine(SGLANG, Release(0, 5, 23))}
+    told = spoken_by(engines, (), {"w": arguments}, keywords={"thinking": True})
+    assert told.first == dialect_of(engines["w"])
+
+
+def test_effort_among_a_workers_arguments_is_not_followed() -> None:
+    rules = dialect(23, default_chat_template_kwargs='{"reasoning_effort": "low"}')
+    assert refusal(CHAT, {"messages": [USER]}, rules) == "unsupported_engine_arguments"
