@@ -36,6 +36,9 @@ _TURN = {"role": "assistant", "content": "It does."}
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 _FUNCTION = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
 _TOOL = {"type": "function", "function": _FUNCTION}
+# With a field that no release knows.
+_DEFERRED = {**_TOOL, "defer_loading": True, "kvsteer": {"unknown": True}}
+_NAMED = {"type": "tool_reference", "name": "look_up"}
 _CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
 _ITEM = {"type": "message", "role": "user", "content": "Look it up."}
 _TEXT = {"type": "text", "text": "Look it up.", "cache_control": {"type": "ephemeral"}}
@@ -61,6 +64,15 @@ QUESTIONS: Sequence[FormQuestion] = (
         tools=[_TOOL],
     ),
     _chat("tools that must not be used", _USER, tools=[_TOOL], tool_choice="none"),
+    _chat("a conversation with a tool that is deferred", _USER, tools=[_DEFERRED]),
+    _chat(
+        "a conversation with a result that names a tool",
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "an animal"},
+        {"role": "tool", "tool_call_id": "c1", "content": [_NAMED]},
+        tools=[_TOOL],
+    ),
     FormQuestion(
         "messages with an empty list of tools",
         _MESSAGES,

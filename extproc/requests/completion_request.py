@@ -188,7 +188,7 @@ PATH = "/v1/completions"
 
 
 class _CompletionBody(msgspec.Struct):
-    prompt: msgspec.Raw
+    prompt: msgspec.Raw = NULL
     model: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
@@ -217,6 +217,8 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_suffix")
     if is_given(body.prompt_embeds):
         raise RequestError("unsupported_embeddings")
+    if not is_given(body.prompt):
+        raise RequestError("bad_request")
     keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     prompts = prompts_of(
         body.prompt,

@@ -71,6 +71,14 @@ class Printed(Enum):
 BY_LIBRARY = (Printed.OPENAI_2_25, Printed.OPENAI_2_50, Printed.OPENAI_3_8, Printed.OPENAI_2_0)
 
 
+class ToolFields(Enum):
+    """The fields of a chat completion's tools that templates get (`function_tools`)."""
+
+    NAMED = "that the engine's models name"
+    ALL = "all; those that the models do not name come last"
+    ALL_WITHOUT_FLAGS = "all; the models name neither `strict` nor `defer_loading`"
+
+
 class Dialect(msgspec.Struct, frozen=True, gc=False):
     """The rules of a range of releases.
 
@@ -83,8 +91,10 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     does. flattens_namespaces: the functions of a response's namespace are tools of their own.
     merges_turns: a response's items that are one turn of the model become one message.
     merges_texts: so do texts of the model that are no output message. takes_custom_tools: as
-    functions with one text. keeps_tools_for_none: Responses' templates get tools although
-    tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
+    functions with one text. takes_arguments: templates of Anthropic's messages and of responses get
+    `chat_template_kwargs`. drops_unset: without those that are null or "auto".
+    keeps_tools_for_none: Responses' templates get tools although tool_choice is "none", by default.
+    is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
     takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
@@ -110,6 +120,9 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     merges_turns: bool = True
     merges_texts: bool = True
     takes_custom_tools: bool = True
+    tool_fields: ToolFields = ToolFields.NAMED
+    takes_arguments: bool = True
+    drops_unset: bool = True
     keeps_tools_for_none: bool = True
     takes_mistral: bool = True
     results_are_questions: bool = False
@@ -149,6 +162,7 @@ _VLLM_026 = msgspec.structs.replace(
     _VLLM_027,
     name="vLLM 0.26",
     tools=BY_LIBRARY[0],
+    tool_fields=ToolFields.ALL,
     keeps_tools_for_none=False,
 )
 _VLLM_025 = msgspec.structs.replace(_VLLM_026, name="vLLM 0.25", keeps_part_fields=False)
@@ -158,6 +172,8 @@ _VLLM_024 = msgspec.structs.replace(
 _VLLM_019 = msgspec.structs.replace(
     _VLLM_024,
     name="vLLM 0.19 to 0.23",
+    tool_fields=ToolFields.ALL_WITHOUT_FLAGS,
+    takes_arguments=False,
     inline_system=InlineSystem.REFUSED,
     reasoning=Reasoning.ONLY_REASONING,
     effort=Effort.PASSED,
@@ -169,6 +185,7 @@ _VLLM_019 = msgspec.structs.replace(
 _VLLM_014 = msgspec.structs.replace(
     _VLLM_019,
     name="vLLM 0.14 to 0.18",
+    drops_unset=False,
     reasoning=Reasoning.EITHER,
     responses_effort=Effort.IGNORED,
     adds_special_tokens=False,

@@ -137,7 +137,8 @@ INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS = 262144, 524288, 1048576
-BY_RELEASE = 2097152 - 16
+TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT = 2097152, 4194304, 8388608
+BY_RELEASE = 16777216 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -160,6 +161,9 @@ FORM_NAMES = {
     CUT: "texts that some releases cut otherwise than tokenizer.json says",
     PRINTED: "responses whose tools a library prints",
     EMPTY_TOOLS: "messages with an empty list of tools",
+    TOOL_FIELDS: "tools with fields that not all releases know",
+    TOOL_REFERENCES: "results that name tools",
+    LEFT_OUT: "requests of which some releases leave out a part",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE
@@ -176,6 +180,9 @@ _REFUSALS = {
     FRAME: "unsupported_special_tokens",
     BILLING: "unsupported_billing_line",
     NO_TOOLS: "unsupported_tool_choice",
+    TOOL_FIELDS: "unsupported_tools",
+    TOOL_REFERENCES: "unsupported_content",
+    LEFT_OUT: "unsupported_content",
 }
 
 
