@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
 os.environ.update(
@@ -80,11 +81,11 @@ class Renderer:
 
 
 async def main(directory: str) -> None:
-    """Answers until standard input ends; first of all a line without content when it is ready."""
+    """Answers until standard input ends; first of all a line with `version` when it is ready."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints is no answer
     renderer = Renderer(directory)
-    print("{}", file=out, flush=True)
+    print(json.dumps({"version": version("vllm")}), file=out, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         try:
