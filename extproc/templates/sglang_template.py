@@ -139,10 +139,11 @@ class SglangTemplate:
         is_media = has_media(message)
         if is_media and not self.takes_parts:
             raise RequestError("unsupported_media")
-        is_joined = rules.joins_tool_texts and message["role"] == "tool" and not is_media
-        if self.takes_parts and not is_joined:
+        texts = [part["text"] for part in content if part["type"] == "text"]
+        is_result = rules.joins_tool_texts and message["role"] == "tool"
+        if self.takes_parts and not (is_result and len(texts) == len(content)):
             return message
-        return {**message, "content": " ".join(part["text"] for part in content)}
+        return {**message, "content": " ".join(texts)}
 
     def _variables(
         self, chat: Chat, conversion: Conversion, rules: SglangRules
