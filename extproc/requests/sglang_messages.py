@@ -5,6 +5,7 @@ Its request models drop every field that they do not name, `cache_salt` as well.
 Source: SGLang 0.5.16 to 0.5.23, srt/entrypoints/anthropic/protocol.py and serving.py.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -142,7 +143,7 @@ def _turns(message: _SglangMessage, rules: SglangRules) -> Messages:
     for block in message.content:
         kind = _kind(block)
         if kind == "tool_use":
-            calls.append(_call(block))
+            calls.append(_call(block, is_read=message.role == "assistant"))
         elif kind == "tool_result" and message.role == "user":
             turns += _user_turn(parts)
             turns += _results(block, rules)
@@ -243,14 +244,18 @@ def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if is_text else list(parts)
 
 
-def _call(block: dict[str, Any]) -> dict[str, Any]:
+def _call(block: dict[str, Any], *, is_read: bool) -> dict[str, Any]:
+    """Returns a call of a tool. is_read: whether its arguments become an object again."""
     call_id, name, arguments = (block.get(key) for key in ("id", "name", "input"))
     is_named = isinstance(call_id, str) and isinstance(name, str)
     if not is_named or not isinstance(block.get("input", {}), dict):
         raise RequestError("bad_request")
     if not call_id:
         raise RequestError("unsupported_content")  # the engine draws one
-    return {"id": call_id, "function": {"name": name, "arguments": as_read(arguments or {})}}
+    given = as_read(arguments or {})
+    if not is_read:
+        given = json.dumps(given)
+    return {"id": call_id, "function": {"name": name, "arguments": given}}
 
 
 def _results(block: dict[str, Any], rules: SglangRules) -> Messages:

@@ -83,7 +83,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     settings = TemplateSettings(
         tools=_tools(body, rules),
         effort=_effort(body.reasoning),
-        keywords=body.chat_template_kwargs,
+        keywords=_keywords(body),
         merged=merged,
         checks_calls=False,
     )
@@ -91,8 +91,20 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 
+def _keywords(body: _SglangResponsesBody) -> dict[str, Any]:
+    """Returns the arguments of the template that a request gives."""
+    given = body.chat_template_kwargs or {}
+    if given.get("reasoning_effort", "") is None:
+        raise RequestError("unsupported_template_kwargs")  # it takes the effort away
+    return given
+
+
 def _effort(reasoning: dict[str, Any] | None) -> str:
-    return "" if reasoning is None else effort_in(reasoning.get("effort", "medium"))
+    if reasoning is None:
+        return ""
+    if "effort" not in reasoning and reasoning.get("reasoning_effort") == "none":
+        raise RequestError("unsupported_reasoning_effort")  # only some releases read it
+    return effort_in(reasoning.get("effort", "medium"))
 
 
 def _messages(body: _SglangResponsesBody, rules: SglangRules) -> Messages:
@@ -182,9 +194,10 @@ def _reasoning(item: dict[str, Any], rules: SglangRules) -> dict[str, Any] | Non
 
 
 def _thoughts(parts: object) -> list[str]:
-    if parts is not None and not isinstance(parts, list):
+    if not isinstance(parts, list | str | dict | None):
         raise RequestError("bad_request")
-    texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
+    parts = parts if isinstance(parts, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return [text for text in texts if isinstance(text, str) and text]
 
 
@@ -284,7 +297,8 @@ def _merged_systems(messages: Messages) -> Messages | None:
 
 def _tools(body: _SglangResponsesBody, rules: SglangRules) -> Messages | None:
     functions = [one for tool in body.tools or () for one in _function(tool, rules)]
-    if not functions and body.tool_choice == "required":
+    kinds = [tool.get("type") for tool in body.tools or ()]
+    if body.tool_choice == "required" and not {"function", "custom"}.intersection(map(str, kinds)):
         raise RequestError("bad_request")
     choice = _choice(body.tool_choice) if functions else None
     return printed_tools(functions, choice, rules, replaces_types=False)

@@ -141,9 +141,12 @@ class SglangTemplate:
             raise RequestError("unsupported_media")
         texts = [part["text"] for part in content if part["type"] == "text"]
         is_result = rules.joins_tool_texts and message["role"] == "tool"
-        if self.takes_parts and not (is_result and len(texts) == len(content)):
-            return message
-        return {**message, "content": " ".join(texts)}
+        if not self.takes_parts:
+            return {**message, "content": " ".join(texts)}
+        if is_result and len(texts) == len(content):
+            content = " ".join(texts)
+        others = {key: value for key, value in message.items() if key != "content"}
+        return {**others, "content": content}  # the engine puts parts last
 
     def _variables(
         self, chat: Chat, conversion: Conversion, rules: SglangRules

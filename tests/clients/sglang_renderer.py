@@ -1,4 +1,4 @@
-"""Renders requests with SGLang's own request models and conversions; runs where SGLang is installed.
+"""Renders requests with SGLang's own request models and conversions; runs where SGLang is.
 
     PYTHON-WITH-SGLANG sglang_renderer.py MODEL_DIRECTORY [OPTIONS]
 
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 os.environ.update(
@@ -115,8 +116,7 @@ class Renderer:
             for name in ("get_serving", "get_model", "get_disagg", "get_observability"):
                 if hasattr(module, name):
                     setattr(module, name, lambda: config)
-        with open(os.path.join(directory, "config.json")) as file:
-            raw = json.load(file)
+        raw = json.loads((Path(directory) / "config.json").read_text())
         hf_config = types.SimpleNamespace(**{"architectures": [], "model_type": "", **raw})
         tokenizer = AutoTokenizer.from_pretrained(directory)
         model = types.SimpleNamespace(
