@@ -46,7 +46,11 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     joins_tool_texts: the texts of a tool's result are joined by spaces, whatever the template
     takes. labels_developers: a developer's turn in a response begins with a label.
     takes_custom_tools: as functions with one text, and reasoning that comes back is read.
-    reads_phases: a part of a model's turn may name its phase, which keeps it apart from others.
+    joins_outputs: the parts of a tool's output in a response are one text. splits_references: in a
+    tool's result in messages, references to tools are turns of their own. keeps_phases: a model's
+    turn may name its phase; adds_to_reasoning: one with a phase is added to reasoning before it,
+    else only to a turn of the same phase. keeps_prefixes: turns may have a `prefix`. takes_strict:
+    tools in messages may be `strict`.
     keeps_system_turns: in responses, where the template renders them. changes_minimax_m3: the
     conversations of this model (`extproc.templates.minimax_m3`). reads_strictly: bodies are read
     by orjson, which refuses what `odd_json` is about. wrapping: of the worker's
@@ -63,7 +67,12 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     joins_tool_texts: bool = True
     labels_developers: bool = True
     takes_custom_tools: bool = True
-    reads_phases: bool = True
+    joins_outputs: bool = True
+    splits_references: bool = True
+    keeps_phases: bool = True
+    adds_to_reasoning: bool = True
+    keeps_prefixes: bool = True
+    takes_strict: bool = True
     keeps_system_turns: bool = True
     changes_minimax_m3: bool = True
     reads_strictly: bool = True
@@ -75,11 +84,20 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
 
 _0_5_23 = SglangRules()
 _0_5_22 = msgspec.structs.replace(
-    _0_5_23, keeps_tool_order=False, reads_phases=False, changes_minimax_m3=False
+    _0_5_23,
+    keeps_tool_order=False,
+    adds_to_reasoning=False,
+    keeps_prefixes=False,
+    takes_strict=False,
+    changes_minimax_m3=False,
 )
 _0_5_20 = msgspec.structs.replace(_0_5_22, keeps_system_turns=False)
-_0_5_17 = msgspec.structs.replace(_0_5_20, labels_developers=False, takes_custom_tools=False)
-_0_5_16 = msgspec.structs.replace(_0_5_17, reads_strictly=False)
+_0_5_17 = msgspec.structs.replace(
+    _0_5_20, labels_developers=False, takes_custom_tools=False, keeps_phases=False
+)
+_0_5_16 = msgspec.structs.replace(
+    _0_5_17, joins_outputs=False, splits_references=False, reads_strictly=False
+)
 _0_5_11 = msgspec.structs.replace(_0_5_16, converts=False, switches=Switches.OFF)
 _0_5_10 = msgspec.structs.replace(_0_5_11, prints_deferral=False, joins_tool_texts=False)
 _0_5_9 = msgspec.structs.replace(_0_5_10, switches=Switches.UNSET, default_effort="medium")

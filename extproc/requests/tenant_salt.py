@@ -22,12 +22,15 @@ from kvstate.undecodable import UNDECODABLE
 
 FIELD = "cache_salt"
 
-# The paths on which SGLang 0.5.23 reads the field, and those on which vLLM 0.32's request classes
-# have it.
-SGLANG_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}
-)
-PATHS = SGLANG_PATHS | {"/v1/chat/completions/batch", "/v1/embeddings", "/inference/v1/generate"}
+# The paths on which SGLang reads the field (its request model of messages drops it, in 0.5.9 to
+# 0.5.23), and those on which vLLM 0.32's request classes have it.
+SGLANG_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+PATHS = SGLANG_PATHS | {
+    "/v1/messages",
+    "/v1/chat/completions/batch",
+    "/v1/embeddings",
+    "/inference/v1/generate",
+}
 
 _SALT, _MODEL = FIELD.encode(), b"model"
 _SALT_BYTES = 16  # of the digest, in hexadecimal digits

@@ -160,10 +160,14 @@ class SglangTemplate:
         is_media = has_media(message)
         if is_media and not self.takes_parts:
             raise RequestError("unsupported_media")
-        is_joined = rules.joins_tool_texts and message["role"] == "tool" and not is_media
-        if self.takes_parts and not is_joined:
-            return message
-        return {**message, "content": " ".join(part["text"] for part in content)}
+        texts = [part["text"] for part in content if part["type"] == "text"]
+        is_result = rules.joins_tool_texts and message["role"] == "tool"
+        if not self.takes_parts:
+            return {**message, "content": " ".join(texts)}
+        if is_result and len(texts) == len(content):
+            content = " ".join(texts)
+        others = {key: value for key, value in message.items() if key != "content"}
+        return {**others, "content": content}  # the engine puts parts last
 
     def _variables(
         self, chat: Chat, conversion: Conversion, rules: SglangRules

@@ -172,6 +172,8 @@ async def test_request_that_cannot_be_salted_is_refused(
         ("/v1/embeddings", prompt(model="nobody's"), True),
         ("/v1/embeddings", prompt(model="vllms"), False),
         ("/v1/embeddings", prompt(model="unknown"), True),
+        ("/v1/messages", prompt(), True),
+        ("/v1/messages", prompt(model="vllms"), False),
         (COMPLETIONS, prompt(model="unknown"), False),
         (COMPLETIONS, prompt(), False),
     ],
