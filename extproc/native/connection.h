@@ -105,7 +105,7 @@ typedef struct {
 
     Hpack hpack;
     Buffer texts; /* of the heads of this read */
-    Buffer cached_block, cached_texts;
+    Buffer cached_block, cached_texts; /* of the last block without state */
     Head cached_head;
 
     bool is_greeted, is_acknowledged, has_said_goodbye, is_draining, has_last_taken;

@@ -1,6 +1,7 @@
 """The compiled session against the plain one: equal events, bytes and memory for any input."""
 
 from collections.abc import Sequence
+from itertools import permutations
 from random import Random
 from typing import cast
 
@@ -247,6 +248,8 @@ class Client:
         self.last = -1
         self.forbids_table = False
         self.unsent = b""
+        self.frames_a_read = 1
+        self._waiting = 0
 
     def do(self, action: str, at: int, content: bytes) -> None:
         """Sends a frame, or has the sessions do something, on one of the last streams."""
@@ -281,16 +284,25 @@ class Client:
         return frames[action]() if action in frames else None
 
     def opening(self, stream_id: int, content: bytes) -> bytes:
-        is_traced = content[-1:] > b"\x80"
-        block = encode([*REQUEST, *[(b"traceparent", content.hex().encode())] * is_traced])
+        is_traced, is_other = content[-1:] > b"\x80", content[-1:] > b"\xc0"
+        trace = content.hex().encode() if content[-2:-1] > b"\x80" else b"00-1"
+        fields = [*REQUEST[:2], PATHS[0], REQUEST[3]] if is_other else REQUEST
+        block = encode([*fields, *[(b"traceparent", trace)] * is_traced])
         if self.forbids_table:
             block, self.forbids_table = NO_TABLE + block, False
         is_last = content[-1:] < b"\x10"
         return frame(FrameType.HEADERS, END_HEADERS | END_STREAM * is_last, self.last, block)
 
     def send(self, data: bytes) -> None:
-        """Sends these bytes, but keeps the end of them until more follow."""
+        """Sends these bytes, but keeps the end of them until more follow.
+
+        Several frames are sent at once, as `frames_a_read` says.
+        """
         self.unsent += data
+        self._waiting += 1
+        if self._waiting < self.frames_a_read:
+            return
+        self._waiting = 0
         size = len(self.unsent) - self.unsent[-1] % 5
         self.pair.receive(self.unsent[:size])
         self.unsent = self.unsent[size:]
@@ -324,6 +336,8 @@ DONE = (
 )
 TURNS = 50
 
+Heads = Sequence[tuple[bytes, bytes]]
+
 
 def some_message(rng: Random) -> bytes:
     """A message, two of them, or a part of one; seldom one that ends its call."""
@@ -345,6 +359,7 @@ def test_sessions_serve_a_client_alike(seed: int) -> None:
     limits = Limits(stream_window_bytes=400, connection_window_bytes=70_000, stall_ticks=1)
     client = Client(Pair(limits, MAX_MESSAGE, rng.choice((9_000, 13_000, 2**30))))
     client.send(PREFACE + settings({4: 100}))
+    client.frames_a_read = rng.choice((1, 1, 2, 5))
     if rng.random() < 0.5:  # then equal blocks are not decoded again
         client.send(ACK)
         client.forbids_table = True
@@ -508,6 +523,28 @@ def test_session_reads_whole_messages_of_its_path_alone() -> None:
     other = opened(2**30, [*REQUEST[:2], (b":path", b"/other"), REQUEST[3]])
     other.receive(frame(FrameType.DATA, 0, 1, framed(sent)))
     assert other.events[1:] == [(1, MESSAGE, sent)]
+
+
+PROCESS = [*REQUEST, (b"traceparent", b"00-1")]
+CHECK = [*REQUEST[:2], (b":path", b"/grpc.health.v1.Health/Check"), REQUEST[3]]
+TRACED = [*REQUEST, (b"traceparent", b"00-" + b"2" * 40)]
+
+
+@pytest.mark.parametrize("heads", list(permutations((PROCESS, CHECK, TRACED, REQUEST), 3)))
+def test_heads_of_one_read_keep_their_own_texts(heads: Sequence[Heads]) -> None:
+    pair = Pair(Limits(), MAX_MESSAGE, 2**30)
+    # the first is decoded and kept: the same block in the next read is not decoded again
+    sent = [NO_TABLE + encode(heads[0]), *map(encode, (heads[0], *heads, heads[1]))]
+    frames = [
+        frame(FrameType.HEADERS, END_HEADERS, 2 * n + 1, block) for n, block in enumerate(sent)
+    ]
+    pair.receive(PREFACE + settings({}) + ACK + frames[0] + frames[1])
+    pair.receive(b"".join(frames[2:]))
+    told = [content for _, _, content in pair.events]
+    assert told == [
+        (dict(one)[b":path"], dict(one).get(b"traceparent", b""))
+        for one in (heads[0], heads[0], *heads, heads[1])
+    ]
 
 
 def test_session_wants_a_compiled_decoder() -> None:
