@@ -748,7 +748,7 @@ void connection_close(Connection *connection) {
         if (!stream) continue;
         int64_t kept = (int64_t)buffer_length(&stream->queue) + stream->charged +
                        stream->refused_bytes;
-        connection->budget->used_bytes -= kept;
+        amount_give_back(connection->budget, kept);
     }
     table_free(&connection->streams);
     connection->open_count = 0;

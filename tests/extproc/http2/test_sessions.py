@@ -21,10 +21,10 @@ from extproc.http2.reading import MessageDecoder, Reading
 from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
 from extproc.serving.proxy_message import ProxyDecoder
 from tests.extproc.http2.peer import (
-    CALL_BYTES,
     END_HEADERS,
     END_STREAM,
     NO_TABLE,
+    OPEN_BYTES,
     REQUEST,
     block_of,
 )
@@ -240,6 +240,34 @@ def test_compiled_session_does_what_the_plain_one_does(
     assert pair.sessions[0].budget.used_bytes == 0
 
 
+@pytest.mark.parametrize("most", [10_000, 2_049])
+def test_calls_take_more_of_the_budget_from_their_first_message_on(most: int) -> None:
+    pair = opened(most)
+    assert pair.sessions[0].budget.used_bytes == OPEN_BYTES
+    pair.receive(frame(FrameType.DATA, 0, 1, framed(b"")))
+    kinds = [kind for _, kind, _ in pair.events]
+    used_bytes = pair.sessions[0].budget.used_bytes
+    assert (kinds[-1], used_bytes) == ((MESSAGE, 4096) if most == 10_000 else (FAILED, OPEN_BYTES))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 400)), max_size=60))
+def test_compiled_budget_is_shared_as_the_plain_one_is(
+    actions: list[tuple[int, bool, int]],
+) -> None:
+    wholes = [make_sessions(SMALL, 1, 1000, compiled=one).budget for one in (True, False)]
+    shares = [[whole.share() for _ in range(3)] for whole in wholes]
+    for number, takes, size in actions:
+        told = []
+        for whole, each in zip(wholes, shares, strict=True):
+            share = each[number]
+            if takes:
+                told.append((share.take(size), share.used_bytes, whole.used_bytes))
+            else:
+                share.give_back(min(size, share.used_bytes))
+                told.append((True, share.used_bytes, whole.used_bytes))
+        assert told[0] == told[1]
+
+
 class Client:
     """A client that mostly keeps the rules: it sends whole frames on streams that it has opened."""
 
@@ -420,7 +448,7 @@ def test_request_that_is_no_call_is_refused_alike(field: tuple[bytes, bytes]) ->
 
 @pytest.mark.parametrize(
     ("max_bytes", "is_sent"),
-    [(CALL_BYTES + 64, True), (CALL_BYTES + 63, False), (CALL_BYTES - 1, False)],
+    [(OPEN_BYTES + 64, True), (OPEN_BYTES + 63, False), (OPEN_BYTES - 1, False)],
 )
 def test_content_of_a_refusal_waits_alike_for_the_window(max_bytes: int, *, is_sent: bool) -> None:
     pair = Pair(Limits(), MAX_MESSAGE, max_bytes)
@@ -446,7 +474,7 @@ def test_refusal_that_is_not_read_is_given_up_alike(end: str) -> None:
     pair = Pair(SMALL, MAX_MESSAGE, 2**30)
     sent = frame(FrameType.HEADERS, END_HEADERS, 1, encode([(b":method", b"GET"), *REQUEST[1:]]))
     pair.receive(PREFACE + settings({4: 0}) + sent)
-    assert pair.sessions[0].budget.used_bytes == CALL_BYTES + 64
+    assert pair.sessions[0].budget.used_bytes == OPEN_BYTES + 64
     for _ in range(3):
         pair.do(end)
         pair.compare()
@@ -454,11 +482,19 @@ def test_refusal_that_is_not_read_is_given_up_alike(end: str) -> None:
 
 
 def test_call_fails_alike_without_memory_for_its_message() -> None:
-    pair = opened(CALL_BYTES + 20)
+    pair = opened(OPEN_BYTES + 20)
     pair.receive(frame(FrameType.DATA, 0, 1, framed(bytes(90))[:40]))
     pair.receive(frame(FrameType.DATA, 0, 1, b"more"))
     assert pair.events[1:] == [(1, FAILED, (8, "no memory left for unfinished messages"))]
-    assert pair.sessions[0].budget.used_bytes == CALL_BYTES
+    assert pair.sessions[0].budget.used_bytes == OPEN_BYTES
+
+
+@pytest.mark.parametrize("sent", [b"", framed(b"a")[:4]])
+def test_call_without_its_first_message_ends_at_the_second_tick(sent: bytes) -> None:
+    pair = opened(2**30)
+    pair.receive(frame(FrameType.DATA, 0, 1, sent))
+    assert pair.do("tick") == []
+    assert pair.do("tick") == [(1, FAILED, (4, "no message in time"))]
 
 
 def test_answer_that_waits_for_a_window_is_sent_in_whole_frames() -> None:
