@@ -210,6 +210,10 @@ class Candidates:
         workers = [one for one in self._table if self.model_of(one) == model]
         return {one.engine.name for one in workers if one.engine is not None}
 
+    def engines(self) -> list[Engine | None]:
+        """Returns the engine of each worker, None for one that is not known."""
+        return [one.engine for one in self._table]
+
     def block_size(self, name: str) -> int:
         """Returns the tokens in a worker's block: by its events, else as configured or reported."""
         announced = self._fleet.block_size(name)
