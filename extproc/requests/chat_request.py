@@ -477,8 +477,10 @@ def form_of_tools(tools: Sequence[object], choice: object, *, may_be_empty: bool
 
 def _names_a_tool(choice: object) -> bool:
     match choice:
+        case {"type": kind, "function": {"name": str()}}:
+            return kind == "function"
         case {"function": {"name": str()}}:
-            return choice.get("type", "function") == "function"
+            return True
     return False
 
 
