@@ -188,7 +188,7 @@ PATH = "/v1/completions"
 
 
 class _CompletionBody(msgspec.Struct):
-    prompt: msgspec.Raw
+    prompt: msgspec.Raw = NULL
     model: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None

@@ -20,6 +20,7 @@ from extproc.requests.chat_request import (
     printed_tools,
 )
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
 from extproc.requests.known_tools import read_tools
 from extproc.requests.prompt import (
@@ -54,7 +55,7 @@ class _MessagesBody(msgspec.Struct):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: msgspec.Raw = NULL
     cache_salt: str | None = None
 
 
@@ -72,6 +73,7 @@ def _read(written: bytes) -> _KnownMessage:
 
 _body = msgspec.json.Decoder(_MessagesBody)
 _message = msgspec.json.Decoder(_Message)
+_transfer = msgspec.json.Decoder(dict[str, Any] | None)
 _known = KnownMessages(_read)
 
 
@@ -90,8 +92,6 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         return sglang_messages.parse(content, dialect.sglang, dialect)
     if body.chat_template_kwargs:
         raise RequestError("unsupported_template_kwargs")
-    if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
-        raise RequestError("unsupported_kv_transfer")
     _check_budget(body)
     messages = _system(body.system)
     if dialect is not None and dialect.is_foreign and isinstance(body.system, list):
@@ -101,6 +101,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     sent = _known.read(body.messages)
     known = [*map(SentMessage, messages), *[one for message in sent for one in message.chat]]
     messages = [one.sent for one in known]
+    given = given_ids(body.kv_transfer_params, dialect, messages)
+    if given is not None:
+        return InferenceRequest(body.model, [given], body.cache_salt)
     effort, rule = _effort(body, dialect)
     inline = any(message.role == "system" for message in sent)
     tools = read_tools(body.tools)
@@ -126,7 +129,8 @@ def _check_budget(body: _MessagesBody) -> None:
     budget = (body.thinking or {}).get("budget_tokens")
     if not isinstance(budget, int) or body.max_tokens is None or budget < body.max_tokens:
         return
-    if not (body.kv_transfer_params or {}).get("do_remote_decode"):
+    transfer = _transfer.decode(body.kv_transfer_params) or {}
+    if not transfer.get("do_remote_decode"):
         raise RequestError("bad_request")
 
 

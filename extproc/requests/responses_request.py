@@ -22,6 +22,7 @@ from extproc.requests.chat_request import (
     function_of,
 )
 from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
 from extproc.requests.known_tools import ToolList, read_tools
 from extproc.requests.library_tools import printed_function
@@ -55,7 +56,7 @@ class _ResponsesBody(msgspec.Struct):
     reasoning: dict[str, Any] | None = None
     truncation: str | None = "disabled"
     chat_template_kwargs: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: msgspec.Raw = NULL
     cache_salt: str | None = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
@@ -92,6 +93,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for item in items:
         turns.add(item)
+    ids = given_ids(body.kv_transfer_params, dialect, turns.messages, is_response=True)
+    if ids is not None:
+        return InferenceRequest(body.model, [ids], body.cache_salt)
     options = Options(
         orders_calls=False,
         effort=effort_in((body.reasoning or {}).get("effort")),
@@ -120,8 +124,6 @@ def _refuse_what_differs(body: _ResponsesBody) -> None:
         raise RequestError("unsupported_truncation")
     if body.chat_template_kwargs:
         raise RequestError("unsupported_template_kwargs")
-    if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
-        raise RequestError("unsupported_kv_transfer")
 
 
 def _with_tools(chat: Chat, tools: ToolList, choice: object, dialect: Dialect) -> Chat:
