@@ -44,7 +44,11 @@ def prompt(made: InferenceRequest | str) -> object:
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1))
 def test_ids_are_the_prompt_whatever_the_conversation_is(ids: list[int]) -> None:
-    fields: dict[str, Any] = {"tools": [{"type": "tool"}], "chat_template": "x", "truncate_prompt_tokens": 2}
+    fields: dict[str, Any] = {
+        "tools": [{"type": "tool"}],
+        "chat_template": "x",
+        "truncate_prompt_tokens": 2,
+    }
     for made in (read(vllm(33), ids), read(vllm(33), ids, **fields)):
         assert isinstance(made, InferenceRequest)
         assert (prompt(made), made.keep_last_tokens) == (ids, None)
