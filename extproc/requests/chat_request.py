@@ -19,7 +19,6 @@ Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Tools with other fiel
 releases write these differently.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
@@ -35,7 +34,7 @@ from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import read_tools
 from extproc.requests.media import MEDIA_PARTS
-from extproc.requests.odd_json import value_in
+from extproc.requests.odd_json import object_in
 from extproc.requests.prompt import (
     BILLING,
     EMPTIED,
@@ -306,9 +305,7 @@ def arguments_in(text: str) -> dict[str, Any]:
         arguments = msgspec.json.decode(text)
     except UNDECODABLE:
         try:
-            arguments = value_in(text)
-        except json.JSONDecodeError:
-            return _EMPTIED
+            arguments = object_in(text)
         except ValueError:
             raise RequestError("unsupported_tool_arguments") from None
     return arguments if isinstance(arguments, dict) else _EMPTIED

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from asyncio.subprocess import PIPE, Process
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,8 +78,8 @@ class Renderer:
         self._process = process
         self._turn = asyncio.Lock()
 
-    async def ids_of(self, path: str, body: Body) -> list[int]:
-        """Returns a prompt's token ids.
+    async def ids_of(self, path: str, body: Body | bytes) -> list[int]:
+        """Returns a prompt's token ids. body: bytes are read as vLLM's server reads them.
 
         Raises:
             RefusedError: vLLM would answer with an error.
@@ -86,7 +87,8 @@ class Renderer:
         assert self._process.stdin
         assert self._process.stdout
         async with self._turn:
-            self._process.stdin.write(json.dumps({"path": path, "body": body}).encode() + b"\n")
+            said = {"raw": b64encode(body).decode()} if isinstance(body, bytes) else {"body": body}
+            self._process.stdin.write(json.dumps({"path": path, **said}).encode() + b"\n")
             await self._process.stdin.drain()
             answer = json.loads(await self._process.stdout.readline())
         if "refused" in answer:
