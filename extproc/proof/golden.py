@@ -26,6 +26,7 @@ from extproc.requests.prompt import (
     TEXT,
     TOOLS,
     Chat,
+    Given,
     InferenceRequest,
     Prompt,
     Text,
@@ -44,7 +45,7 @@ class Golden(NamedTuple):
     """
 
     name: str
-    prompt: Chat | Text
+    prompt: Chat | Given | Text
     of_tokenizer: int = 0
     why: str = ""
 
@@ -58,6 +59,7 @@ class Golden(NamedTuple):
 
         model: the name by which the engine knows the model; None for the one that it serves.
         """
+        assert not isinstance(self.prompt, Given)  # nothing is to be tokenized
         # where releases vary, a prompt is keyed only if no special token is added in any of them
         return question(msgspec.structs.replace(self.prompt, special_tokens_vary=False), model)
 
@@ -223,7 +225,7 @@ def _with_added(encoder: GoldenEncoder) -> Iterator[Golden]:
 
 def _in_code(golden: Golden, dialect: Dialect) -> Golden:
     prompt = golden.prompt
-    if isinstance(prompt, Text):
+    if not isinstance(prompt, Chat):
         return golden
     forms = prompt.forms | IN_CODE
     return golden._replace(prompt=msgspec.structs.replace(prompt, dialect=dialect, forms=forms))
@@ -407,13 +409,20 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     """Returns the likely cause of a mismatch, in words."""
     here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
     return (
-        _framed(ours, engines)
+        _of_given(golden)
+        or _framed(ours, engines)
         or (golden.why and f"{_instead(here, there)}: {golden.why}")
         or _of_class(golden)
         or _of_space(here, there)
         or _of_date(here, there)
         or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
     )
+
+
+def _of_given(golden: Golden) -> str:
+    if isinstance(golden.prompt, Given):
+        return "it renders the conversation and ignores kv_transfer_params.prompt_token_ids"
+    return ""
 
 
 def _of_class(golden: Golden) -> str:

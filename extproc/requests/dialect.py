@@ -54,6 +54,14 @@ class Format(Enum):
     NEWEST = "newest"
 
 
+class GivenIds(Enum):
+    """What becomes of the token ids that a request brings for its conversation (`given_ids`)."""
+
+    IGNORED = "ignored"
+    TAKEN = "taken"  # whatever else the request holds, unless there are none
+    CHECKED = "checked"  # ignored with `echo` and with parts that are no text; refused if wrong
+
+
 class Printed(Enum):
     """The fields of a function in Responses' tools that templates get.
 
@@ -96,6 +104,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     keeps_tools_for_none: Responses' templates get tools although tool_choice is "none", by default.
     is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
+    given_ids: what becomes of token ids that a request brings.
     empties_arguments: those of a call that are no JSON object become an empty one.
     takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
@@ -125,6 +134,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     takes_arguments: bool = True
     drops_unset: bool = True
     keeps_tools_for_none: bool = True
+    given_ids: GivenIds = GivenIds.CHECKED
     empties_arguments: bool = True
     takes_mistral: bool = True
     results_are_questions: bool = False
@@ -156,7 +166,11 @@ _VLLM_032 = msgspec.structs.replace(
     _VLLM_033, name="vLLM 0.32", format=Format.RECENT, results_are_questions=True
 )
 _VLLM_031 = msgspec.structs.replace(
-    _VLLM_032, name="vLLM 0.31", drops_billing_line=False, takes_custom_tools=False
+    _VLLM_032,
+    name="vLLM 0.31",
+    drops_billing_line=False,
+    takes_custom_tools=False,
+    given_ids=GivenIds.TAKEN,
 )
 _VLLM_030 = msgspec.structs.replace(
     _VLLM_031,
@@ -172,6 +186,7 @@ _VLLM_026 = msgspec.structs.replace(
     tools=BY_LIBRARY[0],
     tool_fields=ToolFields.ALL,
     keeps_tools_for_none=False,
+    given_ids=GivenIds.IGNORED,
 )
 _VLLM_025 = msgspec.structs.replace(_VLLM_026, name="vLLM 0.25", keeps_part_fields=False)
 _VLLM_024 = msgspec.structs.replace(

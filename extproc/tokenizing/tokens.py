@@ -23,6 +23,7 @@ from extproc.requests.prompt import (
     IN_CODE,
     USUAL_VARIABLES,
     Chat,
+    Given,
     Prompt,
     Text,
 )
@@ -315,8 +316,9 @@ class Tokenizer:
         Raises:
             RequestError: as `encode`.
         """
-        if isinstance(prompt, array):
-            return Started(0, is_cheap=True, finish=lambda: prompt)
+        if isinstance(prompt, array | Given):
+            ids = prompt.ids if isinstance(prompt, Given) else prompt
+            return Started(0, is_cheap=True, finish=lambda: ids)
         if isinstance(prompt, Chat) and self._in_code is not None and self._in_code.texts:
             chat = self._with_defaults(prompt)
             return _start_segments(
