@@ -347,8 +347,9 @@ def _switched_like(golden: Golden, engines: Tokens, told: Iterable[GoldenTokens]
     if not isinstance(prompt, Chat):
         return ""
     for other, ours, _ in told:
-        is_switch = isinstance(other.prompt, Chat) and other.forms & SWITCHES
-        if is_switch and other.prompt.messages == prompt.messages and ours == engines:
+        if not isinstance(other.prompt, Chat) or not other.forms & SWITCHES:
+            continue
+        if other.prompt.messages == prompt.messages and ours == engines:
             return f"as of {other.name} here: by {_DEFAULTS}"
     return ""
 
