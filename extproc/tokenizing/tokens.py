@@ -80,6 +80,11 @@ class ChatTemplates:
             raise RequestError("no_chat_template")
         return template
 
+    @property
+    def lacking(self) -> list[str]:
+        """What they name and a rendering here refuses, in words."""
+        return sorted({one for template in self._named.values() for one in template.lacking})
+
     def reads(self, name: str) -> bool:
         """Returns whether any of them may read a variable."""
         return any(template.names(name) for template in self._named.values())
@@ -180,6 +185,14 @@ def _settings_templates(entry: object) -> dict[str, str]:
         raise ValueError("tokenizer_config.json: chat_template is no template") from None
 
 
+def lacking_in_words(lacking: Sequence[str]) -> str:
+    """Returns what it means that templates name what a rendering refuses."""
+    return (
+        f"its chat template names {', '.join(lacking)}, of which only the engine knows the result:"
+        " a conversation for which it is used is not keyed (unsupported_template)"
+    )
+
+
 class Started(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is rendered and looked up, but not tokenized.
 
@@ -267,6 +280,8 @@ class Tokenizer:
             templates = (
                 ChatTemplates({}) if code else load(files.directory, named, override, keywords)
             )
+            if templates.lacking:
+                log.warning("model %s: %s", model.name, lacking_in_words(templates.lacking))
             if not vocabulary.forms and _may_differ(said, choice.layout, ways, templates):
                 vocabulary = vocabulary._replace(forms=vocabulary.forms | CUT)
             id_of = vocabulary.library.token_to_id
