@@ -14,12 +14,19 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
-from extproc.requests import chat_request, completion_request, messages_request, responses_request
+from extproc.requests import (
+    chat_request,
+    completion_request,
+    messages_request,
+    responses_request,
+    rust_chat,
+)
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
     CUT,
     FORM_NAMES,
+    FRONT_END,
     IN_CODE,
     SWITCHES,
     TEXT,
@@ -189,12 +196,24 @@ class NoTokenizeError(Exception):
 def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     """Returns the golden requests of a model, for a worker that speaks a dialect.
 
-    What engines render in code depends on the release, and so has a form of its own. One text shows
+    What engines render in code depends on the release, and so has a form of its own; so has what a
+    Rust front end renders. One text shows
     the forms of all the tokenizer's texts.
     """
     cuts = _CUTS._replace(of_tokenizer=encoder.text_forms)
     found = [cuts if one is _CUTS else one for one in GOLDEN]
+    if dialect.is_rust and not dialect.is_foreign:
+        more = IN_CODE if encoder.renders_in_code else 0
+        return [_of_rust(one, dialect, more) for one in found]
     return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
+
+
+def _of_rust(golden: Golden, dialect: Dialect, more_forms: int) -> Golden:
+    if isinstance(golden.prompt, Text):
+        return golden
+    prompt = rust_chat.in_its_terms(golden.prompt, dialect)
+    prompt = msgspec.structs.replace(prompt, forms=prompt.forms | more_forms)
+    return golden._replace(prompt=prompt)
 
 
 def _in_code(golden: Golden, dialect: Dialect) -> Golden:
@@ -363,6 +382,7 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     return (
         _framed(ours, engines)
         or _of_class(golden)
+        or _of_front_end(golden)
         or _of_space(here, there)
         or _of_date(here, there)
         or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
@@ -372,6 +392,12 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
 def _of_class(golden: Golden) -> str:
     if golden.of_tokenizer & CUT:
         return "its transformers cuts texts as tokenizer_class says, not as tokenizer.json does"
+    return ""
+
+
+def _of_front_end(golden: Golden) -> str:
+    if golden.forms & FRONT_END:
+        return "the engine's Rust front end renders this template in another way than is known here"
     return ""
 
 
@@ -385,7 +411,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
         return "the template takes enable_thinking differently"
     if here.startswith(there) or there.startswith(here):
         return "the templates end differently, as in the generation prompt"
-    return "the chat template is another one"
+    return "the chat template is another one, or the engine's front end is, such as one in Rust"
 
 
 def _of_date(here: str, there: str) -> str:

@@ -17,7 +17,16 @@ from extproc.base.errors import RequestError
 from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
 from extproc.proof.state import GoldenVerdict
 from extproc.requests.dialect import Dialect, rivals_of
-from extproc.requests.prompt import BY_RELEASE, CUT, FORM_NAMES, PRINTED, Chat, Prompt, forms_of
+from extproc.requests.prompt import (
+    BY_RELEASE,
+    CUT,
+    FORM_NAMES,
+    FRONT_END,
+    PRINTED,
+    Chat,
+    Prompt,
+    forms_of,
+)
 from extproc.requests.request import CHAT_PATH, parse
 from kvstate.overlap import Tokens
 from kvstate.undecodable import UNDECODABLE
@@ -153,7 +162,8 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
             (prompt,) = parse(question.path, body, lambda _: dialect).prompts
             assert isinstance(prompt, Chat)
             started = encoder.start(prompt)
-            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~CUT  # they show no cuts
+            # they show no cuts, and a front end is shown by simpler requests
+            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~(CUT | FRONT_END)
             if forms & ~known:
                 found.append(OwnPrompt(question, prompt, forms, started.finish()))
         except RequestError:

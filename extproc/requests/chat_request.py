@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
-from extproc.requests import sglang_chat
+from extproc.requests import rust_chat, sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
 from extproc.requests.known_messages import KnownMessages, memory_of
@@ -567,9 +567,11 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         msgspec.DecodeError: it is no chat completion.
     """
     body = _body.decode(content)
+    dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        return rust_chat.parse(content, dialect)
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they replace the prompt
-    dialect = speaks(body.model)
     if dialect is not None and dialect.sglang is not None:
         return sglang_chat.parse(content, dialect.sglang, dialect)
     if len(body.messages) > MAX_MESSAGES:

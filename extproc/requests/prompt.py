@@ -137,7 +137,8 @@ INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS = 262144, 524288, 1048576
-BY_RELEASE = 2097152 - 16
+FRONT_END = 2097152
+BY_RELEASE = 4194304 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -160,6 +161,7 @@ FORM_NAMES = {
     CUT: "texts that some releases cut otherwise than tokenizer.json says",
     PRINTED: "responses whose tools a library prints",
     EMPTY_TOOLS: "messages with an empty list of tools",
+    FRONT_END: "conversations that a Rust front end renders",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE
@@ -208,9 +210,10 @@ def names_of(forms: int) -> list[str]:
 
 def blamed(forms: int) -> int:
     """Returns the forms to blame for a difference: those that releases read differently, if there
-    are any; CONVERSATION only if there is no other.
+    are any; CONVERSATION and FRONT_END, which simpler requests show, only if there is no other.
     """
-    return forms & BY_RELEASE or forms & ~CONVERSATION or forms
+    common = CONVERSATION | FRONT_END
+    return forms & BY_RELEASE & ~common or forms & ~common or forms
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

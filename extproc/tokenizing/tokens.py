@@ -5,7 +5,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,7 +27,9 @@ from extproc.requests.prompt import (
     Prompt,
     Text,
 )
+from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
+from extproc.templates.rust_template import RustTemplate, of_file
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
@@ -59,10 +61,16 @@ class ChatTemplates:
 
     named: "default" and "tool_use" are engines' names; "processor" is KVSteer's name for the
         template of a multimodal model's processor, if it differs.
+    compile_for_rust: returns the one that vLLM's Rust front end uses, None if there is none.
     """
 
-    def __init__(self, named: Mapping[str, ChatTemplate]) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, ChatTemplate],
+        compile_for_rust: Callable[[], RustTemplate | None] = lambda: None,
+    ) -> None:
         self._named = named
+        self._compile_for_rust = compile_for_rust
 
     def chosen(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """Returns the template that an engine would use for these variables.
@@ -75,6 +83,21 @@ class ChatTemplates:
         if template is None:
             raise RequestError("no_chat_template")
         return template
+
+    @cached_property
+    def _of_rust(self) -> RustTemplate | None:
+        return self._compile_for_rust()
+
+    @property
+    def of_rust(self) -> RustTemplate:
+        """The template that vLLM's Rust front end uses.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self._of_rust is None:
+            raise RequestError("no_chat_template")
+        return self._of_rust
 
     @property
     def skeletons(self) -> Skeletons | None:
@@ -96,10 +119,23 @@ def load(directory: Path, override: Path | None = None) -> ChatTemplates:
     special_tokens = {
         name: text for name in KINDS if (text := text_of(settings.get(name))) is not None
     }
-    own = [_Source("default", _template(override), override)] if override else _sources(directory)
+    own = [
+        *([_Source("default", _template(override), override)] if override else _sources(directory))
+    ]
     model_type = _json(directory / "config.json").get("model_type")
     kind = model_type if isinstance(model_type, str) else ""
-    return ChatTemplates(_compiled(own, special_tokens, kind))
+
+    def compile_for_rust() -> RustTemplate | None:
+        source = own[0] if override else _source_of_rust(directory)
+        if source is None:
+            return None
+        is_bare = source.file.suffix == ".json"
+        text = source.text if is_bare else of_file(source.text)
+        with suppress(ValueError):  # the front end does not start with it
+            return RustTemplate(text, special_tokens)
+        return None
+
+    return ChatTemplates(_compiled(own, special_tokens, kind), compile_for_rust)
 
 
 class _Source(NamedTuple):
@@ -108,6 +144,24 @@ class _Source(NamedTuple):
     name: str
     text: str
     file: Path
+
+
+def _source_of_rust(directory: Path) -> _Source | None:
+    """Returns the template of a directory that vLLM's Rust front end uses, None if it has none.
+
+    Source: vLLM 0.33.0, rust/src/text/src/backend/hf/model_files.rs and chat/src/renderer/hf.
+    """
+    of_processor, alone = directory / "chat_template.json", directory / "chat_template.jinja"
+    found = _json(of_processor).get("chat_template")
+    if isinstance(found, str) and found.strip():
+        return _Source("default", found, of_processor)
+    if not of_processor.is_file() and alone.is_file():
+        text = _template(alone)
+        if text.strip():
+            return _Source("default", text, alone)
+    settings = directory / "tokenizer_config.json"
+    named = _json(settings).get("chat_template")
+    return _Source("default", named, settings) if isinstance(named, str) else None
 
 
 def _compiled(
@@ -411,7 +465,7 @@ class Tokenizer:
         if isinstance(prompt, Text):
             return prompt.text, 0, ()
         forms = 0
-        if self._kimi is not None:
+        if self._kimi is not None and not (prompt.dialect and prompt.dialect.is_rust):
             prompt, forms = as_kimis(prompt, self._kimi)
         if prompt.has_media:
             text, decided, added = self._render_media(prompt)
@@ -423,6 +477,10 @@ class Tokenizer:
         """Returns the text of a chat, and the forms that its dialect decided."""
         if self._in_code is not None:
             return _rendered_in_code(chat, self._in_code.renderer, seconds)
+        if chat.dialect is not None and chat.dialect.is_rust:
+            if self._kimi is not None:
+                raise RequestError("unsupported_by_engine")
+            return self._templates.of_rust.render(chat, Tick(seconds))
         template = self._templates.chosen(chat.variables)
         if chat.variables.get("tools") != []:
             return template.render(chat, budget_seconds=seconds)
