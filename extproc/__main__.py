@@ -530,7 +530,15 @@ def _body_text(file: str | None) -> str:
     if file:
         from pathlib import Path
 
-        return Path(file).read_text(encoding="utf-8")
+        from extproc.requests.compression import is_compressed
+
+        written = Path(file).read_bytes()
+        if is_compressed(written, ""):
+            raise ValueError(
+                "it is compressed; engines refuse such bodies, and no prompt is read in them: put"
+                " Envoy's decompressor before ext_proc"
+            )
+        return written.decode("utf-8")
     if sys.stdin.isatty():
         print("reads a request's body, as JSON, from standard input", file=sys.stderr)
     text = sys.stdin.read()

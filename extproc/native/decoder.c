@@ -31,7 +31,7 @@ typedef struct {
     PyObject *record; /* the class of what is returned */
     HeaderNames names, every;
     PyObject *head;
-    Py_ssize_t method, path, length, policy, request_id, trace;
+    Py_ssize_t method, path, length, policy, request_id, trace, encoding;
     Places session, conversation;
 } CoreDecoder;
 
@@ -116,6 +116,7 @@ static bool take_head(CoreDecoder *self, PyObject *rules) {
     self->policy = place_of_word(&self->names, policy);
     self->request_id = place_of_word(&self->names, "x-request-id");
     self->trace = place_of_word(&self->names, "traceparent");
+    self->encoding = place_of_word(&self->names, "content-encoding");
     return take_places(self, session, &self->session) &&
            take_places(self, conversation, &self->conversation);
 }
@@ -272,6 +273,7 @@ static PyObject *head_of(const CoreDecoder *self, const ProxyMessage *message) {
     Text path = text_at(&values, self->path), policy = text_at(&values, self->policy);
     Text request_id = text_at(&values, self->request_id), trace = text_at(&values, self->trace);
     if (!is_plain_path(path) || !cut_id(&request_id) || !cut_id(&trace)) return NULL;
+    if (text_at(&values, self->encoding).length) return NULL; /* few requests are compressed */
     PyObject *parts = Py_BuildValue(
         "(NNNNONNNN)", decoded(text_at(&values, self->method)), decoded(path),
         number_of(text_at(&values, self->length)),

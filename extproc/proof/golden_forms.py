@@ -36,10 +36,12 @@ _TURN = {"role": "assistant", "content": "It does."}
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 _FUNCTION = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
 _TOOL = {"type": "function", "function": _FUNCTION}
+_FUNCTION_CALL = {"name": "look_up", "arguments": "{}"}
+_CALL = {"id": "c1", "type": "function", "function": _FUNCTION_CALL}
+_BROKEN_CALL = {**_CALL, "function": {**_FUNCTION_CALL, "arguments": '{"word": "fo'}}
 # With a field that no release knows.
 _DEFERRED = {**_TOOL, "defer_loading": True, "kvsteer": {"unknown": True}}
 _NAMED = {"type": "tool_reference", "name": "look_up"}
-_CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
 _ITEM = {"type": "message", "role": "user", "content": "Look it up."}
 _TEXT = {"type": "text", "text": "Look it up.", "cache_control": {"type": "ephemeral"}}
 _MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
@@ -60,6 +62,13 @@ QUESTIONS: Sequence[FormQuestion] = (
         "a conversation with a call",
         _USER,
         {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "an animal"},
+        tools=[_TOOL],
+    ),
+    _chat(
+        "a conversation with a call that broke off",
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [_BROKEN_CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "an animal"},
         tools=[_TOOL],
     ),

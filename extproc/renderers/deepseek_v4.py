@@ -7,7 +7,6 @@ otherwise. Without tools, what the model thought before the last question is lef
 need not begin with the one before.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from extproc.renderers.deepseek import (
 )
 from extproc.renderers.render_input import RenderInput, dialect_of, render_input
 from extproc.renderers.segments import ControlMarks
-from extproc.requests.chat_request import TOOL_REFERENCE, Messages, in_parts
+from extproc.requests.chat_request import TOOL_REFERENCE, Messages, arguments_in, in_parts
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import Chat
 
@@ -281,7 +280,7 @@ class DeepSeekV41(DeepSeekV4):
     def _function(self, function: dict[str, Any]) -> dict[str, Any]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)  # it was read before, with `Chat.messages`
+            arguments = arguments_in(arguments)
         return {**function, "arguments": arguments}
 
 

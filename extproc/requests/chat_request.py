@@ -14,6 +14,7 @@ Engines pass the contents of messages to templates in two forms: as text, and in
 Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.requests import sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
@@ -30,9 +32,11 @@ from extproc.requests.function_tools import printed_tools
 from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import PrintedTools, read_tools
 from extproc.requests.media import MEDIA_PARTS
+from extproc.requests.odd_json import value_in
 from extproc.requests.part_fields import PART_FIELDS
 from extproc.requests.prompt import (
     BILLING,
+    EMPTIED,
     LEFT_OUT,
     MAX_MESSAGES,
     NO_TOOLS,
@@ -176,8 +180,8 @@ class SentMessage:
             RequestError: it cannot be keyed.
         """
         if self._parsed is None:
-            self._parsed = _message(self.sent, orders_calls)
-            self.forms = _forms_of(self.sent)
+            self._parsed, forms = _message(self.sent, orders_calls)
+            self.forms = forms | _forms_of(self.sent)
         return self._parsed
 
 
@@ -212,7 +216,8 @@ def _is_result(message: dict[str, Any]) -> bool:
     return message["role"] == "tool" and type(message["content"]) is str
 
 
-def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
+def _message(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], int]:
+    """Returns a message as templates get it; also EMPTIED if arguments of a call were, else 0."""
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("bad_request")
@@ -228,13 +233,14 @@ def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
             kept[field] = message[field]
     if role == "tool" and "tool_call_id" in message:
         kept["tool_call_id"] = message["tool_call_id"]
-    if role == "assistant":
-        kept |= _of_turn(message, orders_calls)
-    return kept
+    if role != "assistant":
+        return kept, 0
+    turn, forms = _of_turn(message, orders_calls)
+    return kept | turn, forms
 
 
 def _forms_of(message: dict[str, Any]) -> int:
-    """Returns the forms of a message that can be keyed."""
+    """Returns the forms of a message that can be keyed, besides those of its tool calls."""
     content = message.get("content")
     forms = LEFT_OUT if "task" in message else 0
     for part in content if isinstance(content, list) else ():
@@ -242,8 +248,11 @@ def _forms_of(message: dict[str, Any]) -> int:
     return forms
 
 
-def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
-    """Returns the fields that only a model's own turn has: its reasoning and its tool calls."""
+def _of_turn(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], int]:
+    """Returns the fields that only a model's own turn has: its reasoning and its tool calls.
+
+    Also returns EMPTIED if arguments of a call were emptied, else 0.
+    """
     turn: dict[str, Any] = {}
     if message.get("reasoning") is not None:
         turn["reasoning"] = message["reasoning"]
@@ -251,12 +260,13 @@ def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:
         turn["reasoning_content"] = message["reasoning_content"]
     calls = message.get("tool_calls")
     if not calls:
-        return turn
+        return turn, 0
     if not isinstance(calls, list):
         raise RequestError("bad_request")
-    parsed = map(_call, calls)
+    parsed = [*map(_call, calls)]
     turn["tool_calls"] = [_ordered(call) if orders_calls else call for call in parsed]
-    return turn
+    is_emptied = any(call["function"]["arguments"] is _EMPTIED for call in parsed)
+    return turn, EMPTIED if is_emptied else 0
 
 
 def _content(content: object) -> str | list[dict[str, Any]] | None:
@@ -311,24 +321,41 @@ def has_billing_line(message: dict[str, Any]) -> bool:
 
 
 def _call(call: object) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object.
-
-    Clients send arguments as JSON text. If that is not a JSON object, old releases refuse it, some
-    pass it on, and the newest treat it as an empty object.
-    """
+    """Returns a tool call with its arguments as an object: _EMPTIED if they are none."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise RequestError("bad_request")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except UNDECODABLE:
-            raise RequestError("unsupported_tool_arguments") from None
+        arguments = arguments_in(arguments)
     if not isinstance(arguments, dict):
         raise RequestError("unsupported_tool_arguments")
     return {**call, "function": {**function, "arguments": arguments}}
 
+
+def arguments_in(text: str) -> dict[str, Any]:
+    """Returns the object that is in the arguments of a call, as Python's json reads it.
+
+    If they are something else, old releases of the engine refuse them or pass them on, and newer
+    ones treat them as an empty object (`Dialect.empties_arguments`): so does this.
+
+    Raises:
+        RequestError: only the engine knows (unsupported_tool_arguments, odd_json).
+    """
+    try:
+        arguments = msgspec.json.decode(text)
+    except UNDECODABLE:
+        try:
+            arguments = value_in(text)
+        except json.JSONDecodeError:
+            return _EMPTIED
+        except ValueError:
+            raise RequestError("unsupported_tool_arguments") from None
+    return arguments if isinstance(arguments, dict) else _EMPTIED
+
+
+# What is left of arguments that are no JSON object: never changed.
+_EMPTIED: dict[str, Any] = {}
 
 _CALL_KEYS = frozenset(("id", "function", "type"))
 _FUNCTION_KEYS = frozenset(("arguments", "name"))
@@ -476,33 +503,13 @@ def form_of_tools(tools: Sequence[object], choice: object, *, may_be_empty: bool
 
 
 def _names_a_tool(choice: object) -> bool:
-    match choice:
-        case {"function": {"name": str()}}:
-            return choice.get("type", "function") == "function"
-    return False
+    if not isinstance(choice, dict) or choice.get("type", "function") != "function":
+        return False
+    function = choice.get("function")
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 PATH = "/v1/chat/completions"
-
-# In chat_template_kwargs these are arguments of transformers' apply_chat_template. In some engines
-# they override the request itself, or change the form of the result.
-_RESERVED_VARIABLES = frozenset(
-    (
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "truncation",
-        "max_length",
-        "padding",
-        "return_tensors",
-        "return_dict",
-        "tokenizer_kwargs",
-        "return_assistant_tokens_mask",
-        "sanitize_control_tokens",
-    )
-)
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
@@ -511,7 +518,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
     get them. orders_calls,
     calls_by_text: as in `messages_of`. may_have_no_tools: `tools` may be an empty list. effort,
-    effort_rule, dialect, forms, processor_arguments: as in `Chat`.
+    effort_rule, dialect, forms, processor_arguments, takes_defaults: as in `Chat`.
     """
 
     chat_template: str | None = None
@@ -531,6 +538,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     dialect: Dialect | None = None
     forms: int = 0
     processor_arguments: Mapping[str, Any] = {}
+    takes_defaults: bool = True
 
 
 # Values of fields that change nothing, besides their defaults.
@@ -692,6 +700,8 @@ def conversation(
     forms |= more | options.forms
     if forms and dialect is None:
         raise RequestError(refusal_of(forms))
+    if forms & EMPTIED and dialect is not None and not dialect.empties_arguments:
+        raise RequestError(refusal_of(EMPTIED))
     return Chat(
         parsed,
         variables,
@@ -703,6 +713,7 @@ def conversation(
         forms=forms,
         media=media_parts_of(messages) if has_media else (),
         processor_arguments=options.processor_arguments if has_media else {},
+        takes_defaults=options.takes_defaults,
         sent=messages,
         tool_choice=choice_in(options.tool_choice) if options.tools and options.tools.tools else "",
         response_format=options.response_format,
@@ -752,7 +763,7 @@ def effort_in(effort: object) -> str:
 def _variables(options: Options) -> tuple[dict[str, Any], int]:
     """Returns what the template gets besides the messages, and its forms."""
     given = options.template_kwargs or {}
-    if not _RESERVED_VARIABLES.isdisjoint(given):
+    if not RESERVED_ARGUMENTS.isdisjoint(given):
         raise RequestError("unsupported_template_kwargs")
     unset = {name for name, value in given.items() if value is None or value == "auto"}
     forms = LEFT_OUT if unset else 0

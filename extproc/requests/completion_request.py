@@ -83,6 +83,7 @@ def parse_embeddings(content: bytes) -> InferenceRequest:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             add_special_tokens=bool(body.add_special_tokens),
+            takes_defaults=False,
         ),
     )
     return InferenceRequest(body.model, [chat], body.cache_salt)

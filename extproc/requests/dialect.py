@@ -12,12 +12,12 @@ conversions of its own, and a table of its own (`sglang_rules`).
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, PromptArguments, Release
-from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_parsers
+from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_arguments
 
 
 class InlineSystem(Enum):
@@ -96,6 +96,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     keeps_tools_for_none: Responses' templates get tools although tool_choice is "none", by default.
     is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
+    empties_arguments: those of a call that are no JSON object become an empty one.
     takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
     sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
@@ -124,6 +125,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     takes_arguments: bool = True
     drops_unset: bool = True
     keeps_tools_for_none: bool = True
+    empties_arguments: bool = True
     takes_mistral: bool = True
     results_are_questions: bool = False
     is_foreign: bool = False
@@ -134,6 +136,11 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     def is_vllms(self) -> bool:
         """Whether it is one of vLLM's, which pass plain messages to templates as they are."""
         return self.sglang is None and not (self.is_foreign or self.has_own_template)
+
+    @property
+    def reads_odd_json(self) -> bool:
+        """Whether bodies are read by Python's json (`odd_json`), not by a strict decoder."""
+        return self.sglang is None or not self.sglang.reads_strictly
 
 
 class _Range(NamedTuple):
@@ -157,7 +164,8 @@ _VLLM_030 = msgspec.structs.replace(
     inline_system=InlineSystem.MERGED,
     turns_off_thinking=False,
 )
-_VLLM_027 = msgspec.structs.replace(_VLLM_030, name="vLLM 0.27 to 0.29", format=Format.NEWER)
+_VLLM_029 = msgspec.structs.replace(_VLLM_030, name="vLLM 0.29", format=Format.NEWER)
+_VLLM_027 = msgspec.structs.replace(_VLLM_029, name="vLLM 0.27 and 0.28", empties_arguments=False)
 _VLLM_026 = msgspec.structs.replace(
     _VLLM_027,
     name="vLLM 0.26",
@@ -218,6 +226,7 @@ _RANGES: Sequence[_Range] = (
     _Range(VLLM, Release(0, 25), _VLLM_025),
     _Range(VLLM, Release(0, 26), _VLLM_026),
     _Range(VLLM, Release(0, 27), _VLLM_027),
+    _Range(VLLM, Release(0, 29), _VLLM_029),
     _Range(VLLM, Release(0, 30), _VLLM_030),
     _Range(VLLM, Release(0, 31), _VLLM_031),
     _Range(VLLM, Release(0, 32), _VLLM_032),
@@ -261,13 +270,15 @@ def spoken_by(
     own_template: Collection[str] = (),
     arguments: Mapping[str, PromptArguments] = MappingProxyType({}),
     printed: Mapping[str, Printed] = MappingProxyType({}),
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelDialects:
     """Returns the dialects of a model's workers.
 
     engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
     that were started with another template than the model's, or with arguments for it. arguments:
     those of SGLang's workers, as far as they are known. printed: how the tools of responses are
-    printed, for workers that have shown another way than the likeliest.
+    printed, for workers that have shown another way than the likeliest. keywords: the model's
+    configured arguments for templates.
     """
     speakers: dict[Dialect, set[str]] = {}
     ranks: dict[Dialect, int] = {}
@@ -277,7 +288,7 @@ def spoken_by(
         if worker in own_template:
             dialect, rank = _SGLANG_OWN, -1
         elif dialect.sglang is not None:
-            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker))
+            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker), keywords)
         elif dialect.tools in BY_LIBRARY and worker in printed:
             dialect = msgspec.structs.replace(dialect, tools=printed[worker])
         speakers.setdefault(dialect, set()).add(worker)
@@ -291,9 +302,14 @@ def spoken_by(
     return ModelDialects(first, by_dialect, len(kinds) > 1)
 
 
-def _of_worker(dialect: Dialect, rules: SglangRules, arguments: PromptArguments | None) -> Dialect:
-    """Returns the dialect of a worker of SGLang, which its parsers change."""
-    own = with_parsers(rules, arguments)
+def _of_worker(
+    dialect: Dialect,
+    rules: SglangRules,
+    arguments: PromptArguments | None,
+    keywords: Mapping[str, Any],
+) -> Dialect:
+    """Returns the dialect of a worker of SGLang, which its arguments change."""
+    own = with_arguments(rules, arguments, keywords)
     if own is None:
         return _SGLANG_OWN
     return dialect if own is rules else msgspec.structs.replace(dialect, sglang=own)

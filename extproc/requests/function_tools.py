@@ -57,12 +57,13 @@ def _tool(tool: dict[str, Any], fields: ToolFields) -> dict[str, Any]:
     deferred = as_flag(tool.get("defer_loading"))
     if deferred is not None and function.get("defer_loading") is None:
         function = {**function, "defer_loading": deferred}
-    flag = {} if deferred is None else {"defer_loading": deferred}
-    printed = {"type": "function", "function": function_of(function, fields), **flag}
+    named: dict[str, Any] = {"type": "function", "function": function_of(function, fields)}
+    if deferred is not None:
+        named["defer_loading"] = deferred
     if fields is ToolFields.NAMED:
-        return printed
+        return named
     others = {key: tool[key] for key in tool if key not in (*_USUAL_TOOL, "defer_loading")}
-    return {**printed, **others}
+    return {**named, **others}
 
 
 def function_of(

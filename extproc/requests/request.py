@@ -26,6 +26,7 @@ from extproc.requests import completion_request as embeddings_request
 from extproc.requests import completion_request as generate_request
 from extproc.requests.costly_json import MAX_COMMAS, MAX_ID_COMMAS, refuse_costly
 from extproc.requests.dialect import Speaks, agreed
+from extproc.requests.odd_json import OddBody, decoded, ends_in_utf8, restored
 from extproc.requests.prompt import (
     MAX_MESSAGES,
     MAX_PROMPTS,
@@ -171,7 +172,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     one. subset: the endpoints (ip:port) that the proxy allows, None for all. session: the client's
     session named in its header, "" without one. conversation: the value of the header by which
     requests are steered together, "" without one. request_id: the request's own, "" without one.
-    traceparent: that header, "" without one.
+    traceparent: that header, "" without one. encoding: of the body, "" if it is not compressed.
     """
 
     method: str
@@ -183,6 +184,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     conversation: str = ""
     request_id: str = ""
     traceparent: str = ""
+    encoding: str = ""
 
 
 NO_HEAD = Head("", "", None)
@@ -196,6 +198,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     the proxy's routes choose a cluster by the model, and find the model themselves if the router
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
     model. of_class: its class, None without classes. tenant: whose it is, None if nobody asks.
+    is_unread: whether it has a body that would have been changed, and was not read.
     """
 
     head: Head
@@ -205,6 +208,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     wants_endpoint: bool = False
     of_class: RequestClass | None = None
     tenant: Tenant | None = None
+    is_unread: bool = False
 
 
 class _AnyBody(msgspec.Struct):
@@ -219,6 +223,9 @@ class _AnyApi(msgspec.Struct):
 
 # Reasons for bodies that no engine would accept either.
 ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
+
+# Reasons for bodies that engines may read which use another decoder.
+MAY_BE_ODD = frozenset({"bad_json", "bad_request"})
 
 _any_body = msgspec.json.Decoder(_AnyBody)
 _any_api = msgspec.json.Decoder(_AnyApi)
@@ -278,8 +285,16 @@ def may_compute(method: str, path: str) -> bool:
     """
     if not method and not path:
         return True
-    known = path in _WITHOUT_MODEL or path.startswith(_RESPONSES)
-    return method in ("POST", "PUT") and not known
+    if method not in ("POST", "PUT") or path in _WITHOUT_MODEL:
+        return False
+    of_response = path.removeprefix(_RESPONSES)
+    # without an id, a server that merges slashes may take it for the path that computes
+    return of_response == path or of_response[:1] in ("", "/")
+
+
+def has_empty_segment(path: str) -> bool:
+    """Returns whether a part of a path is empty, which some servers leave out."""
+    return "//" in path or path.endswith("/")
 
 
 def why_unkeyed(method: str, path: str) -> str:
@@ -327,8 +342,14 @@ def model_of(body: bytes) -> str | None:
     Only both ends of a long body are searched.
     """
     if len(body) <= 2 * _ENDS_BYTES:
-        return _named(body)
-    return _named_last(body[-_ENDS_BYTES:]) or _named_first(body[:_ENDS_BYTES])
+        return _named(body) or _named_oddly(body)
+    ends = body[:_ENDS_BYTES], body[-_ENDS_BYTES:]
+    return _named_in(ends, _named) or _named_in(ends_in_utf8(*ends), _named_oddly)
+
+
+def _named_in(ends: tuple[bytes, bytes], named: Callable[[bytes], str | None]) -> str | None:
+    start, end = ends
+    return _named_last(end, named) or _named_first(start, named)
 
 
 def _named(body: bytes) -> str | None:
@@ -338,23 +359,32 @@ def _named(body: bytes) -> str | None:
         return None
 
 
-def _named_last(end: bytes) -> str | None:
+def _named_oddly(body: bytes) -> str | None:
+    """Returns the model in a body that msgspec refuses and engines may read."""
+    try:
+        name = decoded(body).get("model")
+    except RequestError:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _named_last(end: bytes, named: Callable[[bytes], str | None]) -> str | None:
     """Returns the model named at the end of a body, None if there is none.
 
     From one of its own fields on, the rest of a body becomes an object if a brace is put before it;
     from a field of an inner object on, it does not. In a text, a field's quotes would be escaped.
     """
     places = [found.start() for found in _MODEL.finditer(end)][-_MAX_PLACES:]
-    names = (_named(b"{" + end[place:]) for place in reversed(places))
+    names = (named(b"{" + end[place:]) for place in reversed(places))
     return next(filter(None, names), None)
 
 
-def _named_first(start: bytes) -> str | None:
+def _named_first(start: bytes, named: Callable[[bytes], str | None]) -> str | None:
     """Returns the model named at the beginning of a body, found in the same way."""
     for found in [*_MODEL.finditer(start)][:_MAX_PLACES]:
         before, behind = start[: found.start()], start[found.end() :]
         text = _TEXT.match(behind)
-        name = _named(before + b'"model":' + text[1] + b"}") if text else None
+        name = named(before + b'"model":' + text[1] + b"}") if text else None
         if name:
             return name
     return None
@@ -366,9 +396,10 @@ def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     speaks: returns the dialect of the engines that serve a model, by its name in the body.
 
     Raises:
-        RequestError: an engine would refuse the body too (bad_json, bad_request, empty_prompt), it
-            is too large (too_many_*), or its prompt cannot be known exactly (unsupported_*, and
-            unkeyed_api if the proxy sent no path and the body does not show the API).
+        RequestError: a strict decoder refuses the body (MAY_BE_ODD), an engine would refuse it too
+            (empty_prompt), it is too large (too_many_*), or its prompt cannot be known exactly
+            (unsupported_*, odd_json, and unkeyed_api if the proxy sent no path and the body does
+            not show the API).
     """
     if len(body) > MAX_BYTES:
         raise RequestError("too_many_bytes")
@@ -377,9 +408,9 @@ def parse(path: str, body: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     refuse_costly(body, MAX_ID_COMMAS if path in _ID_PATHS or not path else MAX_COMMAS)
     try:
         path = path or _path_by_fields(body)
-        if path in _BY_RELEASE:
-            return _BY_RELEASE[path](body, speaks)
-        return _PARSERS[path](body)
+        by_release = _BY_RELEASE.get(path)
+        request = _PARSERS[path](body) if by_release is None else by_release(body, speaks)
+        return restored(request) if type(body) is OddBody else request
     except msgspec.ValidationError:
         raise RequestError("bad_request") from None
     except UNDECODABLE:

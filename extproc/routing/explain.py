@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from extproc.requests.compression import COMPRESSED
 from extproc.routing.belonging import CONVERSATION, RESPONSE, SESSION
 from extproc.routing.decision import CALLS_NO_MODEL, FINDS_MODEL, Basis, Decision, Split, Verdict
 from extproc.routing.load import Load
@@ -183,6 +184,9 @@ def _prefill(decision: Decision) -> dict[str, Any] | None:
     return shown
 
 
+# What to do about a reason, where only the operator can.
+_REMEDIES = {COMPRESSED: f"{COMPRESSED}: put Envoy's decompressor before ext_proc"}
+
 NOT_STEERED = "not steered, so the proxy chooses; otherwise"
 
 
@@ -221,7 +225,8 @@ def _reason(decision: Decision) -> str:
     words += "".join([f"; {said}" for said in (loading_sentence(decision),) if said])
     if basis.prompt_tokens:
         return words
-    return f"{words}; without tokens ({decision.reason}), so {decided(decision)}"
+    why = _REMEDIES.get(decision.reason, decision.reason)
+    return f"{words}; without tokens ({why}), so {decided(decision)}"
 
 
 def loading_sentence(decision: Decision) -> str:

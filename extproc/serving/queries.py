@@ -13,18 +13,22 @@ from extproc.base.logs import tell_fault
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.prompts import Filled, MediaPrompt
 from extproc.observing.decisions import Course
+from extproc.requests.compression import COMPRESSED, is_compressed
 from extproc.requests.costly_json import is_light
 from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, Speaks
 from extproc.requests.media import stand_ins_of
+from extproc.requests.odd_json import OddBody, rewritten
 from extproc.requests.outline import Outline, beginning_of, outline_of
 from extproc.requests.plain_chat import read_plain
 from extproc.requests.prompt import BY_RELEASE, TEXT, Chat
 from extproc.requests.request import (
     CHAT_PATH,
     ENGINES_REFUSE,
+    MAY_BE_ODD,
     NOT_INFERENCE,
     UNREAD,
     Ask,
+    Head,
     InferenceRequest,
     Models,
     Served,
@@ -94,6 +98,8 @@ class Queries:
                 query = self._of_plain(plain, course)
                 return query or await self._of_new_turns(plain, path, body, course)
         query = await self._first(path, body, course)
+        if query.reason in MAY_BE_ODD:
+            query, body = await self._read_again(query, ask.head, body, course)
         if query.model is None or not query.forms & ~TEXT:
             return query
         spoken = self._dialects_of(query.model)
@@ -101,6 +107,37 @@ class Queries:
             return query
         others = spoken.rest
         return await self._with_variants(query, others, path, body) if others else query
+
+    async def _read_again(
+        self, query: Query, head: Head, body: bytes, course: Course
+    ) -> tuple[Query, bytes]:
+        """Returns the query for a body that a strict decoder refused, and what was read.
+
+        query: so far.
+        """
+        if query.reason == "bad_json" and is_compressed(body, head.encoding):
+            return msgspec.structs.replace(query, reason=COMPRESSED), body
+        if query.reason == "bad_json" and not self._reads_odd_json(query.model):
+            return query, body
+        try:
+            if is_light(body):
+                odd = rewritten(body)
+            else:
+                odd = await self._tokens.run_in_thread(partial(rewritten, body), len(body))
+        except TimeoutError:
+            return self._of_unparsed(body, "deadline", beginning_of(body)), body
+        except RequestError as error:
+            if error.reason in ENGINES_REFUSE:
+                return query, body
+            return self._of_unparsed(body, error.reason, beginning_of(body)), body
+        return await self._first(head.path, odd, course), odd
+
+    def _reads_odd_json(self, model: str | None) -> bool:
+        """Returns whether a worker of a model may read a body that a strict decoder refuses."""
+        if model is None:
+            return True
+        spoken = self._dialects_of(model)
+        return any(one.reads_odd_json for one in (spoken.first, *[it for it, _ in spoken.rest]))
 
     def _find_plain(self, body: bytes) -> "Plain | None":
         """Returns what is known of a plain conversation, if all engines pass it on as it is."""
@@ -303,6 +340,8 @@ class Queries:
     def _read_elided(self, path: str, body: bytes) -> tuple[Read | Query, bytes]:
         """Returns what `_read` does of a body, and the body, both with digests for media's data."""
         short, digests = self._media.digests.elided(body)
+        if isinstance(body, OddBody):
+            short = OddBody(short)
         read = self._read(path, short, self._speaks)
         if not digests or isinstance(read, Query) or stand_ins_in(read[0]) == digests:
             return read, short

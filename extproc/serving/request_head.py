@@ -39,7 +39,13 @@ def head_of(
         _first(texts, naming.conversation) if is_named else "",
         texts.get(headers.REQUEST_ID, "")[: headers.MAX_ID_LETTERS],
         texts.get(headers.TRACEPARENT, "")[: headers.MAX_ID_LETTERS],
+        _encoding_in(texts.get("content-encoding", "")),
     )
+
+
+def _encoding_in(written: str) -> str:
+    encoding = written.strip().lower()
+    return "" if encoding == "identity" else encoding
 
 
 def _first(named: Mapping[str, str], headers: Sequence[str]) -> str:

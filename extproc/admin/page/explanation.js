@@ -13,6 +13,8 @@ const WITHOUT_PROMPT = {
   reads_no_cache: "it asks for the whole prompt to be computed again",
   unknown_model: "its model is not configured",
   bad_json: "its body is not JSON",
+  odd_json: "its body is JSON only for some engines, and is not read here",
+  unsupported_compression: "its body is compressed: put Envoy's decompressor before ext_proc",
   bad_request: "an engine will refuse it",
   empty_prompt: "its prompt is empty",
   no_tokenizer: "its model has no tokenizer here",

@@ -1,3 +1,4 @@
+import gzip
 import http.server
 import json
 import socketserver
@@ -219,7 +220,12 @@ def test_explain_takes_the_request_from_a_file(
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(None, "No such file or directory"), (b"{", "is not JSON: "), (b"\xff", "is not JSON: ")],
+    [
+        (None, "No such file or directory"),
+        (b"{", "is not JSON: "),
+        (b"\xff", "is not JSON: "),
+        (gzip.compress(b"{}"), "put Envoy's decompressor before ext_proc"),
+    ],
 )
 def test_explain_names_the_file_that_it_cannot_use(
     content: bytes | None, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
 from extproc.requests.chat_request import (
@@ -16,12 +18,23 @@ from extproc.requests.chat_request import (
     without_billing_line,
     without_part_fields,
 )
-from extproc.requests.prompt import BILLING, LEFT_OUT, MAX_MESSAGES, TOOL_REFERENCES
+from extproc.requests.prompt import (
+    BILLING,
+    EMPTIED,
+    LEFT_OUT,
+    MAX_MESSAGES,
+    TOOL_REFERENCES,
+)
 
 USER = {"role": "user", "content": "hello"}
 TEXT = {"type": "text", "text": "a"}
 IMAGE = {"type": "image"}
 LINE = "x-anthropic-billing-header: cch=1"
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
 
 
 def text(words: str) -> dict[str, Any]:
@@ -151,6 +164,42 @@ def test_unkeyable_messages_name_their_reason(message: dict[str, Any], reason: s
     assert refusal(USER, message) == reason
 
 
+def calling(arguments: object) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+    }
+
+
+def arguments_of(message: dict[str, Any]) -> object:
+    (call,) = message["tool_calls"]
+    return call["function"]["arguments"]
+
+
+@given(st.text('{}[]",:\\udu8NaI0e- \ufeff', max_size=14) | VALUES.map(json.dumps))
+def test_arguments_of_a_call_are_read_as_the_engine_reads_them(text: str) -> None:
+    try:
+        found = json.loads(text) if text else {}
+    except json.JSONDecodeError:
+        found = None
+    (message,), _, forms = messages_of([calling(text)])
+    assert repr(arguments_of(message)) == repr(found if isinstance(found, dict) else {})
+    assert forms == (0 if isinstance(found, dict) else EMPTIED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([1], "unsupported_tool_arguments"),
+        ('{"a": %s}' % ("1" * 5000), "unsupported_tool_arguments"),
+        ('{"a": %s}' % ("[" * 3000 + "]" * 3000), "odd_json"),
+        ('{"a": "\\ud800"}', "odd_json"),
+    ],
+)
+def test_arguments_that_only_the_engine_judges_are_refused(arguments: object, reason: str) -> None:
+    assert refusal(calling(arguments)) == reason
+
+
 @pytest.mark.parametrize(
     ("part", "passed_on", "forms"),
     [
@@ -187,12 +236,6 @@ def test_named_tools_are_texts_to_templates_of_texts_and_parts_to_others() -> No
 def test_task_is_passed_on() -> None:
     (message,), _, forms = messages_of([{"role": "user", "content": "a", "task": "t"}])
     assert (message["task"], forms) == ("t", LEFT_OUT)
-
-
-@pytest.mark.parametrize("arguments", ["{", "[]", "5", [1]])
-def test_arguments_that_are_no_object_are_refused(arguments: object) -> None:
-    call = {"function": {"name": "f", "arguments": arguments}}
-    assert refusal({"role": "assistant", "tool_calls": [call]}) == "unsupported_tool_arguments"
 
 
 @pytest.mark.parametrize("as_part", [True, False])

@@ -22,7 +22,7 @@ from extproc.requests.dialect import (
     dialect_of,
     spoken_by,
 )
-from extproc.requests.prompt import Chat
+from extproc.requests.prompt import EMPTIED, Chat
 from extproc.requests.request import CHAT_PATH, parse
 
 DIALECTS = [one.dialect for one in _RANGES if not one.dialect.is_foreign]
@@ -73,7 +73,7 @@ def test_unknown_and_newer_engines_speak_the_newest_dialect() -> None:
 
 def test_workers_of_one_dialect_have_no_others() -> None:
     assert spoken_by({}) == ModelDialects(NEWEST)
-    assert spoken_by({"a": vllm(27), "b": vllm(29)}) == ModelDialects(spoken(27))
+    assert spoken_by({"a": vllm(27), "b": vllm(28)}) == ModelDialects(spoken(27))
 
 
 def test_newest_dialect_of_a_models_workers_is_first() -> None:
@@ -112,6 +112,18 @@ def test_other_engines_are_told_only_what_all_read_alike(engine: Engine) -> None
     ]
     for path, body in bodies:
         assert read(body, foreign, path) == "unsupported_by_engine"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", "5", "null", "NaN", '{"a": 1} x'])
+def test_broken_arguments_are_emptied_from_the_release_on_that_does_so(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    told = read(body, spoken(29))
+    assert isinstance(told, Chat)
+    assert told.forms == EMPTIED
+    assert told.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
+    for older in (spoken(28), None):
+        assert read(body, older) == "unsupported_tool_arguments"
 
 
 def test_worker_with_a_template_of_its_own_is_told_no_conversation() -> None:

@@ -159,6 +159,17 @@ def test_model_of_a_long_body_is_found_at_either_end(fields: dict[str, Any], len
     assert time.process_time() - began < 0.05
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("length", [0, 2 * 10**6])
+def test_model_of_an_odd_body_is_found(length: int, encoding: str, *, is_last: bool) -> None:
+    model, messages = {"model": "a"}, {"messages": [{"content": "x" * length}]}
+    fields = {**messages, **model} if is_last else {**model, **messages}
+    numbers = {"temperature": float("nan"), "top_p": float("inf")}
+    for odd in ({**fields, **numbers}, {**numbers, **fields}):
+        assert model_of(json.dumps(odd).encode(encoding)) == "a"
+
+
 @pytest.mark.parametrize("fields", [{}, {"model": None}, {"metadata": {"model": "a"}}])
 def test_model_of_is_none_where_no_model_is_named(fields: dict[str, Any]) -> None:
     messages = [{"content": "x" * 10**6}]

@@ -177,6 +177,13 @@ def test_reason_sentence_names_the_next_best_worker() -> None:
     assert reason_sentence(alone).endswith("cost 71 tokens of work; next is b:1 with 150")
 
 
+def test_reason_sentence_says_what_to_do_about_a_compressed_body() -> None:
+    told = reason_sentence(decision(Query("m", reason="unsupported_compression")))
+    assert "(unsupported_compression: put Envoy's decompressor before ext_proc), so " in told
+    other = reason_sentence(decision(Query("m", reason="odd_json")))
+    assert "; without tokens (odd_json), so " in other
+
+
 def test_reason_sentence_omits_the_cost_for_other_policies() -> None:
     assert reason_sentence(decision(policy="round_robin", held={})) == (
         "round_robin: a:1 is expected to hold none of 100 prompt tokens"

@@ -33,6 +33,14 @@ def test_head_of_reads_headers_given_as_text() -> None:
     assert head_of(read(message), None).path == "/v1/chat/completions"
 
 
+@pytest.mark.parametrize(
+    ("header", "encoding"), [("GZip ", "gzip"), ("identity", ""), ("", ""), ("zstd", "zstd")]
+)
+def test_head_of_reads_how_a_body_is_compressed(header: str, encoding: str) -> None:
+    message = read(head(headers={"content-encoding": header}))
+    assert (message.head or head_of(message, None)).encoding == encoding
+
+
 @pytest.mark.parametrize("length", ["", "many", "9" * 30, "-5", "\u0665"])
 def test_head_of_ignores_an_unreadable_content_length(length: str) -> None:
     assert head_of(read(head(headers={"content-length": length})), None).content_length is None
