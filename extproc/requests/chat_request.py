@@ -478,7 +478,7 @@ def form_of_tools(tools: Sequence[object], choice: object, *, may_be_empty: bool
 def _names_a_tool(choice: object) -> bool:
     match choice:
         case {"type": kind, "function": {"name": str()}}:
-            return kind == "function"
+            return bool(kind == "function")
         case {"function": {"name": str()}}:
             return True
     return False
