@@ -17,7 +17,7 @@ Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -83,6 +83,7 @@ _SHAPES = frozenset((_PLAIN_KEYS,))
 _TEXTS = frozenset((str,))
 _ROLES = frozenset((*_PLAIN_ROLES, "system"))
 _role, _text = itemgetter("role"), itemgetter("content")
+_own_forms = attrgetter("forms")
 
 
 def roles_of(messages: list[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -136,8 +137,8 @@ def messages_of(
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
     forms = BILLING if has_billing else 0
-    for one in read:
-        forms |= one.forms
+    for of_one in set(map(_own_forms, read)):
+        forms |= of_one
     return parsed, any(map(has_media, in_lists)), forms
 
 
