@@ -242,6 +242,12 @@ def test_flags_of_functions_are_passed_on_but_not_of_custom_tools() -> None:
     assert told.forms == ITEMS | TOOL_FIELDS
 
 
+def test_answer_that_is_sent_as_an_input_is_an_answer() -> None:
+    told = spoken({"role": "assistant", "content": [{"type": "input_text", "text": "yes"}]}, USER)
+    assert {"role": "assistant", "content": "yes"} in told.messages
+    assert told.forms == ITEMS
+
+
 def test_arguments_of_templates_are_passed_on_from_024_on() -> None:
     newer, older = (
         spoken(rules=dialect(minor), chat_template_kwargs={"a": 1}) for minor in (24, 19)
