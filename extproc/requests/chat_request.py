@@ -30,7 +30,6 @@ from extproc.requests.function_tools import printed_tools
 from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import PrintedTools, read_tools
 from extproc.requests.media import MEDIA_PARTS
-from extproc.requests.part_fields import PART_FIELDS
 from extproc.requests.prompt import (
     BILLING,
     LEFT_OUT,
@@ -61,7 +60,32 @@ _TEXT_PARTS = {
 # A part that names a tool, by which templates write its definition. Source: vLLM 0.24.0 to 0.33.0.
 TOOL_REFERENCE = "tool_reference"
 
-# The fields that kinds of parts have. Those of other kinds do not reach templates either.
+# The fields of parts that vLLM's models name, whatever the kind. They do not reach templates, but
+# all others do. Source: ChatCompletionContentPartParam of vLLM 0.33.0 and of the OpenAI library.
+PART_FIELDS = frozenset(
+    (
+        "audio_embeds",
+        "audio_url",
+        "closed",
+        "data",
+        "file",
+        "image_embeds",
+        "image_pil",
+        "image_url",
+        "input_audio",
+        "name",
+        "prompt_cache_breakpoint",
+        "refusal",
+        "text",
+        "thinking",
+        "type",
+        "uuid",
+        "video_embeds",
+        "video_url",
+    )
+)
+
+# Those that no kind of text has.
 _COMMON_FIELDS = PART_FIELDS - {"type", "text", "refusal"}
 
 # A line that some clients change with every request; engines before 0.32 keep it.
