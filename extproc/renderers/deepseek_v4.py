@@ -164,6 +164,8 @@ class DeepSeekV4:
     def _render_input(self, chat: Chat) -> RenderInput:
         """Returns what the engine's code is given, each content as a text."""
         told = render_input(chat, chat.messages)
+        if any("task" in message for message in told.messages):
+            raise RequestError("unsupported_task")  # a token for each task, and an end of its own
         return told._replace(messages=[_flat(message) for message in told.messages])
 
     def _effort(self, variables: Mapping[str, Any]) -> tuple[bool, str]:

@@ -17,7 +17,7 @@ Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -33,7 +33,6 @@ from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import PrintedTools, read_tools
 from extproc.requests.media import MEDIA_PARTS
 from extproc.requests.odd_json import object_in
-from extproc.requests.part_fields import PART_FIELDS
 from extproc.requests.prompt import (
     BILLING,
     EMPTIED,
@@ -65,7 +64,32 @@ _TEXT_PARTS = {
 # A part that names a tool, by which templates write its definition. Source: vLLM 0.24.0 to 0.33.0.
 TOOL_REFERENCE = "tool_reference"
 
-# The fields that kinds of parts have. Those of other kinds do not reach templates either.
+# The fields of parts that vLLM's models name, whatever the kind. They do not reach templates, but
+# all others do. Source: ChatCompletionContentPartParam of vLLM 0.33.0 and of the OpenAI library.
+PART_FIELDS = frozenset(
+    (
+        "audio_embeds",
+        "audio_url",
+        "closed",
+        "data",
+        "file",
+        "image_embeds",
+        "image_pil",
+        "image_url",
+        "input_audio",
+        "name",
+        "prompt_cache_breakpoint",
+        "refusal",
+        "text",
+        "thinking",
+        "type",
+        "uuid",
+        "video_embeds",
+        "video_url",
+    )
+)
+
+# Those that no kind of text has.
 _COMMON_FIELDS = PART_FIELDS - {"type", "text", "refusal"}
 
 # A line that some clients change with every request; engines before 0.32 keep it.
@@ -87,6 +111,7 @@ _SHAPES = frozenset((_PLAIN_KEYS,))
 _TEXTS = frozenset((str,))
 _ROLES = frozenset((*_PLAIN_ROLES, "system"))
 _role, _text = itemgetter("role"), itemgetter("content")
+_own_forms = attrgetter("forms")
 
 
 def roles_of(messages: list[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -140,8 +165,8 @@ def messages_of(
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
     forms = BILLING if has_billing else 0
-    for one in read:
-        forms |= one.forms
+    for of_one in set(map(_own_forms, read)):
+        forms |= of_one
     return parsed, any(map(has_media, in_lists)), forms
 
 

@@ -74,12 +74,11 @@ class _MessagesBody(msgspec.Struct):
 
 
 class _KnownMessage(NamedTuple):
-    """What is known of a message: its role, the chat messages that it makes, and its forms.
+    """What is known of a message: the chat messages that it makes, and its forms.
 
     changes: how it changes the tools.
     """
 
-    role: str
     chat: tuple[SentMessage, ...]
     forms: int = 0
     changes: tuple[ToolChange, ...] = ()
@@ -89,7 +88,8 @@ def _read(written: bytes) -> _KnownMessage:
     message = _message.decode(written)
     chat = tuple(map(SentMessage, _converted(message)))
     forms = LEFT_OUT if _leaves_out(message) else 0
-    return _KnownMessage(message.role, chat, forms, _changes(message))
+    forms |= INLINE_SYSTEM if message.role == "system" else 0
+    return _KnownMessage(chat, forms, _changes(message))
 
 
 _body = msgspec.json.Decoder(_MessagesBody)
@@ -130,8 +130,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     effort, rule = _effort(body, dialect)
     # releases that take arguments for templates know the flags of tools as well
     takes_arguments = dialect is None or dialect.takes_arguments
-    for message in sent:
-        forms |= message.forms | (INLINE_SYSTEM if message.role == "system" else 0)
+    for of_one in {message.forms for message in sent}:
+        forms |= of_one
     options = Options(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         tools=_tools(read_tools(body.tools), sent, has_flags=takes_arguments),

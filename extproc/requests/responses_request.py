@@ -304,7 +304,7 @@ class _Turns:
 
     def _text(self, item: dict[str, Any]) -> None:
         content = item.get("content")
-        is_output = isinstance(content, list) and "type" in item
+        is_output = isinstance(content, list) and "type" in item and not _is_input(content)
         text = content if isinstance(content, str) else self._first_text(content)
         if is_output or self._dialect is None or self._dialect.merges_texts:
             self._join("content", text)
@@ -334,11 +334,19 @@ class _Turns:
     def _first_text(self, content: object) -> str:
         """Returns the text of a turn's first part; releases differ on the others."""
         match content:
-            case [{"type": "output_text", "text": str(text)}, *others]:
-                if others:
+            case [{"type": "output_text" | "input_text", "text": str(text)}, *others]:
+                if others or _is_input(content):
                     self._differs()
                 return text
         raise RequestError("unsupported_items")
+
+
+def _is_input(content: object) -> bool:
+    """Returns whether a turn of the model is sent as if it were a user's."""
+    match content:
+        case [{"type": "input_text"}, *_]:
+            return True
+    return False
 
 
 def _name_of(item: dict[str, Any]) -> object:

@@ -85,6 +85,7 @@ def chat(*messages: dict[str, Any], **variables: Any) -> Chat:
         ("v13", [USER, {"role": "assistant", "content": "x"}]),
         ("v13", [{"role": "critic", "content": "x"}]),
         ("v13", [{"role": "user", "content": None}]),
+        ("v13", [{"role": "user", "content": [{"type": "tool_reference", "name": "f"}]}]),
         ("v13", [USER, {"role": "assistant", "content": ""}, USER]),
         ("v13", [USER, {"role": "assistant", "content": "", "reasoning": 5}, USER]),
         ("v13", [USER, {"role": "assistant", "tool_calls": [{**CALL, "id": None}]}, RESULT]),

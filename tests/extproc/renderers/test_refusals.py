@@ -23,6 +23,7 @@ CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": A_B}]}
 REFUSAL = {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}
 LATE = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
 ODD = {"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": 5}]}
+NAMED = {"role": "user", "content": [{"type": "tool_reference", "name": "f"}]}
 THINKS = {"thinking": True}
 
 
@@ -52,7 +53,10 @@ def response(*items: dict[str, Any], **body: Any) -> tuple[str, dict[str, Any]]:
         ),
         ("deepseek-v4", chat(NOBODY), "template_failed"),
         ("deepseek-v4", chat(WEIRD), "template_failed"),
+        ("deepseek-v4", chat(NAMED), "template_failed"),
+        ("deepseek-v4", chat({**USER, "task": "action"}), "unsupported_task"),
         ("deepseek-v4.1", chat({**USER, "wo_eos": True}), "unsupported_content"),
+        ("deepseek-v4.1", chat(NAMED), "template_failed"),
         ("deepseek-v4.1", chat(REFUSAL), "template_failed"),
         ("deepseek-v4.1", chat(USER, reasoning_effort="medium"), "template_failed"),
         (
@@ -85,6 +89,14 @@ def test_refused_conversation_has_a_reason(
 ) -> None:
     with pytest.raises(RequestError, match=reason):
         RENDERERS[model].render(chat_of(*request_), budget_seconds=1.0)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v4", "deepseek-v4.1"])
+def test_result_that_names_a_tool_is_a_remark(model: str) -> None:
+    content = [{"type": "text", "text": "found"}, *NAMED["content"]]
+    request = chat(USER, {**RESULT, "content": content})
+    text, _ = RENDERERS[model].render(chat_of(*request), budget_seconds=1.0)
+    assert "<tool_result>found\n\n[Unsupported tool_reference]</tool_result>" in text
 
 
 INLINE = {"messages": [USER, {"role": "system", "content": "later"}, ANSWER, USER], "system": "S"}

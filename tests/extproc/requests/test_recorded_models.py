@@ -7,11 +7,10 @@ import msgspec
 import pytest
 
 from extproc.requests import chat_request, completion_request, messages_request, responses_request
-from extproc.requests.chat_request import messages_of
+from extproc.requests.chat_request import PART_FIELDS, messages_of
 from extproc.requests.dialect import NEWEST
 from extproc.requests.function_tools import FLAGS, printed_tools
 from extproc.requests.media import MEDIA_PARTS
-from extproc.requests.part_fields import PART_FIELDS
 from tests.extproc.requests.recorded_models import NEWEST_RECORD, RECORDS, Record
 
 UNKNOWN = "kvsteer_unknown"

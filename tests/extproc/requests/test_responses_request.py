@@ -6,7 +6,14 @@ import pytest
 from extproc.base.engine import VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import NEWEST, Dialect, dialect_of
-from extproc.requests.prompt import ITEMS, NO_TOOLS, Chat, InferenceRequest
+from extproc.requests.prompt import (
+    ITEMS,
+    LEFT_OUT,
+    NO_TOOLS,
+    TOOL_FIELDS,
+    Chat,
+    InferenceRequest,
+)
 from extproc.requests.responses_request import parse
 
 USER = {"role": "user", "content": "hello"}
@@ -223,6 +230,47 @@ def test_tools_are_printed_as_chats_are_and_namespaces_are_flattened() -> None:
     assert told.forms == ITEMS
     flattened = spoken({**CALL, "namespace": "n"}).messages[1]["tool_calls"]
     assert flattened == [called("n__f")]
+
+
+def test_flags_of_functions_are_passed_on_but_not_of_custom_tools() -> None:
+    flags = {"strict": False, "defer_loading": True, "allowed_callers": ["direct"]}
+    function = {"type": "function", "name": "f", "parameters": {}, **flags}
+    told = spoken(tools=[function, {"type": "custom", "name": "c", **flags}])
+    printed = [list(tool["function"]) for tool in told.variables["tools"]]
+    usual = ["name", "description", "parameters"]
+    assert printed == [[*usual, "strict", "defer_loading"], usual]
+    assert told.forms == ITEMS | TOOL_FIELDS
+
+
+def test_answer_that_is_sent_as_an_input_is_an_answer() -> None:
+    told = spoken({"role": "assistant", "content": [{"type": "input_text", "text": "yes"}]}, USER)
+    assert {"role": "assistant", "content": "yes"} in told.messages
+    assert told.forms == ITEMS
+
+
+def test_arguments_of_templates_are_passed_on_from_024_on() -> None:
+    newer, older = (
+        spoken(rules=dialect(minor), chat_template_kwargs={"a": 1}) for minor in (24, 19)
+    )
+    assert (newer.variables.get("a"), "a" in older.variables) == (1, False)
+    assert newer.forms == older.forms == LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    ("items", "continues"),
+    [
+        ([{**SAID, "status": "incomplete"}], True),
+        ([{**SAID, "status": "incomplete"}, USER], False),
+        ([{**CALL, "status": "in_progress"}], False),
+    ],
+)
+def test_model_goes_on_with_a_message_that_is_last_and_unfinished(
+    items: list[dict[str, Any]], continues: bool
+) -> None:
+    told = spoken(*items)
+    assert told.variables["continue_final_message"] is continues
+    assert told.variables["add_generation_prompt"] is not continues
+    assert told.forms == ITEMS
 
 
 def test_tools_that_must_not_be_used_are_kept_from_027_on() -> None:
