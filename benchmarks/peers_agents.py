@@ -1,6 +1,6 @@
 """Real coding agents behind KVSteer and behind SMG: how many turns reach their worker.
 
-Claude Code, Codex, opencode and Qwen Code from npm (`python -m tests.clients.install`), all at
+The pinned agents from npm (`python -m tests.clients.install`), all at
 once, with a scripted model behind three workers whose answers take two seconds. Nothing is known of
 the model but its texts: SMG compares only these.
 """
@@ -16,8 +16,8 @@ from extproc_parts import found_smg
 from measure import CannotRunError, Figure, Goal, Result, Row, or_reason
 
 from tests.clients.front import fronted
-from tests.clients.install import MissingError, program
-from tests.clients.sessions import MODEL, STARTS
+from tests.clients.install import MissingError, pinned
+from tests.clients.starts import MODEL, STARTS
 from tests.clients.turns import Stays, all_converse, conversations, stays_of
 from tests.ports import free_port
 from tests.waiting import until
@@ -52,7 +52,7 @@ def _share(found: dict[str, Stays] | str, client: str) -> Result:
 def _measured(count: int, *, is_smg: bool) -> dict[str, Stays]:
     try:
         for name in STARTS:
-            program(name)
+            pinned().program(name)
     except MissingError as error:
         raise CannotRunError(f"did not run: {error}") from None
     smg = found_smg() if is_smg else ""

@@ -3,8 +3,9 @@ from typing import Any, Protocol, Self
 
 from msgspec import Raw
 
+from extproc.http2.limits import SharedBudget
 from extproc.http2.reading import Reading
-from extproc.http2.session import Session, SharedBudget
+from extproc.http2.session import Session
 from extproc.routing.claim_table import Expected, Lifetimes, PlainMarkTable
 from extproc.routing.claims import Beyond, Claims
 from extproc.routing.load import Rates

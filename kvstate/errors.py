@@ -5,9 +5,13 @@ KVSteerError
 │   ├── WireError       a publisher sent bytes that are not an event batch
 │   └── ReplayError     a publisher did not answer a replay, or not completely
 ├── DamagedError        a state file is not whole, or of no use here
+├── MembersError        the members of a client's body are not known
+│   ├── NoObjectError   it is no object in UTF-8
+│   └── ManyMembersError  it has more members of some names than are looked at
 └── (extproc.base.errors)
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
+    ├── UnclearError    a client's body may have to be changed, and is not read with certainty
     ├── DiscoveryError  a source of workers cannot be queried now
     ├── ProtocolError   the proxy broke the ext_proc protocol, or speaks another dialect
     └── StartError      this machine refuses something: a port, a file, a permission
@@ -50,3 +54,15 @@ class ReplayError(PeerError):
 
 class DamagedError(KVSteerError):
     """A state file is not whole, or of no use here; the text says why, and quotes nothing of it."""
+
+
+class MembersError(KVSteerError):
+    """The members of a body that were asked for are not known: who goes on must not assume any."""
+
+
+class NoObjectError(MembersError):
+    """A body is no JSON object in UTF-8: no decoder of Python reads one in these bytes as UTF-8."""
+
+
+class ManyMembersError(MembersError):
+    """An object has more members of the names that were asked for than any client writes."""

@@ -5,14 +5,19 @@ the same in Python, and tests compare the two.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from kvstate.errors import ManyMembersError, NoObjectError
+
 try:
+    from kvstate._core import braces as _braces
     from kvstate._core import marks as _marks
     from kvstate._core import marks_outside as _marks_outside
     from kvstate._core import members as _members
     from kvstate._core import sizes as _sizes
+    from kvstate._core import splice as _splice
 except ImportError:  # there was no C compiler at installation
     IS_COMPILED = False
 else:
@@ -28,9 +33,11 @@ MAX_MEMBERS = 64
 # Possessive, so that a long text takes no memory to go back.
 _INSIDE = rb'[^"\\]*+(?:\\[\x00-\xff][^"\\]*+)*+'
 _SPACE = rb"[ \t\r\n]*"
+_SPACES = re.compile(_SPACE)
 _OPENING = re.compile(_SPACE + rb"\{")
 _CLOSING = re.compile(_SPACE + rb"\}" + _SPACE)
-_MEMBER = re.compile(_SPACE + b'"(' + _INSIDE + b')"' + _SPACE + b":")
+_MEMBER = re.compile(_SPACE + b'"(' + _INSIDE + b')"' + _SPACE + b":" + _SPACE)
+_BRACES = re.compile(_SPACE + rb"\{(" + _SPACE + rb")")
 _MARK = re.compile(b'"' + _INSIDE + rb'"|[][{},"]')
 _TEXT = re.compile(rb'"([^"\\]*+(?:\\[\x00-\xff]?[^"\\]*+)*+)"?')
 _HAS_NUMBERED = re.compile(rb"[^\\]*+(?:\\[^u][^\\]*+)*+\\u")
@@ -79,29 +86,104 @@ def _width(text: bytes) -> int:
     return 1 if text.isascii() and not _HAS_NUMBERED.match(text) else _MOST_WIDTH
 
 
-# A part of a body: the place of its first byte, and the place behind its last one.
-Span = tuple[int, int]
+class Member(NamedTuple):
+    """A member of an object.
+
+    name: unescaped. A member begins behind a brace or comma, and ends before the next one; value
+    and value_end are the places of its value, without the space around it.
+    """
+
+    name: bytes
+    start: int
+    end: int
+    value: int
+    value_end: int
 
 
-def members(body: bytes, names: Collection[bytes]) -> tuple[Span, ...] | None:
+class Members(NamedTuple):
+    """What was found in an object.
+
+    each: the members that were asked for, in order. total: how many there are, with all others.
+    close: the place of the brace that closes the object. is_named: whether there is a part as
+    `Parts` says.
+    """
+
+    each: tuple[Member, ...]
+    total: int
+    close: int
+    is_named: bool
+
+
+class Parts(NamedTuple):
+    """Members that are looked for within values.
+
+    walked: in the values of so many of the names that are asked for, the first ones. name: of the
+    members, unless they are null. inside: the names of the objects' members in which they may be,
+    besides any lists. depth: of lists and objects within each other; what is deeper counts as
+    named.
+    """
+
+    walked: int = 0
+    name: bytes = b""
+    inside: tuple[bytes, ...] = ()
+    depth: int = 0
+
+
+NO_PARTS = Parts()
+
+# Numbers by which the compiled scan says why it found no members.
+_NO_OBJECT = 1
+
+
+@lru_cache(64)
+def _ended(names: Sequence[bytes]) -> bytes:
+    return b"".join([b"%b\0" % name for name in names])
+
+
+def members(
+    body: bytes, names: tuple[bytes, ...], parts: Parts = NO_PARTS, at: int = 0, end: int = -1
+) -> Members:
     """Returns the members of the JSON object that a body is whose name is one of these.
 
-    A member begins behind a brace or comma and ends before the next one. Its name may be escaped.
-    Returns None if the body is no object, is cut off, or has more than MAX_MEMBERS such members.
-    It accepts more than JSON, such as NaN, but finds in JSON what a decoder finds.
+    Their names may be escaped. It accepts more than JSON, such as NaN, but finds in JSON what a
+    decoder finds.
 
-    names: of lower-case letters and underscores.
+    names: of lower-case letters and underscores. at, end: where the object lies; the whole body.
+
+    Raises:
+        NoObjectError: the body is no object in UTF-8, or is cut off.
+        ManyMembersError: it has more than MAX_MEMBERS such members.
     """
-    ended = b"".join([b"%b\0" % name for name in names])
-    return _members(body, ended) if IS_COMPILED else plain_members(body, names)
+    until = len(body) if end < 0 else end
+    if not IS_COMPILED:
+        return plain_members(body, names, parts, at, until)
+    inside = _ended((parts.name, *parts.inside)) if parts.walked else b""
+    found = _members(body, at, until, _ended(names), parts.walked, inside, parts.depth)
+    if isinstance(found, int):
+        raise NoObjectError if found == _NO_OBJECT else ManyMembersError
+    each, total, close, is_named = found
+    listed = tuple([Member(names[name], *places) for name, *places in each])
+    return Members(listed, total, close, is_named)
 
 
-def named(body: bytes, member: Span) -> tuple[bytes, int]:
-    """Returns the name of a member that `members` found, unescaped, and the place of its value."""
-    found = _MEMBER.match(body, *member)
-    if found is None:
-        raise ValueError("not a member")
-    return _ESCAPED.sub(_letter, found[1]), found.end()
+def braces(body: bytes) -> tuple[int, bool] | None:
+    """Returns the place of a body's last brace, and whether nothing is between it and the first.
+
+    Returns None if the body does not begin and end with braces, besides space.
+    """
+    return _braces(body) if IS_COMPILED else plain_braces(body)
+
+
+# A change of a body: where the part begins and ends in whose place these bytes come.
+Edit = tuple[int, int, bytes]
+
+
+def splice(body: bytes, edits: tuple[Edit, ...]) -> bytes:
+    """Returns a body with these changes, which are in order of their places.
+
+    The compiled one copies a long body without keeping other threads from their turns.
+    """
+    return _splice(body, edits) if IS_COMPILED else plain_splice(body, edits)
 
 
 def plain_marks(body: bytes) -> BodyMarks:
@@ -126,29 +208,109 @@ def plain_marks_outside(body: bytes, max_quotes: int) -> BodyMarks:
     return BodyMarks(brackets, quotes, commas)
 
 
-def plain_members(body: bytes, names: Collection[bytes]) -> tuple[Span, ...] | None:
-    """Does in Python what `members` does."""
-    opening = _OPENING.match(body)
-    if opening is None:
+def plain_braces(body: bytes) -> tuple[int, bool] | None:
+    """Does in Python what `braces` does."""
+    opening, close = _BRACES.match(body), len(body.rstrip(b" \t\r\n")) - 1
+    if opening is None or close < opening.start(1) or body[close : close + 1] != b"}":
         return None
-    found: list[Span] = []
-    end = opening.end() - 1
-    is_first = True
-    while body[end : end + 1] != b"}":
-        start = end + 1
-        named = _MEMBER.match(body, start)
-        end = -1 if named is None else _end_of_value(body, named.end())
-        if named is None or end < 0:
-            empty = _CLOSING.match(body, start) if is_first else None
-            return None if empty is None or empty.end() < len(body) else ()
-        if _ESCAPED.sub(_letter, named[1]) in names:
-            if len(found) == MAX_MEMBERS:
-                return None
-            found.append((start, end))
-        is_first = False
-    closing = _CLOSING.match(body, end)
-    is_whole = closing is not None and closing.end() == len(body)
-    return tuple(found) if is_whole else None
+    return close, opening.end() == close
+
+
+def plain_splice(body: bytes, edits: tuple[Edit, ...]) -> bytes:
+    """Does in Python what `splice` does."""
+    made, at = [], 0
+    for start, end, new in edits:
+        made += [body[at:start], new]
+        at = end
+    return b"".join([*made, body[at:]])
+
+
+def plain_members(
+    body: bytes,
+    names: tuple[bytes, ...],
+    parts: Parts = NO_PARTS,
+    at: int = 0,
+    until: int | None = None,
+) -> Members:
+    """Does in Python what `members` does."""
+    scan = _PlainScan(body[:until], names, parts)
+    return scan.read(at)
+
+
+class _PlainScan:
+    """Reads the members of one object."""
+
+    def __init__(self, body: bytes, names: tuple[bytes, ...], parts: Parts) -> None:
+        self._body = body
+        self._names = names
+        self._parts = parts
+        self._is_named = False
+
+    def read(self, at: int) -> Members:
+        body, opening = self._body, _OPENING.match(self._body, at)
+        if opening is None:
+            raise NoObjectError
+        each: list[Member] = []
+        count, end = 0, opening.end() - 1
+        empty = _CLOSING.match(body, end + 1)
+        while empty is None and body[end : end + 1] != b"}":
+            start = end + 1
+            key = self._key(start)
+            name = _ESCAPED.sub(_letter, key[1])
+            value = at = key.end()
+            if name in self._names[: self._parts.walked] and body[at : at + 1] in (b"[", b"{"):
+                at = self._look_into(at, self._parts.depth)
+            end = _end_of_value(body, at)
+            if body[end : end + 1] == b"]":
+                raise NoObjectError
+            count += 1
+            if name in self._names:
+                value_end = value + len(body[value:end].rstrip(b" \t\r\n"))
+                each.append(Member(name, start, end, value, value_end))
+        closing = _CLOSING.match(body, end) if empty is None else empty
+        if closing is None or closing.end() != len(body):
+            raise NoObjectError
+        if len(each) > MAX_MEMBERS:
+            raise ManyMembersError
+        close = body.index(b"}", end + (empty is not None))
+        return Members(tuple(each), count, close, self._is_named)
+
+    def _key(self, at: int) -> re.Match[bytes]:
+        key = _MEMBER.match(self._body, at)
+        if key is None:
+            raise NoObjectError
+        return key
+
+    def _look_into(self, at: int, depth: int) -> int:
+        """Returns the place behind the list or object that begins here."""
+        body = self._body
+        if not depth:
+            self._is_named = True
+            return at
+        closing = b"}" if body[at : at + 1] == b"{" else b"]"
+        first = _SPACES.match(body, at + 1).end()  # type: ignore[union-attr]
+        if body[first : first + 1] == closing:
+            return first + 1
+        while True:
+            at = self._look_at_item(at + 1, depth - 1, is_member=closing == b"}")
+            if body[at : at + 1] != b",":
+                break
+        if body[at : at + 1] != closing:
+            raise NoObjectError
+        return at + 1
+
+    def _look_at_item(self, at: int, depth: int, *, is_member: bool) -> int:
+        """Returns the place behind an item of a list, or a member, that begins here."""
+        body, is_inside = self._body, True
+        at = _SPACES.match(body, at).end()  # type: ignore[union-attr]
+        if is_member:
+            key = self._key(at)
+            name, at = _ESCAPED.sub(_letter, key[1]), key.end()
+            is_inside = name in self._parts.inside
+            self._is_named |= name == self._parts.name and body[at : at + 4] != b"null"
+        if is_inside and body[at : at + 1] in (b"[", b"{"):
+            at = self._look_into(at, depth)
+        return _end_of_value(body, at)
 
 
 def _letter(escape: re.Match[bytes]) -> bytes:
@@ -156,7 +318,7 @@ def _letter(escape: re.Match[bytes]) -> bytes:
 
 
 def _end_of_value(body: bytes, at: int) -> int:
-    """Returns the place of the comma or brace that ends a value, -1 if there is none."""
+    """Returns the place of the comma or closing bracket that ends a value."""
     depth = 0
     for mark in _MARK.finditer(body, at):
         match mark[0]:
@@ -164,10 +326,10 @@ def _end_of_value(body: bytes, at: int) -> int:
                 depth += 1
             case b"}" | b"]" if depth:
                 depth -= 1
-            case b"}":
+            case b"}" | b"]":
                 return mark.start()
             case b"," if not depth:
                 return mark.start()
-            case b"]" | b'"':  # nothing that it could end, or a text without an end
-                return -1
-    return -1
+            case b'"':  # a text without an end
+                break
+    raise NoObjectError

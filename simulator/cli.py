@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="sent as x-worker with every response (default: host:port)")
     add("--dialect", choices=DIALECTS, default=defaults.dialect, metavar="NAME", help=_DIALECTS)
     add("--engine-version", metavar="VERSION", help=_VERSION)
+    add("--rust-front-end", action="store_true", help="the paths of the engine's Rust front end")
     add("--ranks", type=int, default=defaults.ranks, help="data-parallel ranks, each with a cache")
     add("--model", default=defaults.model, help="the name requests use")
     add(
@@ -119,6 +120,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         name=arguments.name,
         dialect=arguments.dialect,
         engine_version=arguments.engine_version,
+        rust_front_end=arguments.rust_front_end,
         ranks=arguments.ranks,
         model=arguments.model,
         loras=tuple(arguments.lora),

@@ -126,6 +126,24 @@ def _address_of(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+# What vLLM's Rust front end (0.33) answers by its name; other paths of the Python one are unknown.
+_LACKING_IN_RUST = (
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions/batch",
+    "/is_scaling_elastic_ep",
+)
+
+
+async def _not_in_rust(request: web.Request) -> web.Response:
+    says = (
+        f"{request.method} {request.path} is not supported by the Rust frontend yet."
+        " Set VLLM_USE_RUST_FRONTEND=0 to use the Python frontend."
+    )
+    error = {"message": says, "type": "NotImplementedError", "param": None, "code": 501}
+    return web.json_response({"error": error}, status=501)
+
+
 class Api:
     """The endpoints of one worker."""
 
@@ -166,7 +184,13 @@ class Api:
         return [web.get("/version", self._version)]
 
     def _routes_of_dialect(self) -> list[web.RouteDef]:
-        dialect = self._settings.speaks
+        dialect, is_rust = self._settings.speaks, self._settings.rust_front_end
+        if is_rust and dialect.engine == "vllm":
+            return [
+                web.get("/kv_event_sources", self._kv_event_sources),
+                web.post("/tokenize", self._tokenize),
+                *(web.post(path, _not_in_rust) for path in _LACKING_IN_RUST),
+            ]
         if dialect.lists_sources:
             return [
                 web.get("/kv_event_sources", self._kv_event_sources),
@@ -177,7 +201,7 @@ class Api:
         if dialect.engine == "sglang":
             return [
                 web.get("/server_info", self._server_info),
-                web.get("/get_server_info", self._server_info),
+                *([] if is_rust else [web.get("/get_server_info", self._server_info)]),
                 web.post("/flush_cache", self._reset_prefix_cache),
                 web.post("/tokenize", self._tokenize),
             ]

@@ -75,6 +75,8 @@ class Settings:
     """The engine and release to imitate: a name in `dialects.DIALECTS`."""
     engine_version: str | None = None
     """The release that the worker names instead of its dialect's."""
+    rust_front_end: bool = False
+    """Has the paths of the engine's Rust front end, and refuses what that lacks (vLLM, SGLang)."""
     ranks: int = 1
     """Data-parallel ranks, each with a cache and publishers, behind one API."""
     ignores_ranks: bool = False
@@ -163,6 +165,8 @@ class Settings:
         if self.dialect not in DIALECTS:
             raise ValueError(f"no dialect {self.dialect!r}; there are {', '.join(DIALECTS)}")
         engine = DIALECTS[self.dialect].engine
+        if self.rust_front_end and engine == "trtllm":
+            raise ValueError("TensorRT-LLM has no Rust front end")
         if self.bigrams and engine != "sglang":
             raise ValueError("only SGLang has bigrams")
         if self.placeholders and engine != "vllm":

@@ -47,6 +47,7 @@ BESIDES = (
     "tests/kvstate/test_saved_owner.py",
     "tests/kvstate/relay/test_relay.py",
     "tests/extproc/sharing/test_rows.py",
+    "tests/extproc/tokenizing/test_added_tokens.py",
     "tests/extproc/tokenizing/test_empty_tools.py",
     "tests/extproc/tokenizing/test_kimi_chat.py",
     "tests/extproc/tokenizing/test_turn_encoder.py",

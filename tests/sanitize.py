@@ -39,6 +39,7 @@ TESTED = (
     "kvstate/test_index_messages.py",
     "kvstate/test_other_groups.py",
     "kvstate/test_plain_core.py",
+    "kvstate/test_members.py",
     "kvstate/test_scan.py",
     "extproc/http2/test_sessions.py",
     "extproc/observing/test_buckets.py",
@@ -49,6 +50,9 @@ TESTED = (
     "extproc/routing/test_told.py",
     "extproc/serving/test_proxy_message.py",
     "extproc/tokenizing/test_plain_turns.py",
+    "system/attacks/test_fuzz_frames.py::test_calls_of_several_kinds_in_one_read_are_told_as_they_were_sent",
+    "system/attacks/test_fuzz_frames.py::test_session_answers_frames_alike_whole_and_in_pieces",
+    "system/attacks/test_fuzz_frames.py::test_session_survives_any_bytes",
 )
 
 

@@ -182,6 +182,7 @@ def test_envoy_messages_live_in_the_stream_and_the_servers() -> None:
         "extproc.envoy.envoy_config",
         "extproc.envoy.envoy_patch",
         "extproc.envoy.envoy_routers",
+        "extproc.envoy.model_finder",
     }
 
 

@@ -1,4 +1,4 @@
-"""Which engine a worker runs, and in which release."""
+"""Which engine a worker runs, in which release, and behind which front end."""
 
 import re
 from typing import NamedTuple
@@ -6,6 +6,10 @@ from typing import NamedTuple
 # The engines whose releases are known by name, as configurations and pods write them.
 VLLM, SGLANG, TRTLLM = "vllm", "sglang", "trtllm"
 ENGINES = (VLLM, SGLANG, TRTLLM)
+
+# What serves an engine's HTTP, reads requests, and renders and tokenizes their prompts.
+PYTHON, RUST = "python", "rust"
+FRONT_ENDS = (PYTHON, RUST)
 
 # Who says which engine a worker runs: the configuration, its pod, or the worker itself.
 CONFIGURED, ANNOTATED, LEARNED = "configured", "annotation", "learned"
@@ -25,13 +29,15 @@ class Release(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """An engine and its release. name: one of ENGINES."""
+    """An engine, its release, and its front end. name: one of ENGINES; front_end: of FRONT_ENDS."""
 
     name: str
     release: Release
+    front_end: str = PYTHON
 
     def __str__(self) -> str:
-        return f"{self.name} {self.release}"
+        known = f"{self.name} {self.release}"
+        return f"{known}, Rust front end" if self.front_end == RUST else known
 
 
 class PromptArguments(NamedTuple):
@@ -59,8 +65,7 @@ def changes_prompts(arguments: PromptArguments | None, *, is_given: bool) -> boo
     if arguments is None:
         return False
     has_own = arguments.chat_template is not None and not is_given
-    keywords = arguments.default_chat_template_kwargs
-    return has_own or arguments.hf_chat_template_name is not None or keywords not in (None, "{}")
+    return has_own or arguments.hf_chat_template_name is not None
 
 
 def release_of(version: str) -> Release | None:

@@ -37,6 +37,17 @@ class RequestError(KVSteerError):
         self.reason = reason
 
 
+class UnclearError(KVSteerError):
+    """The body of a client's request is not read with certainty, where it may have to be changed.
+
+    reason: the short name under which it is counted, out of a fixed set: no text of the body.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class StartError(KVSteerError):
     """Something needed to start is not available: a port, a file, a permission."""
 

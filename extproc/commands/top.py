@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from extproc.base.engine import RUST
 from extproc.base.errors import StartError
 from extproc.commands.admin_client import ask
 from extproc.commands.look import PLAIN, Look, Tone, cut, look_of
@@ -186,7 +187,7 @@ def screen(
     summary = _summary(workers, events_enabled=events_enabled)
     if history is not None:
         summary += f"; {_rate(_share(history['fleet']))} of prompt tokens certainly held"
-    head = [summary, *_keyed(apis), *_routers(routers), ""]
+    head = [summary, *_front_ends(workers), *_keyed(apis), *_routers(routers), ""]
     fleet = _workers(workers, columns, {} if history is None else history["workers"], look)
     room = max(len(decisions), 1)
     if lines:
@@ -207,6 +208,15 @@ def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> s
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
     return f"{count}: {told or 'none'}; {in_flight} in flight{switched}"
+
+
+def _front_ends(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line about the workers behind a Rust front end; none if there is none."""
+    engines = [worker.get("engine") or {} for worker in workers]
+    found = [one for one in engines if one.get("frontend") == RUST]
+    kinds = sorted({plain(f"{one['name']} {one['version']}") for one in found})
+    told = f"{len(found)} of {len(workers)} workers ({', '.join(kinds)})"
+    return [f"Rust front end: {told}"] if found else []
 
 
 def _keyed(apis: Sequence[Mapping[str, Any]]) -> list[str]:

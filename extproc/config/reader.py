@@ -6,6 +6,7 @@ This module checks each key alone: its name, type and range. Rules between keys 
 """
 
 import functools
+import json
 import os
 import re
 import types
@@ -241,6 +242,9 @@ MAX_FAULTS = 100
 _LONGEST_WORD = 60
 
 
+# Longest mapping that is read as it is, as JSON.
+MAX_OBJECT_CHARACTERS = 4_096
+
 # Stands for the value of a wrong key.
 _WRONG = object()
 
@@ -303,8 +307,8 @@ class _Reading:
         if is_dataclass(kind):
             section: object = self.section(typing.cast("type", kind), raw, path)
             return section if isinstance(raw, Mapping) else _WRONG
-        if typing.get_origin(kind) is tuple:
-            return self._items(typing.get_args(kind)[0], raw, path, item)
+        if typing.get_origin(kind) in (tuple, Mapping):
+            return self._several(kind, raw, path, item)
         if raw is False and OFF in item.metadata["choices"]:
             raw = OFF  # YAML reads the unquoted word like this
         if fault := _scalar_fault(kind, raw, item):
@@ -317,6 +321,24 @@ class _Reading:
             return raw
         said = f"must be a mapping, or {' or '.join(words)}, is {_display(raw)}"
         return self._wrong(path, said)
+
+    def _several(self, kind: object, raw: object, path: str, item: "Field[Any]") -> object:
+        """Returns a list, or a mapping of no certain keys, or `_WRONG`."""
+        if typing.get_origin(kind) is Mapping:
+            return self._object(raw, path)
+        return self._items(typing.get_args(kind)[0], raw, path, item)
+
+    def _object(self, raw: object, path: str) -> object:
+        """Returns a mapping of anything that JSON can say, or `_WRONG`."""
+        if not isinstance(raw, Mapping):
+            return self._wrong(path, f"must be a mapping, is {_display(raw)}")
+        try:
+            text = json.dumps(_as_json(raw), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return self._wrong(path, "must hold only what JSON can say: texts as keys, no dates")
+        if len(text) > MAX_OBJECT_CHARACTERS:
+            return self._wrong(path, f"must be at most {MAX_OBJECT_CHARACTERS} characters of JSON")
+        return json.loads(text)
 
     def _items(self, kind: object, raw: object, path: str, item: "Field[Any]") -> object:
         """Returns a list.
@@ -394,6 +416,19 @@ def _range_fault(raw: float, item: "Field[Any]") -> str | None:
     if raw > (maximum or most(item.name)):
         return f"must be at most {maximum or most(item.name)}, is {_display(raw)}"
     return None
+
+
+def _as_json(raw: object) -> object:
+    """Returns a value with texts as the keys of its mappings.
+
+    Raises:
+        TypeError: another key.
+    """
+    if isinstance(raw, Mapping):
+        if not all(isinstance(name, str) for name in raw):
+            raise TypeError
+        return {name: _as_json(value) for name, value in raw.items()}
+    return [_as_json(one) for one in raw] if isinstance(raw, list) else raw
 
 
 def _is_plain(raw: object) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from extproc.base import address, headers
+from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.config.feature_doubts import feature_doubts
 from extproc.config.fleet_rules import (
     AT_LEAST_ONE,
@@ -112,6 +113,17 @@ def _session_header(config: Config) -> Iterator[str]:
     for name in (sessions,) if isinstance(sessions, str) else sessions or ():
         if name.lower() == (policy.header or "").lower():
             yield f"policy.session_header: {name!r} is already used as policy.header"
+
+
+def _template_arguments(config: Config) -> Iterator[str]:
+    for number, model in enumerate(config.models):
+        where = f"models[{number}].chat_template_kwargs"
+        yield from until_wrong(_reserved_arguments, where, model)
+
+
+def _reserved_arguments(where: str, model: Model) -> Iterator[str]:
+    for name in sorted(RESERVED_ARGUMENTS & (model.chat_template_kwargs or {}).keys()):
+        yield f"{where}.{name}: is no argument of a template, but of the library that runs it"
 
 
 def _rank_header(config: Config) -> Iterator[str]:
@@ -617,6 +629,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _pulls,
     _mirror,
     _models,
+    _template_arguments,
     _meeting,
     _server_of_meeting,
     _name_of_router,

@@ -4,10 +4,11 @@ docs/configuration.md lists every key; a test compares it with the fields here.
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from extproc.base.engine import ENGINES, Engine, release_of
+from extproc.base.engine import ENGINES, FRONT_ENDS, PYTHON, Engine, release_of
 from extproc.config.sections import (
     ROLES,
     CacheAware,
@@ -91,16 +92,21 @@ class WorkerEvents:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEngine:
-    """The engine that a worker runs, and its release."""
+    """The engine that a worker runs, its release, and its front end."""
 
     name: str = key("the engine", choices=ENGINES)
     version: str = key('its release, in quotes, such as "0.32.0"')
+    frontend: str | None = key(
+        "what serves its HTTP; by default the worker is asked", None, choices=FRONT_ENDS
+    )
 
     @property
     def engine(self) -> Engine | None:
         """The engine; None if its version names no release, which is a fault of the file."""
         release = release_of(self.version)
-        return None if release is None else Engine(self.name, release)
+        if release is None:
+            return None
+        return Engine(self.name, release, self.frontend or PYTHON)
 
 
 _ENGINE = "the engine and its release; by default the {} asked (/v1/models, /version, /server_info)"
@@ -547,6 +553,11 @@ class Model:
         choices=("auto", "hf", "mistral"),
     )
     chat_template: str | None = key("a Jinja file instead of the model's chat template", None)
+    chat_template_kwargs: Mapping[str, Any] | None = key(
+        "as the engine's --default-chat-template-kwargs: what templates get where a request does"
+        " not say otherwise",
+        None,
+    )
     policy: str | None = key("overrides policy.name for this model", None, choices=POLICIES)
     verify: str = key(
         "start: tokens of golden requests are compared with each worker's POST /tokenize;"

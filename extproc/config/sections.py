@@ -290,7 +290,7 @@ class Isolation:
     share: tuple[str, ...] = key("models whose caches all tenants share", ())
     fail: str = key(
         "while the router is away, Envoy sends requests on without a salt, or answers 5xx",
-        OPEN,
+        CLOSED,
         choices=(OPEN, CLOSED),
     )
 

@@ -15,14 +15,16 @@ from extproc.config.sections import (
     MOONCAKE,
     SGLANG,
 )
-from extproc.requests.added_fields import members, open_object
-from extproc.requests.reserved_fields import MAX_EDITED_BYTES
+from extproc.requests.added_fields import members, with_members
 
 # The paths on which engines read these fields.
 PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
 SGLANG_PATHS = (*PATHS, "/generate")
+
+# Longer bodies are not split.
+MAX_EDITED_BYTES = 4 * 1024 * 1024
 
 
 # Added for a prefill worker, so that it generates one token; the later of two equal names counts.
@@ -111,9 +113,9 @@ def pulled(source: str, port: int, number: int) -> Transfer:
 
 def edited(body: bytes, fields: Transfer) -> Edited | None:
     """Returns a body with these fields at its end; None if it is not an object."""
-    head = open_object(body)
-    if head is None:
+    written = with_members(body, fields.decode)
+    if written is None:
         return None
-    end = fields.decode + b"}"
-    tail = f"{len(end)}:{fields.prefill.decode()}}}" if fields.prefill else ""
-    return Edited(head + end, tail)
+    cut_bytes = len(fields.decode) + len(b"}")
+    tail = f"{cut_bytes}:{fields.prefill.decode()}}}" if fields.prefill else ""
+    return Edited(written, tail)

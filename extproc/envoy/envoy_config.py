@@ -67,6 +67,7 @@ from extproc.envoy.envoy_routers import (
     transport_socket,
     use_several,
 )
+from extproc.envoy.model_finder import model_finder
 
 HEADING = """\
 # A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
@@ -100,23 +101,6 @@ function envoy_on_request(handle)
   local length = body:setBytes(whole:sub(1, #whole - tonumber(cut)) .. text)
   handle:headers():replace("content-length", length)
   handle:headers():remove("{header}")
-end
-"""
-
-_MODEL_FINDER = """\
-local known = {{{table}}}
-function envoy_on_request(handle)
-  if handle:headers():get("{header}") then return end
-  local body = handle:body()
-  if not body then return end
-  local text = body:getBytes(0, body:length())
-  for name in text:gmatch('"model"%s*:%s*"([^"]*)"') do
-    if known[name] then
-      handle:headers():replace("{header}", known[name])
-      handle:clearRouteCache()
-      return
-    end
-  end
 end
 """
 
@@ -183,7 +167,7 @@ def _listener(config: Config) -> listener.Listener:
 def _connection_manager(config: Config) -> connection_manager.HttpConnectionManager:
     filters: dict[str, betterproto2.Message] = {FILTER: ext_proc_filter(config)}
     if len(config.models) > 1:
-        filters["envoy.filters.http.lua"] = _model_finder(config)
+        filters["envoy.filters.http.lua"] = model_finder(config)
     filters["envoy.filters.http.router"] = router.Router()
     return connection_manager.HttpConnectionManager(
         stat_prefix="clients",
@@ -253,31 +237,6 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
 def switched_off() -> Any:
     """Returns the per-route setting that switches the filter off."""
     return Any.pack(ext_proc.ExtProcPerRoute(disabled=True))
-
-
-def _model_finder(config: Config) -> lua.Lua:
-    """Returns a filter that names the model if the router did not: it is down, or read no body.
-
-    Without it, all requests would go to the first model's workers, which refuse other models. Only
-    keys are found: within a JSON string, quotes are escaped.
-    """
-    known = {
-        name: model.name
-        for model in config.models
-        for name in (model.name, *model.aliases, *model.lora)
-    }
-    table = ", ".join(f"[{_lua(name)}] = {_lua(model)}" for name, model in known.items())
-    code = _MODEL_FINDER.format(table=table, header=MODEL)
-    return lua.Lua(default_source_code=core.DataSource(inline_string=code))
-
-
-def _lua(text: str) -> str:
-    """Returns a string literal of Lua 5.1, with all but letters and digits escaped."""
-    plain = "".join(
-        chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"\\{byte:03d}"
-        for byte in text.encode()
-    )
-    return f'"{plain}"'
 
 
 def _virtual_host(config: Config) -> route.VirtualHost:

@@ -63,7 +63,9 @@ class Candidates:
         known = self._dialects.get(model)
         if known is None:
             workers = [one for one in self._table if self.model_of(one) == model]
-            is_given = any(one.chat_template for one in self._config.models if one.name == model)
+            settings = next((one for one in self._config.models if one.name == model), None)
+            is_given = settings is not None and settings.chat_template is not None
+            keywords = (settings and settings.chat_template_kwargs) or {}
             own = {
                 one.name
                 for one in workers
@@ -74,7 +76,7 @@ class Candidates:
             }
             engines = {one.name: one.engine for one in workers}
             printed = {one.name: one.printed for one in workers if one.printed is not None}
-            known = self._dialects[model] = spoken_by(engines, own, arguments, printed)
+            known = self._dialects[model] = spoken_by(engines, own, arguments, printed, keywords)
         return known
 
     def dialect_of(self, worker: Worker) -> Dialect | None:
@@ -207,6 +209,10 @@ class Candidates:
         """Returns the names of the engines that a model's workers run, as far as they are known."""
         workers = [one for one in self._table if self.model_of(one) == model]
         return {one.engine.name for one in workers if one.engine is not None}
+
+    def engines(self) -> list[Engine | None]:
+        """Returns the engine of each worker, None for one that is not known."""
+        return [one.engine for one in self._table]
 
     def block_size(self, name: str) -> int:
         """Returns the tokens in a worker's block: by its events, else as configured or reported."""

@@ -8,9 +8,7 @@ uses; `GET /server_info` of SGLang (0.5.23: `kv_events` with the base ports of i
 replays and its load, to which each rank adds its number).
 """
 
-import asyncio
-import ipaddress
-import socket
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,9 +31,6 @@ MAX_RANKS = 1024
 _VLLM = "/kv_event_sources"
 _SGLANG = "/server_info"
 PATHS = (_VLLM, _SGLANG, "/get_server_info")
-
-# How long the addresses of a worker's host may take to be found.
-RESOLVE_SECONDS = 2.0
 
 
 def strange_host(sources: Sequence[ZmqSource], own: Collection[str]) -> str:
@@ -84,6 +79,38 @@ def configured(events: WorkerEvents) -> FeedSource:
         )
         for rank in range(events.ranks)
     )
+
+
+def at_address(events: WorkerEvents, name: str, host: str) -> WorkerEvents:
+    """Returns events with an address in the place of the worker's host name.
+
+    So its feed is at the address at which requests reach it, also where the name has several, or
+    another one later. What the router binds itself, and other hosts, stay. name: the host name.
+    host: the address.
+    """
+    bound = events.zmq if events.bind else None
+    return dataclasses.replace(
+        events,
+        zmq=bound or _at(events.zmq, name, host),
+        replay=_at(events.replay, name, host),
+        load=_at(events.load, name, host),
+        grpc=_at(events.grpc, name, host),
+        drain=_at(events.drain, name, host),
+    )
+
+
+def _at(endpoint: str | None, name: str, host: str) -> str | None:
+    """Returns an endpoint, with or without a scheme, with another host if it names this one."""
+    if endpoint is None:
+        return None
+    scheme, separator, rest = endpoint.rpartition("://")
+    try:
+        place = address.parse(rest.removesuffix("/"))
+    except ValueError:
+        return endpoint
+    if same_place(place).host != same_place(Address(name, 0)).host:
+        return endpoint
+    return f"{scheme}{separator}{place._replace(host=host)}"
 
 
 def ranks_of(source: FeedSource) -> int:
@@ -171,38 +198,35 @@ class SourcePlaces(NamedTuple):
 
 
 async def permitted(
-    client: Client, endpoint: str, hosts: tuple[str, ...], max_ranks: int
+    client: Client, endpoint: str, name: str, hosts: tuple[str, ...], max_ranks: int
 ) -> SourcePlaces | str:
     """Returns what a worker reports about its feed, or why the report is refused.
 
-    hosts: those that it may name besides its own.
+    endpoint: its ip:port now. name: its host as configured, for which the report may use the name;
+    the sources have the address. hosts: those that it may name besides its own.
     """
     answer = await sources(client, endpoint)
     if isinstance(answer, str):
         return answer
     if len(answer) > max_ranks:
         return f"it names {len(answer)} ranks, more than events.auto_ranks ({max_ranks})"
-    own = await _spellings(address.parse(endpoint).host)
-    listed = frozenset(same_place(Address(host.lower(), 0)).host for host in hosts)
+    host = address.parse(endpoint).host
+    own = frozenset(same_place(Address(one, 0)).host for one in (host, name))
+    listed = frozenset(same_place(Address(one, 0)).host for one in hosts)
     strange = strange_host(answer, own | listed)
     if strange:
         return f"it publishes on {strange}, which is neither its own host nor in events.auto_hosts"
-    return SourcePlaces(answer, places(answer, own))
+    moved = tuple(_moved(one, name, host) for one in answer)
+    return SourcePlaces(moved, places(moved, own))
 
 
-async def _spellings(host: str) -> frozenset[str]:
-    """Returns a host's name and its addresses."""
-    own = same_place(Address(host, 0)).host
-    try:
-        return frozenset((own, str(ipaddress.ip_address(own))))
-    except ValueError:
-        loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError):
-        return frozenset((own,))
-    return frozenset((own, *(str(place[0]) for *_, place in found)))
+def _moved(source: ZmqSource, name: str, host: str) -> ZmqSource:
+    return dataclasses.replace(
+        source,
+        events=_at(source.events, name, host) or source.events,
+        replay=_at(source.replay, name, host),
+        load=_at(source.load, name, host),
+    )
 
 
 async def sources(client: Client, endpoint: str) -> tuple[ZmqSource, ...] | str:

@@ -98,6 +98,8 @@ class Feeds:
             return worker.following.reason
         if not self.enabled:
             return "events are switched off"
+        if worker.upstream is None:
+            return "its host name could not be resolved"
         if self._plan_of(worker) is None:
             return "no events are configured for it"
         return (
@@ -167,8 +169,11 @@ class Feeds:
         """Asks a worker where it publishes; returns the seconds until the next question."""
         name, client = worker.name, self._polling.client
         try:
-            hosts, max_ranks = self._events.auto_hosts, self._events.auto_ranks
-            await self._take(worker, one, await permitted(client, name, hosts, max_ranks))
+            events, host = self._events, worker.place.host
+            answer = await permitted(
+                client, worker.endpoint, host, events.auto_hosts, events.auto_ranks
+            )
+            await self._take(worker, one, answer)
         except Exception as error:  # a bad answer must not end the asking
             log.exception("worker %s: events: auto: its feed cannot be followed", name)
             worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"

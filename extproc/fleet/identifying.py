@@ -1,4 +1,4 @@
-"""Asks workers which engine they run, in which release, and tells who wants to know.
+"""Asks workers which engine they run, its release and front end, and tells who wants to know.
 
 A worker is asked when it is added, whenever it may have been restarted, and now and then, since a
 restart may not show. What it said last counts while it does not answer.
@@ -13,6 +13,7 @@ import aiohttp
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
+from extproc.fleet.front_ends import FrontEndSilentError, front_end_of
 from extproc.fleet.identity import (
     EngineAnswer,
     EngineRecord,
@@ -53,12 +54,13 @@ class EngineSilentError(Exception):
 
 
 # How asking a worker fails.
-FAILURES = (EngineSilentError, aiohttp.ClientError, TimeoutError, OSError)
+FAILURES = (EngineSilentError, FrontEndSilentError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 def in_words(error: Exception) -> str:
     """Returns why a worker did not answer, without what it sent."""
-    why = str(error) if isinstance(error, EngineSilentError) else type(error).__name__
+    is_said = isinstance(error, EngineSilentError | FrontEndSilentError)
+    why = str(error) if is_said else type(error).__name__
     return f"it does not answer: {why}"
 
 
@@ -187,7 +189,10 @@ async def ask_engine(client: Client, endpoint: str) -> EngineAnswer:
             continue
         assert isinstance(answer, bytes)
         drafts = await _drafts(client, endpoint) if name == VLLM else None
-        return _engine_answer(Engine(name, release), answer, path)._replace(drafts=drafts)
+        front_end = await front_end_of(client, endpoint, name)
+        return _engine_answer(Engine(name, release, front_end), answer, path)._replace(
+            drafts=drafts
+        )
     return EngineAnswer(reason=f"it is {name}, but {'; '.join(reasons)}")
 
 

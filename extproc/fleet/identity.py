@@ -161,7 +161,13 @@ class EngineRecord:
         engine, arguments = self.engine, self.arguments
         told = {"source": self.source}
         return {
-            "engine": engine and {"name": engine.name, "version": str(engine.release)} | told,
+            "engine": engine
+            and {
+                "name": engine.name,
+                "version": str(engine.release),
+                "frontend": engine.front_end,
+            }
+            | told,
             "engine_reason": self.reason,
             "engine_arguments": arguments and arguments._asdict(),
         }
@@ -173,7 +179,7 @@ def identity_of(given: WorkerEngine | None, source: str, told: EngineAnswer) -> 
     given: as it was configured or annotated, which counts more than what the worker said. source:
     who gave that.
     """
-    engine = told.engine if given is None else given.engine
+    engine = told.engine if given is None else _with_front_end(given, told.engine)
     is_sglang = engine is not None and engine.name == SGLANG
     arguments = told.arguments if is_sglang else None
     drafts = bool(told.drafts)
@@ -185,3 +191,11 @@ def identity_of(given: WorkerEngine | None, source: str, told: EngineAnswer) -> 
     elif is_sglang and arguments is None:
         reason = f"its arguments are unknown: {told.reason}"
     return EngineRecord(engine, source, reason, arguments, drafts)
+
+
+def _with_front_end(given: WorkerEngine, told: Engine | None) -> Engine | None:
+    """Returns a configured engine; its front end is the worker's own word where none is given."""
+    engine = given.engine
+    if engine is None or given.frontend is not None or told is None or told.name != engine.name:
+        return engine
+    return engine._replace(front_end=told.front_end)

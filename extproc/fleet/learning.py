@@ -129,7 +129,7 @@ class Learning:
         """Asks a worker once; returns whether it answers."""
         name = worker.name
         try:
-            learned = await self._ask(client, name)
+            learned = await self._ask(client, worker.endpoint)
             if learned not in (worker.learned, NOTHING):
                 worker.learned = learned
                 log.info("worker %s reports: %s", name, _summary(learned))
@@ -141,11 +141,11 @@ class Learning:
             log.exception("worker %s: its answer cannot be used", name)
         return True
 
-    async def _ask(self, client: Client, name: str) -> SelfReport:
-        answer = await fetch_report(client, name, MODELS)
+    async def _ask(self, client: Client, endpoint: str) -> SelfReport:
+        answer = await fetch_report(client, endpoint, MODELS)
         learned = NOTHING if isinstance(answer, str) else from_models(answer, self._models)
         for path in SERVER_INFO:
-            answer = await fetch_report(client, name, path)
+            answer = await fetch_report(client, endpoint, path)
             if not isinstance(answer, str):
                 return learned._replace(block_size=block_size_in(answer))
         return learned

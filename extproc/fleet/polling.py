@@ -23,6 +23,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_QUESTIONS = 64
 
 _OK = 200
+_READ = (_OK, 501)
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -46,7 +47,9 @@ class Client:
     async def get(
         self, endpoint: str, path: str, seconds: float, max_bytes: int = 0
     ) -> tuple[int, bytes]:
-        """Returns an answer's status, and at most this many bytes of its body if the status is 200.
+        """Returns an answer's status, and at most this many bytes of its body.
+
+        The body is read if the status is 200, or 501, where engines say what they lack.
 
         endpoint: host:port of the worker's HTTP server. seconds: the limit for the whole answer.
 
@@ -84,7 +87,7 @@ class Client:
             headers=None if asked is None else _JSON,
         ) as response:
             body = bytearray()
-            if response.status == _OK and max_bytes:
+            if response.status in _READ and max_bytes:
                 async for piece in response.content.iter_any():
                     body += piece
                     if len(body) >= max_bytes:

@@ -45,13 +45,15 @@ class SelfReport(NamedTuple):
 class FeedPlan(NamedTuple):
     """A feed to follow; if any of this changes, it is restarted.
 
-    identity: the engine's, since another engine may get its address.
+    identity: the engine's, since another engine may get its address. address: the worker's, if it
+    is configured by a host name.
     """
 
     model: str
     events: WorkerEvents | str
     identity: str = ""
     adapters: tuple[tuple[int, str], ...] = ()
+    address: str = ""
 
 
 # What no two workers may share: the kind of socket, its host and port, and the topic.
@@ -106,18 +108,18 @@ class Worker:
 
     member: as it was configured or found. name: its configured host:port. place: the same, parsed.
     upstream: the record of its endpoint, which other workers may share; None until its host name is
-    resolved. holdings: what was sent there. is_drained: whether the operator drained it. learned:
-    what it reported about itself. printed: how it prints the tools of responses, None as long as it
-    shows nothing. retries: pauses before it is asked for that again; did_answer:
-    whether it answered the last time. following: its feed. proof: the state of its tokens. lookups:
-    its requests that will be looked up for that. reuse: what its outcomes show of what it reuses.
-    pin_findings: whether it computes requests on the ranks that they name. outcomes: its requests'
-    outcomes. tokenizer: its failures to tokenize. questioned: when it was asked for golden
-    requests' tokens. engine_answer: what it said about its engine. identity: what is known of that.
-    questioned_engine: how it is asked for it. saved: the tokens that its cache saved lately.
-    store_share: what it loads of what stores offer, None before that is known. polls:
-    its regular questions, by name. batches_seen: its feed's batches at the last look for computed
-    prompts. looks_due: how many more looks these batches need.
+    resolved. other_endpoints: to which its host name leads as well. holdings: what was sent there.
+    is_drained: whether the operator drained it. learned: what it reported about itself. printed:
+    how it prints the tools of responses, None as long as it shows nothing. retries: pauses before
+    it is asked for that again; did_answer: whether it answered the last time. following: its feed.
+    proof: the state of its tokens. lookups: its requests that will be looked up for that. reuse:
+    what its outcomes show of what it reuses. pin_findings: whether it computes requests on the
+    ranks that they name. outcomes: its requests' outcomes. tokenizer: its failures to tokenize.
+    questioned: when it was asked for golden requests' tokens. engine_answer: what it said about its
+    engine. identity: what is known of that. questioned_engine: how it is asked for it. saved: the
+    tokens that its cache saved lately. store_share: what it loads of what stores offer, None before
+    that is known. polls: its regular questions, by name. batches_seen: its feed's batches at the
+    last look for computed prompts. looks_due: how many more looks these batches need.
     """
 
     __slots__ = (
@@ -133,6 +135,7 @@ class Worker:
         "lookups",
         "member",
         "name",
+        "other_endpoints",
         "outcomes",
         "pin_findings",
         "place",
@@ -154,6 +157,7 @@ class Worker:
         self.member = member
         self.place = address.parse(name)
         self.upstream: Upstream | None = None
+        self.other_endpoints: tuple[str, ...] = ()
         self.holdings = Holdings(name)
         self.is_drained = False
         self.learned = SelfReport()

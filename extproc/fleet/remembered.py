@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from extproc.base.engine import ENGINES, Engine, PromptArguments
+from extproc.base.engine import ENGINES, FRONT_ENDS, Engine, PromptArguments
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.identity import EngineAnswer, are_short
 from extproc.fleet.record import Worker
@@ -29,10 +29,15 @@ class _Remembered(NamedTuple):
         """Whether a worker can have been like that."""
         engine, arguments = self.engine, self.arguments
         return (
-            (engine is None or (engine.name in ENGINES and min(engine.release) >= 0))
+            (engine is None or _is_sound(engine))
             and (arguments is None or are_short(arguments))
             and (self.speed is None or self.speed.is_sound)
         )
+
+
+def _is_sound(engine: Engine) -> bool:
+    is_known = engine.name in ENGINES and engine.front_end in FRONT_ENDS
+    return is_known and min(engine.release) >= 0
 
 
 # Workers that are encoded without a pause: under a millisecond.

@@ -12,6 +12,11 @@ from extproc.fleet.record import Table, Worker
 
 log = logging.getLogger("kvsteer.workers")
 
+SEVERAL = (
+    "worker %s: its name leads to %s as well: its requests and its feed go to %s only;"
+    " discovery.dns makes a worker of each address"
+)
+
 # Returns the IP addresses of a host name. Raises OSError if it has none now, ValueError if it is
 # no host name.
 LookUp = Callable[[str], Awaitable[Iterable[str]]]
@@ -93,6 +98,12 @@ class Resolving:
             return
         endpoints = sorted({str(Address(one, place.port)) for one in found})
         is_there = self._table.has(worker)  # it may have gone meanwhile
-        if endpoints and is_there and worker.endpoint not in endpoints:
+        if not endpoints or not is_there:
+            return
+        if worker.endpoint not in endpoints:
             log.info("worker %s resolves to %s", worker.name, endpoints[0])
             self._moved(worker, endpoints[0])
+        others = tuple(one for one in endpoints if one != worker.endpoint)
+        if others and others != worker.other_endpoints:
+            log.warning(SEVERAL, worker.name, ", ".join(others), worker.endpoint)
+        worker.other_endpoints = others

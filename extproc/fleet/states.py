@@ -71,6 +71,7 @@ class States:
         return {
             "endpoint": endpoint,
             "name": name,
+            "other_endpoints": worker.other_endpoints,
             "model": candidates.model_of(worker) or "",
             "state": candidates.state(name),
             "reason": self._reason(worker),

@@ -193,7 +193,7 @@ class Verifying:
             here = await self._ours_of(model, encoder, golden)
             here = _without_own(self._dialect_of(worker), golden, here)
             there = await tokens_there(
-                lambda asked: self._post(client, worker.endpoint, asked), None
+                lambda asked: self._post(client, worker.endpoint, asked), None, golden
             )
             found = comparison(golden_tokens(encoder, golden, here, there), encoder.text_of)
             found.forms.update(await self._compared_by_release(client, worker, model, encoder))

@@ -6,12 +6,14 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from extproc.base import address
 from extproc.base.attention import has_hybrid_files
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
 from extproc.fleet.discovery.view import STATIC, listed, merged
 from extproc.fleet.discovery.view import Fleet as Members
+from extproc.fleet.feed_sources import at_address
 from extproc.fleet.feeds import Feeds, OpenTransports
 from extproc.fleet.identifying import Identifying
 from extproc.fleet.lanes import Lanes
@@ -246,18 +248,31 @@ class Workers:
             self._speak(worker, rivals[0])
 
     def _feed_plan(self, worker: Worker) -> FeedPlan | None:
-        """Returns a worker's feed as it should be followed; None also if its model is unknown."""
+        """Returns a worker's feed as it should be followed.
+
+        None also if its model is unknown, or its host name is not resolved.
+        """
         model, found = self.candidates.model_of(worker), worker.sighting
-        events = found.worker.events
-        if model and (events == AUTO or isinstance(events, WorkerEvents)):
+        events, upstream = found.worker.events, worker.upstream
+        if not model or upstream is None:
+            return None
+        if events != AUTO and not isinstance(events, WorkerEvents):
+            return None
+        if worker.place.is_ip:
             return FeedPlan(model, events, found.identity, found.adapters)
-        return None
+        host = address.parse(upstream.endpoint).host
+        if isinstance(events, WorkerEvents):
+            events = at_address(events, worker.place.host, host)
+        return FeedPlan(model, events, found.identity, found.adapters, host)
 
     def _note_learned(self) -> None:
         """Follows feeds again: a worker's feed can be followed once its model is known."""
         self.candidates.note_change()
         for worker in self._table:
             self.verifying.expect(worker)
+        self._follow_soon()
+
+    def _follow_soon(self) -> None:
         self._learned_more = True
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow_as_learned())
@@ -296,3 +311,4 @@ class Workers:
         self._learning.ask_now(worker)
         self._note_restart(worker)
         self.candidates.note_change()
+        self._follow_soon()

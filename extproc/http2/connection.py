@@ -21,7 +21,7 @@ from extproc.http2.frames import (
     window_update,
 )
 from extproc.http2.header_blocks import BlockCache, HeaderBlocks
-from extproc.http2.limits import Budget, Limits
+from extproc.http2.limits import Limits, SharedBudget
 from extproc.http2.outbox import Outbox
 from extproc.http2.streams import Aborted, Event, Floods, HeadJoiner, Streams
 
@@ -131,7 +131,7 @@ class Connection:
     `unsent` or any stream is `ready` for more; at once if it `is_due`.
     """
 
-    def __init__(self, limits: Limits, cache: BlockCache, budget: Budget) -> None:
+    def __init__(self, limits: Limits, cache: BlockCache, budget: SharedBudget) -> None:
         self.fault: Http2Error | None = None
         self._limits = limits
         self._reader = FrameReader()

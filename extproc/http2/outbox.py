@@ -11,7 +11,7 @@ from extproc.http2.frames import (
     frame,
     rst_stream,
 )
-from extproc.http2.limits import Budget
+from extproc.http2.limits import SharedBudget
 
 
 class Http2Stream:
@@ -74,7 +74,7 @@ class Outbox:
     chunks, ready: the data to send, and the streams whose DATA may be sent.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: SharedBudget) -> None:
         self._budget = budget
         self.is_due = False
         self.chunks: list[bytes | memoryview] = []

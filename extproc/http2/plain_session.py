@@ -31,11 +31,13 @@ from extproc.http2.grpc_messages import (
 )
 from extproc.http2.header_blocks import BlockCache, RequestHead
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
-from extproc.http2.limits import Budget, Limits
+from extproc.http2.limits import Budget, Limits, SharedBudget
 from extproc.http2.reading import Reading
 from extproc.http2.streams import Opened, Received
 
-# What a call takes of the budget besides its content.
+# What a call takes of the budget besides its content: before its first message, and from then on.
+# A refused request whose answer waits takes as much as the first.
+_OPEN_BYTES: Final = 1024
 _CALL_BYTES: Final = 4096
 
 _TRACEPARENT = headers.TRACEPARENT.encode()
@@ -60,12 +62,17 @@ class _Call:
 
     def __init__(self, max_message_bytes: int) -> None:
         self.reader = MessageReader(max_message_bytes)
-        self.charged_bytes = _CALL_BYTES
+        self.charged_bytes = _OPEN_BYTES
         self.withheld_bytes = 0
         self.owed_ticks = 0
         self.has_answer = self.has_message = False
         self.is_failed = self.is_held = self.is_whole = False
         self.is_read = self.has_parts = False
+
+
+def _least_bytes(call: _Call) -> int:
+    """What a call takes besides its content."""
+    return _CALL_BYTES if call.has_message else _OPEN_BYTES
 
 
 class PlainSession:
@@ -75,7 +82,7 @@ class PlainSession:
         self,
         limits: Limits,
         max_message_bytes: int,
-        budget: Budget,
+        budget: SharedBudget,
         cache: BlockCache,
         reading: Reading | None,
     ) -> None:
@@ -212,7 +219,7 @@ class PlainSession:
         refusal = refusal_of(head)
         if refusal is not None:
             self._refuse(stream_id, refusal)
-        elif not self._budget.take(_CALL_BYTES):
+        elif not self._budget.take(_OPEN_BYTES):
             self._connection.reset(stream_id, ErrorCode.REFUSED_STREAM)
         else:
             call = self._calls[stream_id] = _Call(self._max_message_bytes)
@@ -224,7 +231,7 @@ class PlainSession:
                 self._events.append((stream_id, ENDED, None))
 
     def _refuse(self, stream_id: int, refusal: RefusedRequest) -> None:
-        if not self._connection.charge_refusal(stream_id, _CALL_BYTES):
+        if not self._connection.charge_refusal(stream_id, _OPEN_BYTES):
             self._connection.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
         if refusal.content:
@@ -259,7 +266,7 @@ class PlainSession:
         fault = call.reader.fault
         if fault is not None:
             self._fail(stream_id, call, fault.status, str(fault))
-        elif not self._charge(call, _CALL_BYTES + call.reader.buffered_bytes):
+        elif not self._charge(call, _least_bytes(call) + call.reader.buffered_bytes):
             text = "no memory left for unfinished messages"
             self._fail(stream_id, call, Status.RESOURCE_EXHAUSTED, text)
 
@@ -281,7 +288,7 @@ class PlainSession:
 
     def _fail(self, stream_id: int, call: _Call, status: int, text: str) -> None:
         call.reader.forget()
-        self._charge(call, _CALL_BYTES)
+        self._charge(call, _least_bytes(call))
         call.is_failed = True
         self._events.append((stream_id, FAILED, (int(status), text)))
 
@@ -299,7 +306,8 @@ class PlainSession:
             call.owed_ticks = 0
             return
         call.owed_ticks += 1
-        if call.owed_ticks > self._limits.stall_ticks:
+        limits = self._limits
+        if call.owed_ticks > (limits.stall_ticks if call.has_message else limits.first_ticks):
             self._fail(stream_id, call, Status.DEADLINE_EXCEEDED, "no message in time")
 
 
@@ -315,8 +323,9 @@ class PlainSessions:
         self._max_message_bytes = max_message_bytes
         self._cache = BlockCache()
 
-    def open(self) -> PlainSession:
+    def open(self, share: SharedBudget | None = None) -> PlainSession:
         """Returns the session of a new connection."""
+        budget = self.budget if share is None else share
         return PlainSession(
-            self._limits, self._max_message_bytes, self.budget, self._cache, self._reading
+            self._limits, self._max_message_bytes, budget, self._cache, self._reading
         )

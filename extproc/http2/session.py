@@ -10,7 +10,7 @@ from dataclasses import astuple
 from typing import Protocol
 
 from extproc.http2.call_events import CallEvent
-from extproc.http2.limits import Limits
+from extproc.http2.limits import Limits, SharedBudget
 from extproc.http2.plain_session import PlainSessions
 from extproc.http2.reading import Reading
 
@@ -22,30 +22,13 @@ else:
     IS_COMPILED = True
 
 
-class SharedBudget(Protocol):
-    """A limit of bytes that `extproc.http2.limits.Budget` describes."""
-
-    @property
-    def max_bytes(self) -> int:
-        """The most bytes."""
-
-    @property
-    def used_bytes(self) -> int:
-        """The reserved bytes."""
-
-    def take(self, size: int, /) -> bool:
-        """Reserves bytes; returns False, and reserves none, if there is no room for them."""
-
-    def give_back(self, size: int, /) -> None:
-        """Frees bytes that were reserved."""
-
-
 class Session(Protocol):
     """The calls of one connection.
 
     It refuses requests that are no gRPC calls, or compressed. What it keeps of a call it takes from
-    the budget, and 4 KiB for the call itself. After `receive`, and after sending, the caller must
-    `send`, and sooner or later write `data_to_send`, while anything is unsent.
+    the budget, and for the call itself 1 KiB, or 4 KiB from its first message on. After `receive`,
+    and after sending, the caller must `send`, and sooner or later write `data_to_send`, while
+    anything is unsent.
     """
 
     @property
@@ -122,8 +105,11 @@ class Sessions(Protocol):
     def budget(self) -> SharedBudget:
         """The limit of kept bytes."""
 
-    def open(self) -> Session:
-        """Returns the session of a new connection, which has its greeting to send."""
+    def open(self, share: SharedBudget | None = None) -> Session:
+        """Returns the session of a new connection, which has its greeting to send.
+
+        share: its peer's, of `budget`; None for a peer that may take all.
+        """
 
 
 class CompiledSessions:
@@ -137,9 +123,10 @@ class CompiledSessions:
         self._limits = astuple(limits)
         self._max_message_bytes = max_message_bytes
 
-    def open(self) -> Session:
+    def open(self, share: SharedBudget | None = None) -> Session:
         """Returns the session of a new connection."""
-        return CompiledSession(self._limits, self._max_message_bytes, self.budget, self._reading)
+        budget = self.budget if share is None else share
+        return CompiledSession(self._limits, self._max_message_bytes, budget, self._reading)
 
 
 def make_sessions(

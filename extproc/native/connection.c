@@ -330,31 +330,42 @@ static void receive_head(Connection *connection, uint32_t stream_id, const Head 
 
 /* --- header blocks --- */
 
+/* Copies a text of a head behind what is in `texts`; returns where. */
+static size_t copy_text(const Head *head, size_t at, size_t length, Buffer *texts) {
+    size_t copied_at = buffer_length(texts);
+    if (length) buffer_add(texts, head->texts->bytes + at, length);
+    return copied_at;
+}
+
+/* Returns a head with copies of its texts, in another buffer than theirs. */
+static Head copy_head(const Head *head, Buffer *texts) {
+    Head copy = *head;
+    copy.path_at = copy_text(head, head->path_at, head->path_length, texts);
+    copy.trace_at = copy_text(head, head->trace_at, head->trace_length, texts);
+    copy.texts = texts;
+    return copy;
+}
+
 static void keep_block(Connection *connection, Text block, const Head *head) {
     buffer_clear(&connection->cached_block);
     buffer_clear(&connection->cached_texts);
     buffer_add(&connection->cached_block, block.bytes, block.length);
-    Buffer *texts = &connection->cached_texts;
-    Head kept = *head;
-    kept.path_at = buffer_length(texts);
-    if (head->path_length)
-        buffer_add(texts, head->texts->bytes + head->path_at, head->path_length);
-    kept.trace_at = buffer_length(texts);
-    if (head->trace_length)
-        buffer_add(texts, head->texts->bytes + head->trace_at, head->trace_length);
-    kept.texts = texts;
-    connection->cached_head = kept;
+    connection->cached_head = copy_head(head, &connection->cached_texts);
+    connection->is_broken |=
+        connection->cached_block.is_broken || connection->cached_texts.is_broken;
 }
 
-/* Decodes a block; one without state that equals the last such block is not decoded again. */
+/* Decodes a block; one without state that equals the last such block is not decoded again. Its
+ * texts are in `texts` either way: another block of this read may take that one's place. */
 static bool decode_block(Connection *connection, Text block, Head *head) {
     Buffer *cached = &connection->cached_block;
     bool may_keep = block.length <= MAX_CACHED_BLOCK_BYTES &&
                     hpack_is_stateless(&connection->hpack, block.bytes, block.length);
     if (may_keep && buffer_length(cached) == block.length &&
         !memcmp(buffer_content(cached), block.bytes, block.length)) {
-        *head = connection->cached_head;
-        return true;
+        *head = copy_head(&connection->cached_head, &connection->texts);
+        connection->is_broken |= connection->texts.is_broken;
+        return !connection->is_broken;
     }
     head_begin(head, &connection->texts);
     HpackResult result =
@@ -369,7 +380,6 @@ static bool decode_block(Connection *connection, Text block, Head *head) {
         fail(connection, COMPRESSION_ERROR, "undecodable header block");
     if (result != HPACK_DONE || connection->is_broken) return false;
     if (may_keep) keep_block(connection, block, head);
-    connection->is_broken |= cached->is_broken || connection->cached_texts.is_broken;
     return !connection->is_broken;
 }
 
@@ -738,7 +748,7 @@ void connection_close(Connection *connection) {
         if (!stream) continue;
         int64_t kept = (int64_t)buffer_length(&stream->queue) + stream->charged +
                        stream->refused_bytes;
-        connection->budget->used_bytes -= kept;
+        amount_give_back(connection->budget, kept);
     }
     table_free(&connection->streams);
     connection->open_count = 0;

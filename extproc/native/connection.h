@@ -12,18 +12,34 @@ typedef struct {
     int64_t max_streams, max_header_block_bytes, max_header_list_bytes, max_continuations;
     int64_t stream_window_bytes, connection_window_bytes;
     int64_t pings_a_tick, settings_a_tick, idle_frames_a_tick, idle_frames_a_stream;
-    int64_t rapid_resets_a_tick, faults_a_tick, preface_ticks, stall_ticks;
+    int64_t rapid_resets_a_tick, faults_a_tick, preface_ticks, first_ticks, stall_ticks;
 } Limits;
 
-/* extproc.http2.limits.Budget: bytes kept by all connections of a server together. */
-typedef struct {
+/* extproc.http2.limits.Budget: bytes kept by all connections of a server together, or by those of
+ * one peer, which takes them of the whole. */
+typedef struct Amount {
     int64_t max_bytes, used_bytes;
+    struct Amount *whole; /* NULL: this is it */
 } Amount;
 
+/* extproc.http2.limits.PARTS */
+#define PARTS 3
+
 static inline bool amount_take(Amount *amount, int64_t size) {
-    if (amount->used_bytes + size > amount->max_bytes) return false;
-    amount->used_bytes += size;
+    Amount *whole = amount->whole ? amount->whole : amount;
+    int64_t left = whole->max_bytes - whole->used_bytes - size;
+    if (left < 0) return false;
+    if (amount->whole) {
+        if (amount->used_bytes + size > PARTS * left) return false;
+        amount->used_bytes += size;
+    }
+    whole->used_bytes += size;
     return true;
+}
+
+static inline void amount_give_back(Amount *amount, int64_t size) {
+    amount->used_bytes -= size;
+    if (amount->whole) amount->whole->used_bytes -= size;
 }
 
 typedef struct Stream Stream;
@@ -105,7 +121,7 @@ typedef struct {
 
     Hpack hpack;
     Buffer texts; /* of the heads of this read */
-    Buffer cached_block, cached_texts;
+    Buffer cached_block, cached_texts; /* of the last block without state */
     Head cached_head;
 
     bool is_greeted, is_acknowledged, has_said_goodbye, is_draining, has_last_taken;

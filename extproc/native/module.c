@@ -29,6 +29,7 @@ static bool arguments_are(Py_ssize_t given, Py_ssize_t wanted) {
 typedef struct {
     PyObject_HEAD
     Amount amount;
+    PyObject *whole; /* of a peer's share; else NULL */
 } CoreBudget;
 
 static PyTypeObject *budget_type;
@@ -37,12 +38,23 @@ static PyObject *budget_new(PyTypeObject *type, PyObject *arguments, PyObject *P
     long long max_bytes;
     if (!PyArg_ParseTuple(arguments, "L", &max_bytes)) return NULL;
     CoreBudget *self = (CoreBudget *)PyType_GenericAlloc(type, 0);
-    if (self) self->amount = (Amount){max_bytes, 0};
+    if (self) self->amount = (Amount){max_bytes, 0, NULL};
     return (PyObject *)self;
 }
 
-static void plain_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
+static PyObject *budget_share(PyObject *of, PyObject *Py_UNUSED(none)) {
+    CoreBudget *self = (CoreBudget *)of;
+    CoreBudget *share = (CoreBudget *)PyType_GenericAlloc(budget_type, 0);
+    if (!share) return NULL;
+    share->amount = (Amount){self->amount.max_bytes, 0, &self->amount};
+    Py_INCREF(of);
+    share->whole = of;
+    return (PyObject *)share;
+}
+
+static void budget_dealloc(CoreBudget *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF(self->whole);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -56,7 +68,7 @@ static PyObject *budget_take(CoreBudget *self, PyObject *size) {
 static PyObject *budget_give_back(CoreBudget *self, PyObject *size) {
     long long bytes = PyLong_AsLongLong(size);
     if (bytes == -1 && PyErr_Occurred()) return NULL;
-    self->amount.used_bytes -= bytes;
+    amount_give_back(&self->amount, bytes);
     return constant(Py_None);
 }
 
@@ -69,6 +81,7 @@ static PyObject *budget_used_bytes(CoreBudget *self, void *Py_UNUSED(closure)) {
 }
 
 static PyMethodDef budget_methods[] = {
+    {"share", budget_share, METH_NOARGS, NULL},
     {"take", (PyCFunction)budget_take, METH_O, NULL},
     {"give_back", (PyCFunction)budget_give_back, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -83,7 +96,7 @@ static PyGetSetDef budget_values[] = {
 static PyType_Slot budget_slots[] = {
     {Py_tp_doc, "The compiled budget; extproc.http2.limits.Budget describes it."},
     {Py_tp_new, budget_new},
-    {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_dealloc, budget_dealloc},
     {Py_tp_methods, budget_methods},
     {Py_tp_getset, budget_values},
     {0, NULL},
@@ -127,7 +140,8 @@ static bool limits_of(PyObject *values, Limits *limits) {
         &limits->pings_a_tick,          &limits->settings_a_tick,
         &limits->idle_frames_a_tick,    &limits->idle_frames_a_stream,
         &limits->rapid_resets_a_tick,   &limits->faults_a_tick,
-        &limits->preface_ticks,         &limits->stall_ticks,
+        &limits->preface_ticks,         &limits->first_ticks,
+        &limits->stall_ticks,
     };
     Py_ssize_t count = (Py_ssize_t)(sizeof fields / sizeof *fields);
     if (!arguments_are(PyTuple_Size(values), count)) return false;

@@ -78,7 +78,8 @@ bool outbox_send(Connection *connection, Stream *stream, const uint8_t *prefix,
 }
 
 void outbox_forget(Connection *connection, Stream *stream) {
-    connection->budget->used_bytes -= (int64_t)buffer_length(&stream->queue) + stream->refused_bytes;
+    amount_give_back(connection->budget,
+                     (int64_t)buffer_length(&stream->queue) + stream->refused_bytes);
     stream->refused_bytes = 0;
     buffer_free(&stream->queue);
     list_remove(&connection->waiting, stream);
@@ -130,7 +131,7 @@ static void send_queued(Connection *connection, Stream *stream) {
     connection->out_window -= size;
     stream->credit -= size;
     stream->stalled_ticks = 0;
-    connection->budget->used_bytes -= size;
+    amount_give_back(connection->budget, size);
 }
 
 void connection_pump(Connection *connection) {

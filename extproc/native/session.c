@@ -8,7 +8,9 @@
 
 #define PREFIX_BYTES 5u
 
-/* What a call, or a refused request whose answer waits, takes of the budget besides its content. */
+/* What a call takes of the budget besides its content: before its first message, and from then on.
+ * A refused request whose answer waits takes as much as the first. */
+#define OPEN_BYTES 1024
 #define CALL_BYTES 4096
 
 /* extproc.http2.grpc_messages.NOT_GRPC */
@@ -68,7 +70,7 @@ static Stream *find_call(const Session *session, uint32_t stream_id) {
 static bool charge(Session *session, Stream *call, int64_t bytes) {
     Amount *budget = session->connection.budget;
     if (bytes > call->charged && !amount_take(budget, bytes - call->charged)) return false;
-    if (bytes < call->charged) budget->used_bytes -= call->charged - bytes;
+    if (bytes < call->charged) amount_give_back(budget, call->charged - bytes);
     call->charged = bytes;
     return true;
 }
@@ -77,6 +79,11 @@ static void forget_message(Stream *call) {
     buffer_free(&call->incomplete);
     call->prefix_length = call->parts_bytes = 0;
     call->missing = 0;
+}
+
+/* What a call takes besides its content. */
+static int64_t least_bytes(const Stream *call) {
+    return call->has_message ? CALL_BYTES : OPEN_BYTES;
 }
 
 static int64_t kept_bytes(const Stream *call) {
@@ -94,7 +101,7 @@ static void forget_call(Session *session, Stream *call) {
 /* Reports that a call must end with an error; what else comes of its request is dropped. */
 static CallEvent *fail_call(Session *session, Stream *call, int status, const char *text) {
     forget_message(call);
-    charge(session, call, CALL_BYTES);
+    charge(session, call, least_bytes(call));
     call->is_failed = true;
     CallEvent *event = add_event(session, CALL_FAILED, call->id);
     if (!event) return NULL;
@@ -138,7 +145,7 @@ static void refuse_request(Session *session, uint32_t stream_id, const Head *hea
 
 static void open_call(Session *session, Stream *call, const FrameEvent *opened) {
     const Head *head = &opened->head;
-    call->charged = CALL_BYTES;
+    call->charged = OPEN_BYTES;
     call->is_whole = opened->is_last;
     list_add(&session->connection.called, call);
     CallEvent *event = add_event(session, CALL_OPENED, call->id);
@@ -158,13 +165,13 @@ static void take_opened(Session *session, const FrameEvent *opened) {
     if (!call) return;
     bool is_call = head_kind(&opened->head) == GRPC_CALL;
     bool is_wanted = is_call || call->is_open; /* else it was reset in the same read */
-    bool has_room = is_wanted && amount_take(connection->budget, CALL_BYTES);
+    bool has_room = is_wanted && amount_take(connection->budget, OPEN_BYTES);
     if (is_call && has_room) {
         open_call(session, call, opened);
         return;
     }
     if (has_room) {
-        call->refused_bytes = CALL_BYTES;
+        call->refused_bytes = OPEN_BYTES;
         refuse_request(session, call->id, &opened->head);
     } else {
         connection_reset(connection, call->id, REFUSED_STREAM);
@@ -244,7 +251,7 @@ static void read_piece(Session *session, Stream *call, Text piece) {
         if (!read_prefix(session, call, &piece)) break;
         read_content(session, call, &piece);
     } while (piece.length && !session->connection.is_broken);
-    if (!call->is_failed && !charge(session, call, CALL_BYTES + kept_bytes(call)))
+    if (!call->is_failed && !charge(session, call, least_bytes(call) + kept_bytes(call)))
         fail_call(session, call, RESOURCE_EXHAUSTED, "no memory left for unfinished messages");
 }
 
@@ -298,9 +305,11 @@ void session_forget_read(Session *session) {
 
 static void tick_call(Session *session, Stream *call) {
     if (call->is_failed) return;
+    const Limits *limits = &session->connection.limits;
+    int64_t most = call->has_message ? limits->stall_ticks : limits->first_ticks;
     if ((call->has_message || call->is_whole) && !kept_bytes(call)) {
         call->owed_ticks = 0;
-    } else if (++call->owed_ticks > session->connection.limits.stall_ticks) {
+    } else if (++call->owed_ticks > most) {
         fail_call(session, call, DEADLINE_EXCEEDED, "no message in time");
     }
 }

@@ -48,7 +48,7 @@ class ServerCollector(Collector):
 
 Shown = Mapping[str, Any]
 
-_UNKNOWN_ENGINE = {"name": "unknown", "version": "unknown"}
+_UNKNOWN_ENGINE = dict.fromkeys(("name", "version", "frontend"), "unknown")
 
 
 def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
@@ -91,8 +91,9 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     )
     engine = GaugeMetricFamily(
         "kvsteer_worker_engine",
-        "1 for the engine that a worker runs, and its release; both are unknown if it is not known",
-        labels=["worker", "engine", "version"],
+        "1 for the engine that a worker runs, its release and its front end; unknown if it is not"
+        " known",
+        labels=["worker", "engine", "version", "frontend"],
     )
     blocks = GaugeMetricFamily(
         "kvsteer_index_blocks", "Blocks that a worker holds, by tier", labels=["worker", "tier"]
@@ -104,7 +105,8 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         block_size.add_metric([worker["name"]], worker["block_size"])
         saved.add_metric([worker["name"]], worker["saved_tokens"])
         known = worker["engine"] or _UNKNOWN_ENGINE
-        engine.add_metric([worker["name"], known["name"], known["version"]], 1)
+        labels = [known["name"], known["version"], known["frontend"]]
+        engine.add_metric([worker["name"], *labels], 1)
         for tier, count in worker["blocks_by_tier"].items():
             blocks.add_metric([worker["name"], tier], count)
     yield from (state, down, in_flight, block_size, saved, engine, blocks)

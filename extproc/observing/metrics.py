@@ -145,7 +145,8 @@ class Metrics(Collector):
         )
         self.bodies_refused = Counter(
             "kvsteer_bodies_refused",
-            "Requests answered with 400, since their bodies may hide fields of the router's",
+            "Requests refused since their bodies may have what only the router may write",
+            ["reason"],
             registry=self.registry,
         )
         self.classes = ClassFigures()

@@ -7,12 +7,13 @@ would reveal it.
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.proof.golden_added import text_with
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
 from extproc.requests import chat_request, completion_request, messages_request, responses_request
 from extproc.requests.dialect import Dialect
@@ -40,12 +41,13 @@ class Golden(NamedTuple):
     """A golden request.
 
     name: in words. prompt: as KVSteer parses it. of_tokenizer: the forms of all of a tokenizer's
-    texts that it shows besides.
+    texts that it shows besides. why: the cause of any difference, if it can have only one.
     """
 
     name: str
     prompt: Chat | Given | Text
     of_tokenizer: int = 0
+    why: str = ""
 
     @property
     def forms(self) -> int:
@@ -162,6 +164,10 @@ class GoldenEncoder(Protocol):
         """The forms of all its texts, 0 if they are in no doubt."""
 
     @property
+    def added_tokens(self) -> Sequence[str]:
+        """The texts of its added tokens, by their ids."""
+
+    @property
     def renders_in_code(self) -> bool:
         """Whether the engine builds the model's conversations in code, not by a template."""
 
@@ -191,12 +197,30 @@ class NoTokenizeError(Exception):
 def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     """Returns the golden requests of a model, for a worker that speaks a dialect.
 
-    What engines render in code depends on the release, and so has a form of its own. One text shows
-    the forms of all the tokenizer's texts.
+    What engines render in code depends on the release, and so has a form of its own. Two texts show
+    the forms of all the tokenizer's texts; that of its added tokens is also a user's.
     """
     cuts = _CUTS._replace(of_tokenizer=encoder.text_forms)
     found = [cuts if one is _CUTS else one for one in GOLDEN]
+    found += _with_added(encoder)
     return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
+
+
+_OTHER_TOKENS = (
+    "its added tokens are others: tokenizer_config.json, added_tokens.json or"
+    " special_tokens_map.json beside its tokenizer.json differ from those here, or its transformers"
+    " reads them otherwise"
+)
+
+
+def _with_added(encoder: GoldenEncoder) -> Iterator[Golden]:
+    text = text_with(encoder.added_tokens)
+    if text:
+        alone = Text(text, add_special_tokens=False)
+        yield Golden("a text with added tokens", alone, encoder.text_forms, _OTHER_TOKENS)
+        turns = {"messages": [{"role": "user", "content": text}]}
+        name = "a conversation with added tokens"
+        yield _golden(name, chat_request.parse, turns)._replace(why=_OTHER_TOKENS)
 
 
 def _in_code(golden: Golden, dialect: Dialect) -> Golden:
@@ -243,9 +267,11 @@ def _encoded(encoder: GoldenEncoder, golden: Golden) -> Tokens | str:
 
 
 async def tokens_there(
-    post: Callable[[bytes], Awaitable[tuple[int, bytes]]], model: str | None
+    post: Callable[[bytes], Awaitable[tuple[int, bytes]]],
+    model: str | None,
+    requests: Sequence[Golden] = GOLDEN,
 ) -> list[Tokens | str]:
-    """Returns an engine's tokens of all golden requests; equal questions are asked once.
+    """Returns an engine's tokens of golden requests; equal questions are asked once.
 
     post: sends a question to POST /tokenize, and returns the status and at most one byte more than
     MAX_ANSWER_BYTES; it raises SilentError if there is no answer. model: as in `Golden.question`.
@@ -254,11 +280,11 @@ async def tokens_there(
         SilentError, NoTokenizeError: there is no answer at all.
     """
     found: dict[bytes, Tokens | str] = {}
-    for golden in GOLDEN:
+    for golden in requests:
         asked = golden.question(model)
         if asked not in found:
             found[asked] = _answer(*await post(asked))
-    return [found[golden.question(model)] for golden in GOLDEN]
+    return [found[golden.question(model)] for golden in requests]
 
 
 def _answer(status: int, body: bytes) -> Tokens | str:
@@ -288,6 +314,7 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     """
     found: dict[int, GoldenVerdict] = {}
     compared, why, first = 0, "", None
+    told = list(told)
     for golden, here, there in told:
         if isinstance(here, str):
             continue  # such requests are not keyed, so nothing is claimed about them
@@ -297,7 +324,8 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
             _note(found, golden.forms, GoldenVerdict(None, reason))
             continue
         compared += 1
-        different = mismatch(golden, here, there, text_of)
+        switched = _switched_like(golden, there, told)
+        different = mismatch(golden._replace(why=golden.why or switched), here, there, text_of)
         if different is None:
             _note(found, golden.forms, GoldenVerdict(is_same=True))
         else:
@@ -308,6 +336,24 @@ def comparison(told: Iterable[GoldenTokens], text_of: TextOf) -> Comparison:
     if first is not None and found.get(CONVERSATION, first).is_same is None:
         found = {form: first if one.is_same is None else one for form, one in found.items()}
     return Comparison(compared, found, why if found else "no golden request is keyed here")
+
+
+_DEFAULTS = (
+    "the engine's --default-chat-template-kwargs, which models[].chat_template_kwargs has to repeat"
+)
+
+
+def _switched_like(golden: Golden, engines: Tokens, told: Iterable[GoldenTokens]) -> str:
+    """Returns how an engine's tokens come about, if they are ours with thinking on or off."""
+    prompt = golden.prompt
+    if not isinstance(prompt, Chat):
+        return ""
+    for other, ours, _ in told:
+        if not isinstance(other.prompt, Chat) or not other.forms & SWITCHES:
+            continue
+        if other.prompt.messages == prompt.messages and ours == engines:
+            return f"as of {other.name} here: by {_DEFAULTS}"
+    return ""
 
 
 def _note(found: dict[int, GoldenVerdict], forms: int, verdict: GoldenVerdict) -> None:
@@ -365,6 +411,7 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     return (
         _of_given(golden)
         or _framed(ours, engines)
+        or (golden.why and f"{_instead(here, there)}: {golden.why}")
         or _of_class(golden)
         or _of_space(here, there)
         or _of_date(here, there)
@@ -393,7 +440,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
     if golden.forms & SWITCHES:
         return "the template takes enable_thinking differently"
     if here.startswith(there) or there.startswith(here):
-        return "the templates end differently, as in the generation prompt"
+        return f"the templates end differently, as by another generation prompt, or by {_DEFAULTS}"
     return "the chat template is another one"
 
 

@@ -48,6 +48,9 @@ _TOOL = {"type": "function", "function": _FUNCTION}
 _FUNCTION_CALL = {"name": "look_up", "arguments": "{}"}
 _CALL = {"id": "c1", "type": "function", "function": _FUNCTION_CALL}
 _BROKEN_CALL = {**_CALL, "function": {**_FUNCTION_CALL, "arguments": '{"word": "fo'}}
+# With a field that no release knows.
+_DEFERRED = {**_TOOL, "defer_loading": True, "kvsteer": {"unknown": True}}
+_NAMED = {"type": "tool_reference", "name": "look_up"}
 _ITEM = {"type": "message", "role": "user", "content": "Look it up."}
 _TEXT = {"type": "text", "text": "Look it up.", "cache_control": {"type": "ephemeral"}}
 _MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
@@ -84,6 +87,15 @@ QUESTIONS: Sequence[FormQuestion] = (
         kv_transfer_params={"prompt_token_ids": [*range(11, 43)]},
     ),
     _chat("tools that must not be used", _USER, tools=[_TOOL], tool_choice="none"),
+    _chat("a conversation with a tool that is deferred", _USER, tools=[_DEFERRED]),
+    _chat(
+        "a conversation with a result that names a tool",
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "an animal"},
+        {"role": "tool", "tool_call_id": "c1", "content": [_NAMED]},
+        tools=[_TOOL],
+    ),
     FormQuestion(
         "messages with an empty list of tools",
         _MESSAGES,

@@ -32,7 +32,7 @@ from extproc.renderers.deepseek import (
 )
 from extproc.renderers.render_input import RenderInput, dialect_of, render_input
 from extproc.renderers.segments import ControlMarks
-from extproc.requests.chat_request import Messages, arguments_in, in_parts
+from extproc.requests.chat_request import TOOL_REFERENCE, Messages, arguments_in, in_parts
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import Chat
 
@@ -294,18 +294,38 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(message.get("content"), str):
         return message
     content = in_parts(message)["content"]
-    text = content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
-    return {**message, "content": text}
+    if isinstance(content, str):
+        return {**message, "content": content}
+    is_result = message["role"] == "tool"
+    return {**message, "content": "\n\n".join(_text_of(part, is_result) for part in content)}
+
+
+def _text_of(part: Mapping[str, Any], is_result: bool) -> str:
+    """Returns the text of a part, with a remark for one of another kind in a tool's result."""
+    kind = part["type"]
+    if kind == "text":
+        return str(part["text"])
+    if not is_result:
+        raise refusal()
+    return f"[Unsupported {kind}]"
 
 
 def _with_text(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message with its content as a text, as V4.1 reads it."""
     content = message.get("content")
     if isinstance(content, list):
-        if any(part.get("type") not in _TEXT_PARTS for part in content):
-            raise refusal()
-        content = "\n\n".join(part.get("text", "") for part in content)
+        is_result = message.get("role") == "tool"
+        content = "\n\n".join(_v41_text_of(part, is_result) for part in content)
     return {**message, "content": content or ""}
+
+
+def _v41_text_of(part: Mapping[str, Any], is_result: bool) -> str:
+    kind = part.get("type")
+    if kind == TOOL_REFERENCE and is_result:
+        return f"[Unsupported {kind}]"
+    if kind not in _TEXT_PARTS:
+        raise refusal()
+    return str(part.get("text", ""))
 
 
 class _Block(NamedTuple):

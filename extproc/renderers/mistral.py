@@ -365,6 +365,8 @@ def _parts(message: Mapping[str, Any]) -> Iterator[str | _Thought]:
         yield content
     else:
         for part in content or ():
+            if part["type"] != "text":
+                raise _refusal()
             yield part["text"]
 
 

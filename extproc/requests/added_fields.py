@@ -5,20 +5,7 @@ The later of two equal names counts: so engines' JSON parsers (Python's json, or
 
 import msgspec
 
-_SPACE = b" \t\r\n"
-
-
-def open_object(body: bytes) -> bytes | None:
-    """Returns a body up to where fields can be added; None if it is not an object.
-
-    A comma is at its end if there are fields before. What is no JSON otherwise is none afterwards
-    either.
-    """
-    written = body.rstrip(_SPACE)
-    if not (written.endswith(b"}") and written.lstrip(_SPACE).startswith(b"{")):
-        return None
-    head = written[:-1]
-    return head if head.strip(_SPACE) == b"{" else head + b","
+from kvstate import scan
 
 
 def members(fields: dict[str, object]) -> bytes:
@@ -26,7 +13,19 @@ def members(fields: dict[str, object]) -> bytes:
     return msgspec.json.encode(fields)[1:-1]
 
 
+def with_members(body: bytes, written: bytes) -> bytes | None:
+    """Returns a body with these members at its end; None if it is not an object.
+
+    What is no JSON otherwise is none afterwards either. written: JSON without the braces around it.
+    """
+    braces = scan.braces(body)
+    if braces is None:
+        return None
+    close, is_empty = braces
+    comma = b"" if is_empty else b","
+    return scan.splice(body, ((close, len(body), b"%b%b}" % (comma, written)),))
+
+
 def with_fields(body: bytes, fields: dict[str, object]) -> bytes | None:
     """Returns a body with these fields at its end; None if it is not an object."""
-    head = open_object(body)
-    return None if head is None else b"%b%b}" % (head, members(fields))
+    return with_members(body, members(fields))

@@ -12,14 +12,10 @@ releases differ, the message is not keyed.
 Engines pass the contents of messages to templates in two forms: as text, and in parts.
 
 Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
-
-The keys of tools are in the order in which vLLM passes them to templates, which print them as JSON.
-
-Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Tools with other fields are not keyed:
-releases write these differently.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from operator import itemgetter
 from typing import Any
@@ -27,20 +23,25 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import RequestError
+from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.requests import sglang_chat
 from extproc.requests.costly_json import refuse_costly
-from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
+from extproc.requests.function_tools import printed_tools
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages, memory_of
-from extproc.requests.known_tools import read_tools
+from extproc.requests.known_tools import PrintedTools, read_tools
 from extproc.requests.media import MEDIA_PARTS
 from extproc.requests.odd_json import object_in
+from extproc.requests.part_fields import PART_FIELDS
 from extproc.requests.prompt import (
     BILLING,
     EMPTIED,
+    LEFT_OUT,
     MAX_MESSAGES,
     NO_TOOLS,
     NULL,
+    TOOL_REFERENCES,
     USUAL_VARIABLES,
     Chat,
     InferenceRequest,
@@ -53,7 +54,19 @@ from kvstate.undecodable import UNDECODABLE
 
 # Kinds of text parts, and the key of the text in each. Older engines refuse newer kinds
 # ("output_text"), so no prompt differs.
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+
+# A part that names a tool, by which templates write its definition. Source: vLLM 0.24.0 to 0.33.0.
+TOOL_REFERENCE = "tool_reference"
+
+# The fields that kinds of parts have. Those of other kinds do not reach templates either.
+_COMMON_FIELDS = PART_FIELDS - {"type", "text", "refusal"}
 
 # A line that some clients change with every request; engines before 0.32 keep it.
 BILLING_LINE = "x-anthropic-billing-header"
@@ -127,8 +140,8 @@ def messages_of(
     has_billing = any(has_billing_line(one) for one in parsed if one["role"] == "system")
     in_lists = [one for one in parsed if type(one["content"]) is list]
     forms = BILLING if has_billing else 0
-    if any(one.is_emptied for one in read):
-        forms |= EMPTIED
+    for one in read:
+        forms |= one.forms
     return parsed, any(map(has_media, in_lists)), forms
 
 
@@ -136,18 +149,18 @@ class SentMessage:
     """A message of a chat, as it was sent and as templates get it; neither must be changed.
 
     is_unchanged: whether these are the same. arguments: of its tool calls, where they are JSON text
-    within JSON. has_objects: whether those of a call are none. is_emptied: whether templates get no
-    arguments where there are some that are no JSON object; it is known once the message is parsed.
+    within JSON. has_objects: whether those of a call are none. forms: its own, once it is parsed.
     """
 
-    __slots__ = ("_parsed", "arguments", "has_objects", "is_emptied", "is_unchanged", "sent")
+    __slots__ = ("_parsed", "arguments", "forms", "has_objects", "is_unchanged", "sent")
 
     def __init__(self, sent: dict[str, Any]) -> None:
         self.sent = sent
         self.is_unchanged = _is_plain(sent) or _is_result(sent)
         self._parsed: dict[str, Any] | None = sent if self.is_unchanged else None
+        self.forms = 0
         self.arguments: Sequence[bytes] = ()
-        self.has_objects = self.is_emptied = False
+        self.has_objects = False
         calls = sent.get("tool_calls")
         if isinstance(calls, list):
             self._read_arguments(calls)
@@ -167,7 +180,8 @@ class SentMessage:
             RequestError: it cannot be keyed.
         """
         if self._parsed is None:
-            self._parsed, self.is_emptied = _message(self.sent, orders_calls)
+            self._parsed, forms = _message(self.sent, orders_calls)
+            self.forms = forms | _forms_of(self.sent)
         return self._parsed
 
 
@@ -202,8 +216,8 @@ def _is_result(message: dict[str, Any]) -> bool:
     return message["role"] == "tool" and type(message["content"]) is str
 
 
-def _message(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], bool]:
-    """Returns a message as templates get it, and whether arguments of a call were emptied."""
+def _message(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], int]:
+    """Returns a message as templates get it; also EMPTIED if arguments of a call were, else 0."""
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("bad_request")
@@ -214,22 +228,30 @@ def _message(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any
         if message.get("tools") is not None:
             raise RequestError("unsupported_tools")
         kept["tools"] = None
-    if isinstance(message.get("task"), str):
-        raise RequestError("unsupported_task")
-    if isinstance(message.get("name"), str):
-        kept["name"] = message["name"]
+    for field in ("name", "task"):
+        if isinstance(message.get(field), str):
+            kept[field] = message[field]
     if role == "tool" and "tool_call_id" in message:
         kept["tool_call_id"] = message["tool_call_id"]
     if role != "assistant":
-        return kept, False
-    turn, is_emptied = _of_turn(message, orders_calls)
-    return kept | turn, is_emptied
+        return kept, 0
+    turn, forms = _of_turn(message, orders_calls)
+    return kept | turn, forms
 
 
-def _of_turn(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], bool]:
+def _forms_of(message: dict[str, Any]) -> int:
+    """Returns the forms of a message that can be keyed, besides those of its tool calls."""
+    content = message.get("content")
+    forms = LEFT_OUT if "task" in message else 0
+    for part in content if isinstance(content, list) else ():
+        forms |= _forms_of_part(part)
+    return forms
+
+
+def _of_turn(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any], int]:
     """Returns the fields that only a model's own turn has: its reasoning and its tool calls.
 
-    Also returns whether arguments of a call were emptied.
+    Also returns EMPTIED if arguments of a call were emptied, else 0.
     """
     turn: dict[str, Any] = {}
     if message.get("reasoning") is not None:
@@ -238,12 +260,13 @@ def _of_turn(message: dict[str, Any], orders_calls: bool) -> tuple[dict[str, Any
         turn["reasoning_content"] = message["reasoning_content"]
     calls = message.get("tool_calls")
     if not calls:
-        return turn, False
+        return turn, 0
     if not isinstance(calls, list):
         raise RequestError("bad_request")
     parsed = [*map(_call, calls)]
     turn["tool_calls"] = [_ordered(call) if orders_calls else call for call in parsed]
-    return turn, any(call["function"]["arguments"] is _EMPTIED for call in parsed)
+    is_emptied = any(call["function"]["arguments"] is _EMPTIED for call in parsed)
+    return turn, EMPTIED if is_emptied else 0
 
 
 def _content(content: object) -> str | list[dict[str, Any]] | None:
@@ -255,19 +278,37 @@ def _content(content: object) -> str | list[dict[str, Any]] | None:
 
 
 def _part(part: object) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        raise RequestError("unsupported_content")  # only old releases accept a bare text
+        raise RequestError("unsupported_content")
     kind = part.get("type")
     if not isinstance(kind, str):
         raise RequestError("unsupported_content")
     if kind in MEDIA_PARTS:
         return {"type": MEDIA_PARTS[kind]}
+    if kind == TOOL_REFERENCE:
+        if not isinstance(part.get("name"), str):
+            raise RequestError("unsupported_content")
+        return {"type": TOOL_REFERENCE, "name": part["name"]}
     key = _TEXT_PARTS.get(kind)
     text = part.get(key) if key else None
-    if key is None or not isinstance(text, str) or not MEDIA_PARTS.keys().isdisjoint(part):
+    if not isinstance(text, str):
         raise RequestError("unsupported_content")
-    others = {name: value for name, value in part.items() if name not in ("type", key, "text")}
+    others = {name: value for name, value in part.items() if name not in PART_FIELDS}
     return {"type": "text", "text": text, **others}
+
+
+def _forms_of_part(part: object) -> int:
+    """Returns the forms of a content part that can be keyed."""
+    if not isinstance(part, dict):
+        return LEFT_OUT  # some releases refuse a bare text
+    kind = part["type"]
+    if kind == TOOL_REFERENCE:
+        return TOOL_REFERENCES
+    # where releases know a field of a part, they leave it out; but which, they do not agree on
+    is_common = kind in MEDIA_PARTS or _COMMON_FIELDS.isdisjoint(part)
+    return 0 if is_common and kind != "thinking" else LEFT_OUT
 
 
 def has_billing_line(message: dict[str, Any]) -> bool:
@@ -337,8 +378,14 @@ def flat(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
         return message
-    texts = [part["text"] for part in content or () if part["text"]]
+    texts = filter(None, map(_text_in, content or ()))
     return {**message, "content": "\n".join(texts)}
+
+
+def _text_in(part: dict[str, Any]) -> str:
+    """Returns the text of a part that is no media; a tool that it names counts as one."""
+    text: str = part["name" if part["type"] == TOOL_REFERENCE else "text"]
+    return text
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +394,7 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     Parts keep the fields that they have besides their text, which newer releases pass to templates.
     """
     content = message.get("content")
-    if message.get("role") == "tool" and not has_media(message):
+    if message.get("role") == "tool" and not (has_media(message) or names_tools(message)):
         # unlike in `flat`, empty parts count
         is_text = isinstance(content, str)
         text = content if is_text else "\n".join(part["text"] for part in content or ())
@@ -399,7 +446,17 @@ def _without_line(part: dict[str, Any]) -> list[dict[str, Any]]:
 def has_media(message: dict[str, Any]) -> bool:
     """Returns whether a part of a message is media."""
     content = message.get("content")
-    return type(content) is list and any(part["type"] != "text" for part in content)
+    return type(content) is list and any(map(_is_media, content))
+
+
+def _is_media(part: dict[str, Any]) -> bool:
+    return part["type"] not in ("text", TOOL_REFERENCE)
+
+
+def names_tools(message: dict[str, Any]) -> bool:
+    """Returns whether a part of a message names a tool."""
+    content = message.get("content")
+    return type(content) is list and any(part["type"] == TOOL_REFERENCE for part in content)
 
 
 def marked(message: dict[str, Any]) -> dict[str, Any]:
@@ -407,7 +464,7 @@ def marked(message: dict[str, Any]) -> dict[str, Any]:
     if not has_media(message):
         return message
     mark = {"type": "text", "text": MEDIA_MARK}
-    content = [part if part["type"] == "text" else mark for part in message["content"]]
+    content = [mark if _is_media(part) else part for part in message["content"]]
     return {**message, "content": content}
 
 
@@ -420,22 +477,10 @@ def texts_before_media(messages: Messages) -> list[str]:
             texts.append(content)
             continue
         for part in content or ():
-            if part["type"] != "text":
+            if _is_media(part):
                 return texts
-            texts.append(part["text"])
+            texts.append(_text_in(part))
     return texts
-
-
-_KEYS = {"name", "description", "parameters", "strict"}
-
-
-def printed_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the tools as the chat template gets them.
-
-    Raises:
-        RequestError: the engine's releases differ in what templates get.
-    """
-    return [_tool(tool) for tool in tools]
 
 
 def form_of_tools(tools: Sequence[object], choice: object, *, may_be_empty: bool = False) -> int:
@@ -456,57 +501,13 @@ def form_of_tools(tools: Sequence[object], choice: object, *, may_be_empty: bool
 
 
 def _names_a_tool(choice: object) -> bool:
-    match choice:
-        case {"type": "function", "function": {"name": str()}}:
-            return True
-    return False
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    is_plain = tool.keys() <= {"type", "function"} and tool.get("type", "function") == "function"
-    if not is_plain or not isinstance(function, dict):
-        raise RequestError("unsupported_tools")
-    return {"type": "function", "function": function_of(function)}
-
-
-def function_of(function: dict[str, Any]) -> dict[str, Any]:
-    """Returns a function with null for missing keys, but `strict` only if it is set."""
-    name = function.get("name")
-    description = function.get("description")
-    parameters = function.get("parameters")
-    is_typed = isinstance(description, str | None) and isinstance(parameters, dict | None)
-    if not isinstance(name, str) or not is_typed or not function.keys() <= _KEYS:
-        raise RequestError("unsupported_tools")
-    printed = {"name": name, "description": description, "parameters": parameters}
-    if "strict" in function:
-        if not isinstance(function["strict"], bool):
-            raise RequestError("unsupported_tools")
-        printed["strict"] = function["strict"]
-    return printed
+    if not isinstance(choice, dict) or choice.get("type", "function") != "function":
+        return False
+    function = choice.get("function")
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 PATH = "/v1/chat/completions"
-
-# In chat_template_kwargs these are arguments of transformers' apply_chat_template. In some engines
-# they override the request itself, or change the form of the result.
-_RESERVED_VARIABLES = frozenset(
-    (
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "tokenize",
-        "truncation",
-        "max_length",
-        "padding",
-        "return_tensors",
-        "return_dict",
-        "tokenizer_kwargs",
-        "return_assistant_tokens_mask",
-        "sanitize_control_tokens",
-    )
-)
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
@@ -515,12 +516,12 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     Field names are the request's; template_kwargs is its chat_template_kwargs. tools: as templates
     get them. orders_calls,
     calls_by_text: as in `messages_of`. may_have_no_tools: `tools` may be an empty list. effort,
-    effort_rule, dialect, forms, processor_arguments: as in `Chat`.
+    effort_rule, dialect, forms, processor_arguments, takes_defaults: as in `Chat`.
     """
 
     chat_template: str | None = None
     template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: PrintedTools | None = None
     tool_choice: object = None
     may_have_no_tools: bool = False
     response_format: object = None
@@ -535,6 +536,7 @@ class Options(msgspec.Struct, frozen=True, gc=False):
     dialect: Dialect | None = None
     forms: int = 0
     processor_arguments: Mapping[str, Any] = {}
+    takes_defaults: bool = True
 
 
 # Values of fields that change nothing, besides their defaults.
@@ -613,11 +615,15 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
             body.model, [given], body.cache_salt, reads_cache=reads_cache, answers=answers
         )
     keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
+    fields = ToolFields.NAMED if dialect is None else dialect.tool_fields
     tools = read_tools(body.tools)
+    printed = None
+    if tools is not None:
+        printed = tools.printed((PATH, fields), partial(printed_tools, fields=fields))
     options = Options(
         chat_template=body.chat_template,
         template_kwargs=body.chat_template_kwargs,
-        tools=None if tools is None else tools.printed(PATH, printed_tools),
+        tools=printed,
         tool_choice=body.tool_choice,
         response_format=body.response_format,
         documents=body.documents,
@@ -708,8 +714,9 @@ def conversation(
         forms=forms,
         media=media_parts_of(messages) if has_media else (),
         processor_arguments=options.processor_arguments if has_media else {},
+        takes_defaults=options.takes_defaults,
         sent=messages,
-        tool_choice=choice_in(options.tool_choice) if options.tools else "",
+        tool_choice=choice_in(options.tool_choice) if options.tools and options.tools.tools else "",
         response_format=options.response_format,
         roles=roles,
     )
@@ -757,21 +764,25 @@ def effort_in(effort: object) -> str:
 def _variables(options: Options) -> tuple[dict[str, Any], int]:
     """Returns what the template gets besides the messages, and its forms."""
     given = options.template_kwargs or {}
-    if not _RESERVED_VARIABLES.isdisjoint(given):
+    if not RESERVED_ARGUMENTS.isdisjoint(given):
         raise RequestError("unsupported_template_kwargs")
-    if given and any(value is None or value == "auto" for value in given.values()):
-        raise RequestError("unsupported_template_kwargs")  # newer releases leave these out
+    unset = {name for name, value in given.items() if value is None or value == "auto"}
+    forms = LEFT_OUT if unset else 0
+    if unset and options.effort and "enable_thinking" in unset:
+        raise RequestError("unsupported_template_kwargs")  # the effort sets it, or does not
+    if options.dialect is not None and not options.dialect.drops_unset:
+        unset = set()
     variables: dict[str, Any] = {
-        **given,
+        **{name: value for name, value in given.items() if name not in unset},
         "add_generation_prompt": options.add_generation_prompt,
         "continue_final_message": options.continue_final_message,
     }
-    forms = 0
     if options.tools is not None:
-        forms = form_of_tools(
-            options.tools, options.tool_choice, may_be_empty=options.may_have_no_tools
+        tools, more = options.tools
+        forms |= more | form_of_tools(
+            tools, options.tool_choice, may_be_empty=options.may_have_no_tools
         )
-        variables["tools"] = options.tools
+        variables["tools"] = tools
     if options.documents is not None:
         variables["documents"] = options.documents
     return variables, forms

@@ -83,6 +83,7 @@ def parse_embeddings(content: bytes) -> InferenceRequest:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             add_special_tokens=bool(body.add_special_tokens),
+            takes_defaults=False,
         ),
     )
     return InferenceRequest(body.model, [chat], body.cache_salt)
@@ -217,6 +218,8 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_suffix")
     if is_given(body.prompt_embeds):
         raise RequestError("unsupported_embeddings")
+    if not is_given(body.prompt):
+        raise RequestError("bad_request")
     keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     prompts = prompts_of(
         body.prompt,

@@ -12,12 +12,12 @@ conversions of its own, and a table of its own (`sglang_rules`).
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, PromptArguments, Release
-from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_parsers
+from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_arguments
 
 
 class InlineSystem(Enum):
@@ -79,6 +79,14 @@ class Printed(Enum):
 BY_LIBRARY = (Printed.OPENAI_2_25, Printed.OPENAI_2_50, Printed.OPENAI_3_8, Printed.OPENAI_2_0)
 
 
+class ToolFields(Enum):
+    """The fields of a chat completion's tools that templates get (`function_tools`)."""
+
+    NAMED = "that the engine's models name"
+    ALL = "all; those that the models do not name come last"
+    ALL_WITHOUT_FLAGS = "all; the models name neither `strict` nor `defer_loading`"
+
+
 class Dialect(msgspec.Struct, frozen=True, gc=False):
     """The rules of a range of releases.
 
@@ -91,8 +99,10 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     does. flattens_namespaces: the functions of a response's namespace are tools of their own.
     merges_turns: a response's items that are one turn of the model become one message.
     merges_texts: so do texts of the model that are no output message. takes_custom_tools: as
-    functions with one text. keeps_tools_for_none: Responses' templates get tools although
-    tool_choice is "none", by default. is_foreign: the engine has conversions of its own, which are
+    functions with one text. takes_arguments: templates of Anthropic's messages and of responses get
+    `chat_template_kwargs`. drops_unset: without those that are null or "auto".
+    keeps_tools_for_none: Responses' templates get tools although tool_choice is "none", by default.
+    is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
     given_ids: what becomes of token ids that a request brings.
     empties_arguments: those of a call that are no JSON object become an empty one.
@@ -120,6 +130,9 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     merges_turns: bool = True
     merges_texts: bool = True
     takes_custom_tools: bool = True
+    tool_fields: ToolFields = ToolFields.NAMED
+    takes_arguments: bool = True
+    drops_unset: bool = True
     keeps_tools_for_none: bool = True
     given_ids: GivenIds = GivenIds.CHECKED
     empties_arguments: bool = True
@@ -171,6 +184,7 @@ _VLLM_026 = msgspec.structs.replace(
     _VLLM_027,
     name="vLLM 0.26",
     tools=BY_LIBRARY[0],
+    tool_fields=ToolFields.ALL,
     keeps_tools_for_none=False,
     given_ids=GivenIds.IGNORED,
 )
@@ -181,6 +195,8 @@ _VLLM_024 = msgspec.structs.replace(
 _VLLM_019 = msgspec.structs.replace(
     _VLLM_024,
     name="vLLM 0.19 to 0.23",
+    tool_fields=ToolFields.ALL_WITHOUT_FLAGS,
+    takes_arguments=False,
     inline_system=InlineSystem.REFUSED,
     reasoning=Reasoning.ONLY_REASONING,
     effort=Effort.PASSED,
@@ -192,6 +208,7 @@ _VLLM_019 = msgspec.structs.replace(
 _VLLM_014 = msgspec.structs.replace(
     _VLLM_019,
     name="vLLM 0.14 to 0.18",
+    drops_unset=False,
     reasoning=Reasoning.EITHER,
     responses_effort=Effort.IGNORED,
     adds_special_tokens=False,
@@ -268,13 +285,15 @@ def spoken_by(
     own_template: Collection[str] = (),
     arguments: Mapping[str, PromptArguments] = MappingProxyType({}),
     printed: Mapping[str, Printed] = MappingProxyType({}),
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelDialects:
     """Returns the dialects of a model's workers.
 
     engines: by the workers' names, None where it is unknown. own_template: the workers of SGLang
     that were started with another template than the model's, or with arguments for it. arguments:
     those of SGLang's workers, as far as they are known. printed: how the tools of responses are
-    printed, for workers that have shown another way than the likeliest.
+    printed, for workers that have shown another way than the likeliest. keywords: the model's
+    configured arguments for templates.
     """
     speakers: dict[Dialect, set[str]] = {}
     ranks: dict[Dialect, int] = {}
@@ -284,7 +303,7 @@ def spoken_by(
         if worker in own_template:
             dialect, rank = _SGLANG_OWN, -1
         elif dialect.sglang is not None:
-            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker))
+            dialect = _of_worker(dialect, dialect.sglang, arguments.get(worker), keywords)
         elif dialect.tools in BY_LIBRARY and worker in printed:
             dialect = msgspec.structs.replace(dialect, tools=printed[worker])
         speakers.setdefault(dialect, set()).add(worker)
@@ -298,9 +317,14 @@ def spoken_by(
     return ModelDialects(first, by_dialect, len(kinds) > 1)
 
 
-def _of_worker(dialect: Dialect, rules: SglangRules, arguments: PromptArguments | None) -> Dialect:
-    """Returns the dialect of a worker of SGLang, which its parsers change."""
-    own = with_parsers(rules, arguments)
+def _of_worker(
+    dialect: Dialect,
+    rules: SglangRules,
+    arguments: PromptArguments | None,
+    keywords: Mapping[str, Any],
+) -> Dialect:
+    """Returns the dialect of a worker of SGLang, which its arguments change."""
+    own = with_arguments(rules, arguments, keywords)
     if own is None:
         return _SGLANG_OWN
     return dialect if own is rules else msgspec.structs.replace(dialect, sglang=own)

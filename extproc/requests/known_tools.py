@@ -6,7 +6,7 @@ are neither decoded nor converted again, and their JSON is written once.
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,13 @@ class PrintedTool(dict[str, Any]):
             return written
 
 
+class PrintedTools(NamedTuple):
+    """Tools as templates get them, and the forms of a prompt with them."""
+
+    tools: Tools
+    forms: int = 0
+
+
 class ToolList:
     """The tools of all requests that sent the same bytes.
 
@@ -49,9 +56,9 @@ class ToolList:
 
     def __init__(self, sent: Tools) -> None:
         self.sent = sent
-        self._printed: dict[Hashable, Tools] = {}
+        self._printed: dict[Hashable, PrintedTools] = {}
 
-    def printed(self, rules: Hashable, convert: Callable[[Tools], Tools]) -> Tools:
+    def printed(self, rules: Hashable, convert: Callable[[Tools], PrintedTools]) -> PrintedTools:
         """Returns the tools as templates get them, which must not be changed.
 
         rules: names what `convert` does, of which there is a bounded number.
@@ -61,7 +68,8 @@ class ToolList:
         """
         known = self._printed.get(rules)
         if known is None:
-            known = [_printed(one) for one in convert(self.sent)]
+            tools, forms = convert(self.sent)
+            known = PrintedTools([_printed(one) for one in tools], forms)
             self._printed[rules] = known
         return known
 

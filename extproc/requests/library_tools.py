@@ -41,10 +41,13 @@ _FUNCTIONS: Mapping[Printed, tuple[str, ...]] = {
         "output_schema",
     ),
 }
+# By which name the library prints a field that it has another name for.
+_ALIASES = {"async": "async_"}
+
 _LEADING, _TRAILING = ("name", "type"), ("parameters", "strict")
 
 # What a client may say of a function without any release of the library knowing it otherwise.
-_COMMON = frozenset(("type", "name", "description", "parameters", "strict"))
+COMMON_FIELDS = frozenset(("type", "name", "description", "parameters", "strict"))
 _KINDS: Mapping[str, type[Any] | tuple[type[Any], ...]] = {
     "name": str,
     "description": (str, type(None)),
@@ -61,15 +64,15 @@ def printed_function(
     printed: by which releases of the library. name: by which the model knows it.
 
     Raises:
-        RequestError: it has fields on which releases differ, or of a wrong kind.
+        RequestError: it has fields of a wrong kind.
     """
-    if not tool.keys() <= _COMMON:
-        raise RequestError("unsupported_tools")
-    given = {**tool, "name": name}
+    given = {_ALIASES.get(key, key): value for key, value in tool.items()} | {"name": name}
     if not all(isinstance(given.get(field), kind) for field, kind in _KINDS.items()):
         raise RequestError("bad_request")
     fields = _FUNCTIONS[printed]
     if in_namespace:
         rest = [one for one in fields if one not in (*_LEADING, *_TRAILING)]
         fields = (*_LEADING, *rest, *_TRAILING)
-    return {"type": "function", "function": {field: given.get(field) for field in fields}}
+    # the library keeps what it does not know, behind the fields that it knows
+    function = {field: given.get(field) for field in fields}
+    return {"type": "function", "function": {**function, **given, **function}}

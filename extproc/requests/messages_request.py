@@ -1,11 +1,13 @@
 """Anthropic's messages (POST /v1/messages), which vLLM turns into a conversation.
 
-Source: vLLM 0.19.1, 0.24.0 to 0.32.0; earlier releases wrote tool results in another form. System
+Source: vLLM 0.19.1, 0.24.0 to 0.33.0; earlier releases wrote tool results in another form. System
 turns among the messages stay in their place here, and the effort is only named: what becomes of
 both depends on the release, and on the template (`extproc.templates`). An empty list of tools
 reaches the template, while it is refused in chat completions.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,23 +15,27 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests import sglang_messages
 from extproc.requests.chat_request import (
+    TOOL_REFERENCE,
     Options,
     SentMessage,
     conversation,
     effort_in,
-    printed_tools,
 )
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
+from extproc.requests.function_tools import FLAGS, printed_tools
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
-from extproc.requests.known_tools import read_tools
+from extproc.requests.known_tools import PrintedTools, ToolList, Tools, read_tools
 from extproc.requests.prompt import (
     DISABLED,
     INLINE_SYSTEM,
+    LEFT_OUT,
     MAX_MESSAGES,
     NULL,
+    TOOL_FIELDS,
     InferenceRequest,
 )
+from extproc.requests.tool_changes import TOOL_CHANGES, ToolChange, changed_tools
 
 PATH = "/v1/messages"
 
@@ -38,6 +44,14 @@ BILLING_LINE = "x-anthropic-billing-header"
 
 # Anthropic's names for tool_choice, and those of chat completions; "none" is not keyed.
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required"}
+
+
+# Blocks that are left out: what they say is not for templates, or not of this role.
+_OPAQUE = frozenset(("redacted_thinking", "tool_reference"))
+_ONLY_OF_MODELS = frozenset(("thinking", "tool_use", *_OPAQUE))
+
+# The kinds of a result's parts that have an effect; the others are left out.
+_RESULT_PARTS = frozenset(("text", "image", "tool_reference"))
 
 
 class _Message(msgspec.Struct):
@@ -60,15 +74,22 @@ class _MessagesBody(msgspec.Struct):
 
 
 class _KnownMessage(NamedTuple):
-    """What is known of a message: its role, and the chat messages that it makes."""
+    """What is known of a message: its role, the chat messages that it makes, and its forms.
+
+    changes: how it changes the tools.
+    """
 
     role: str
     chat: tuple[SentMessage, ...]
+    forms: int = 0
+    changes: tuple[ToolChange, ...] = ()
 
 
 def _read(written: bytes) -> _KnownMessage:
     message = _message.decode(written)
-    return _KnownMessage(message.role, tuple(map(SentMessage, _converted(message))))
+    chat = tuple(map(SentMessage, _converted(message)))
+    forms = LEFT_OUT if _leaves_out(message) else 0
+    return _KnownMessage(message.role, chat, forms, _changes(message))
 
 
 _body = msgspec.json.Decoder(_MessagesBody)
@@ -90,10 +111,10 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     dialect = speaks(body.model)
     if dialect is not None and dialect.sglang is not None:
         return sglang_messages.parse(content, dialect.sglang, dialect)
-    if body.chat_template_kwargs:
-        raise RequestError("unsupported_template_kwargs")
     _check_budget(body)
     messages = _system(body.system)
+    # the empty message of some releases, and the arguments that some do not take
+    forms = LEFT_OUT if (body.system and not messages) or body.chat_template_kwargs else 0
     if dialect is not None and dialect.is_foreign and isinstance(body.system, list):
         raise RequestError("unsupported_by_engine")  # SGLang joins these by newlines
     if len(body.messages) > MAX_MESSAGES:
@@ -105,17 +126,20 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     if given is not None:
         return InferenceRequest(body.model, [given], body.cache_salt)
     effort, rule = _effort(body, dialect)
-    inline = any(message.role == "system" for message in sent)
-    tools = read_tools(body.tools)
+    # releases that take arguments for templates know the flags of tools as well
+    takes_arguments = dialect is None or dialect.takes_arguments
+    for message in sent:
+        forms |= message.forms | (INLINE_SYSTEM if message.role == "system" else 0)
     options = Options(
-        tools=None if tools is None else tools.printed(PATH, _printed_tools),
+        template_kwargs=body.chat_template_kwargs if takes_arguments else None,
+        tools=_tools(read_tools(body.tools), sent, has_flags=takes_arguments),
         tool_choice=_choice(body.tool_choice),
         may_have_no_tools=dialect is not None,
         response_format=(body.output_config or {}).get("format"),
         effort=effort,
         effort_rule=rule,
         dialect=dialect,
-        forms=INLINE_SYSTEM if inline else 0,
+        forms=forms,
     )
     return InferenceRequest(body.model, [conversation(messages, options, known)], body.cache_salt)
 
@@ -151,11 +175,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     if isinstance(system, str):
         return [{"role": "system", "content": system}]
     kept = _texts(system)
-    if not any(kept):
-        raise RequestError(
-            "unsupported_content"
-        )  # an empty message in some releases, none in others
-    return [{"role": "system", "content": "".join(kept)}]
+    return [{"role": "system", "content": "".join(kept)}] if any(kept) else []
 
 
 def _converted(message: _Message) -> list[dict[str, Any]]:
@@ -174,8 +194,6 @@ def _converted(message: _Message) -> list[dict[str, Any]]:
 def _inline_system(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns a system turn as one text, without billing headers; none if it is empty."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if any(block.get("type") in ("tool_addition", "tool_removal") for block in blocks):
-        raise RequestError("unsupported_tools")
     text = "".join(_texts(blocks))
     return [{"role": "system", "content": text}] if text else []
 
@@ -189,9 +207,10 @@ def _of_user(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     for block in blocks:
-        if block.get("type") == "tool_result":
+        kind = block.get("type")
+        if kind == "tool_result":
             results += _tool_result(block)
-        else:
+        elif kind not in _ONLY_OF_MODELS:
             parts += _parts(block)
     return [*results, {"role": "user", "content": _joined(parts)}] if parts else results
 
@@ -205,9 +224,31 @@ def _of_assistant(blocks: list[dict[str, Any]]) -> dict[str, Any]:
             turn["reasoning"] = turn.get("reasoning", "") + thought
         elif kind == "tool_use":
             turn.setdefault("tool_calls", []).append(_call(block))
-        elif kind != "redacted_thinking":  # that is opaque, and left out
+        elif kind == "tool_result":
+            result = block.get("content")
+            parts.append({"type": "text", "text": f"Tool result: {result or ''}"})
+        elif kind not in _OPAQUE:
             parts += _parts(block)
     return {**turn, "content": _joined(parts)} if parts else turn
+
+
+def _leaves_out(message: _Message) -> bool:
+    """Returns whether a message has blocks that the engine leaves out, or writes as it writes none
+    of a client.
+    """
+    if isinstance(message.content, str) or message.role == "system":
+        return False
+    kinds = {block.get("type") for block in message.content}
+    if message.role == "assistant":
+        return bool(kinds & {"tool_result", "tool_reference"})
+    results = [block for block in message.content if block.get("type") == "tool_result"]
+    return bool(kinds & _ONLY_OF_MODELS) or any(map(_has_more_kinds, results))
+
+
+def _has_more_kinds(result: dict[str, Any]) -> bool:
+    content = result.get("content")
+    items = content if isinstance(content, list) else []
+    return any(item.get("type") not in _RESULT_PARTS for item in items)
 
 
 def _parts(block: dict[str, Any]) -> list[dict[str, Any]]:
@@ -232,39 +273,75 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_result(block: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the result's texts joined, and its images in a user message after it."""
+    """Returns the result's texts joined, and after it its images, and the tools that it names."""
     content = block.get("content")
     texts = [content] if isinstance(content, str) else []
-    images = []
+    images, names = [], []
     for item in content if isinstance(content, list) else ():
         match item:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": "image", "source": dict(source)} if source:
                 images.append({"type": "image_url", "source": source})
+            case {"type": "tool_reference"}:
+                name = item.get("tool_name") or item.get("name")
+                names += [{"type": TOOL_REFERENCE, "name": name}] if name else []
+            case {"type": str(kind)} if kind not in ("text", "image"):
+                continue  # see `_leaves_out`
             case _:
                 raise RequestError("unsupported_content")
     call_id = block.get("tool_use_id") or ""
     result = {"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id}
-    return [result, {"role": "user", "content": images}] if images else [result]
+    of_images = [{"role": "user", "content": images}] if images else []
+    named = [{"role": "tool", "content": names, "tool_call_id": call_id}] if names else []
+    return [result, *of_images, *named]
 
 
-def _printed_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return printed_tools([_tool(tool) for tool in tools])
+def _changes(message: _Message) -> tuple[ToolChange, ...]:
+    """Returns the tools that a system turn adds and removes; no other turn may.
+
+    Raises:
+        RequestError: it does not say which.
+    """
+    if message.role != "system" or isinstance(message.content, str):
+        return ()
+    changes = [block for block in message.content if block.get("type") in TOOL_CHANGES]
+    return tuple(map(ToolChange.read, changes))
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tools(
+    tools: ToolList | None, sent: Sequence[_KnownMessage], *, has_flags: bool
+) -> PrintedTools | None:
+    """Returns the tools at the end of a conversation; None if there are none.
+
+    has_flags: whether the engine passes on what Anthropic's tools say besides.
+    """
+    printed = partial(_printed_tools, has_flags=has_flags)
+    changes = [change for message in sent for change in message.changes]
+    if not changes:
+        return None if tools is None else tools.printed((PATH, has_flags), printed)
+    made = printed(changed_tools([] if tools is None else tools.sent, changes))
+    return made._replace(forms=made.forms | LEFT_OUT)
+
+
+def _printed_tools(tools: Tools, *, has_flags: bool) -> PrintedTools:
+    made = printed_tools([_tool(tool, has_flags=has_flags) for tool in tools])
+    are_set = any(tool.get(flag) is not None for tool in tools for flag in FLAGS)
+    return made._replace(forms=TOOL_FIELDS if are_set else 0)
+
+
+def _tool(tool: dict[str, Any], *, has_flags: bool) -> dict[str, Any]:
+    """Returns a tool as one of chat completions; the engine's models name no other fields."""
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise RequestError("unsupported_tools")  # a tool of the provider's own
-    if tool.get("strict") is not None or tool.get("defer_loading") is not None:
-        raise RequestError("unsupported_tools")
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
         "parameters": schema if "type" in schema else {**schema, "type": "object"},
     }
-    return {"type": "function", "function": function}
+    flags = {flag: tool.get(flag) for flag in FLAGS} if has_flags else {}
+    return {"type": "function", "function": {**function, **flags}}
 
 
 def _choice(choice: dict[str, Any] | None) -> object:

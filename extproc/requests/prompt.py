@@ -77,6 +77,7 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     tool_choice: "required" or "none", if the request has tools and says so, else "".
     response_format: the form of the answer, as the client wrote it; None for any. Templates get
         neither.
+    takes_defaults: whether the engine's own arguments for templates hold for this API.
     roles: those of the messages, if each has only a role (user, assistant or system) and a text;
         None otherwise, or if that is not known.
     """
@@ -99,12 +100,14 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
     tool_choice: str = ""
     response_format: Any = None
     roles: tuple[str, ...] | None = None
+    takes_defaults: bool = True
 
     @property
     def is_usual(self) -> bool:
         """Whether a template gets the messages as they are, and nothing unusual besides."""
         return (
             self.variables == USUAL_VARIABLES
+            and self.takes_defaults
             and not (self.forms or self.effort)
             and (self.dialect is None or self.dialect.is_vllms)
         )
@@ -148,8 +151,8 @@ INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS, EMPTIED = 262144, 524288, 1048576, 2097152
-GIVEN = 4194304
-BY_RELEASE = 8388608 - 16
+TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT, GIVEN = 4194304, 8388608, 16777216, 33554432
+BY_RELEASE = 67108864 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -173,6 +176,9 @@ FORM_NAMES = {
     PRINTED: "responses whose tools a library prints",
     EMPTY_TOOLS: "messages with an empty list of tools",
     EMPTIED: "calls whose arguments are no JSON object",
+    TOOL_FIELDS: "tools with fields that not all releases know",
+    TOOL_REFERENCES: "results that name tools",
+    LEFT_OUT: "requests of which some releases leave out a part",
     GIVEN: "conversations whose token ids the client sends",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
@@ -191,6 +197,9 @@ _REFUSALS = {
     BILLING: "unsupported_billing_line",
     NO_TOOLS: "unsupported_tool_choice",
     EMPTIED: "unsupported_tool_arguments",
+    TOOL_FIELDS: "unsupported_tools",
+    TOOL_REFERENCES: "unsupported_content",
+    LEFT_OUT: "unsupported_content",
 }
 
 

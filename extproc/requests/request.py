@@ -198,6 +198,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     the proxy's routes choose a cluster by the model, and find the model themselves if the router
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
     model. of_class: its class, None without classes. tenant: whose it is, None if nobody asks.
+    is_unread: whether it has a body that would have been changed, and was not read.
     """
 
     head: Head
@@ -207,6 +208,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     wants_endpoint: bool = False
     of_class: RequestClass | None = None
     tenant: Tenant | None = None
+    is_unread: bool = False
 
 
 class _AnyBody(msgspec.Struct):
@@ -283,8 +285,16 @@ def may_compute(method: str, path: str) -> bool:
     """
     if not method and not path:
         return True
-    known = path in _WITHOUT_MODEL or path.startswith(_RESPONSES)
-    return method in ("POST", "PUT") and not known
+    if method not in ("POST", "PUT") or path in _WITHOUT_MODEL:
+        return False
+    of_response = path.removeprefix(_RESPONSES)
+    # without an id, a server that merges slashes may take it for the path that computes
+    return of_response == path or of_response[:1] in ("", "/")
+
+
+def has_empty_segment(path: str) -> bool:
+    """Returns whether a part of a path is empty, which some servers leave out."""
+    return "//" in path or path.endswith("/")
 
 
 def why_unkeyed(method: str, path: str) -> str:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from extproc.config.sections import Classes
-from extproc.requests.field_edits import FieldEdit, apply_edits
-from kvstate import scan
+from extproc.requests.draft import Draft
 
-FIELD = "priority"
+NAME = b"priority"
 
 
 class RequestClass(NamedTuple):
@@ -55,9 +54,7 @@ class ClassTable:
         return self._classes.get(named[0], self._default)
 
 
-def without_priority(body: bytes) -> bytes:
-    """Returns a body without its own priority: the same object if it has none, or is no object."""
-    found = scan.members(body, (FIELD.encode(),))
-    if not found:
-        return body
-    return apply_edits(body, [FieldEdit(start, end, None) for start, end in found])
+def take_out(draft: Draft) -> None:
+    """Takes a client's own priority out of a body."""
+    for member in draft.named(NAME):
+        draft.cut(member)

@@ -15,9 +15,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from extproc.requests.added_fields import with_fields
-from extproc.requests.field_edits import FieldEdit, apply_edits
-from kvstate import scan
+from extproc.requests.added_fields import members
+from extproc.requests.draft import Draft
 from kvstate.undecodable import UNDECODABLE
 
 RESPONSES_PATH = "/v1/responses"
@@ -27,12 +26,18 @@ _OWN, _PREVIOUS = FIELD.encode(), b"previous_response_id"
 _PREFIX = "resp_"  # vLLM accepts no other ids
 _DRAWN_BYTES = _DIGEST_BYTES = 16
 _ID = re.compile(r"resp_([0-9a-f]{32})([0-9a-f]{32})")
+_MAX_ID_BYTES = 1024  # as JSON, which may escape each letter
 
 
 def response_in(path: str) -> str:
     """Returns the id of the response that a path names, "" if it names none."""
     before, _, rest = path.partition(RESPONSES_PATH + "/")
     return "" if before else rest.partition("/")[0]
+
+
+def names_on(path: str) -> tuple[bytes, ...]:
+    """Returns the members of bodies on a path that name responses."""
+    return (_OWN, _PREVIOUS) if path == RESPONSES_PATH else ()
 
 
 class ResponseIds:
@@ -57,25 +62,22 @@ class ResponseIds:
         said = b"response %b %b" % (drawn.encode(), whose)
         return hmac.digest(self._secret, said, "sha256")[:_DIGEST_BYTES].hex()
 
-    def name(self, body: bytes, tenant: bytes | None) -> bytes | None:
-        """Returns a body whose response gets an id of its tenant, and no other.
+    def name(self, draft: Draft, tenant: bytes | None) -> bool:
+        """Gives the response of a body an id of its tenant, and no other.
 
-        Returns None if it continues a response of somebody else. A body that is no object stays.
+        Returns False if it continues a response of somebody else.
         """
-        found = scan.members(body, (_OWN, _PREVIOUS))
-        if found is None:
-            return body
-        edits: list[FieldEdit] = []
-        for start, end in found:
-            name, at = scan.named(body, (start, end))
-            if name == _OWN:
-                edits.append(FieldEdit(start, end, None))
-            elif not self._may_continue(body[at:end], tenant):
-                return None
-        named = with_fields(apply_edits(body, edits) if edits else body, {FIELD: self.new(tenant)})
-        return body if named is None else named
+        previous = [draft.value(one, _MAX_ID_BYTES) for one in draft.named(_PREVIOUS)]
+        if not all(self._may_continue(value, tenant) for value in previous):
+            return False
+        for member in draft.named(_OWN):
+            draft.cut(member)
+        draft.add(members({FIELD: self.new(tenant)}))
+        return True
 
-    def _may_continue(self, value: bytes, tenant: bytes | None) -> bool:
+    def _may_continue(self, value: bytes | None, tenant: bytes | None) -> bool:
+        if value is None:
+            return False
         try:
             previous = msgspec.json.decode(value, type=str | None)
         except UNDECODABLE:

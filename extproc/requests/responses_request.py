@@ -7,7 +7,7 @@ dialect. Previous responses are not keyed, since only the worker that gave one k
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,14 +19,24 @@ from extproc.requests.chat_request import (
     choice_in,
     conversation,
     effort_in,
-    function_of,
 )
 from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
+from extproc.requests.function_tools import function_of
 from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
-from extproc.requests.known_tools import ToolList, read_tools
-from extproc.requests.library_tools import printed_function
-from extproc.requests.prompt import ITEMS, NO_TOOLS, NULL, PRINTED, Chat, InferenceRequest, Response
+from extproc.requests.known_tools import PrintedTools, ToolList, Tools, read_tools
+from extproc.requests.library_tools import COMMON_FIELDS, printed_function
+from extproc.requests.prompt import (
+    ITEMS,
+    LEFT_OUT,
+    NO_TOOLS,
+    NULL,
+    PRINTED,
+    TOOL_FIELDS,
+    Chat,
+    InferenceRequest,
+    Response,
+)
 
 PATH = "/v1/responses"
 
@@ -96,12 +106,16 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     ids = given_ids(body.kv_transfer_params, dialect, turns.messages, is_response=True)
     if ids is not None:
         return InferenceRequest(body.model, [ids], body.cache_salt)
+    takes_arguments = dialect is None or dialect.takes_arguments
     options = Options(
+        template_kwargs=body.chat_template_kwargs if takes_arguments else None,
+        add_generation_prompt=not turns.is_unfinished,
+        continue_final_message=turns.is_unfinished,
         orders_calls=False,
         effort=effort_in((body.reasoning or {}).get("effort")),
         effort_rule=None if dialect is None else dialect.responses_effort,
         dialect=dialect,
-        forms=turns.forms,
+        forms=turns.forms | (LEFT_OUT if body.chat_template_kwargs else 0),
         processor_arguments=arguments_of(body.mm_processor_kwargs, body.media_io_kwargs),
     )
     chat = conversation(turns.messages, options)
@@ -122,8 +136,6 @@ def _refuse_what_differs(body: _ResponsesBody) -> None:
         raise RequestError("unsupported_previous_response")
     if body.truncation != "disabled":
         raise RequestError("unsupported_truncation")
-    if body.chat_template_kwargs:
-        raise RequestError("unsupported_template_kwargs")
 
 
 def _with_tools(chat: Chat, tools: ToolList, choice: object, dialect: Dialect) -> Chat:
@@ -138,28 +150,42 @@ def _with_tools(chat: Chat, tools: ToolList, choice: object, dialect: Dialect) -
     printed = tools.printed(rules, partial(_all_functions, dialect))
     return msgspec.structs.replace(
         chat,
-        variables={**chat.variables, "tools": printed},
-        forms=forms,
+        variables={**chat.variables, "tools": printed.tools},
+        forms=forms | printed.forms,
         tool_choice=choice_in(choice),
     )
 
 
-def _all_functions(dialect: Dialect, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for tool in tools for one in _functions(tool, dialect)]
+def _all_functions(dialect: Dialect, tools: Tools) -> PrintedTools:
+    functions = [one for tool in tools for one in _functions(tool, dialect)]
+    printed = [_printed(one, dialect) for one in functions]
+    is_common = all(one.fields.keys() <= COMMON_FIELDS for one in functions)
+    return PrintedTools(printed, 0 if is_common else TOOL_FIELDS)
 
 
-def _functions(tool: dict[str, Any], dialect: Dialect) -> list[dict[str, Any]]:
-    """Returns the functions that a tool offers to the model, as the template gets them."""
+class _Function(NamedTuple):
+    """A function that a tool offers to the model.
+
+    name: by which the model knows it. fields: of the tool. is_inner: whether it is in a namespace.
+    """
+
+    name: object
+    fields: dict[str, Any]
+    is_inner: bool = False
+
+
+def _functions(tool: dict[str, Any], dialect: Dialect) -> list[_Function]:
+    """Returns the functions that a tool offers to the model."""
     kind = tool.get("type")
     if kind == _FUNCTION:
-        return [_printed(tool, tool.get("name"), dialect)]
+        return [_Function(tool.get("name"), tool)]
     if kind == _NAMESPACE and dialect.flattens_namespaces:
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise RequestError("bad_request")
         functions = [one for one in inner if isinstance(one, dict) and one.get("type") == _FUNCTION]
         return [
-            _printed(one, _in_namespace(tool.get("name"), one.get("name")), dialect, is_inner=True)
+            _Function(_in_namespace(tool.get("name"), one.get("name")), one, is_inner=True)
             for one in functions
         ]
     if dialect.tools in BY_LIBRARY:
@@ -168,25 +194,17 @@ def _functions(tool: dict[str, Any], dialect: Dialect) -> list[dict[str, Any]]:
         match tool.get("format"):
             case {"type": "grammar"}:
                 raise RequestError("bad_request")  # the engine refuses it
-        return [_printed({**tool, "parameters": _CUSTOM_PARAMETERS}, tool.get("name"), dialect)]
+        shim = {"description": tool.get("description"), "parameters": _CUSTOM_PARAMETERS}
+        return [_Function(tool.get("name"), shim)]
     return []
 
 
-def _printed(
-    tool: dict[str, Any], name: object, dialect: Dialect, *, is_inner: bool = False
-) -> dict[str, Any]:
+def _printed(function: _Function, dialect: Dialect) -> dict[str, Any]:
+    name, fields, is_inner = function
     if dialect.tools in BY_LIBRARY:
-        return printed_function(tool, dialect.tools, name, in_namespace=is_inner)
-    if tool.get("defer_loading") is not None:
-        raise RequestError("unsupported_tools")
-    function = {
-        "name": name,
-        "description": tool.get("description"),
-        "parameters": tool.get("parameters"),
-    }
-    if tool.get("strict") is not None:
-        function["strict"] = tool["strict"]
-    return {"type": "function", "function": function_of(function)}
+        return printed_function(fields, dialect.tools, name, in_namespace=is_inner)
+    printed = function_of({**fields, "name": name})
+    return {"type": "function", "function": printed}
 
 
 def _in_namespace(namespace: object, name: object) -> str:
@@ -198,13 +216,15 @@ def _in_namespace(namespace: object, name: object) -> str:
 class _Turns:
     """The messages that a response's items make, one after the other.
 
-    forms: ITEMS if releases make different ones.
+    forms: ITEMS if releases make different ones. is_unfinished: whether the last item is one that
+    the model is to go on with.
     """
 
     def __init__(self, dialect: Dialect | None) -> None:
         self._dialect = dialect
         self.messages: list[dict[str, Any]] = []
         self.forms = 0
+        self.is_unfinished = False
 
     def add(self, item: dict[str, Any]) -> None:
         """Adds an item.
@@ -212,9 +232,11 @@ class _Turns:
         Raises:
             RequestError: it cannot be keyed.
         """
-        if item.get("status") in ("in_progress", "incomplete"):
-            raise RequestError("unsupported_continuation")
         kind = item.get("type", "message")
+        is_open = item.get("status") in ("in_progress", "incomplete")
+        self.is_unfinished = is_open and kind in ("message", "reasoning")
+        if is_open:
+            self._differs()
         if kind == "function_call_output":
             self._result(item, is_custom=False)
         elif kind == "function_call":

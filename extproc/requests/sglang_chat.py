@@ -1,7 +1,10 @@
 """Chat completions as SGLang reads them, which messages and responses become first.
 
-Source: SGLang 0.5.9 to 0.5.23, srt/entrypoints/openai/protocol.py (the fields of messages, calls
-and tools, and their order), serving_chat.py, and srt/function_call/utils.py (types in schemas).
+Its request models drop every field that they do not name, wherever it stands: what clients add
+changes no prompt. What they name is read here as they read it; what they refuse is not keyed.
+
+Source: SGLang 0.5.9 to 0.5.23, srt/entrypoints/openai/protocol.py (the fields of messages, parts,
+calls and tools, and their order) and serving_chat.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,46 +27,58 @@ from extproc.requests.prompt import (
     is_given,
     token_ids,
 )
-from extproc.requests.sglang_media import MediaFields, arguments_of, media_part, media_parts_of
+from extproc.requests.sglang_fields import as_read, flag, integer, text
+from extproc.requests.sglang_media import (
+    TOOL_REFERENCE,
+    MediaFields,
+    arguments_of,
+    media_part,
+    media_parts_of,
+)
 from extproc.requests.sglang_rules import SglangRules, Switches
+from extproc.requests.sglang_schema import with_standard_types
 from kvstate.undecodable import UNDECODABLE
 
 Messages = list[dict[str, Any]]
+NO_MESSAGES: Messages = []
 
-EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
+EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"))
 
-_ROLES = frozenset(("system", "user", "assistant", "tool", "function", "developer"))
-_TEXT_KEYS = ("tool_call_id", "name", "phase", "reasoning_content")
+# The most that an effort is that a request gives as a number.
+_MOST_EFFORT = 0.99
 
-# Standard types of JSON Schema; newer releases replace some others before templates see them.
-_TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
+_ROLES = frozenset(
+    (
+        *("system", "assistant", "tool", "function", "developer"),
+        *("latest_reminder", "root"),
+    )
+)
+
+# Roles whose tools count with those of the request.
+_INSTRUCTING = frozenset(("root", "system", "developer"))
+
+_PHASES = (None, "commentary", "final_answer")
 
 # The keys of a function, in the order in which they are declared.
 _FUNCTION_KEYS = ("description", "name", "parameters", "strict", "defer_loading")
 
-_LARGEST, _SMALLEST = 2**64 - 1, -(2**63)
-
 _PLAIN_KEYS = ("role", "content")
 
-# Arguments of templates that mean something else to the libraries between.
-_RESERVED = frozenset(
+# Arguments of a template's function that the engine sets itself: given twice, they are an error.
+_SET = frozenset(
     (
-        "messages",
-        "conversation",
-        "tools",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "truncation",
-        "max_length",
-        "padding",
-        "return_tensors",
-        "return_dict",
-        "tokenizer_kwargs",
-        "return_assistant_tokens_mask",
+        *("conversation", "conversations", "messages", "tools", "chat_template"),
+        *("add_generation_prompt", "tokenize", "return_dict"),
     )
 )
+
+# Those that transformers takes for itself, and of which nothing comes of without tokens; with the
+# last two, it refuses what the engine asks for.
+_TAKEN = ("padding", "truncation", "max_length", "return_tensors", "tokenizer_kwargs")
+_REFUSING = ("continue_final_message", "return_assistant_tokens_mask")
+
+# Words by which a request says that the model is to think.
+_YES = frozenset(("1", "true", "yes", "y", "on"))
 
 
 _NO_FIELDS = MediaFields()
@@ -94,13 +109,15 @@ class TemplateSettings(msgspec.Struct, frozen=True, gc=False):
     """What a request says besides its messages.
 
     tools: as templates get them, None for none. effort: "" for none; sets_switches: whether it sets
-    the arguments that switch thinking. merged, thinking, thinking_config, checks_calls: as in
-    `Conversion`. media: by which the engine reads the media.
+    the arguments that switch thinking. is_enabled: whether thinking is asked for besides. merged,
+    thinking, thinking_config, checks_calls: as in `Conversion`. media: by which the engine reads
+    the media.
     """
 
     tools: Messages | None = None
-    effort: str = ""
+    effort: str | float = ""
     sets_switches: bool = True
+    is_enabled: bool = False
     keywords: Mapping[str, Any] | None = None
     merged: Messages | None = None
     thinking: bool | None = None
@@ -133,8 +150,9 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         ids = token_ids(body.input_ids)
         return InferenceRequest(body.model, [ids], body.cache_salt, answers=answers)
     settings = TemplateSettings(
-        tools=printed_tools(body.tools, body.tool_choice, rules),
-        effort=effort_in(_effort(body)),
+        tools=printed_tools(body.tools, body.tool_choice, rules, _tools_of(body.messages)),
+        effort=_effort(body, rules),
+        is_enabled=_is_enabled(body.reasoning),
         keywords=body.chat_template_kwargs,
         thinking_config=body.thinking,
         media=body,
@@ -172,22 +190,47 @@ def _is_models(message: dict[str, Any]) -> bool:
     return isinstance(role, str) and role.lower() == "assistant"
 
 
-def _effort(body: _SglangChatBody) -> object:
-    if body.reasoning is not None:
-        raise RequestError("unsupported_reasoning_effort")  # its meaning changes between releases
-    return body.reasoning_effort
+def _effort(body: _SglangChatBody, rules: SglangRules) -> str | float:
+    """Returns the effort that a request asks for, "" for none; it may be a number."""
+    effort = body.reasoning_effort
+    if isinstance(body.reasoning, dict):
+        if rules.switches is not Switches.ALWAYS:
+            raise RequestError("unsupported_reasoning_effort")  # its meaning changes between them
+        own = body.reasoning.get("effort")
+        own = body.reasoning.get("reasoning_effort") if own is None else own
+        effort = effort if own is None else own
+    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
+        return effort or ""
+    if isinstance(effort, bool) or not isinstance(effort, str | int | float):
+        raise RequestError("bad_request")
+    try:
+        number = float(effort)
+    except ValueError:
+        raise RequestError("bad_request") from None
+    if not 0 <= number <= _MOST_EFFORT:
+        raise RequestError("bad_request")
+    return number
+
+
+def _is_enabled(reasoning: object) -> bool:
+    """Returns whether a request switches thinking on, whatever its effort."""
+    if not isinstance(reasoning, dict):
+        return False
+    said = reasoning.get("enabled")
+    said = reasoning.get("enable") if said is None else said
+    return said.strip().lower() in _YES if isinstance(said, str) else bool(said)
 
 
 def effort_in(effort: object) -> str:
-    """Returns the effort that a request asks for, "" for none.
+    """Returns the effort that a request asks for by name, "" for none.
 
     Raises:
-        RequestError: it is none that is known here; some releases accept numbers.
+        RequestError: the engine refuses it.
     """
     if effort is None:
         return ""
     if not isinstance(effort, str) or effort not in EFFORTS:
-        raise RequestError("unsupported_reasoning_effort")
+        raise RequestError("bad_request")
     return effort
 
 
@@ -203,11 +246,11 @@ def conversation(
         raise RequestError("empty_prompt")
     if len(messages) > MAX_MESSAGES:
         raise RequestError("too_many_messages")
-    merged = None if settings.merged is None else turns_of(settings.merged)
+    merged = None if settings.merged is None else turns_of(settings.merged, rules)
     variables, is_set = _variables(settings, rules)
     is_plain = not is_set and merged is None and settings.thinking is None
     is_alike = is_plain and all(map(_is_plain, messages)) and messages[-1]["role"] == "user"
-    turns = messages if is_alike else turns_of(messages)
+    turns = messages if is_alike else turns_of(messages, rules)
     media = () if is_alike else media_parts_of(messages)
     return Chat(
         turns,
@@ -220,7 +263,7 @@ def conversation(
         conversion=Conversion(
             merged,
             settings.thinking,
-            settings.effort,
+            str(settings.effort),
             thinking_config=settings.thinking_config,
             checks_calls=settings.checks_calls,
         ),
@@ -236,17 +279,19 @@ def _is_plain(message: dict[str, Any]) -> bool:
 
 def _variables(settings: TemplateSettings, rules: SglangRules) -> tuple[dict[str, Any], bool]:
     """Returns what the template gets besides the messages, and whether a request sets any of it."""
-    given = dict(settings.keywords or {})
-    if not _RESERVED.isdisjoint(given):
-        raise RequestError("unsupported_template_kwargs")
+    given: dict[str, Any] = dict(as_read(settings.keywords or {}))
+    if not _SET.isdisjoint(given) or any(given.pop(one, None) for one in _REFUSING):
+        raise RequestError("bad_request")
+    for one in _TAKEN:
+        given.pop(one, None)
     effort = settings.effort
-    if "reasoning_effort" in given:
-        effort = effort_in(given.pop("reasoning_effort")) or effort
+    own = given.pop("reasoning_effort", None)
     variables: dict[str, Any] = {"add_generation_prompt": True}
-    if effort:
-        variables["reasoning_effort"] = effort
-    if settings.effort and settings.sets_switches and _are_set(rules.switches, settings.effort):
-        is_on = settings.effort != "none"
+    if own is not None or effort != "":
+        variables["reasoning_effort"] = effort if own is None else own
+    is_switched = effort != "" and settings.sets_switches and _are_set(rules.switches, effort)
+    if is_switched or settings.is_enabled:
+        is_on = effort != "none"
         given.setdefault("thinking", is_on)
         given.setdefault("enable_thinking", is_on)
     variables |= given
@@ -255,18 +300,18 @@ def _variables(settings: TemplateSettings, rules: SglangRules) -> tuple[dict[str
     return variables, len(variables) > 1
 
 
-def _are_set(switches: Switches, effort: str) -> bool:
+def _are_set(switches: Switches, effort: str | float) -> bool:
     return switches is Switches.ALWAYS or (switches is Switches.OFF and effort == "none")
 
 
-def turns_of(messages: Messages) -> Messages:
+def turns_of(messages: Messages, rules: SglangRules) -> Messages:
     """Returns messages with the fields that templates get, in their order.
 
     Raises:
         RequestError: one is refused by the engine, or cannot be keyed.
     """
     refuse_costly(b"\n".join(_arguments(messages)))
-    return [_turn(message) for message in messages]
+    return [_turn(message, rules) for message in messages]
 
 
 def _arguments(messages: Messages) -> list[bytes]:
@@ -281,155 +326,207 @@ def _arguments(messages: Messages) -> list[bytes]:
     return found
 
 
-def _turn(message: dict[str, Any]) -> dict[str, Any]:
+def _turn(message: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise RequestError("bad_request")
     if role == "user":
         if message.get("content") is None:
             raise RequestError("bad_request")
-        return {"role": role, "content": _content(message["content"])}
+        return {"role": role, "content": _content(message["content"], role)}
     role = role.lower()
     if role not in _ROLES:
         raise RequestError("bad_request")
-    if message.get("tools") is not None:
-        raise RequestError("unsupported_tools")
-    if message.get("prefix") is not None:
-        raise RequestError("unsupported_continuation")
-    return {"role": role, "content": _content(message.get("content")), **_fields(message)}
+    content = _content(message.get("content"), role)
+    fields = _fields({**message, "role": role}, rules)
+    given = {key: value for key, value in fields.items() if value is not None}
+    return {"role": role, "content": content, **given}
 
 
-def _fields(message: dict[str, Any]) -> dict[str, Any]:
+def _fields(message: Mapping[str, Any], rules: SglangRules) -> dict[str, Any]:
     """Returns the other fields of a turn, in the order in which the engine has them."""
-    found = {key: message[key] for key in _TEXT_KEYS if message.get(key) is not None}
-    if not all(isinstance(value, str) for value in found.values()):
+    phase, prefix = message.get("phase"), flag(message.get("prefix"))
+    if rules.keeps_phases and phase not in _PHASES:
         raise RequestError("bad_request")
-    calls = message.get("tool_calls")
-    if calls is None:
-        return found
-    if not isinstance(calls, list):
-        raise RequestError("bad_request")
-    return {**found, "tool_calls": [_call(call) for call in calls]}
+    return {
+        "tool_call_id": text(message.get("tool_call_id")),
+        "name": text(message.get("name")),
+        "phase": phase if rules.keeps_phases else None,
+        "reasoning_content": text(message.get("reasoning_content")),
+        "tool_calls": _calls(message),
+        "tools": _own_tools(message, rules),
+        "prefix": prefix if rules.keeps_prefixes else None,
+    }
 
 
-def _content(content: object) -> str | list[dict[str, Any]]:
+def _own_tools(message: Mapping[str, Any], rules: SglangRules) -> Messages | None:
+    """Returns the tools that a message itself brings, which few templates write."""
+    tools = message.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise RequestError("bad_request")
+    is_checked = message["role"] in _INSTRUCTING
+    return [_tool(tool, rules, replaces_types=is_checked) for tool in tools]
+
+
+def _tools_of(messages: Messages) -> Messages:
+    """Returns the tools that messages bring and that count with those of the request."""
+    found: Messages = []
+    for message in messages:
+        tools = message.get("tools")
+        is_counted = str(message.get("role")).lower() in _INSTRUCTING
+        if is_counted and isinstance(tools, list):
+            found += [tool for tool in tools if isinstance(tool, dict)]
+    return found
+
+
+def _content(content: object, role: str) -> str | list[dict[str, Any]]:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError("bad_request")
-    return [_part(part) for part in content]
+    return [kept for part in content if (kept := _part(part, role)) is not None]
 
 
-def _part(part: object) -> dict[str, Any]:
+def _part(part: object, role: str) -> dict[str, Any] | None:
+    """Returns a part as templates get it; None for what the model thought, which they do not."""
     match part:
-        case {"type": "text", "text": str(text)}:
-            return {"type": "text", "text": text}
+        case {"type": "text", "text": str(written)}:
+            return {"type": "text", "text": written}
+        case {"type": "tool_reference", "name": str(name)}:
+            return {"type": TOOL_REFERENCE, "name": name}
+        case {"type": "thinking" | "reasoning"} if isinstance(part, dict) and role == "assistant":
+            thoughts = [text(part.get(key)) for key in ("thinking", "text")]
+            if thoughts.count(None) == 1:
+                return None
     media = media_part(part)
     if media is None:
-        raise RequestError("unsupported_content")
+        raise RequestError("bad_request")
     return media
 
 
-def _call(call: object) -> dict[str, Any]:
-    """Returns a tool call with all its fields, and its arguments as an object."""
+def _calls(message: Mapping[str, Any]) -> Messages | None:
+    calls = message.get("tool_calls")
+    if calls is None:
+        return None
+    if not isinstance(calls, list):
+        raise RequestError("bad_request")
+    return [_call(call, is_read=message["role"] == "assistant") for call in calls]
+
+
+def _call(call: object, *, is_read: bool) -> dict[str, Any]:
+    """Returns a tool call with all its fields.
+
+    is_read: whether its arguments become an object.
+    """
     match call:
         case {"function": dict(function)} if isinstance(call, dict):
             pass
         case _:
             raise RequestError("bad_request")
-    call_id, index = call.get("id"), call.get("index")
-    is_typed = isinstance(call_id, str | None) and type(index) in (int, type(None))
-    if not is_typed or call.get("type", "function") != "function":
+    if call.get("type", "function") != "function":
         raise RequestError("bad_request")
-    name = function.get("name")
-    if not isinstance(name, str | None):
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _object(arguments) if is_read else arguments
+    elif not isinstance(arguments, dict | None):
         raise RequestError("bad_request")
     return {
-        "id": call_id,
-        "index": index,
+        "id": text(call.get("id")),
+        "index": integer(call.get("index")),
         "type": "function",
-        "function": {"name": name, "arguments": _object(function.get("arguments"))},
+        "function": {"name": text(function.get("name")), "arguments": as_read(arguments)},
     }
 
 
-def _object(arguments: object) -> dict[str, Any] | None:
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except UNDECODABLE:
-            raise RequestError("unsupported_tool_arguments") from None
-        if not _are_narrow(arguments):
-            raise RequestError("unsupported_tool_arguments")  # the engine's parser rounds them
-        if arguments is None:
-            raise RequestError("unsupported_tool_arguments")
-    if not isinstance(arguments, dict | None):
-        raise RequestError("unsupported_tool_arguments")
-    return arguments
-
-
-def _are_narrow(value: object) -> bool:
-    """Returns whether all integers have at most 64 bits."""
-    if type(value) is int:
-        return _SMALLEST <= value <= _LARGEST
-    if isinstance(value, dict):
-        return all(map(_are_narrow, value.values()))
-    return not isinstance(value, list) or all(map(_are_narrow, value))
+def _object(arguments: str) -> dict[str, Any]:
+    """Returns the object that the arguments of a call are; the engine refuses all others."""
+    try:
+        read = msgspec.json.decode(arguments)
+    except UNDECODABLE:
+        raise RequestError("bad_request") from None
+    if not isinstance(read, dict):
+        raise RequestError("bad_request")
+    return read
 
 
 def printed_tools(
-    tools: Sequence[dict[str, Any]] | None, choice: object, rules: SglangRules
+    tools: Sequence[dict[str, Any]] | None,
+    choice: object,
+    rules: SglangRules,
+    others: Messages = NO_MESSAGES,
+    *,
+    replaces_types: bool = True,
 ) -> Messages | None:
     """Returns the tools as the chat template gets them, None for none.
 
-    choice: the request's tool_choice; one that names a tool leaves the others out.
+    choice: the request's tool_choice; one that names a tool leaves the others out. others: tools
+    that its messages bring. replaces_types: in the schemas of parameters.
 
     Raises:
-        RequestError: the engine refuses them, or they cannot be keyed.
+        RequestError: the engine refuses them.
     """
     named = _named(choice)
     if named is None and choice not in (None, "auto", "required", "none"):
-        raise RequestError("unsupported_tool_choice")
-    printed = [_tool(tool, rules) for tool in tools or ()]
-    if not printed and (named is not None or choice == "required"):
+        raise RequestError("bad_request")
+    printed = [_tool(tool, rules, replaces_types=replaces_types) for tool in tools or ()]
+    if not printed and not others and (named is not None or choice == "required"):
         raise RequestError("bad_request")
     if choice == "none":
         return None
     if named is not None:
-        printed = [tool for tool in printed if tool["function"]["name"] == named]
-        if not printed:
+        chosen = [tool for tool in printed if tool["function"]["name"] == named]
+        if not chosen and named not in map(_name_of, others):
             raise RequestError("bad_request")
+        printed = chosen
     return printed or None
 
 
 def _named(choice: object) -> str | None:
     match choice:
+        case {"type": str(kind)} if kind != "function":
+            return None
         case {"function": {"name": str(name)}}:
             return name
     return None
 
 
-def _tool(tool: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
+def _name_of(tool: dict[str, Any]) -> object:
+    match tool:
+        case {"function": {"name": name}}:
+            return name
+    return None
+
+
+def _tool(
+    tool: dict[str, Any], rules: SglangRules, *, replaces_types: bool = True
+) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise RequestError("bad_request")
     kind, function, defers = tool.get("type", "function"), tool.get("function"), None
     if not isinstance(kind, str) or not isinstance(function, dict):
         raise RequestError("bad_request")
     if rules.prints_deferral:
-        defers = tool.get("defer_loading")
-    printed = {"type": kind, "function": _function(function, rules, defers)}
+        defers = flag(tool.get("defer_loading"))
+    printed = {"type": kind, "function": _function(function, rules, defers, replaces_types)}
     return {**printed, "defer_loading": defers} if rules.prints_deferral else printed
 
 
-def _function(function: dict[str, Any], rules: SglangRules, defers: object) -> dict[str, Any]:
-    found = {key: function.get(key) for key in _FUNCTION_KEYS}
-    if found["defer_loading"] is None:
-        found["defer_loading"] = defers
-    switches = (found["strict"], found["defer_loading"])
-    is_typed = isinstance(found["name"], str) and isinstance(found["description"], str | None)
-    if not is_typed or any(type(one) not in (bool, type(None)) for one in switches):
-        raise RequestError("unsupported_tools")
-    if not _are_standard(found["parameters"]):
-        raise RequestError("unsupported_tools")
+def _function(
+    function: dict[str, Any], rules: SglangRules, defers: bool | None, replaces_types: bool
+) -> dict[str, Any]:
+    """Returns a function with the fields that the engine's model names; it drops all others."""
+    found: dict[str, Any] = {key: function.get(key) for key in _FUNCTION_KEYS}
+    if text(found["name"]) is None:
+        raise RequestError("bad_request")
+    found["description"], found["strict"] = text(found["description"]), flag(found["strict"])
+    own = flag(found["defer_loading"])
+    found["defer_loading"] = defers if own is None else own
+    parameters = as_read(found["parameters"])
+    found["parameters"] = with_standard_types(parameters) if replaces_types else parameters
     if found["defer_loading"] is None or not rules.prints_deferral:
         del found["defer_loading"]
     if not rules.keeps_tool_order:
@@ -438,16 +535,3 @@ def _function(function: dict[str, Any], rules: SglangRules, defers: object) -> d
         del found["strict"]
     order = [key for key in function if key in found]
     return {key: found[key] for key in (*order, *(one for one in found if one not in function))}
-
-
-def _are_standard(schema: object) -> bool:
-    """Returns whether every `type` in a schema is a standard one, which no release replaces."""
-    if isinstance(schema, list):
-        return all(map(_are_standard, schema))
-    if not isinstance(schema, dict):
-        return True
-    kind = schema.get("type")
-    kinds = kind if isinstance(kind, list) else [kind] if isinstance(kind, str) else ()
-    if any(isinstance(one, str) and one not in _TYPES for one in kinds):
-        return False
-    return all(map(_are_standard, schema.values()))

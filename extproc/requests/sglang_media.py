@@ -16,6 +16,9 @@ from extproc.requests.prompt import MediaPart
 # Kinds of media parts that chat completions take.
 _KINDS = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
 
+# A part that names a tool, by which templates write its definition; from 0.5.11 on.
+TOOL_REFERENCE = "tool_reference"
+
 # A field of parts of which the engine takes the smallest value for all items of a request.
 _PATCHES = "max_dynamic_patch"
 
@@ -62,7 +65,9 @@ def _read(part: dict[str, Any]) -> dict[str, Any]:
 def has_media(message: Mapping[str, Any]) -> bool:
     """Returns whether a message, as templates get it, has a media part."""
     content = message["content"]
-    return isinstance(content, list) and any(part["type"] != "text" for part in content)
+    return isinstance(content, list) and any(
+        part["type"] not in ("text", TOOL_REFERENCE) for part in content
+    )
 
 
 def arguments_of(fields: MediaFields, media: Sequence[MediaPart]) -> Mapping[str, Any]:

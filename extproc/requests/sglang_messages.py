@@ -1,8 +1,11 @@
 """Anthropic's messages as SGLang turns them into a chat completion.
 
+Its request models drop every field that they do not name, `cache_salt` as well.
+
 Source: SGLang 0.5.16 to 0.5.23, srt/entrypoints/anthropic/protocol.py and serving.py.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -17,6 +20,8 @@ from extproc.requests.sglang_chat import (
     effort_in,
     printed_tools,
 )
+from extproc.requests.sglang_fields import as_read, flag, text
+from extproc.requests.sglang_media import TOOL_REFERENCE
 from extproc.requests.sglang_rules import SglangRules
 
 # Anthropic's names for tool_choice, and those of chat completions.
@@ -24,6 +29,14 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # Kinds of tools that the engine leaves out: their provider runs them.
 _SERVER_TOOLS = ("web_search_", "computer_", "bash_", "text_editor_")
+
+# Kinds of blocks; the engine refuses all others.
+_KINDS = frozenset(
+    (
+        *("text", "image", "tool_use", "tool_result", "tool_reference", "search_result"),
+        *("thinking", "redacted_thinking"),
+    )
+)
 
 
 class _SglangMessage(msgspec.Struct):
@@ -39,7 +52,6 @@ class _SglangMessagesBody(msgspec.Struct):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    cache_salt: str | None = None
 
 
 _body = msgspec.json.Decoder(_SglangMessagesBody)
@@ -74,7 +86,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
         thinking=_thinking(body, rules),
     )
     chat = conversation([*_as_turn(system), *turns], settings, rules, dialect)
-    return InferenceRequest(body.model, [chat], body.cache_salt)
+    return InferenceRequest(body.model, [chat])  # this API has no salt
 
 
 def _refuse_what_differs(body: _SglangMessagesBody) -> None:
@@ -99,10 +111,19 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[str]:
 
 
 def _text(block: dict[str, Any]) -> str:
-    match block:
-        case {"type": "text", "text": str(text)}:
-            return text
-    raise RequestError("unsupported_content")
+    """Returns the text of a block, "" for one of another kind."""
+    if _kind(block) != "text":
+        return ""
+    if not isinstance(block.get("text"), str):
+        raise RequestError("bad_request")
+    return str(block["text"])
+
+
+def _kind(block: dict[str, Any]) -> str:
+    kind = block.get("type")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise RequestError("bad_request")
+    return kind
 
 
 def _trimmed(content: str | list[dict[str, Any]]) -> str:
@@ -116,65 +137,106 @@ def _turns(message: _SglangMessage, rules: SglangRules) -> Messages:
         raise RequestError("bad_request")
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    if message.role == "user":
-        return _of_user(message.content)
-    return [_of_others(message, rules)]
-
-
-def _of_user(blocks: list[dict[str, Any]]) -> Messages:
+    parts = _thoughts(message, rules)
     turns: Messages = []
-    parts: list[dict[str, Any]] = []
-
-    def end_parts() -> None:
-        if parts:
-            turns.append({"role": "user", "content": _joined(parts)})
-            parts.clear()
-
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            end_parts()
-            turns.append(_result(block))
-        else:
-            parts.append(_part(block))
-    end_parts()
-    return turns
+    calls: Messages = []
+    for block in message.content:
+        kind = _kind(block)
+        if kind == "tool_use":
+            calls.append(_call(block, is_read=message.role == "assistant"))
+        elif kind == "tool_result" and message.role == "user":
+            turns += _user_turn(parts)
+            turns += _results(block, rules)
+            parts = []
+        elif (part := _part(block)) is not None:
+            parts.append(part)
+    return [*turns, *_last_turn(message.role, parts, calls)]
 
 
-def _of_others(message: _SglangMessage, rules: SglangRules) -> dict[str, Any]:
-    """Returns the turn of a model, or a system turn that is given in blocks."""
-    blocks = message.content
-    assert isinstance(blocks, list)
-    thoughts, parts, calls = [], [], []
-    for block in blocks:
+def _user_turn(parts: Messages) -> Messages:
+    return [{"role": "user", "content": _joined(parts)}] if parts else []
+
+
+def _last_turn(role: str, parts: Messages, calls: Messages) -> Messages:
+    """Returns the turn of a message after all results of tools; a user's may be none."""
+    turn: dict[str, Any] = {"role": role}
+    if calls:
+        turn["tool_calls"] = calls
+    if parts:
+        turn["content"] = _joined(parts)
+    elif not calls:
+        if role == "user":
+            return []
+        turn["content"] = ""
+    return [turn]
+
+
+def _thoughts(message: _SglangMessage, rules: SglangRules) -> Messages:
+    """Returns what the model thought as it stands before its text: a list of one part, or none."""
+    if message.role != "assistant":
+        return []
+    found = []
+    for block in message.content:
+        assert isinstance(block, dict)
         match block:
             case {"type": "redacted_thinking"}:
                 raise RequestError("bad_request")  # the engine refuses it
-            case {"type": "thinking", "thinking": str(thought)}:
-                thoughts.append(thought)
-            case {"type": "tool_use"}:
-                calls.append(_call(block))
-            case _:
-                parts.append(_part(block))
-    wrapping, thoughts = rules.wrapping, list(filter(None, thoughts))
-    if thoughts and wrapping is not None and message.role == "assistant":
-        text = "\n".join(thoughts)
-        wrapped = f"{wrapping.before}{text}\n{wrapping.after}"
-        parts.insert(0, {"type": "text", "text": wrapped})
-    turn: dict[str, Any] = {"role": message.role}
-    if calls:
-        turn["tool_calls"] = calls
-    if parts or not calls:
-        turn["content"] = _joined(parts) if parts else ""
-    return turn
+            case {"type": "thinking", "thinking": str(thought)} if thought:
+                found.append(thought)
+    wrapping = rules.wrapping
+    if not found or wrapping is None:
+        return []
+    told = "\n".join(found)
+    return [{"type": "text", "text": f"{wrapping.before}{told}\n{wrapping.after}"}]
 
 
-def _part(block: dict[str, Any]) -> dict[str, Any]:
-    match block:
-        case {"type": "text", "text": str(text)}:
-            return {"type": "text", "text": text}
-        case {"type": "image", "source": dict(source)} if source.get("data") or source.get("url"):
-            return {"type": "image_url", "source": source}
-    raise RequestError("unsupported_content")
+def _part(block: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the part of a turn that a block becomes; None for one that the engine leaves out."""
+    kind = _kind(block)
+    if kind == "text":
+        return {"type": "text", "text": _text(block)}
+    if kind == "image":
+        return _image(block)
+    told = _found(block) if kind == "search_result" else ""
+    if kind == "tool_result":  # not a user's
+        told = f"Tool result: {_told(block)}"
+    return {"type": "text", "text": told} if told else None
+
+
+def _image(block: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns an image, None if it has no source that the engine reads."""
+    match block.get("source"):
+        case {"type": "base64", **source}:
+            is_read = bool(source.get("data"))
+        case {**source}:
+            is_read = bool(source.get("url"))
+        case _:
+            is_read = False
+    return {"type": "image_url", "source": block["source"]} if is_read else None
+
+
+def _found(block: dict[str, Any]) -> str:
+    """Returns a result of a search as a text."""
+    lines = [f"Title: {title}"] if (title := text(block.get("title"))) else []
+    source = block.get("source")
+    if isinstance(source, dict):
+        source = source.get("url") or source.get("text")
+    if source:
+        lines.append(f"Source: {source}")
+    content = block.get("content")
+    if not isinstance(content, list | None):
+        raise RequestError("bad_request")
+    texts = [told for part in content or () if (told := _text_found(part))]
+    return "\n".join([*lines, "Content: " + "\n".join(texts)] if texts else lines)
+
+
+def _text_found(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(told)}:
+            return told
+        case {"type": "text", "text": _} | str():
+            raise RequestError("bad_request")
+    return ""
 
 
 def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -182,24 +244,66 @@ def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if is_text else list(parts)
 
 
-def _call(block: dict[str, Any]) -> dict[str, Any]:
+def _call(block: dict[str, Any], *, is_read: bool) -> dict[str, Any]:
+    """Returns a call of a tool. is_read: whether its arguments become an object again."""
     call_id, name, arguments = (block.get(key) for key in ("id", "name", "input"))
-    if not call_id or not isinstance(name, str) or not isinstance(arguments, dict | None):
+    is_named = isinstance(call_id, str) and isinstance(name, str)
+    if not is_named or not isinstance(block.get("input", {}), dict):
         raise RequestError("bad_request")
-    written = msgspec.json.encode(arguments or {}).decode()
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": written}}
+    if not call_id:
+        raise RequestError("unsupported_content")  # the engine draws one
+    given = as_read(arguments or {})
+    if not is_read:
+        given = json.dumps(given)
+    return {"id": call_id, "function": {"name": name, "arguments": given}}
 
 
-def _result(block: dict[str, Any]) -> dict[str, Any]:
+def _results(block: dict[str, Any], rules: SglangRules) -> Messages:
+    """Returns the turns of a tool's result: one, and more where it refers to tools."""
+    call_id = text(block.get("tool_use_id")) or text(block.get("id")) or ""
     content = block.get("content")
-    if content is not None and not isinstance(content, str | list):
-        raise RequestError("bad_request")
-    told: str | list[dict[str, Any]] = content if isinstance(content, str) else ""
+    contents: list[object] = [content or ""]
     if isinstance(content, list):
-        parts = [part for part in map(_part, content) if part.get("text") != ""]
-        told = _joined(parts) if parts else ""
-    call_id = block.get("tool_use_id") or block.get("id") or ""
-    return {"role": "tool", "tool_call_id": call_id, "content": told}
+        contents = [_joined(parts) for parts in _groups(content, rules)] or [""]
+    elif not isinstance(content, str | None):
+        raise RequestError("bad_request")
+    return [{"role": "tool", "tool_call_id": call_id, "content": one} for one in contents]
+
+
+def _groups(content: list[dict[str, Any]], rules: SglangRules) -> list[Messages]:
+    """Returns the parts of a tool's result, those that refer to tools apart from the others."""
+    groups: list[Messages] = []
+    for part in _parts_of_result(content):
+        kinds = {one["type"] == TOOL_REFERENCE for one in (part, *(groups[-1] if groups else ()))}
+        if groups and (len(kinds) == 1 or not rules.splits_references):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups
+
+
+def _parts_of_result(content: list[dict[str, Any]]) -> Messages:
+    """Returns the parts of a tool's result, without those that are empty or of other kinds."""
+    found = []
+    for block in content:
+        kind = _kind(block)
+        if kind == "tool_reference":
+            name = text(block.get("tool_name")) or text(block.get("name"))
+            if name:
+                found.append({"type": TOOL_REFERENCE, "name": name})
+        elif kind in ("text", "image", "search_result"):
+            part = _part(block)
+            if part is not None and part.get("text") != "":
+                found.append(part)
+    return found
+
+
+def _told(block: dict[str, Any]) -> str:
+    """Returns the texts of a tool's result."""
+    content = block.get("content")
+    if not isinstance(content, list):
+        return text(content) or ""
+    return "\n".join([one["text"] for one in _parts_of_result(content) if one["type"] == "text"])
 
 
 def _tools(body: _SglangMessagesBody, rules: SglangRules) -> Messages | None:
@@ -210,7 +314,7 @@ def _tools(body: _SglangMessagesBody, rules: SglangRules) -> Messages | None:
         named = {"function": {"name": (body.tool_choice or {}).get("name")}}
     elif named is None:
         raise RequestError("bad_request")
-    return printed_tools([_tool(tool) for tool in offered], named, rules)
+    return printed_tools([_tool(tool, rules) for tool in offered], named, rules)
 
 
 def _is_servers(tool: dict[str, Any]) -> bool:
@@ -218,23 +322,25 @@ def _is_servers(tool: dict[str, Any]) -> bool:
     return isinstance(kind, str) and kind.startswith(_SERVER_TOOLS)
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    schema, strict = tool.get("input_schema"), tool.get("strict", False)
-    if not isinstance(schema, dict) or not isinstance(strict, bool):
+def _tool(tool: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
+    schema, strict = tool.get("input_schema"), flag(tool.get("strict", False))
+    if not isinstance(schema, dict) or strict is None:
         raise RequestError("bad_request")
     function = {
         "name": tool.get("name"),
-        "description": tool.get("description") or "",
+        "description": text(tool.get("description")) or "",
         "parameters": schema if "type" in schema else {**schema, "type": "object"},
-        "strict": strict,
+        "strict": strict and rules.takes_strict,
     }
+    if not rules.takes_strict:
+        del function["strict"]
     return {"defer_loading": tool.get("defer_loading"), "function": function}
 
 
 def _effort(body: _SglangMessagesBody) -> str:
     """Returns the effort, which sets no switches here. The engine has no "xhigh" in this API."""
     effort = effort_in((body.output_config or {}).get("effort"))
-    if effort == "none":
+    if effort in ("none", "ultra"):
         raise RequestError("bad_request")
     return "max" if effort == "xhigh" else effort
 

@@ -22,6 +22,7 @@ from extproc.requests.sglang_chat import (
     effort_in,
     printed_tools,
 )
+from extproc.requests.sglang_fields import as_read, flag
 from extproc.requests.sglang_rules import SglangRules
 from kvstate.undecodable import UNDECODABLE
 
@@ -82,7 +83,7 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     settings = TemplateSettings(
         tools=_tools(body, rules),
         effort=_effort(body.reasoning),
-        keywords=body.chat_template_kwargs,
+        keywords=_keywords(body),
         merged=merged,
         checks_calls=False,
     )
@@ -90,8 +91,20 @@ def parse(content: bytes, rules: SglangRules, dialect: Dialect) -> InferenceRequ
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 
+def _keywords(body: _SglangResponsesBody) -> dict[str, Any]:
+    """Returns the arguments of the template that a request gives."""
+    given = body.chat_template_kwargs or {}
+    if given.get("reasoning_effort", "") is None:
+        raise RequestError("unsupported_template_kwargs")  # it takes the effort away
+    return given
+
+
 def _effort(reasoning: dict[str, Any] | None) -> str:
-    return "" if reasoning is None else effort_in(reasoning.get("effort", "medium"))
+    if reasoning is None:
+        return ""
+    if "effort" not in reasoning and reasoning.get("reasoning_effort") == "none":
+        raise RequestError("unsupported_reasoning_effort")  # only some releases read it
+    return effort_in(reasoning.get("effort", "medium"))
 
 
 def _messages(body: _SglangResponsesBody, rules: SglangRules) -> Messages:
@@ -100,7 +113,7 @@ def _messages(body: _SglangResponsesBody, rules: SglangRules) -> Messages:
     for item in items:
         turn = _turn(item, rules)
         if turn is not None:
-            _add(turns, turn)
+            _add(turns, turn, rules)
     return turns
 
 
@@ -145,8 +158,6 @@ def _labelled(content: object) -> object:
 
 
 def _call(item: dict[str, Any], arguments: object) -> dict[str, Any]:
-    if item.get("namespace"):
-        raise RequestError("unsupported_items")  # only some models take it
     if isinstance(arguments, str):
         try:
             is_object = isinstance(msgspec.json.decode(arguments), dict)
@@ -154,7 +165,7 @@ def _call(item: dict[str, Any], arguments: object) -> dict[str, Any]:
             is_object = False
         written = arguments if is_object else "{}"
     elif isinstance(arguments, dict):
-        written = msgspec.json.encode(arguments).decode()
+        written = msgspec.json.encode(as_read(arguments)).decode()
     else:
         written = "{}"
     function = {"name": item.get("name"), "arguments": written}
@@ -165,12 +176,11 @@ def _call(item: dict[str, Any], arguments: object) -> dict[str, Any]:
 
 def _result(item: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
     output = item.get("output", "")
-    if isinstance(output, list):
-        if not rules.takes_custom_tools:
-            raise RequestError("unsupported_items")
-        output = "".join(part.get("text", "") for part in output if isinstance(part, dict))
-    if not isinstance(output, str):
-        raise RequestError("bad_request")
+    if isinstance(output, list) and rules.joins_outputs:
+        texts = [part.get("text", "") for part in output if isinstance(part, dict)]
+        if not all(isinstance(one, str) for one in texts):
+            raise RequestError("bad_request")
+        output = "".join(texts)
     return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
 
 
@@ -184,9 +194,10 @@ def _reasoning(item: dict[str, Any], rules: SglangRules) -> dict[str, Any] | Non
 
 
 def _thoughts(parts: object) -> list[str]:
-    if parts is not None and not isinstance(parts, list):
+    if not isinstance(parts, list | str | dict | None):
         raise RequestError("bad_request")
-    texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
+    parts = parts if isinstance(parts, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return [text for text in texts if isinstance(text, str) and text]
 
 
@@ -210,8 +221,8 @@ def decoded_state(state: object) -> str:
 
 
 def _message(item: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
-    if item.get("phase") is not None and not rules.reads_phases:
-        raise RequestError("unsupported_items")  # earlier releases read it in several ways
+    if not rules.keeps_phases:
+        item = {**item, "phase": None}
     turn = {key: value for key, value in item.items() if value is not None and key not in _UNSENT}
     content = turn.get("content")
     if isinstance(content, list):
@@ -221,20 +232,22 @@ def _message(item: dict[str, Any], rules: SglangRules) -> dict[str, Any]:
 
 def _part(part: object) -> object:
     match part:
-        case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
-            return {"type": "text", "text": text}
+        case {"type": "input_text" | "output_text", "text": written}:
+            return {"type": "text", "text": written}
+        case {"type": "input_text" | "output_text"}:
+            return {"type": "text", "text": ""}
         case {"type": "input_image", **fields}:
             return {"type": "image_url", **fields}
     return part
 
 
-def _add(turns: Messages, turn: dict[str, Any]) -> None:
+def _add(turns: Messages, turn: dict[str, Any], rules: SglangRules) -> None:
     """Adds a turn, or what it has to the model's turn before it."""
     last = turns[-1] if turns else None
     if last is None or last.get("role") != "assistant" or turn.get("role") != "assistant":
         turns.append(turn)
         return
-    is_only_reasoning = set(last) == {"role", "reasoning_content"}
+    is_only_reasoning = rules.adds_to_reasoning and set(last) == {"role", "reasoning_content"}
     if last.get("phase") != turn.get("phase") and not is_only_reasoning:
         turns.append(turn)
         return
@@ -284,9 +297,11 @@ def _merged_systems(messages: Messages) -> Messages | None:
 
 def _tools(body: _SglangResponsesBody, rules: SglangRules) -> Messages | None:
     functions = [one for tool in body.tools or () for one in _function(tool, rules)]
-    if not functions and body.tool_choice == "required":
+    kinds = [tool.get("type") for tool in body.tools or ()]
+    if body.tool_choice == "required" and not {"function", "custom"}.intersection(map(str, kinds)):
         raise RequestError("bad_request")
-    return printed_tools(functions, _choice(body.tool_choice) if functions else None, rules)
+    choice = _choice(body.tool_choice) if functions else None
+    return printed_tools(functions, choice, rules, replaces_types=False)
 
 
 def _choice(choice: object) -> object:
@@ -301,10 +316,8 @@ def _choice(choice: object) -> object:
 
 def _function(tool: dict[str, Any], rules: SglangRules) -> list[dict[str, Any]]:
     """Returns the function that a tool is, none for tools that run elsewhere."""
-    kind, name, strict = tool.get("type"), tool.get("name"), tool.get("strict", False)
-    if kind == "shell":
-        raise RequestError("bad_request")
-    if not isinstance(strict, bool):
+    kind, name, strict = tool.get("type"), tool.get("name"), flag(tool.get("strict", False))
+    if kind == "shell" or strict is None:
         raise RequestError("bad_request")
     description, parameters = tool.get("description"), tool.get("parameters")
     if kind == "custom" and name and rules.takes_custom_tools:

@@ -8,7 +8,8 @@ compared; the others are read.
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,11 +46,17 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     joins_tool_texts: the texts of a tool's result are joined by spaces, whatever the template
     takes. labels_developers: a developer's turn in a response begins with a label.
     takes_custom_tools: as functions with one text, and reasoning that comes back is read.
-    reads_phases: a part of a model's turn may name its phase, which keeps it apart from others.
+    joins_outputs: the parts of a tool's output in a response are one text. splits_references: in a
+    tool's result in messages, references to tools are turns of their own. keeps_phases: a model's
+    turn may name its phase; adds_to_reasoning: one with a phase is added to reasoning before it,
+    else only to a turn of the same phase. keeps_prefixes: turns may have a `prefix`. takes_strict:
+    tools in messages may be `strict`.
     keeps_system_turns: in responses, where the template renders them. changes_minimax_m3: the
     conversations of this model (`extproc.templates.minimax_m3`). reads_strictly: bodies are read
     by orjson, which refuses what `odd_json` is about. wrapping: of the worker's
     reasoning parser, None if it has none. enable_multimodal: as in `PromptArguments`.
+    keywords: the JSON of the worker's own arguments for templates, if they are known and others
+    than the configured ones; else None.
     """
 
     converts: bool = True
@@ -60,22 +67,37 @@ class SglangRules(msgspec.Struct, frozen=True, gc=False):
     joins_tool_texts: bool = True
     labels_developers: bool = True
     takes_custom_tools: bool = True
-    reads_phases: bool = True
+    joins_outputs: bool = True
+    splits_references: bool = True
+    keeps_phases: bool = True
+    adds_to_reasoning: bool = True
+    keeps_prefixes: bool = True
+    takes_strict: bool = True
     keeps_system_turns: bool = True
     changes_minimax_m3: bool = True
     reads_strictly: bool = True
     reasoning_parser: str = ""
     wrapping: Wrapping | None = None
     enable_multimodal: bool | None = None
+    keywords: str | None = None
 
 
 _0_5_23 = SglangRules()
 _0_5_22 = msgspec.structs.replace(
-    _0_5_23, keeps_tool_order=False, reads_phases=False, changes_minimax_m3=False
+    _0_5_23,
+    keeps_tool_order=False,
+    adds_to_reasoning=False,
+    keeps_prefixes=False,
+    takes_strict=False,
+    changes_minimax_m3=False,
 )
 _0_5_20 = msgspec.structs.replace(_0_5_22, keeps_system_turns=False)
-_0_5_17 = msgspec.structs.replace(_0_5_20, labels_developers=False, takes_custom_tools=False)
-_0_5_16 = msgspec.structs.replace(_0_5_17, reads_strictly=False)
+_0_5_17 = msgspec.structs.replace(
+    _0_5_20, labels_developers=False, takes_custom_tools=False, keeps_phases=False
+)
+_0_5_16 = msgspec.structs.replace(
+    _0_5_17, joins_outputs=False, splits_references=False, reads_strictly=False
+)
 _0_5_11 = msgspec.structs.replace(_0_5_16, converts=False, switches=Switches.OFF)
 _0_5_10 = msgspec.structs.replace(_0_5_11, prints_deferral=False, joins_tool_texts=False)
 _0_5_9 = msgspec.structs.replace(_0_5_10, switches=Switches.UNSET, default_effort="medium")
@@ -127,8 +149,14 @@ _WRAPPINGS: Mapping[str, Wrapping] = {
 _RENDERS_IN_CODE = frozenset(("deepseekv32", "deepseekv4", "deepseekv41", "kimi_k3", "muse"))
 
 
-def with_parsers(rules: SglangRules, arguments: PromptArguments | None) -> SglangRules | None:
+def with_arguments(
+    rules: SglangRules,
+    arguments: PromptArguments | None,
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> SglangRules | None:
     """Returns the rules of a worker that was started with these arguments.
+
+    keywords: the configured arguments for templates.
 
     None if its parsers render conversations in code, or in a way that is not known here. Arguments
     that are not known are taken for absent ones: what they change must be proved.
@@ -137,6 +165,9 @@ def with_parsers(rules: SglangRules, arguments: PromptArguments | None) -> Sglan
         return rules
     if arguments.tool_call_parser in _RENDERS_IN_CODE:
         return None
+    own = arguments.default_chat_template_kwargs or "{}"
+    if msgspec.json.decode(own) != keywords:
+        rules = msgspec.structs.replace(rules, keywords=own)
     if arguments.enable_multimodal is not None:
         rules = msgspec.structs.replace(rules, enable_multimodal=arguments.enable_multimodal)
     if not arguments.reasoning_parser:

@@ -9,27 +9,36 @@ A client's own salt is folded in: it still divides the tenant's requests, and re
 tenant's blocks.
 """
 
+import hashlib
 import hmac
 import re
 from typing import NamedTuple
 
 import msgspec
 
-from extproc.requests.added_fields import with_fields
-from extproc.requests.field_edits import FieldEdit, apply_edits
-from kvstate import scan
+from extproc.requests.added_fields import members
+from extproc.requests.draft import Draft
 from kvstate.undecodable import UNDECODABLE
 
 FIELD = "cache_salt"
 
-# The paths on which SGLang 0.5.23 reads the field, and those on which vLLM 0.32's request classes
-# have it.
-SGLANG_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}
-)
-PATHS = SGLANG_PATHS | {"/v1/chat/completions/batch", "/v1/embeddings", "/inference/v1/generate"}
+# The paths on which SGLang reads the field (its request model of messages drops it, in 0.5.9 to
+# 0.5.23), and those on which vLLM 0.32's request classes have it.
+SGLANG_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+PATHS = SGLANG_PATHS | {
+    "/v1/messages",
+    "/v1/chat/completions/batch",
+    "/v1/embeddings",
+    "/inference/v1/generate",
+}
 
 _SALT, _MODEL = FIELD.encode(), b"model"
+NAMES = (_SALT, _MODEL)
+
+# A longer value of `model` names no model, and of a longer salt only its hash counts.
+MAX_MODEL_BYTES = 4096
+MAX_OWN_BYTES = 1024
+
 _SALT_BYTES = 16  # of the digest, in hexadecimal digits
 
 # Only the last member of the outermost object is followed by a single brace and the body's end.
@@ -72,53 +81,45 @@ class Salting(NamedTuple):
     """What a body says for itself.
 
     model: its model, None if it names none. own: its salt, as JSON; None without one.
-    salts: takes all salts out.
     """
 
     model: str | None
     own: bytes | None
-    salts: list[FieldEdit]
 
 
-def salting_of(body: bytes) -> Salting | None:
-    """Returns what a body says of its model and salt; None if it is no JSON object in UTF-8.
+def salting_of(draft: Draft) -> Salting:
+    """Returns what a body says of its model and salt.
 
     Of several members with one name the last one counts, as in the engines' parsers.
     """
-    found = scan.members(body, (_MODEL, _SALT))
-    if found is None:
-        return None
-    model: str | None = None
-    own: bytes | None = None
-    edits: list[FieldEdit] = []
-    for start, end in found:
-        name, at = scan.named(body, (start, end))
-        value = body[at:end].strip(b" \t\r\n")
-        if name == _SALT:
-            own = None if value == b"null" else value
-            edits.append(FieldEdit(start, end, None))
-        else:
-            model = _name(value)
-    return Salting(model, own, edits)
+    models, salts = draft.named(_MODEL), draft.named(_SALT)
+    model = _name(draft.value(models[-1], MAX_MODEL_BYTES)) if models else None
+    if not salts:
+        return Salting(model, None)
+    own = draft.value(salts[-1], MAX_OWN_BYTES)
+    if own is None:
+        own = b"sha256:" + hashlib.sha256(draft.view(salts[-1])).digest()
+    return Salting(model, None if own == b"null" else own)
 
 
-def _name(value: bytes) -> str | None:
-    """Returns a name, None for null; anything else as it is written, which names nothing."""
+def _name(value: bytes | None) -> str | None:
+    """Returns a name, None for null; for anything else a text that names nothing."""
+    if value is None:
+        return "\0"
     try:
         return msgspec.json.decode(value, type=str | None)
     except UNDECODABLE:
         return value.decode(errors="replace")
 
 
-def with_salt(body: bytes, said: Salting, salt: str) -> bytes | None:
-    """Returns a body with this salt as its last member, and no other salt.
-
-    Returns None if no member can be added to it.
-    """
-    return with_fields(apply_edits(body, said.salts) if said.salts else body, {FIELD: salt})
+def write_salt(draft: Draft, salt: str) -> None:
+    """Gives a body this salt as its last member, and no other salt."""
+    for member in draft.named(_SALT):
+        draft.cut(member)
+    draft.add(members({FIELD: salt}))
 
 
 def written_salt(body: bytes) -> str | None:
-    """Returns the salt with which `with_salt` ended a body; None if a body ends otherwise."""
+    """Returns the salt with which `write_salt` ended a body; None if a body ends otherwise."""
     found = _AT_END.search(body[-_END_BYTES:])
     return found[1].decode() if found else None

@@ -49,6 +49,7 @@ from extproc.observing.telemetry import telemetry
 from extproc.routing.steering import Steering
 from extproc.routing.store_offers import store_rules
 from extproc.running.common_secret import common_secret
+from extproc.running.failure_mode_watch import FailureModeWatch, is_promised
 from extproc.running.handover import Handover, Predecessor, place_of
 from extproc.running.parts import Part, nothing, started, task_part
 from extproc.running.processes import ProcessMember
@@ -192,6 +193,7 @@ class Running:
     steer: Callable[[float], None]
     inherited: Mapping[str, Sequence[socket.socket]]
     standing: Standing | None
+    failure_mode: FailureModeWatch
     listening: dict[str, Callable[[], Sequence[int]]] = field(default_factory=dict)
     unlisten: list[Callable[[], None]] = field(default_factory=list)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -273,6 +275,7 @@ async def running(
             steer=functools.partial(_steer, router.steering, member),
             inherited={} if before is None else before.sockets,
             standing=member and Standing(member.directory, fleet, follows_feeds),
+            failure_mode=FailureModeWatch(config.envoy.admin),
         )
         if made.sharing is not None:
             made.sharing.rows = _rows(made, shared)
@@ -292,6 +295,7 @@ def parts_of(made: Running) -> list[Part]:
     sampling = Sampling(made.observed, workers.states.fills, time.time)
     return [
         *_certificate_parts(made),
+        *_failure_mode_parts(made),
         Part("remote tokenizers", stop=functools.partial(_close_all, made.remote.values())),
         *_recorder_parts(made),
         Part("router", stop=made.router.close),
@@ -557,6 +561,12 @@ def _leaving_parts(made: Running) -> Iterator[Part]:
         yield Part("leaving", nothing, made.standing.close)
 
 
+def _failure_mode_parts(made: Running) -> Iterator[Part]:
+    """Yields what looks whether Envoy keeps what `isolation.fail` promises."""
+    if is_promised(made.config):
+        yield task_part("failure mode", made.failure_mode.follow)
+
+
 def _sharing_parts(made: Running) -> Iterator[Part]:
     if made.sharing is not None:
         yield Part("sharing", made.sharing.start, made.sharing.close)
@@ -619,7 +629,12 @@ def _admin(made: Running) -> Application:
 
 def _scraped(made: Running) -> Application:
     """Returns the application of the HTTP server for metrics and readiness."""
-    notes = (note_of(made.sharing), made.workers.verifying.note, made.router.delivery.fault)
+    notes = (
+        note_of(made.sharing),
+        made.workers.verifying.note,
+        made.router.delivery.fault,
+        made.failure_mode.note,
+    )
     return metrics_application(made.metrics, made.readiness.hindrance, notes)
 
 

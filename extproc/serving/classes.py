@@ -1,8 +1,6 @@
 """Gives requests the priority of their class, in the place of a client's own."""
 
-import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -11,11 +9,8 @@ from extproc.base.headers import PRIORITY
 from extproc.config.sections import Classes
 from extproc.requests.added_fields import with_fields
 from extproc.requests.request import Ask, may_compute
-from extproc.requests.request_class import ClassTable, RequestClass, without_priority
+from extproc.requests.request_class import ClassTable, RequestClass
 from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
-
-# A body of this size is scanned within a millisecond.
-INLINE_BYTES = 131_072
 
 # The header to set, and the body that replaces the client's; None for each that there is not.
 Named = tuple[tuple[str, str] | None, bytes | None]
@@ -29,27 +24,21 @@ class ClassStep:
     def __init__(self, rules: Classes) -> None:
         self._table = ClassTable(rules)
         self.header = self._table.header
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="classes")
 
-    async def classify(self, ask: Ask, named: Sequence[bytes]) -> Ask:
-        """Returns a request with its class, and without a priority of its own.
-
-        named: the values of the header that names the class. It yields None before it waits, as
-        `Router.route` does.
-        """
-        head, body = ask.head, ask.body
-        if not may_compute(head.method, head.path):
+    def classify(self, ask: Ask, named: Sequence[bytes]) -> Ask:
+        """Returns a request with its class. named: the values of the header that names it."""
+        if not may_compute(ask.head.method, ask.head.path):
             return ask
-        found = self._table.find(named)
-        if body is None or ask.wants_endpoint:
-            return msgspec.structs.replace(ask, of_class=found)
-        if len(body) > INLINE_BYTES:
-            await asyncio.sleep(0)  # from here on, it must run in a task
-            loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(self._thread, without_priority, body)
-        else:
-            body = without_priority(body)
-        return msgspec.structs.replace(ask, of_class=found, body=body)
+        return msgspec.structs.replace(ask, of_class=self._table.find(named))
+
+
+def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:
+    """Returns whether all of these engines are told a priority by a header.
+
+    It overrides the body's (vLLM 0.28's `_get_priority`). engines: None for one that is not known.
+    """
+    pins = [None if one is None else priority_pin(one, path) for one in engines]
+    return bool(pins) and all(pin is not None and not pin.in_body for pin in pins)
 
 
 def named_priority(

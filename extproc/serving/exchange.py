@@ -249,9 +249,9 @@ class Exchange:
     async def _prepared(self, ask: Ask) -> Ask | Refusal:
         """Returns a request as its worker is to get it, or the answer that refuses it."""
         metrics = self._service.metrics
-        step, isolated, is_unclean = await self._service.preparation.prepare(ask, self._named)
-        if is_unclean:
-            metrics.bodies_refused.inc()
+        step, isolated, unclear = await self._service.preparation.prepare(ask, self._named)
+        if unclear:
+            metrics.bodies_refused.labels(unclear).inc()
         if isolated is not None:
             metrics.isolated.labels(isolated.value).inc()
         return step

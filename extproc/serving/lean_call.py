@@ -13,7 +13,8 @@ from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import tell_fault
 from extproc.http2.call_events import ENDED, MESSAGE, PART
 from extproc.http2.grpc_messages import Message, MessageParts, Status
-from extproc.http2.session import Session, SharedBudget
+from extproc.http2.limits import SharedBudget
+from extproc.http2.session import Session
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.requests.request import Ask
 from extproc.serving.exchange import Exchange, Service

@@ -6,17 +6,18 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from extproc.base import address
+from extproc.base.other_end import peer_name
 from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import Status
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
-from extproc.http2.limits import MIB, Limits
-from extproc.http2.session import IS_COMPILED, Sessions, make_sessions
+from extproc.http2.limits import MIB, Limits, SharedBudget
+from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
 from extproc.observing.fleet_families import ServerFigures
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -32,6 +33,7 @@ from extproc.serving.listening import (
     proxy_connections,
     socket_path,
 )
+from extproc.serving.peers import Peers
 from extproc.serving.server_bounds import USUAL, ServerBounds
 
 log = logging.getLogger("kvsteer.extproc")
@@ -45,8 +47,8 @@ Route = Callable[["LeanConnection", int, bytes, bytes], Call | None]
 class Host:
     """What all connections of a server share.
 
-    sessions: opens the session of a connection. add, remove: called when a connection is
-    established (with TLS, after its handshake), and when it is lost.
+    sessions: opens the session of a connection. peers: whose the connections are. add, remove:
+    called when a connection is established (with TLS, after its handshake), and when it is lost.
     """
 
     limits: Limits
@@ -55,21 +57,23 @@ class Host:
     route: Route
     add: Callable[["LeanConnection"], None]
     remove: Callable[["LeanConnection"], None]
+    peers: "Peers[LeanConnection]"
 
 
 class LeanConnection(asyncio.Protocol):
     """One connection of a proxy; writes once for everything in one read.
 
     has_served: whether it ever had a call. rested_at: when its last call ended, in seconds of
-    `time.monotonic`; 0.0 before that. transport: from when the connection is made.
+    `time.monotonic`; 0.0 before that. transport, session, budget: from when the connection is made.
+    budget: its peer's share.
     """
 
     def __init__(self, host: Host) -> None:
         self.has_served = False
         self.rested_at = 0.0
         self._host = host
-        self.budget = host.sessions.budget
-        self.session = host.sessions.open()
+        self.budget: SharedBudget
+        self.session: Session
         self._calls: dict[int, Call] = {}
         self._paused_calls: dict[int, Call] = {}
         self._paused_ticks: int | None = None
@@ -83,6 +87,9 @@ class LeanConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self._write_out = self.transport.write
         keep_alive(transport)
+        self._peer = self._host.peers.join(peer_name(transport), self)
+        self.budget = self._peer.share
+        self.session = self._host.sessions.open(self.budget)
         self._host.add(self)
         self.flush()
 
@@ -107,7 +114,12 @@ class LeanConnection(asyncio.Protocol):
         for stream_id in list(self._calls):
             self._abort(stream_id)
         self.session.close()
+        self.leave()
         self._host.remove(self)
+
+    def leave(self) -> None:
+        """Counts for its peer no longer."""
+        self._host.peers.leave(self._peer, self)
 
     def pause_writing(self) -> None:
         """Called by asyncio when the peer does not read: stops reading, to bound the answers."""
@@ -285,16 +297,10 @@ class LeanServer:
         longest = max_message_bytes(service.config)
         limits = limits or Limits()
         most = bounds.max_bytes or max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)
-        self._host = Host(
-            limits,
-            bounds,
-            make_sessions(
-                limits, longest, most, service.decoder.reading(_PROCESS), compiled=compiled
-            ),
-            self._route,
-            self._add,
-            self._remove,
-        )
+        reading = service.decoder.reading(_PROCESS)
+        sessions = make_sessions(limits, longest, most, reading, compiled=compiled)
+        peers = Peers[LeanConnection](sessions.budget)
+        self._host = Host(limits, bounds, sessions, self._route, self._add, self._remove, peers)
         self.connections: dict[LeanConnection, None] = {}  # in the order in which they were made
         self._coming = 0
         self._has_warned_full = False
@@ -395,17 +401,28 @@ class LeanServer:
         if len(self.connections) + self._coming + handshakes < most:
             return True
         self._tell_full()
-        idle = self._dispensable()
+        crowd = self._host.peers.crowd()
+        idle = _dispensable(self.connections if crowd is None else crowd.connections)
+        if idle is None and crowd is not None:  # no other peer is locked out for its calls' sake
+            newest = list(crowd.connections)[-1]
+            self._give_up(newest)
+            newest.drop()
+            return True
         if (idle is None or idle.has_served) and self._tls is not None and self._tls.drop_oldest():
             return True
         # a proxy's connection must not be closed to make room for one of many new ones
         if idle is None or (self._coming and idle.has_served):
             return False
-        del self.connections[idle]
+        self._give_up(idle)
         idle.drain()
         # it does not close by itself if its peer reads nothing, and it is no longer counted
         asyncio.get_running_loop().call_later(self._bounds.linger_seconds, idle.drop)
         return True
+
+    def _give_up(self, connection: LeanConnection) -> None:
+        """Counts a connection no longer."""
+        self.connections.pop(connection, None)
+        connection.leave()
 
     def _tell_full(self) -> None:
         if self._has_warned_full:
@@ -416,12 +433,6 @@ class LeanServer:
             " from now on; this is logged once",
             len(self.connections),
         )
-
-    def _dispensable(self) -> LeanConnection | None:
-        """Returns the longest idle connection, preferably one that was never used."""
-        idle = [one for one in self.connections if one.is_idle]
-        unused = next((one for one in idle if not one.has_served), None)
-        return unused or min(idle, key=lambda one: one.rested_at, default=None)
 
     def _add(self, connection: LeanConnection) -> None:
         self._coming = max(0, self._coming - 1)
@@ -466,6 +477,13 @@ class LeanServer:
                         "a connection could not be checked for stalls (%d so far)",
                         self._faults[TICK_FAULT],
                     )
+
+
+def _dispensable(connections: Iterable[LeanConnection]) -> LeanConnection | None:
+    """Returns the longest idle connection, preferably one that was never used."""
+    idle = [one for one in connections if one.is_idle]
+    unused = next((one for one in idle if not one.has_served), None)
+    return unused or min(idle, key=lambda one: one.rested_at, default=None)
 
 
 # The name under which checks that failed by an error of the router's own are counted.

@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -232,6 +233,7 @@ class TlsListener:
         self._accepting: list[asyncio.Task[None]] = []
         # oldest first; each with its socket until a transport owns that
         self._shaking: dict[asyncio.Task[None], socket.socket | None] = {}
+        self._hosts: dict[asyncio.Task[None], str] = {}  # at their other ends
 
     async def start(self, listen: str, inherited: Sequence[socket.socket] = ()) -> None:
         """Starts listening.
@@ -254,16 +256,18 @@ class TlsListener:
         return len(self._shaking)
 
     def drop_oldest(self) -> bool:
-        """Ends the oldest handshake; returns False if none is running.
+        """Ends the oldest handshake of the address that has most; returns False if none is running.
 
         Not the newest one, since an honest handshake ends before many others have begun.
         """
-        for task in self._shaking:
-            self._certificates.note_unfinished("too many at once, and this was the oldest")
-            self._forget(task)
-            task.cancel()
-            return True
-        return False
+        if not self._shaking:
+            return False
+        ((host, _),) = Counter(self._hosts.values()).most_common(1)
+        task = next(task for task in self._shaking if self._hosts[task] == host)
+        self._certificates.note_unfinished("too many at once, and this was the oldest")
+        self._forget(task)
+        task.cancel()
+        return True
 
     async def close(self) -> None:
         """Stops listening, and ends the running handshakes: they have no requests yet."""
@@ -278,23 +282,24 @@ class TlsListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connected, _ = await loop.sock_accept(listener)
+                connected, other_end = await loop.sock_accept(listener)
             except OSError as error:
                 log.warning("cannot accept a connection: %s", error.strerror)
                 await asyncio.sleep(_NO_FILES_SECONDS)
                 continue
             if self._has_room():
-                self._begin(connected)
+                self._begin(connected, str(other_end[0]))
             else:
                 connected.close()
             await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
 
-    def _begin(self, connected: socket.socket) -> None:
+    def _begin(self, connected: socket.socket, host: str) -> None:
         half = max(1, proxy_connections() // 2)
         if self.handshakes >= min(self._bounds.max_handshakes, half):
             self.drop_oldest()
         task = asyncio.create_task(self._shake_hands(connected))
         self._shaking[task] = connected
+        self._hosts[task] = host
         task.add_done_callback(self._forget)
 
     async def _shake_hands(self, connected: socket.socket) -> None:
@@ -317,5 +322,6 @@ class TlsListener:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         connected = self._shaking.pop(task, None)
+        self._hosts.pop(task, None)
         if connected is not None:  # dropped before the handshake began
             connected.close()

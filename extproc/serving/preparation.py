@@ -1,37 +1,63 @@
-"""Prepares requests: cleans them, finds their class, and writes their tenant's salt.
+"""Prepares requests: finds their class and tenant, and edits their bodies as `requests.edits` says.
 
 A request and an explanation of it are prepared by the same steps, in the same order.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from extproc.base.engine import Engine
+from extproc.base.errors import UnclearError
+from extproc.base.headers import FORWARDED
 from extproc.base.secret_file import secret_in
 from extproc.config.schema import Config
-from extproc.requests.request import Ask
+from extproc.requests import edits, grpc_request, reserved_grpc_fields
+from extproc.requests.draft import Draft, Unclear
+from extproc.requests.edits import Duties
+from extproc.requests.request import Ask, may_compute
 from extproc.requests.tenant_salt import Tenant
-from extproc.serving.classes import ClassStep
-from extproc.serving.cleaning import Cleaning
-from extproc.serving.refusals import Refusal, refused_body
-from extproc.serving.tenants import Isolated, Tenants
+from extproc.serving.classes import ClassStep, is_told_by_header
+from extproc.serving.refusals import Refusal, crowded_out, refused_body, unread_body
+from extproc.serving.tenants import Isolated, Separated, Tenants, Whose, unsalted
+from extproc.serving.turns import CROWDED, Turns
 
 # All values of the trusted headers, by their names in lower case.
 Named = Mapping[str, Sequence[bytes]]
 NOTHING_NAMED: Named = {}
 
+# A body of this size is edited within a millisecond, whatever it holds.
+INLINE_BYTES = 131_072
+
+# Why a message of gRPC is refused; the other reasons are `Unclear`'s.
+UNCLEAR_MESSAGE = "grpc_message"
+REASONS = (*Unclear, UNCLEAR_MESSAGE, CROWDED)
+
 
 class Prepared(NamedTuple):
     """A request as its worker is to get it, or the answer that refuses it.
 
-    isolated: what became of its tenant, None if that is not looked at. is_unclean: whether it is
-    refused because its body may hide fields that only the router may write.
+    isolated: what became of its tenant, None if that is not looked at. unclear: one of `REASONS` if
+    it is refused since its body may have what only the router may write, else "".
     """
 
     step: Ask | Refusal
     isolated: Isolated | None = None
-    is_unclean: bool = False
+    unclear: str = ""
+
+
+class Fleet(NamedTuple):
+    """What preparing needs to know of the workers.
+
+    engines_of: returns the names of the engines that a model's workers are known to run. engines:
+    returns the engine of each worker, None for one that is not known.
+    """
+
+    engines_of: Callable[[str], Collection[str]]
+    engines: Callable[[], Collection[Engine | None]]
 
 
 class Preparation:
@@ -41,49 +67,130 @@ class Preparation:
     reads_bodies: whether there is one that needs the bodies.
     """
 
-    def __init__(self, config: Config, engines_of: Callable[[str], Collection[str]]) -> None:
+    def __init__(self, config: Config, fleet: Fleet) -> None:
         """Reads the secret of the tenants' salts, if they are kept apart.
-
-        engines_of: returns the names of the engines that a model's workers are known to run.
 
         Raises:
             StartError: the file with the secret cannot be read.
         """
         classes = config.policy.classes
-        self._cleaning = Cleaning() if _cleans(config) else None
         self._classes = None if classes is None else ClassStep(classes)
-        self._tenants = _tenants(config, engines_of)
+        self._tenants = _tenants(config, fleet.engines_of)
+        self._fleet = fleet
+        self._transfers = _takes_transfers(config)
+        self._recorded = _recorded_header(config)
+        self._turns = Turns()
         steps = (self._tenants, self._classes)
         self.headers = [one.header for one in steps if one is not None]
-        self._recorded = _recorded_header(config)
-        if self._recorded:
-            self.headers.append(self._recorded)
-        self.reads_bodies = any((self._cleaning, *steps))
+        self.headers += [self._recorded] if self._recorded else []
+        self.reads_bodies = self._transfers or any(steps)
         self.is_needed = self.reads_bodies or bool(self._recorded)
+        if self.reads_bodies and self._tenants is None:
+            self.headers.append(FORWARDED)
 
     async def prepare(self, ask: Ask, named: Named) -> Prepared:
         """Returns what becomes of a request.
 
         It yields None before it waits, as `Router.route` does.
         """
-        if self._cleaning is not None:
-            cleaned = await _cleaned(self._cleaning, ask)
-            if cleaned is None:
-                return Prepared(refused_body(ask.head.path), is_unclean=True)
-            ask = cleaned
+        ask = self._described(ask, named)
+        whose: Whose | None = None
+        if self._tenants is not None:
+            seen = self._tenants.admit(ask, named.get(self._tenants.header, ()))
+            if isinstance(seen, Whose):
+                whose = seen
+            elif seen.refusal is not None:
+                return Prepared(seen.refusal, seen.outcome)
+        duties = self._duties(ask, whose)
+        if not any(duties):
+            return Prepared(ask)
+        if ask.body is None:
+            is_unread = ask.is_unread or whose is not None
+            return self._unclear(ask, Unclear.UNREAD, duties) if is_unread else Prepared(ask)
+        job = partial(self._edited, ask, ask.body, duties, whose)
+        if len(ask.body) <= INLINE_BYTES:
+            return job()
+        await asyncio.sleep(0)  # from here on, it must run in a task
+        try:
+            return await self._turns.run(self._client(named), len(ask.body), job)
+        except UnclearError:
+            return Prepared(crowded_out(ask.head.path), None, CROWDED)
+
+    def _described(self, ask: Ask, named: Named) -> Ask:
+        """Returns a request with its class, and its tenant if that is recorded."""
         if self._classes is not None:
-            ask = await self._classes.classify(ask, named.get(self._classes.header, ()))
+            ask = self._classes.classify(ask, named.get(self._classes.header, ()))
         if self._recorded:
             values = {*named.get(self._recorded, ())}
             name = values.pop() if len(values) == 1 else b""
             ask = msgspec.structs.replace(ask, tenant=Tenant(name))
+        return ask
+
+    def _duties(self, ask: Ask, whose: Whose | None) -> Duties:
+        """Returns what changes a body. In dialect B no body is changed."""
+        if ask.wants_endpoint:
+            return Duties()
+        computes = may_compute(ask.head.method, ask.head.path)
+        classes = self._classes is not None and computes
+        is_read = ask.body is not None or computes
+        return Duties(whose is not None, classes, self._transfers and is_read)
+
+    def _client(self, named: Named) -> bytes:
+        """Returns who has to wait behind whom: the tenant, or the address that the proxy saw."""
+        header = FORWARDED if self._tenants is None else self._tenants.header
+        values = named.get(header, ())
+        return values[-1].rpartition(b",")[2].strip() if values else b""
+
+    def _edited(self, ask: Ask, body: bytes, duties: Duties, whose: Whose | None) -> Prepared:
+        """Returns a request with its body edited, or refused; it may run in another thread."""
+        path = ask.head.path
+        if path in grpc_request.PATHS:
+            return _edited_message(ask, body) if duties.transfers else Prepared(ask)
+        try:
+            draft = edits.drafted(body, path, duties)
+            kept = Separated(None) if whose is None else self._written(draft, path, whose)
+        except UnclearError as error:
+            return self._unclear(ask, Unclear(error.reason), duties)
+        if kept.refusal is not None:
+            return Prepared(kept.refusal, kept.outcome)
+        new = draft.written()
+        if new is body and kept.tenant is None:
+            return Prepared(ask, kept.outcome)
+        tenant = ask.tenant if kept.tenant is None else kept.tenant
+        return Prepared(msgspec.structs.replace(ask, body=new, tenant=tenant), kept.outcome)
+
+    def _written(self, draft: Draft, path: str, whose: Whose) -> Separated:
         if self._tenants is None:
+            raise RuntimeError("there are no tenants")
+        return self._tenants.write(draft, path, whose)
+
+    def _unclear(self, ask: Ask, why: Unclear, duties: Duties) -> Prepared:
+        """Returns what becomes of a request whose body is not read with certainty."""
+        path = ask.head.path
+        if duties.tenants:
+            return _unsalted(path, why)
+        if duties.classes and is_told_by_header(self._fleet.engines(), path):
+            duties = duties._replace(classes=False)
+        if not edits.must_refuse(why, ask.body, duties):
             return Prepared(ask)
-        outcome, step = await self._tenants.separate(ask, named.get(self._tenants.header, ()))
-        return Prepared(step, outcome)
+        is_long = why in (Unclear.UNREAD, Unclear.TOO_LARGE)
+        return Prepared((unread_body if is_long else refused_body)(path), None, why.value)
 
 
-def _cleans(config: Config) -> bool:
+def _unsalted(path: str, why: Unclear) -> Prepared:
+    outcome, refusal = unsalted(path, why)
+    return Prepared(refusal, outcome, "" if outcome is Isolated.API else why.value)
+
+
+def _edited_message(ask: Ask, body: bytes) -> Prepared:
+    """Returns a request of gRPC without the fields that only the router may write."""
+    new = reserved_grpc_fields.without_reserved(ask.head.path, body)
+    if new is None:
+        return Prepared(refused_body(ask.head.path), None, UNCLEAR_MESSAGE)
+    return Prepared(ask if new is body else msgspec.structs.replace(ask, body=new))
+
+
+def _takes_transfers(config: Config) -> bool:
     """Returns whether clients may not say from where blocks come: so a tenant reaches others'."""
     rules = config.disaggregation
     return rules.mode is not None or rules.changes_bodies or config.isolation is not None
@@ -103,17 +210,3 @@ def _tenants(config: Config, engines_of: Callable[[str], Collection[str]]) -> Te
         return None
     secret = secret_in("isolation.secret_file", rules.secret_file)
     return Tenants(rules, config.models, secret, engines_of)
-
-
-async def _cleaned(cleaning: Cleaning, ask: Ask) -> Ask | None:
-    """Returns a request without the fields that only the router may write; None to refuse it.
-
-    Nothing is removed in dialect B, where no body is changed.
-    """
-    body = ask.body
-    if body is None or ask.wants_endpoint:
-        return ask
-    cleaned = await cleaning.clean(ask.head.path, body)
-    if cleaned is None or cleaned is body:
-        return ask if cleaned is body else None
-    return msgspec.structs.replace(ask, body=cleaned)

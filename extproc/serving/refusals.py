@@ -64,6 +64,13 @@ _UNREAD = _Reason(
     Status.RESOURCE_EXHAUSTED,
     "the request body is too large, or was not sent whole",
 )
+_CROWDED = _Reason(
+    429,
+    "RateLimitError",
+    Status.RESOURCE_EXHAUSTED,
+    "too many large requests of this client wait for the router; try again",
+    _RETRY,
+)
 _NO_TENANT = _Reason(
     403,
     "PermissionDeniedError",
@@ -111,6 +118,11 @@ def refused_body(path: str) -> Refusal:
 def unread_body(path: str) -> Refusal:
     """Returns the answer to a body that is not read whole, but would have to be changed."""
     return _refusal(_UNREAD, path)
+
+
+def crowded_out(path: str) -> Refusal:
+    """Returns the answer to a body for which there is no room among those that wait."""
+    return _refusal(_CROWDED, path)
 
 
 def refused_tenant(path: str) -> Refusal:

@@ -46,7 +46,7 @@ from extproc.routing.store_offers import StoreOffers
 from extproc.routing.upstreams import FIRST_FAILURE
 from extproc.serving.delivery import Delivery
 from extproc.serving.observers import Observer
-from extproc.serving.preparation import NOTHING_NAMED, Named, Preparation
+from extproc.serving.preparation import NOTHING_NAMED, Fleet, Named, Preparation
 from extproc.serving.queries import (
     Queries,
 )
@@ -100,7 +100,9 @@ class Router:
         self._changes_bodies = config.disaggregation.changes_bodies
         self._models = Models(config.models)
         self._workers = workers
-        self.preparation = Preparation(config, workers.candidates.engines_of)
+        self.preparation = Preparation(
+            config, Fleet(workers.candidates.engines_of, workers.candidates.engines)
+        )
         self.tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         names_sessions = config.policy.session_header == KNOWN
         secret = workers.fold.secret if workers.telling is None else workers.telling.secret

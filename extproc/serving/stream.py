@@ -58,10 +58,10 @@ from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.requests.request import (
     NO_HEAD,
     NOT_INFERENCE,
-    UNKEYED,
     Ask,
     Head,
     LearnedPaths,
+    may_compute,
 )
 from extproc.serving import stream_answers as say
 from extproc.serving.naming_headers import NO_NAMES, NamingHeaders
@@ -387,7 +387,15 @@ class Stream:
         self.state = _ASKED
         self._asked_with = kind
         finds_model = self._settings.names_model and not self.is_duplex
-        return Ask(self.head, body, reason, finds_model, wants_endpoint=self.is_duplex)
+        has_more = kind == REQUEST_BODY or not self._is_last
+        return Ask(
+            self.head,
+            body,
+            reason,
+            finds_model,
+            wants_endpoint=self.is_duplex,
+            is_unread=body is None and has_more and self._is_cleaned(self.head),
+        )
 
     def _request_headers(self, message: ProxyMessage) -> Step:
         spoken = self._settings
@@ -396,14 +404,15 @@ class Stream:
             head = head_of(message, spoken.policy_header, spoken.naming)
         self.head = head
         self._is_last = message.is_last
-        learned = self._settings.learned
+        learned = spoken.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)
         if unkeyed:
             self._reads_usage &= unkeyed == NOT_INFERENCE
             self._reads_usage &= learned.may_learn(head.method, head.path)
             self._wants_status &= unkeyed != NOT_INFERENCE
-        reason = unkeyed or self._reason_without_body(head)
-        if unkeyed == UNKEYED and self._is_cleaned(head):
+        unread = self._reason_without_body(head)
+        reason = unkeyed or unread
+        if unkeyed and not unread and self._is_cleaned(head):
             self._unkeyed, reason = unkeyed, ""
         if reason:
             return self._ask(REQUEST_HEADERS, None, reason)
@@ -413,10 +422,10 @@ class Stream:
         return self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)
 
     def _is_cleaned(self, head: Head) -> bool:
-        """Returns whether a body is needed only to be cleaned; those of audio are not."""
+        """Returns whether a body may be changed, whoever may read it; those of audio are forms."""
         if self.is_duplex or not self._settings.cleans or head.path.startswith(_AUDIO):
             return False
-        return not self._reason_without_body(head)
+        return may_compute(head.method, head.path)
 
     def _reason_without_body(self, head: Head) -> str:
         """Returns why a request is placed on its headers, "" if its body is needed."""
@@ -432,9 +441,10 @@ class Stream:
             return self._collect(message)
         body, length = message.body, self.head.content_length
         if len(body) > self._settings.max_body_bytes:
-            return self._ask(REQUEST_BODY, None, "body_too_large")
+            return self._ask(REQUEST_BODY, None, self._unkeyed or "body_too_large")
         if length is not None and len(body) < length and not message.is_last:
-            return self._ask(REQUEST_BODY, None, "body_not_buffered")  # BUFFERED_PARTIAL
+            # BUFFERED_PARTIAL
+            return self._ask(REQUEST_BODY, None, self._unkeyed or "body_not_buffered")
         return self._ask(REQUEST_BODY, body, self._unkeyed)
 
     def _collect(self, message: ProxyMessage) -> Step:

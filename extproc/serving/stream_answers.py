@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from extproc.base import headers
+from extproc.http2.grpc_messages import LONG_BYTES
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -24,6 +25,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     TrailersResponse,
 )
 from extproc.serving.refusals import Refusal
+from kvstate import scan
 
 # Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
 # that Envoy's documentation requires (BodyMutation.streamed_response).
@@ -133,8 +135,11 @@ class Phrases:
     def _placed(self, placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
         """Builds and encodes the answer of `body_placed`."""
         common = pick_of(placement, names_model=names_model, owned=owned)
-        answer = with_metadata(body_placed(common, placement.body), placement)
-        return answer.SerializeToString()
+        body = placement.body
+        if body is None or len(body) < LONG_BYTES:
+            return with_metadata(body_placed(common, body), placement).SerializeToString()
+        announced = with_metadata(body_placed(common, None, len(body)), placement)
+        return _with_body(announced.SerializeToString(), body)
 
     def _keep(self, cause: _Cause, answers: Answers) -> Answers:
         if len(self._answers) >= self._most:
@@ -233,16 +238,50 @@ def headers_placed(
     return answer
 
 
-def body_placed(common: CommonResponse, body: bytes | None = None) -> ProcessingResponse:
+def body_placed(
+    common: CommonResponse, body: bytes | None = None, length: int | None = None
+) -> ProcessingResponse:
     """Returns the answer to a buffered request body that carries the pick.
 
-    body: the new body for the worker; None keeps the old one.
+    body: the new body for the worker; None keeps the old one. length: of a new body that is put
+    into the answer later; None if there is none.
     """
+    size = length if body is None else len(body)
+    if size is not None:
+        common.header_mutation.set_headers.append(_overwrite("content-length", str(size)))
     if body is not None:
-        length = _overwrite("content-length", str(len(body)))
-        common.header_mutation.set_headers.append(length)
         common.body_mutation.body = body
     return ProcessingResponse(request_body=BodyResponse(response=common))
+
+
+# The fields in which a new body lies, from the inside out.
+_BODY_FIELDS = (
+    BodyMutation.DESCRIPTOR.fields_by_name["body"].number,
+    CommonResponse.DESCRIPTOR.fields_by_name["body_mutation"].number,
+    BodyResponse.DESCRIPTOR.fields_by_name["response"].number,
+    ProcessingResponse.DESCRIPTOR.fields_by_name["request_body"].number,
+)
+_LENGTH_DELIMITED = 2
+
+
+def _with_body(answer: bytes, body: bytes) -> bytes:
+    """Returns an encoded answer to a request body with this new body, which is copied once.
+
+    The messages would copy it three times. A decoder merges what stands twice for one message
+    (protobuf's encoding, "Last One Wins").
+    """
+    before, size = b"", len(body)
+    for number in _BODY_FIELDS:
+        before = bytes((number << 3 | _LENGTH_DELIMITED, *_varint(size))) + before
+        size = len(body) + len(before)
+    return scan.splice(body, ((0, 0, answer + before),))
+
+
+def _varint(number: int) -> Iterator[int]:
+    while number > 0x7F:
+        yield number & 0x7F | 0x80
+        number >>= 7
+    yield number
 
 
 def request_headers_go_on(body_mode: int | None = None) -> ProcessingResponse:

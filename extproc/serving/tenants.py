@@ -4,20 +4,18 @@ A request that a model would answer without a salt is refused: its blocks would 
 everybody. So are POST requests to paths that are not known: a newer engine may compute there.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import NamedTuple
-
-import msgspec
 
 from extproc.base.engine import VLLM
 from extproc.config.schema import Model
 from extproc.config.sections import REFUSE, Isolation
+from extproc.requests import grpc_request
+from extproc.requests.draft import Draft, Unclear
 from extproc.requests.named_media import names_media
-from extproc.requests.request import Ask, Models, may_compute
+from extproc.requests.request import NOT_INFERENCE, Ask, Models, has_empty_segment, may_compute
 from extproc.requests.response_ids import RESPONSES_PATH, ResponseIds, response_in
 from extproc.requests.tenant_salt import (
     PATHS,
@@ -26,7 +24,7 @@ from extproc.requests.tenant_salt import (
     SaltMaker,
     Tenant,
     salting_of,
-    with_salt,
+    write_salt,
 )
 from extproc.serving.refusals import (
     Refusal,
@@ -37,9 +35,6 @@ from extproc.serving.refusals import (
     unread_body,
     unsalted_api,
 )
-
-# A body of this size is scanned and copied within a millisecond.
-INLINE_BYTES = 131_072
 
 
 class Isolated(StrEnum):
@@ -58,10 +53,24 @@ class Isolated(StrEnum):
 
 
 class Separated(NamedTuple):
-    """What became of a request: what is counted, None if it calls no model, and what follows."""
+    """What became of a request: what is counted, None if it calls no model, and its refusal if any.
+
+    tenant: whose it is, and the salt that its body was given; None if it stays as it is.
+    """
 
     outcome: Isolated | None
-    step: Ask | Refusal
+    refusal: Refusal | None = None
+    tenant: Tenant | None = None
+
+
+class Whose(NamedTuple):
+    """The tenant of a request whose body is to be salted, None for requests without one.
+
+    unread: the models whose workers might read no salt on its path.
+    """
+
+    tenant: bytes | None
+    unread: Collection[str]
 
 
 class Tenants:
@@ -85,38 +94,35 @@ class Tenants:
         self._engines_of = engines_of
         self._maker = SaltMaker(secret)
         self._ids = ResponseIds(secret, secrets.token_bytes)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="salting")
 
-    async def separate(self, ask: Ask, named: Sequence[bytes]) -> Separated:
-        """Returns a request with the salt of its tenant, or why it is refused.
+    def admit(self, ask: Ask, named: Sequence[bytes]) -> Separated | Whose:
+        """Returns what becomes of a request by its headers, or whose salt its body is to get.
 
-        named: the values of the header that names the tenant. It yields None before it waits, as
-        `Router.route` does.
+        named: the values of the header that names the tenant.
         """
         head = ask.head
+        if has_empty_segment(head.path):  # a server that merges slashes would take another path
+            return Separated(Isolated.API, unsalted_api(head.path))
         response = response_in(head.path)
         if not response and (not may_compute(head.method, head.path) or ask.reason == "no_body"):
-            return Separated(None, ask)
-        if len(set(named)) > 1:
-            return Separated(Isolated.SEVERAL_TENANTS, refused_tenant(head.path))
-        if not named and self._refuses_unnamed:
-            return Separated(Isolated.NO_TENANT, refused_tenant(head.path))
+            return Separated(None)
+        unnamed = self._unnamed(named)
+        if unnamed is not None:
+            return Separated(unnamed, refused_tenant(head.path))
         tenant = named[0] if named else None
         if response:
             is_own = self._ids.is_own(tenant, response)
-            return Separated(None, ask) if is_own else _of_another(head.path)
-        return await self._salt(ask, tenant)
+            return Separated(None) if is_own else _of_another(head.path)
+        is_known = ask.reason != NOT_INFERENCE and head.path not in grpc_request.PATHS
+        if ask.wants_endpoint or not is_known:
+            return Separated(Isolated.API, unsalted_api(head.path))
+        return Whose(tenant, self._unread_on(head.path))
 
-    async def _salt(self, ask: Ask, tenant: bytes | None) -> Separated:
-        body = ask.body
-        if body is None or ask.wants_endpoint:
-            return _unsalted(ask)
-        unread = self._unread_on(ask.head.path)  # here, since a thread must not look at workers
-        if len(body) > INLINE_BYTES:
-            await asyncio.sleep(0)  # from here on, it must run in a task
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._salted, ask, body, tenant, unread)
-        return self._salted(ask, body, tenant, unread)
+    def _unnamed(self, named: Sequence[bytes]) -> Isolated | None:
+        """Returns why the values of the header name no tenant, None if they do or need not."""
+        if len(set(named)) > 1:
+            return Isolated.SEVERAL_TENANTS
+        return Isolated.NO_TENANT if not named and self._refuses_unnamed else None
 
     def _unread_on(self, path: str) -> Collection[str]:
         """Returns the models whose workers might read no salt on a path where vLLM does.
@@ -128,33 +134,29 @@ class Tenants:
             return ()
         return [name for name in self._names if set(self._engines_of(name)) != {VLLM}]
 
-    def _salted(
-        self, ask: Ask, body: bytes, tenant: bytes | None, unread: Collection[str]
-    ) -> Separated:
-        path = ask.head.path
-        if path == RESPONSES_PATH:
-            named = self._ids.name(body, tenant)
-            if named is None:
-                return _of_another(path)
-            body, ask = named, msgspec.structs.replace(ask, body=named)
-        said = salting_of(body)
-        if said is not None and self._is_shared(said):
-            return Separated(Isolated.SHARED, ask)
+    def write(self, draft: Draft, path: str, whose: Whose) -> Separated:
+        """Gives a body the salt of its tenant; its refusal says why that cannot be.
+
+        It looks at nothing that another thread may change.
+        """
+        tenant, unread = whose
+        if path == RESPONSES_PATH and not self._ids.name(draft, tenant):
+            return _of_another(path)
+        said = salting_of(draft)
+        if self._is_shared(said):
+            return Separated(Isolated.SHARED)
         if path not in PATHS or (unread and self._model_of(said) in unread):
             return Separated(Isolated.API, unsalted_api(path))
-        if said is not None and names_media(path, body):
+        if names_media(draft):
             return Separated(Isolated.MEDIA, refused_media(path))
-        salt = "" if said is None else self._maker.salt(tenant, said.own)
-        salted = None if said is None else with_salt(body, said, salt)
-        if salted is None:
-            return Separated(Isolated.BODY, refused_body(path))
+        salt = self._maker.salt(tenant, said.own)
+        write_salt(draft, salt)
         outcome = Isolated.COMMON if tenant is None else Isolated.SALTED
-        whose = Tenant(tenant or b"", salt if said is not None and said.own is None else "")
-        return Separated(outcome, msgspec.structs.replace(ask, body=salted, tenant=whose))
+        return Separated(outcome, None, Tenant(tenant or b"", salt if said.own is None else ""))
 
-    def _model_of(self, said: Salting | None) -> str:
+    def _model_of(self, said: Salting) -> str:
         """Returns the model whose workers get a body: the first one if it names no known one."""
-        served = None if said is None else self._models.find(said.model)
+        served = self._models.find(said.model)
         return self._names[0] if served is None else served.model
 
     def _is_shared(self, said: Salting) -> bool:
@@ -168,9 +170,10 @@ def _of_another(path: str) -> Separated:
     return Separated(Isolated.RESPONSE, refused_response(path))
 
 
-def _unsalted(ask: Ask) -> Separated:
-    """Returns the refusal of a request whose body is not here, or that the proxy streams."""
-    path = ask.head.path
-    if ask.wants_endpoint or path not in PATHS:
-        return Separated(Isolated.API, unsalted_api(path))
-    return Separated(Isolated.UNREAD, unread_body(path))
+def unsalted(path: str, why: Unclear) -> tuple[Isolated, Refusal]:
+    """Returns the refusal of a request whose body is not read with certainty, as it is counted."""
+    if path not in PATHS:
+        return Isolated.API, unsalted_api(path)
+    if why in (Unclear.UNREAD, Unclear.TOO_LARGE):
+        return Isolated.UNREAD, unread_body(path)
+    return Isolated.BODY, refused_body(path)

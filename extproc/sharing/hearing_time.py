@@ -1,4 +1,4 @@
-"""How much of a router's time the messages of other routers may take."""
+"""How much of a router's time the messages of other routers may take, with its replies."""
 
 import time
 from collections.abc import Callable
@@ -8,13 +8,18 @@ WINDOW_SECONDS = 0.1
 # Of each window; once so much is used, the next message waits for the next window.
 MOST_SECONDS = 0.02
 
+# What each byte that is sent in reply counts, for the channel and for those who hear it: so that a
+# short message does not have 20 MB a second sent to all routers.
+SECONDS_A_BYTE = 5e-9
+
 
 class HearingTime:
     """The time that handling messages took in the present window.
 
     most_seconds: how much of a window it may take. ends_at: when the window ends. passed_seconds:
     elapsed time of the first messages of the window, worked_seconds: CPU time of those that came
-    later. On a busy machine elapsed time is more than CPU time, but CPU time is slower to read.
+    later, and what was sent. On a busy machine elapsed time is more than CPU time, but CPU time is
+    slower to read.
     """
 
     def __init__(self, most_seconds: float = MOST_SECONDS) -> None:
@@ -33,9 +38,13 @@ class HearingTime:
             began_at = time.perf_counter()
             handle()
             self.passed_seconds += time.perf_counter() - began_at
-            return 0.0
-        worked_before = time.thread_time()
-        handle()
-        self.worked_seconds += time.thread_time() - worked_before
+        else:
+            worked_before = time.thread_time()
+            handle()
+            self.worked_seconds += time.thread_time() - worked_before
         is_used = self.worked_seconds > self.most_seconds / 2
         return max(0.0, self.ends_at - now) if is_used else 0.0
+
+    def note_sent(self, size: int) -> None:
+        """Counts bytes that a message had this router send."""
+        self.worked_seconds += size * SECONDS_A_BYTE

@@ -12,6 +12,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from extproc.sharing.messages import Keys
 from extproc.sharing.row_messages import (
@@ -38,9 +39,10 @@ class RowsLimits:
     piece_seconds: for the first piece, and for each further one. again_seconds: when it says again
     what was not answered. all_seconds: for how long it takes rows at all.
 
-    offers: that are remembered. keep_seconds, last_seconds: how long rows are kept for the router
-    that takes them: after each piece, and after the last, which may have been lost. max_bytes: of
-    the rows that a router gives.
+    offers: that are remembered. keep_seconds: how long an offer waits to be taken up, and how long
+    rows are kept for the router that takes them, from then on. last_seconds: after the last piece,
+    which may have been lost. times: how often a piece is sent. max_bytes: of the rows that a router
+    gives.
     """
 
     offer_seconds: float = 0.5
@@ -52,6 +54,7 @@ class RowsLimits:
     offers: int = 16
     keep_seconds: float = 30.0
     last_seconds: float = 2.0
+    times: int = 16
     max_bytes: int = MAX_BYTES
 
 
@@ -92,7 +95,7 @@ class RowsExchange:
         self._asked: int | None = None  # the number under which it asks
         self._taken: int | None = None  # the offer that it took up
         self._came: asyncio.Future[RowsMessage] | None = None
-        self._offers: OrderedDict[int, int] = OrderedDict()  # by the number of who asked
+        self._offers: OrderedDict[int, _Offer] = OrderedDict()  # by the number of who asked
         self._giving: _Given | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -127,6 +130,11 @@ class RowsExchange:
             return None
         finally:
             self._asked = self._taken = None
+
+    @property
+    def is_giving_rows(self) -> bool:
+        """Whether it keeps rows for another router."""
+        return self._giving is not None
 
     def close(self) -> None:
         """Gives up the rows that it was giving."""
@@ -183,29 +191,43 @@ class RowsExchange:
             self._came.set_result(message)
 
     def _offer(self, ask: RowsAsk) -> None:
-        offer = None
+        now = asyncio.get_running_loop().time()
+        while self._offers and next(iter(self._offers.values())).ends_at <= now:
+            self._offers.popitem(last=False)
+        number = None
         if ask.layout == self._layout and self._is_giving():
-            offer = self._offers.setdefault(ask.number, secrets.randbits(63))
+            made = _Offer(secrets.randbits(63), now + self._limits.keep_seconds)
+            number = self._offers.setdefault(ask.number, made).number
         if len(self._offers) > self._limits.offers:
             self._offers.popitem(last=False)
-        self._send(encoded(RowsOffer(ask.number, offer), self._keys, self._tag))
+        self._send(encoded(RowsOffer(ask.number, number), self._keys, self._tag))
 
     def _give(self, take: RowsTake) -> None:
-        """Sends a piece of the rows, which are put together for the first one."""
-        if self._giving is None and take.offer in self._offers.values():
-            self._giving = _Given(take.offer, self._sections(), self._limits.max_bytes)
+        """Sends a piece of the rows, which are put together when their offer is taken up."""
+        if self._giving is None and self._is_taken_up(take.offer):
+            self._giving = _Given(take.offer, self._sections(), self._limits)
+            self._keep(self._limits.keep_seconds)
         given = self._giving
         if given is None or given.offer != take.offer:
             return
-        self._keep(self._limits.keep_seconds)
-        rows = given.rows
-        if rows is None or take.at >= len(rows):
+        piece = given.piece_at(take.at)
+        if piece is None:
             return
-        data = rows[take.at : take.at + PIECE_BYTES]
-        piece = RowsPiece(take.offer, take.at, len(rows), data)
         self._send(encoded(piece, self._keys, self._tag))
-        if take.at + len(data) == len(rows):
+        if piece.at + len(piece.data) == piece.total and given.is_first_time:
             self._keep(self._limits.last_seconds)
+
+    def _is_taken_up(self, number: int) -> bool:
+        """Returns whether an offer with this number holds, and withdraws it: it is for one router.
+
+        A recorded message would otherwise have the rows put together again at any time.
+        """
+        now = asyncio.get_running_loop().time()
+        for asked, offer in self._offers.items():
+            if offer.number == number:
+                del self._offers[asked]
+                return offer.ends_at > now
+        return False
 
     def _keep(self, seconds: float) -> None:
         """Keeps rows for so long, for the router that takes them, and then gives them up."""
@@ -214,26 +236,55 @@ class RowsExchange:
         self._expiry = asyncio.get_running_loop().call_later(seconds, self.close)
 
 
-class _Given:
-    """Rows that are given to one router. rows: None until they are put together."""
+class _Offer(NamedTuple):
+    """An offer of rows that nobody has taken up yet. ends_at: by the event loop's clock."""
 
-    def __init__(self, offer: int, sections: AsyncIterator[bytes], max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    number: int
+    ends_at: float
+
+
+class _Given:
+    """Rows that are given to one router, which takes one piece after the other."""
+
+    def __init__(self, offer: int, sections: AsyncIterator[bytes], limits: RowsLimits) -> None:
+        self._limits = limits
         self.offer = offer
-        self.rows: bytes | None = None
+        self._rows: bytes | None = None  # None until they are put together
+        self._at = 0  # where the piece begins that was sent last, and how often it was
+        self._times = 0
         self._task = asyncio.create_task(self._make(sections))
+
+    @property
+    def is_first_time(self) -> bool:
+        """Whether the last piece was sent for the first time."""
+        return self._times == 1
 
     def close(self) -> None:
         """Gives them up."""
         self._task.cancel()
+
+    def piece_at(self, at: int) -> RowsPiece | None:
+        """Returns the piece that begins there: the last one again, or the next one.
+
+        Returns None if there is no such piece, or none yet, or it was sent often enough.
+        """
+        rows = self._rows
+        if rows is None or at >= len(rows) or at not in (self._at, self._at + PIECE_BYTES):
+            return None
+        if at != self._at:
+            self._at, self._times = at, 0
+        if self._times >= self._limits.times:
+            return None
+        self._times += 1
+        return RowsPiece(self.offer, at, len(rows), rows[at : at + PIECE_BYTES])
 
     async def _make(self, sections: AsyncIterator[bytes]) -> None:
         made: list[bytes] = []
         length = 0
         async for section in sections:
             length += len(section)
-            if length > self._max_bytes:
+            if length > self._limits.max_bytes:
                 log.warning("sharing: this router has more rows than it gives another one")
                 return
             made.append(section)
-        self.rows = await asyncio.to_thread(b"".join, made)
+        self._rows = await asyncio.to_thread(b"".join, made)

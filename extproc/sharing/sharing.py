@@ -190,7 +190,9 @@ class Sharing:
         self.sent = self.sent_bytes = self.not_sent = self.received_bytes = 0
 
     def send(self, message: bytes) -> bool:
-        """Sends one message that is ready; returns whether it was sent."""
+        """Sends one message in reply to another; returns whether it was sent."""
+        self.hearing.note_sent(len(message))
+        self.sent_bytes += len(message)
         return self.transport.tell([message])
 
     def start(self) -> None:

@@ -21,8 +21,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from itertools import islice
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -469,6 +471,7 @@ class ChatTemplate:
     special_tokens: by the names that templates use for them (bos_token, eos_token, ...).
     tick: makes what gives a rendering up, from the seconds that it may take.
     now: returns local time, for templates that print the date.
+    keywords: the engine's own arguments for templates, where a request sets no others.
 
     Raises:
         ValueError: the source is no template, or too costly to compile.
@@ -477,11 +480,12 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        special_tokens: Mapping[str, str],
+        special_tokens: Mapping[str, str | list[str]],
         *,
         tick: Callable[[float], Tick] = Tick,
         now: Callable[[], datetime] = datetime.now,
         model_type: str = "",
+        keywords: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         environment = Sandbox(now)
         try:
@@ -501,7 +505,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._tick = tick
         self._source, self._now = source, now
-        self._model_type = model_type
+        self._model_type, self._keywords = model_type, keywords
         self._keeps_later_systems: bool | None = None
         self._off_effort = ""
         self._text_for_media: dict[str, str] = {}
@@ -534,6 +538,20 @@ class ChatTemplate:
             return self._of_parts(told, chat.dialect, tick)
         return self._chosen(texts, chat.dialect, told.forms)
 
+    def of(self, chat: Chat) -> "ChatTemplate":
+        """Returns the template for a conversation, whose API may take no arguments but its own."""
+        return self if chat.takes_defaults or not self._keywords else self._without_keywords
+
+    @cached_property
+    def _without_keywords(self) -> "ChatTemplate":
+        return ChatTemplate(
+            self._source,
+            self._special_tokens,
+            tick=self._tick,
+            now=self._now,
+            model_type=self._model_type,
+        )
+
     @property
     def skeletons(self) -> Skeletons | None:
         """Its skeletons, None if contents decide what it writes."""
@@ -565,7 +583,12 @@ class ChatTemplate:
         if self._sglang is None:
             tree = Sandbox(self._now).parse(self._source)
             self._sglang = SglangTemplate(
-                self._source, tree, self._rendered, self._probed, self._model_type
+                self._source,
+                tree,
+                self._rendered_with_all,
+                self._probed,
+                self._model_type,
+                self._keywords,
             )
         return self._sglang
 
@@ -748,7 +771,11 @@ class ChatTemplate:
     @property
     def names_first_token(self) -> bool:
         """Whether the template writes a text's first token itself, if there is one."""
-        return "bos_token" in self._source
+        return self.names("bos_token")
+
+    def names(self, name: str) -> bool:
+        """Returns whether the template may read a variable."""
+        return name in self._source
 
     def _media_renderer(self, chat: Chat) -> Render:
         is_sglang = chat.dialect is not None and chat.dialect.sglang is not None
@@ -795,6 +822,12 @@ class ChatTemplate:
         return self._continued(shaped, variables, tick)
 
     def _rendered(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
+        return self._rendered_with_all(messages, {**self._keywords, **variables}, tick)
+
+    def _rendered_with_all(
+        self, messages: Messages, variables: Mapping[str, Any], tick: Tick
+    ) -> str:
+        """Renders with these variables alone, and what every template has."""
         context = {**self._special_tokens, "tools": None, "documents": None, **variables}
         context["messages"] = messages
         return rendered(self._template, context, tick)

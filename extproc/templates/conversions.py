@@ -41,7 +41,7 @@ def _as_system(message: dict[str, Any]) -> dict[str, Any]:
 
 def _text_of(content: str | list[dict[str, Any]] | None) -> str:
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content)
+        return "\n".join(part["text"] for part in content if "text" in part)
     return content or ""
 
 

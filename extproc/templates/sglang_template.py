@@ -6,11 +6,14 @@ srt/parser/jinja_template_utils.py, template_detection.py and hunyuan_reasoning.
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from jinja2 import nodes
 
 from extproc.base.errors import RequestError
+from extproc.base.template_arguments import RESERVED_ARGUMENTS
 from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import CONVERTED, Chat, Conversion
 from extproc.requests.sglang_media import has_media
@@ -28,6 +31,9 @@ _MESSAGE_NAMES = ("message", "msg", "m")
 # A mark of templates of MiniMax-M3, whose conversations this engine changes in code of its own.
 _MINIMAX_M3 = "<mm:think>"
 
+# Arguments for templates that are more to the engine.
+_MEANT_OTHERWISE = RESERVED_ARGUMENTS | {"reasoning_effort"}
+
 _SENTINEL = "__sglang_inline_system_sentinel__"
 
 Render = Callable[[Messages, Mapping[str, Any], Tick], str]
@@ -38,7 +44,7 @@ class SglangTemplate:
 
     tree: its syntax. render: renders messages with variables. probe: does so without what
     transformers adds, and returns None if the template fails. model_type: of the model's
-    config.json, "" if that is unknown.
+    config.json, "" if that is unknown. keywords: the configured arguments for templates.
     """
 
     def __init__(
@@ -48,8 +54,10 @@ class SglangTemplate:
         render: Render,
         probe: Callable[[Messages], str | None],
         model_type: str = "",
+        keywords: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._source = source
+        self._keywords = keywords
         self._is_minimax_m3 = model_type == minimax_m3.MODEL_TYPE
         self._may_be_minimax_m3 = not model_type and _MINIMAX_M3 in source
         self._tree = tree
@@ -77,10 +85,11 @@ class SglangTemplate:
             RequestError: the template or the engine refuses the conversation, or it is not known
                 how the engine changes it.
         """
-        forms, conversion = chat.forms, chat.conversion or Conversion()
-        if rules.default_effort and self._reads_effort:
+        conversion, keywords = chat.conversion or Conversion(), self._keywords_of(rules)
+        forms = chat.forms
+        if keywords or rules.reasoning_parser == "hunyuan":
             forms |= CONVERTED
-        if rules.reasoning_parser == "hunyuan":
+        if rules.default_effort and self._reads_effort:
             forms |= CONVERTED
         is_changed = rules.changes_minimax_m3 and self._is_minimax_m3
         if conversion.thinking_config is not None and is_changed:
@@ -99,7 +108,19 @@ class SglangTemplate:
         shaped = _ended([self._shaped(one, rules) for one in messages])
         if not shaped:
             raise RequestError("empty_prompt")
-        return shaped, self._variables(chat, conversion, rules), forms
+        return shaped, {**keywords, **self._variables(chat, conversion, rules)}, forms
+
+    def _keywords_of(self, rules: SglangRules) -> Mapping[str, Any]:
+        """Returns a worker's own arguments for templates.
+
+        Raises:
+            RequestError: the engine does more with them than to pass them on.
+        """
+        own = rules.keywords
+        found = self._keywords if own is None else msgspec.json.decode(own, type=dict[str, Any])
+        if not _MEANT_OTHERWISE.isdisjoint(found):
+            raise RequestError("unsupported_engine_arguments")
+        return found
 
     def rendered(self, messages: Messages, variables: Mapping[str, Any], tick: Tick) -> str:
         """Renders, and once more with bare functions as tools if the template fails."""
@@ -139,10 +160,14 @@ class SglangTemplate:
         is_media = has_media(message)
         if is_media and not self.takes_parts:
             raise RequestError("unsupported_media")
-        is_joined = rules.joins_tool_texts and message["role"] == "tool" and not is_media
-        if self.takes_parts and not is_joined:
-            return message
-        return {**message, "content": " ".join(part["text"] for part in content)}
+        texts = [part["text"] for part in content if part["type"] == "text"]
+        is_result = rules.joins_tool_texts and message["role"] == "tool"
+        if not self.takes_parts:
+            return {**message, "content": " ".join(texts)}
+        if is_result and len(texts) == len(content):
+            content = " ".join(texts)
+        others = {key: value for key, value in message.items() if key != "content"}
+        return {**others, "content": content}  # the engine puts parts last
 
     def _variables(
         self, chat: Chat, conversion: Conversion, rules: SglangRules

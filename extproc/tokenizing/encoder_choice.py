@@ -102,11 +102,11 @@ class FastEncoder:
 class PickyEncoder:
     """Uses another encoder, for texts of which its ids are known to be right.
 
-    refused: a pattern that other texts have. shortest: characters of the shortest one.
+    refused: other texts.
     """
 
-    def __init__(self, encoder: Encoder, refused: re.Pattern[str], shortest: int) -> None:
-        self._ids, self._refused, self._shortest = encoder.ids, refused, shortest
+    def __init__(self, encoder: Encoder, refused: "RefusedCut") -> None:
+        self._ids, self._refused = encoder.ids, refused
         self.name = encoder.name
         self.inline_characters = encoder.inline_characters
         self.max_characters = encoder.max_characters
@@ -116,7 +116,7 @@ class PickyEncoder:
         """Returns the ids of each text, as `Encoder.ids`.
 
         Raises:
-            RequestError: the pattern is found in one (tokenizer_failed); or as `Encoder.ids`.
+            RequestError: one is refused; or as `Encoder.ids`.
         """
         for text in texts:
             self.check(text)
@@ -124,15 +124,24 @@ class PickyEncoder:
 
     def check(self, text: str) -> None:
         """Raises RequestError if a text has the pattern."""
-        if len(text) >= self._shortest and self._refused.search(text):
-            raise RequestError("tokenizer_failed")
+        if len(text) >= self._refused.shortest and self._refused.pattern.search(text):
+            raise RequestError(self._refused.reason)
 
 
 class RefusedCut(NamedTuple):
-    """Texts of which only the engine knows the ids, as in `PickyEncoder`."""
+    """Texts of which only the engine knows the ids.
+
+    pattern: which they have. shortest: characters of the shortest one. reason: why they are not
+    keyed.
+    """
 
     pattern: re.Pattern[str]
     shortest: int
+    reason: str = "tokenizer_failed"
+
+
+# All texts of a tokenizer with dropout, which joins pieces by chance.
+RANDOM = RefusedCut(re.compile(""), 0, "random_tokenizer")
 
 
 class _FailuresNamed:
@@ -388,7 +397,7 @@ def choose(
     log.info("model %s: tokenized by %s, cut at %d special tokens", model, encoder.name, cut_at)
     whole: Encode = plain.framed_ids
     if refused is not None:
-        encoder = picky = PickyEncoder(encoder, refused.pattern, refused.shortest)
+        encoder = picky = PickyEncoder(encoder, refused)
         whole = _checked(picky, plain.framed_ids)
     text_encoder = TextEncoder(encoder, cutter, max_known_bytes)
     return EncoderChoice(text_encoder, around, whole, layout, encoder)

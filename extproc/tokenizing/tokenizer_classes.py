@@ -24,6 +24,10 @@ from extproc.tokenizing.tokenizer_layout import Layout, Step, TokenizerModel
 # Classes that do what tokenizer.json says, in every release.
 _KEEPING = frozenset(("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"))
 
+# Settings by which texts become other tokens: special tokens are cut like words, another file is
+# read by some releases, texts are cut by another pattern.
+_UNCLEAR = ("split_special_tokens", "fast_tokenizer_files", "fix_mistral_regex", "from_slow")
+
 # Types of models for which newer releases take this class, whatever class is named.
 _REGISTERED = {
     "qwen2": "Qwen2Tokenizer",
@@ -65,20 +69,32 @@ def may_be_cut_otherwise(
 
     settings: of tokenizer_config.json. config: of config.json. layout: of tokenizer.json.
     """
+    if any(settings.get(name) for name in _UNCLEAR):
+        return True
     auto_map = settings.get("auto_map")
     if isinstance(auto_map, list) or (isinstance(auto_map, dict) and "AutoTokenizer" in auto_map):
         return True  # code of the model's own, which engines run if they are told to
     if _has_prefix_space(layout) not in (None, bool(settings.get("add_prefix_space"))):
         return True  # release 4 sets it as the settings say
-    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    registered = _REGISTERED.get(str(config.get("model_type")))
+    classes = classes_of(settings, config)
     steps = _steps_of(layout)
-    if named is None and registered is None:
+    if classes == (None, None):
         return "model_type" in config  # a class may be registered for the type
     return any(
-        name not in _KEEPING and steps not in _of_class(name, settings)
-        for name in (str(one).removesuffix("Fast") for one in (named, registered) if one)
+        name not in _KEEPING and steps not in _of_class(name, settings) for name in classes if name
     )
+
+
+def classes_of(
+    settings: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Returns the class that the files name, and the one that is registered for the model's type.
+
+    Without "Fast" at the end; None where there is none.
+    """
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    registered = _REGISTERED.get(str(config.get("model_type")))
+    return None if not named else str(named).removesuffix("Fast"), registered
 
 
 def _of_class(name: str, settings: Mapping[str, Any]) -> Iterator[_Steps]:

@@ -1,17 +1,13 @@
-"""What tokenizer_config.json says besides tokenizer.json, and engines make of it.
+"""What tokenizer_config.json says about the special tokens around a text.
 
-Source: transformers 4.57 and 5.19 to 5.23: special tokens that only tokenizer_config.json names are
-added, in this order. How texts are cut: `extproc.tokenizing.tokenizer_classes`.
+Its other tokens: `extproc.tokenizing.added_tokens`. How texts are cut:
+`extproc.tokenizing.tokenizer_classes`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from extproc.tokenizing.tokenizer_layout import Frame
-
-# Names of special tokens, in the order in which they are added.
-KINDS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 # Classes whose settings say whether a text begins with the first special token, by default yes;
 # and that token, if settings do not name it.
@@ -29,19 +25,6 @@ def text_of(token: object) -> str | None:
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-def added_by_settings(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Returns the special tokens that settings name and a tokenizer does not know, in their order.
-
-    settings: of tokenizer_config.json. known: the tokenizer's added tokens.
-    """
-    named = [settings.get(kind) for kind in KINDS]
-    for key in _LISTS:
-        more = settings.get(key)
-        named += more if isinstance(more, list) else []
-    texts = dict.fromkeys(text_of(token) for token in named)
-    return [text for text in texts if text and text not in known]
 
 
 def may_be_framed_otherwise(

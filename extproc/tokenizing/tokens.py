@@ -1,6 +1,5 @@
 """Turns prompts into token ids: exactly the engine's, or an error."""
 
-import json
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,21 +29,25 @@ from extproc.requests.prompt import (
 )
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
+from extproc.tokenizing.added_tokens import Loaded, TokenFiles, are_alike, loaded_in_all_ways
+from extproc.tokenizing.adding import added_in, model_ids, with_added
 from extproc.tokenizing.cpu_limit import run_within
-from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
+from extproc.tokenizing.encoder_choice import (
+    NO_FRAME,
+    RANDOM,
+    EncoderChoice,
+    choose,
+    framed_ids,
+)
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
 from extproc.tokenizing.kimi_chat import as_kimis
 from extproc.tokenizing.plain_turns import plain_turns
 from extproc.tokenizing.sglang_multimodal import is_multimodal
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
-from extproc.tokenizing.tokenizer_classes import may_be_cut_otherwise
-from extproc.tokenizing.tokenizer_config import (
-    KINDS,
-    added_by_settings,
-    may_be_framed_otherwise,
-    text_of,
-)
-from extproc.tokenizing.tokenizer_layout import Cutter, Frame
+from extproc.tokenizing.token_files import SettingsFiles, object_in
+from extproc.tokenizing.tokenizer_classes import classes_of, may_be_cut_otherwise
+from extproc.tokenizing.tokenizer_config import may_be_framed_otherwise
+from extproc.tokenizing.tokenizer_layout import Cutter, Frame, Layout
 from extproc.tokenizing.turn_encoder import TurnEncoder
 from extproc.tokenizing.vocabulary import Vocabulary, read_vocabulary
 from kvstate.overlap import Tokens
@@ -77,6 +80,10 @@ class ChatTemplates:
             raise RequestError("no_chat_template")
         return template
 
+    def reads(self, name: str) -> bool:
+        """Returns whether any of them may read a variable."""
+        return any(template.names(name) for template in self._named.values())
+
     @property
     def skeletons(self) -> Skeletons | None:
         """Those of the template of plain conversations, None if there are none."""
@@ -85,22 +92,28 @@ class ChatTemplates:
         return None
 
 
-def load(directory: Path, override: Path | None = None) -> ChatTemplates:
+def load(
+    directory: Path,
+    named: Mapping[str, str | list[str]],
+    override: Path | None = None,
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> ChatTemplates:
     """Loads the chat templates in a model's directory.
 
-    override: a template that the operator also gave to the engine.
+    named: special tokens by the names that templates use. override: a template that the operator
+        also gave to the engine. keywords: the engine's own arguments for templates.
 
     Raises:
         OSError, ValueError: a file cannot be read, or has no template.
     """
-    settings = _json(directory / "tokenizer_config.json")
-    special_tokens = {
-        name: text for name in KINDS if (text := text_of(settings.get(name))) is not None
-    }
     own = [_Source("default", _template(override), override)] if override else _sources(directory)
-    model_type = _json(directory / "config.json").get("model_type")
+    model_type = object_in(directory / "config.json").get("model_type")
     kind = model_type if isinstance(model_type, str) else ""
-    return ChatTemplates(_compiled(own, special_tokens, kind))
+
+    def compiled(source: str) -> ChatTemplate:
+        return ChatTemplate(source, named, model_type=kind, keywords=keywords)
+
+    return ChatTemplates(_compiled(own, compiled))
 
 
 class _Source(NamedTuple):
@@ -112,7 +125,7 @@ class _Source(NamedTuple):
 
 
 def _compiled(
-    sources: Iterable[_Source], special_tokens: Mapping[str, str], model_type: str
+    sources: Iterable[_Source], compile_one: Callable[[str], ChatTemplate]
 ) -> dict[str, ChatTemplate]:
     """Returns the templates by name; of two with one name, the last."""
     left, compiled, named = MAX_TEMPLATE_BYTES, dict[str, ChatTemplate](), dict[str, ChatTemplate]()
@@ -122,7 +135,7 @@ def _compiled(
             raise ValueError(f"{file}: chat templates of more than {MAX_TEMPLATE_BYTES} characters")
         try:
             if text not in compiled:
-                compiled[text] = ChatTemplate(text, special_tokens, model_type=model_type)
+                compiled[text] = compile_one(text)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
         named[name] = compiled[text]
@@ -135,9 +148,9 @@ def _sources(directory: Path) -> Iterator[_Source]:
         yield from (_Source(name, _template(file), file) for name, file in files)
         return
     settings, of_processor = directory / "tokenizer_config.json", directory / "chat_template.json"
-    for name, text in _settings_templates(_json(settings).get("chat_template")).items():
+    for name, text in _settings_templates(object_in(settings).get("chat_template")).items():
         yield _Source(name, text, settings)
-    processor = _json(of_processor).get("chat_template")
+    processor = object_in(of_processor).get("chat_template")
     if isinstance(processor, str):
         yield _Source("processor", processor, of_processor)
 
@@ -167,14 +180,6 @@ def _settings_templates(entry: object) -> dict[str, str]:
         raise ValueError("tokenizer_config.json: chat_template is no template") from None
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(read_file(path)) if path.is_file() else {}
-    except RecursionError:
-        raise ValueError(f"{path.name}: nested too deeply") from None
-    return values if isinstance(values, dict) else {}
-
-
 class Started(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is rendered and looked up, but not tokenized.
 
@@ -199,9 +204,11 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads.
 
-    plain_turns: of plain conversations; None if it takes more to know their ids.
+    plain_turns: of plain conversations; None if it takes more to know their ids. added_tokens: the
+    texts of its added tokens, by their ids.
     in_code: how its conversations are rendered if no template does that. frame_forms: those of
-    texts to which the engine adds special tokens. config: of config.json.
+    texts to which the engine adds special tokens. config: of config.json. keywords: the engine's
+    own arguments for templates.
     """
 
     def __init__(
@@ -212,8 +219,9 @@ class Tokenizer:
         in_code: InCode | None = None,
         frame_forms: int = 0,
         config: Mapping[str, Any] = MappingProxyType({}),
+        keywords: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._config = config
+        self._config, self._keywords = config, keywords
         self._forms = vocabulary.forms
         self._frame_forms = frame_forms
         self._kimi = vocabulary.kimi
@@ -222,7 +230,9 @@ class Tokenizer:
         self._texts = choice.texts
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
-        self._added = frozenset(token.content for token in choice.layout.added_tokens)
+        by_id = sorted(choice.layout.added_tokens, key=lambda token: token.id)
+        self.added_tokens = tuple(token.content for token in by_id)
+        self._added = frozenset(self.added_tokens)
         self._added_ids = frozenset(map(self._library.token_to_id, self._added))
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
@@ -245,19 +255,24 @@ class Tokenizer:
         override = Path(model.chat_template) if model.chat_template is not None else None
         try:
             files = TokenizerFiles.find(model.tokenizer)
-            settings = _json(files.directory / "tokenizer_config.json")
+            said = SettingsFiles.read(files.directory)
+            keywords = model.chat_template_kwargs or {}
+            settings, config = said.settings, said.config
             file = files.chosen(model.tokenizer_mode)
-            vocabulary, choice = _chosen(file, model.name, settings)
-            config = _json(files.directory / "config.json")
-            if not vocabulary.forms and may_be_cut_otherwise(settings, config, choice.layout):
-                vocabulary = vocabulary._replace(forms=vocabulary.forms | CUT)
-            code = in_code(_model_files(model, files.directory, config, vocabulary, choice))
+            vocabulary, choice, ways = _chosen(file, model.name, said)
+            named = ways[0].named
+            needed = _model_files(model, files.directory, config, vocabulary, choice, named)
+            code = in_code(needed)
             # a template has no effect if the engine builds prompts in code
-            templates = ChatTemplates({}) if code else load(files.directory, override)
+            templates = (
+                ChatTemplates({}) if code else load(files.directory, named, override, keywords)
+            )
+            if not vocabulary.forms and _may_differ(said, choice.layout, ways, templates):
+                vocabulary = vocabulary._replace(forms=vocabulary.forms | CUT)
             id_of = vocabulary.library.token_to_id
             may_vary = may_be_framed_otherwise(settings, choice.frame, id_of)
             frame_forms = FRAME if may_vary else 0
-            return cls(choice, templates, vocabulary, code, frame_forms, config)
+            return cls(choice, templates, vocabulary, code, frame_forms, config, keywords)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -305,8 +320,9 @@ class Tokenizer:
             ids = prompt.ids if isinstance(prompt, Given) else prompt
             return Started(0, is_cheap=True, finish=lambda: ids)
         if isinstance(prompt, Chat) and self._in_code is not None and self._in_code.texts:
+            chat = self._with_defaults(prompt)
             return _start_segments(
-                prompt, self._in_code.renderer, self._in_code.texts, render_seconds
+                chat, self._in_code.renderer, self._in_code.texts, render_seconds
             )
         by_turns = self.start_turns(prompt)
         if by_turns is not None:
@@ -424,20 +440,26 @@ class Tokenizer:
     def _render(self, chat: Chat, seconds: float) -> tuple[str, int]:
         """Returns the text of a chat, and the forms that its dialect decided."""
         if self._in_code is not None:
-            return _rendered_in_code(chat, self._in_code.renderer, seconds)
-        template = self._templates.chosen(chat.variables)
+            return _rendered_in_code(self._with_defaults(chat), self._in_code.renderer, seconds)
+        template = self._templates.chosen(chat.variables).of(chat)
         if chat.variables.get("tools") != []:
             return template.render(chat, budget_seconds=seconds)
         text, forms = template.render(chat, budget_seconds=seconds / 2)
         is_same = self._is_same_without_tools(chat, text, seconds / 2)
         return text, forms if is_same else forms | EMPTY_TOOLS
 
+    def _with_defaults(self, chat: Chat) -> Chat:
+        """Returns a conversation with the engine's own arguments, for what renders in code."""
+        if not (self._keywords and chat.takes_defaults):
+            return chat
+        return msgspec.structs.replace(chat, variables={**self._keywords, **chat.variables})
+
     def _is_same_without_tools(self, chat: Chat, text: str, seconds: float) -> bool:
         """Returns whether it makes no difference to a text that its list of tools is empty."""
         variables = {name: value for name, value in chat.variables.items() if name != "tools"}
         other = msgspec.structs.replace(chat, variables=variables)
         try:
-            template = self._templates.chosen(variables)
+            template = self._templates.chosen(variables).of(chat)
             return template.render(other, budget_seconds=seconds)[0] == text
         except RequestError:
             return False
@@ -452,7 +474,7 @@ class Tokenizer:
             raise RequestError("unsupported_media")
         if chat.variables.get("tools") == []:
             raise RequestError("unsupported_tools")
-        template = self._templates.chosen(chat.variables)
+        template = self._templates.chosen(chat.variables).of(chat)
         text, forms = template.render_with_media(chat)
         is_sglang = chat.conversion is not None
         if is_sglang and self._frame != NO_FRAME and not template.names_first_token:
@@ -482,12 +504,13 @@ def _model_files(
     config: Mapping[str, Any],
     vocabulary: Vocabulary,
     choice: EncoderChoice,
+    named: Mapping[str, str | list[str]],
 ) -> ModelFiles:
     override = Path(model.chat_template) if model.chat_template is not None else None
 
     def keeps_later_systems() -> bool:
         try:
-            templates = load(directory, override)
+            templates = load(directory, named, override)
             chosen = [templates.chosen({}), templates.chosen({"tools": []})]
         except (OSError, ValueError, RequestError):
             return False
@@ -528,32 +551,53 @@ def _start_segments(
 
 
 def _chosen(
-    file: Path, model: str, settings: Mapping[str, Any]
-) -> tuple[Vocabulary, EncoderChoice]:
-    """Returns the vocabulary of a file, and how it is used.
-
-    settings: of tokenizer_config.json.
+    file: Path, model: str, said: SettingsFiles
+) -> tuple[Vocabulary, EncoderChoice, list[Loaded]]:
+    """Returns the vocabulary of a file, how it is used, and the ways in which releases load it.
 
     Raises:
         OSError: it cannot be read. ValueError: it is none, or tokenizing takes too long.
     """
-    build = read_vocabulary(file, settings)
+    build = read_vocabulary(file, said.settings)
 
-    def load_and_choose() -> tuple[Vocabulary, EncoderChoice]:
-        vocabulary = build()
-        library = vocabulary.library
+    def load_and_choose() -> tuple[Vocabulary, EncoderChoice, list[Loaded]]:
+        vocabulary, ways = _as_loaded(build(), said)
         # leftovers of training in the file; engines switch both off
-        library.no_truncation()
-        library.no_padding()
-        if not vocabulary.version:  # Mistral's library knows no settings
-            added = {token.content for token in library.get_added_tokens_decoder().values()}
-            library.add_special_tokens(added_by_settings(settings, added))
-        return vocabulary, choose(library, model, MAX_KNOWN_BYTES, refused=vocabulary.refused)
+        vocabulary.library.no_truncation()
+        vocabulary.library.no_padding()
+        library, refused = vocabulary.library, vocabulary.refused
+        return vocabulary, choose(library, model, MAX_KNOWN_BYTES, refused=refused), ways
 
     try:
         return run_within(MAX_LOAD_SECONDS, load_and_choose)
     except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
         raise ValueError(f"{file}: {error}") from None
+
+
+def _as_loaded(vocabulary: Vocabulary, said: SettingsFiles) -> tuple[Vocabulary, list[Loaded]]:
+    """Returns a vocabulary with the added tokens of all files, and the ways to read these."""
+    library = vocabulary.library
+    if vocabulary.version:  # Mistral's library knows no settings
+        return vocabulary, [Loaded({}, {})]
+    settings, config, special_map, listed = said
+    files = TokenFiles(settings, special_map, listed, list(added_in(library).values()))
+    ways = loaded_in_all_ways(files, model_ids(library), *classes_of(settings, config))
+    library = with_added(library, ways[0].added)
+    if settings.get("split_special_tokens") is True:
+        library.encode_special_tokens = True
+    is_random = bool(getattr(library.model, "dropout", None))
+    refused = RANDOM if is_random else vocabulary.refused
+    return vocabulary._replace(library=library, refused=refused), ways
+
+
+def _may_differ(
+    said: SettingsFiles, layout: Layout, ways: list[Loaded], templates: ChatTemplates
+) -> bool:
+    """Returns whether some releases make other tokens of texts than others."""
+    if may_be_cut_otherwise(said.settings, said.config, layout):
+        return True
+    splits_special = bool(said.settings.get("split_special_tokens"))
+    return not are_alike(ways, splits_special=splits_special, reads=templates.reads)
 
 
 def _has_media(prompt: Chat | Text) -> bool:

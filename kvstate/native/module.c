@@ -1209,8 +1209,8 @@ static PyType_Spec core_spec = {"kvstate._core.CompiledCore", sizeof(Core), 0, P
 /* Below this, releasing the interpreter lock costs more than the scan. */
 #define BRIEF_BYTES 65536
 
-/* Most members that are found in one object: more are no honest client's. */
-#define MAX_MEMBERS 64
+/* Most lists and objects within each other that are looked into, since that recurses. */
+#define MAX_PARTS_DEPTH 16
 
 static PyObject *marks_in(PyObject *body, bool is_outside, size_t max_quotes) {
     char *bytes;
@@ -1244,30 +1244,116 @@ static PyObject *module_marks_outside(PyObject *Py_UNUSED(module), PyObject *con
     return PyErr_Occurred() ? NULL : marks_in(given[0], true, max_quotes);
 }
 
-static PyObject *offsets_of(const Span *spans, size_t count) {
-    PyObject *made = PyTuple_New((Py_ssize_t)count);
-    for (size_t n = 0; made && n < count; n++) {
-        PyObject *span = Py_BuildValue("(nn)", (Py_ssize_t)spans[n].start, (Py_ssize_t)spans[n].end);
-        if (!span || PyTuple_SetItem(made, (Py_ssize_t)n, span)) Py_CLEAR(made);
+static PyObject *listed(const Members *members) {
+    PyObject *made = PyTuple_New((Py_ssize_t)members->found);
+    for (size_t n = 0; made && n < members->found; n++) {
+        const Member *one = &members->each[n];
+        PyObject *member = Py_BuildValue("(nnnnn)", (Py_ssize_t)one->name, (Py_ssize_t)one->start,
+                                         (Py_ssize_t)one->end, (Py_ssize_t)one->value,
+                                         (Py_ssize_t)one->value_end);
+        if (!member || PyTuple_SetItem(made, (Py_ssize_t)n, member)) Py_CLEAR(made);
     }
     return made;
 }
 
+static bool names_of(PyObject *given, Names *names) {
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(given, &bytes, &length)) return false;
+    *names = (Names){(const uint8_t *)bytes, (size_t)length};
+    return true;
+}
+
+/* members(body, start, end, names, walked, parts, depth): what was found, or the number of the
+ * reading that failed. */
 static PyObject *module_members(PyObject *Py_UNUSED(module), PyObject *const *given,
                                 Py_ssize_t count) {
-    if (!arguments_are(count, 2)) return NULL;
-    char *body, *names;
-    Py_ssize_t length, names_length;
-    if (PyBytes_AsStringAndSize(given[0], &body, &length) ||
-        PyBytes_AsStringAndSize(given[1], &names, &names_length))
+    if (!arguments_are(count, 7)) return NULL;
+    Names body, names;
+    Parts parts;
+    size_t start = PyLong_AsSize_t(given[1]), end = PyLong_AsSize_t(given[2]);
+    parts.walked = PyLong_AsSize_t(given[4]);
+    parts.depth = PyLong_AsSize_t(given[6]);
+    if (PyErr_Occurred() || !names_of(given[0], &body) || !names_of(given[3], &names) ||
+        !names_of(given[5], &parts.names))
         return NULL;
-    Span spans[MAX_MEMBERS];
-    PyThreadState *left = length > BRIEF_BYTES ? PyEval_SaveThread() : NULL;
-    size_t found = scan_members((const uint8_t *)body, (size_t)length, (const uint8_t *)names,
-                                (size_t)names_length, spans, MAX_MEMBERS);
+    if (start > end || end > body.length || parts.depth > MAX_PARTS_DEPTH) {
+        PyErr_SetString(PyExc_ValueError, "out of bounds");
+        return NULL;
+    }
+    Members members;
+    PyThreadState *left = end - start > BRIEF_BYTES ? PyEval_SaveThread() : NULL;
+    Reading reading = scan_members(body.bytes, start, end, names, &parts, &members);
     if (left) PyEval_RestoreThread(left);
-    if (found > MAX_MEMBERS) Py_RETURN_NONE; /* too many, or no object */
-    return offsets_of(spans, found);
+    if (reading != READ_ALL) return PyLong_FromLong(reading);
+    PyObject *found = listed(&members), *is_named = members.is_named ? Py_True : Py_False;
+    if (!found) return NULL;
+    return Py_BuildValue("(NnnO)", found, (Py_ssize_t)members.count, (Py_ssize_t)members.close,
+                         is_named);
+}
+
+/* braces(body): the place of the last one, and whether nothing is between them; or None. */
+static PyObject *module_braces(PyObject *Py_UNUSED(module), PyObject *given) {
+    Names body;
+    if (!names_of(given, &body)) return NULL;
+    size_t close;
+    bool is_empty;
+    PyThreadState *left = body.length > BRIEF_BYTES ? PyEval_SaveThread() : NULL;
+    bool has_both = scan_braces(body.bytes, body.length, &close, &is_empty);
+    if (left) PyEval_RestoreThread(left);
+    if (!has_both) Py_RETURN_NONE;
+    return Py_BuildValue("(nO)", (Py_ssize_t)close, is_empty ? Py_True : Py_False);
+}
+
+/* Reads (start, end, bytes), which must lie behind the changes before and within the body. */
+static bool edit_of(PyObject *given, size_t from, size_t length, Edit *edit) {
+    Py_ssize_t start, end, size;
+    char *bytes;
+    PyObject *written;
+    if (!PyArg_ParseTuple(given, "nnS", &start, &end, &written) ||
+        PyBytes_AsStringAndSize(written, &bytes, &size))
+        return false;
+    *edit = (Edit){(size_t)start, (size_t)end, (const uint8_t *)bytes, (size_t)size};
+    if (start >= 0 && end >= start && edit->start >= from && edit->end <= length) return true;
+    PyErr_SetString(PyExc_ValueError, "out of order, or out of bounds");
+    return false;
+}
+
+/* Reads a tuple of changes; returns the length of what they make, -1 with an exception. */
+static Py_ssize_t edits_of(PyObject *given, size_t length, Edit *edits, size_t count) {
+    size_t made = length, from = 0;
+    for (size_t n = 0; n < count; n++) {
+        PyObject *one = PyTuple_GetItem(given, (Py_ssize_t)n);
+        if (!one || !PyTuple_Check(one)) {
+            PyErr_SetString(PyExc_TypeError, "want tuples of (start, end, bytes)");
+            return -1;
+        }
+        if (!edit_of(one, from, length, &edits[n])) return -1;
+        from = edits[n].end;
+        made += edits[n].length - (edits[n].end - edits[n].start);
+    }
+    return (Py_ssize_t)made;
+}
+
+/* splice(body, ((start, end, bytes), ...)): the caller's tuple holds all that is copied. */
+static PyObject *module_splice(PyObject *Py_UNUSED(module), PyObject *const *given,
+                               Py_ssize_t count) {
+    Names body;
+    if (!arguments_are(count, 2) || !names_of(given[0], &body)) return NULL;
+    Py_ssize_t edit_count = PyTuple_Size(given[1]);
+    if (edit_count < 0) return NULL;
+    Edit *edits = PyMem_Malloc(((size_t)edit_count + 1) * sizeof(Edit));
+    if (!edits) return PyErr_NoMemory();
+    Py_ssize_t length = edits_of(given[1], body.length, edits, (size_t)edit_count);
+    PyObject *made = length < 0 ? NULL : PyBytes_FromStringAndSize(NULL, length);
+    if (made) {
+        uint8_t *bytes = (uint8_t *)PyBytes_AsString(made);
+        PyThreadState *left = length > BRIEF_BYTES ? PyEval_SaveThread() : NULL;
+        scan_splice(body.bytes, body.length, edits, (size_t)edit_count, bytes);
+        if (left) PyEval_RestoreThread(left);
+    }
+    PyMem_Free(edits);
+    return made;
 }
 
 static PyMethodDef module_functions[] = {
@@ -1275,6 +1361,8 @@ static PyMethodDef module_functions[] = {
     {"sizes", module_sizes, METH_O, NULL},
     {"marks_outside", (PyCFunction)(void (*)(void))module_marks_outside, METH_FASTCALL, NULL},
     {"members", (PyCFunction)(void (*)(void))module_members, METH_FASTCALL, NULL},
+    {"braces", module_braces, METH_O, NULL},
+    {"splice", (PyCFunction)(void (*)(void))module_splice, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

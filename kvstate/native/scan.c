@@ -125,32 +125,34 @@ static size_t behind_letter(const uint8_t *body, size_t at, size_t end, uint8_t 
     return digit_of(body[at + 5]) == (letter & 15) ? at + 6 : 0;
 }
 
-static bool is_named(const uint8_t *body, size_t start, size_t end, const uint8_t *names,
-                     size_t names_length) {
-    const uint8_t *name = names, *behind = names + names_length;
-    while (name < behind) {
+#define NO_NAME ((size_t)-1)
+
+/* Returns the place among the names of the one that stands here, NO_NAME if none does. */
+static size_t name_at(const uint8_t *body, size_t start, size_t end, Names names) {
+    const uint8_t *name = names.bytes, *behind = names.bytes + names.length;
+    for (size_t place = 0; name < behind; place++) {
         const uint8_t *stop = memchr(name, 0, (size_t)(behind - name));
         size_t at = stop && (size_t)(stop - name) <= end - start ? start : 0;
         for (; at && name < stop; name++) at = behind_letter(body, at, end, *name);
-        if (at == end) return true;
+        if (at == end) return place;
         if (!stop) break;
         name = stop + 1;
     }
-    return false;
+    return NO_NAME;
 }
 
 /* Returns the length of the shortest name: shorter ones, of which there may be millions, are none. */
-static size_t shortest_of(const uint8_t *names, size_t names_length) {
-    size_t shortest = names_length, start = 0;
-    for (size_t n = 0; n < names_length; n++) {
-        if (names[n]) continue;
+static size_t shortest_of(Names names) {
+    size_t shortest = names.length, start = 0;
+    for (size_t n = 0; n < names.length; n++) {
+        if (names.bytes[n]) continue;
         if (n - start < shortest) shortest = n - start;
         start = n + 1;
     }
     return shortest;
 }
 
-/* Returns the place of the comma or brace that ends a value, or NO_OBJECT. */
+/* Returns the place of the comma or closing bracket that ends a value, or NO_OBJECT. */
 static size_t end_of_value(const uint8_t *body, size_t length, size_t at) {
     for (size_t depth = 0; at < length; at++) {
         uint8_t byte = body[at];
@@ -160,7 +162,7 @@ static size_t end_of_value(const uint8_t *body, size_t length, size_t at) {
         } else if ((byte | TO_BRACE) == '{') {
             depth++;
         } else if ((byte | TO_BRACE) == '}') {
-            if (!depth) return byte == '}' ? at : NO_OBJECT;
+            if (!depth) return at;
             depth--;
         } else if (byte == ',' && !depth) {
             return at;
@@ -169,30 +171,135 @@ static size_t end_of_value(const uint8_t *body, size_t length, size_t at) {
     return NO_OBJECT;
 }
 
-size_t scan_members(const uint8_t *body, size_t length, const uint8_t *names, size_t names_length,
-                    Span *spans, size_t most) {
-    size_t found = 0, at = behind_space(body, length, 0);
-    size_t shortest = shortest_of(names, names_length);
-    if (at >= length || body[at] != '{') return NO_OBJECT;
-    size_t start = at + 1;
-    at = behind_space(body, length, start);
-    bool is_empty = at < length && body[at] == '}';
-    while (!is_empty) {
-        size_t name = behind_space(body, length, start) + 1;
-        if (name >= length || body[name - 1] != '"') return NO_OBJECT;
-        size_t behind = behind_text(body, length, name);
-        if (behind == NO_OBJECT) return NO_OBJECT;
-        at = behind_space(body, length, behind);
-        if (at >= length || body[at] != ':') return NO_OBJECT;
-        at = end_of_value(body, length, at + 1);
-        if (at == NO_OBJECT) return NO_OBJECT;
-        if (behind - 1 - name >= shortest &&
-            is_named(body, name, behind - 1, names, names_length)) {
-            if (found == most) return most + 1;
-            spans[found++] = (Span){start, at};
-        }
-        if (body[at] == '}') break;
-        start = at + 1;
+/* A member's name, and the first byte of its value. */
+typedef struct {
+    size_t name, name_end, value;
+} Key;
+
+/* Reads a name and its colon. at: where a member begins. Returns whether they are there. */
+static bool read_key(const uint8_t *body, size_t length, size_t at, Key *key) {
+    key->name = behind_space(body, length, at) + 1;
+    if (key->name >= length || body[key->name - 1] != '"') return false;
+    size_t behind = behind_text(body, length, key->name);
+    if (behind == NO_OBJECT) return false;
+    key->name_end = behind - 1;
+    at = behind_space(body, length, behind);
+    if (at >= length || body[at] != ':') return false;
+    key->value = behind_space(body, length, at + 1);
+    return true;
+}
+
+static bool is_null(const uint8_t *body, size_t length, size_t at) {
+    return length - at >= 4 && !memcmp(body + at, "null", 4);
+}
+
+static bool is_bracket(const uint8_t *body, size_t length, size_t at) {
+    return at < length && (body[at] | TO_BRACE) == '{';
+}
+
+static size_t look_into(const uint8_t *body, size_t length, size_t at, const Parts *parts,
+                        size_t depth, bool *is_named);
+
+/* Looks at one item of a list or an object, which begins here. Returns the place of the comma or
+ * bracket behind it, or NO_OBJECT. */
+static size_t look_at_item(const uint8_t *body, size_t length, size_t at, bool is_member,
+                           const Parts *parts, size_t depth, bool *is_named) {
+    bool is_inside = true;
+    at = behind_space(body, length, at);
+    if (is_member) {
+        Key key;
+        if (!read_key(body, length, at, &key)) return NO_OBJECT;
+        size_t name = name_at(body, key.name, key.name_end, parts->names);
+        at = key.value;
+        is_inside = name != 0 && name != NO_NAME;
+        if (name == 0 && !is_null(body, length, at)) *is_named = true;
     }
-    return behind_space(body, length, at + 1) == length ? found : NO_OBJECT;
+    if (is_inside && is_bracket(body, length, at)) {
+        at = look_into(body, length, at, parts, depth, is_named);
+        if (at == NO_OBJECT) return NO_OBJECT;
+    }
+    return end_of_value(body, length, at);
+}
+
+/* at: the bracket that opens a list or an object. Returns the place behind the one that closes it,
+ * or NO_OBJECT. Recursive, up to the depth of the parts. */
+static size_t look_into(const uint8_t *body, size_t length, size_t at, const Parts *parts,
+                        size_t depth, bool *is_named) {
+    if (!depth) { /* too deep to be looked at: it may be named */
+        *is_named = true;
+        return at;
+    }
+    uint8_t closing = body[at] == '{' ? '}' : ']';
+    size_t first = behind_space(body, length, at + 1);
+    if (first < length && body[first] == closing) return first + 1;
+    do {
+        at = look_at_item(body, length, at + 1, closing == '}', parts, depth - 1, is_named);
+        if (at == NO_OBJECT) return NO_OBJECT;
+    } while (body[at] == ',');
+    return body[at] == closing ? at + 1 : NO_OBJECT;
+}
+
+/* Keeps a member if it is asked for. Returns false if there are too many. */
+static bool keep_member(const uint8_t *body, size_t name, Key key, size_t start, size_t end,
+                        Members *members) {
+    if (name == NO_NAME) return true;
+    if (members->found == MAX_MEMBERS) return false;
+    size_t value_end = end;
+    while (value_end > key.value && behind_space(body, value_end, value_end - 1) == value_end)
+        value_end--;
+    members->each[members->found++] = (Member){name, start, end, key.value, value_end};
+    return true;
+}
+
+Reading scan_members(const uint8_t *body, size_t start, size_t length, Names names,
+                     const Parts *parts, Members *members) {
+    size_t at = behind_space(body, length, start), shortest = shortest_of(names);
+    members->found = members->count = 0;
+    members->is_named = false;
+    if (at >= length || body[at] != '{') return READ_NO_OBJECT;
+    size_t begun = at + 1;
+    at = behind_space(body, length, begun);
+    bool is_empty = at < length && body[at] == '}', has_room = true;
+    while (!is_empty) {
+        Key key;
+        if (!read_key(body, length, begun, &key)) return READ_NO_OBJECT;
+        bool is_short = key.name_end - key.name < shortest;
+        size_t name = is_short ? NO_NAME : name_at(body, key.name, key.name_end, names);
+        at = key.value;
+        if (name < parts->walked && is_bracket(body, length, at))
+            at = look_into(body, length, at, parts, parts->depth, &members->is_named);
+        if (at != NO_OBJECT) at = end_of_value(body, length, at);
+        if (at == NO_OBJECT || body[at] == ']') return READ_NO_OBJECT;
+        has_room = has_room && keep_member(body, name, key, begun, at, members);
+        members->count++;
+        if (body[at] == '}') break;
+        begun = at + 1;
+    }
+    members->close = at;
+    if (behind_space(body, length, at + 1) != length) return READ_NO_OBJECT;
+    return has_room ? READ_ALL : READ_TOO_MANY;
+}
+
+bool scan_braces(const uint8_t *body, size_t length, size_t *close, bool *is_empty) {
+    size_t first = behind_space(body, length, 0), last = length;
+    while (last && behind_space(body, last, last - 1) == last) last--;
+    if (last - first < 2 || first > last || body[first] != '{' || body[last - 1] != '}')
+        return false;
+    *close = last - 1;
+    *is_empty = behind_space(body, last, first + 1) == last - 1;
+    return true;
+}
+
+void scan_splice(const uint8_t *body, size_t length, const Edit *edits, size_t count,
+                 uint8_t *made) {
+    size_t from = 0;
+    for (size_t n = 0; n <= count; n++) {
+        size_t until = n < count ? edits[n].start : length;
+        memcpy(made, body + from, until - from);
+        made += until - from;
+        if (n == count) break;
+        if (edits[n].length) memcpy(made, edits[n].bytes, edits[n].length);
+        made += edits[n].length;
+        from = edits[n].end;
+    }
 }

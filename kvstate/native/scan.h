@@ -3,6 +3,7 @@
 #ifndef KVSTEER_SCAN_H
 #define KVSTEER_SCAN_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,19 +29,60 @@ enum { MOST_WIDTH = 4 };
 
 Sizes scan_sizes(const uint8_t *body, size_t length);
 
-/* A part of a body, from its first byte to the one behind its last. */
+/* Names of lower-case letters and underscores, each followed by a NUL. */
 typedef struct {
-    size_t start, end;
-} Span;
+    const uint8_t *bytes;
+    size_t length;
+} Names;
+
+/* What is looked for within values: a member with the first of these names that is not null, in
+ * lists, and in objects under the other names. walked: so many of the names that are asked for are
+ * looked into. depth: in so many lists and objects within each other; what is deeper counts as named. */
+typedef struct {
+    size_t walked, depth;
+    Names names;
+} Parts;
 
 #define NO_OBJECT ((size_t)-1)
 
-/* Finds the members of the JSON object that a body is whose name, however it is escaped, is one of
- * these: of lower-case letters and underscores, each followed by a NUL. A member lies between the
- * marks around it: the object's braces and the commas that separate its members. Writes at most
- * `most` spans and returns how many members there are, most + 1 as soon as there are more;
- * NO_OBJECT if the body is none, or is cut off. Accepts more than JSON, but finds in JSON what a decoder finds. */
-size_t scan_members(const uint8_t *body, size_t length, const uint8_t *names, size_t names_length,
-                    Span *spans, size_t most);
+/* Most members that are found in one object: more are no honest client's. */
+enum { MAX_MEMBERS = 64 };
+
+/* name: its place among the names. A member begins behind a brace or comma, and ends before the
+ * next one; its value has no space around it. */
+typedef struct {
+    size_t name, start, end, value, value_end;
+} Member;
+
+/* count: of all members. close: the place of the brace that closes the object. is_named: whether
+ * a part is named, as Parts says. */
+typedef struct {
+    Member each[MAX_MEMBERS];
+    size_t found, count, close;
+    bool is_named;
+} Members;
+
+typedef enum { READ_ALL, READ_NO_OBJECT, READ_TOO_MANY } Reading;
+
+/* Finds the members of the JSON object that lies from start to length whose name, however it is
+ * escaped, is one of these. READ_NO_OBJECT if it is none, or is cut off; READ_TOO_MANY if there are
+ * more than MAX_MEMBERS of them. Accepts more than JSON, but finds in JSON what a decoder finds. */
+Reading scan_members(const uint8_t *body, size_t start, size_t length, Names names,
+                     const Parts *parts, Members *members);
+
+/* Finds the last brace of a body that begins and ends with one, besides space; false if it does not.
+ * is_empty: whether nothing else is between them. */
+bool scan_braces(const uint8_t *body, size_t length, size_t *close, bool *is_empty);
+
+/* A part of a body, and what takes its place. */
+typedef struct {
+    size_t start, end;
+    const uint8_t *bytes;
+    size_t length;
+} Edit;
+
+/* Writes a body with these changes, which are in order and within it, to made, which has room. */
+void scan_splice(const uint8_t *body, size_t length, const Edit *edits, size_t count,
+                 uint8_t *made);
 
 #endif

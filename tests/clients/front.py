@@ -7,45 +7,29 @@ a cache of which nobody hears.
 
 import asyncio
 import contextlib
-import itertools
 import json
 import re
-from asyncio.subprocess import PIPE, Process
-from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
 
 from simulator.worker import SimulatedWorker
-from tests.clients.scripted_model import (
-    CHAT,
-    MESSAGES,
-    RESPONSES,
-    Body,
-    Event,
-    Usage,
-    answer_to,
-    turns_of,
-)
-from tests.clients.sessions import MODEL
+from tests.clients.rendering import PythonFrontEnd, RefusedError
+from tests.clients.scripted_model import CHAT, MESSAGES, RESPONSES, Body, Usage, turns_of
+from tests.clients.scripted_server import respond
+from tests.clients.starts import MODEL
 from tests.ports import free_port
 from tests.system.gateway import served
 from tests.system.system import System, running
 
-# The release that a front names.
-RELEASE = "0.32.0"
+# The release that a front without a renderer names.
+RELEASE = "0.33.0"
 
 WORKERS = 3
 
 _TASK = re.compile(r"Task ([a-z-]+)-(\d+):")
-_numbers = itertools.count(1)
-
-
-class RefusedError(AssertionError):
-    """vLLM's renderer refused an agent's request."""
 
 
 class Turn(NamedTuple):
@@ -71,49 +55,6 @@ class Turn(NamedTuple):
         return bool(self.body.get("tools"))
 
 
-class Renderer:
-    """A process that renders prompts with vLLM, one at a time."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._turn = asyncio.Lock()
-
-    async def ids_of(self, path: str, body: Body | bytes) -> list[int]:
-        """Returns a prompt's token ids. body: bytes are read as vLLM's server reads them.
-
-        Raises:
-            RefusedError: vLLM would answer with an error.
-        """
-        assert self._process.stdin
-        assert self._process.stdout
-        async with self._turn:
-            said = {"raw": b64encode(body).decode()} if isinstance(body, bytes) else {"body": body}
-            self._process.stdin.write(json.dumps({"path": path, **said}).encode() + b"\n")
-            await self._process.stdin.drain()
-            answer = json.loads(await self._process.stdout.readline())
-        if "refused" in answer:
-            raise RefusedError(f"{path}: {answer['refused']}")
-        ids: list[int] = answer["ids"]
-        return ids
-
-
-@contextlib.asynccontextmanager
-async def rendering(python: str, model: Path) -> AsyncIterator[Renderer]:
-    """Runs vLLM's renderer of a model until the block ends."""
-    script = Path(__file__).with_name("vllm_renderer.py")
-    process = await asyncio.create_subprocess_exec(
-        python, str(script), str(model), stdin=PIPE, stdout=PIPE, limit=1 << 24
-    )
-    try:
-        assert process.stdout
-        assert await process.stdout.readline() == b"{}\n", "vLLM's renderer did not start"
-        yield Renderer(process)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
 class Front:
     """One worker as the router and Envoy see it.
 
@@ -121,7 +62,9 @@ class Front:
     the simulated one behind it, None before that starts. turns: all requests, oldest first.
     """
 
-    def __init__(self, seconds: float, renderer: Renderer | None, *, names_engine: bool) -> None:
+    def __init__(
+        self, seconds: float, renderer: PythonFrontEnd | None, *, names_engine: bool
+    ) -> None:
         self.port = free_port()
         self.worker: SimulatedWorker | None = None
         self.turns: list[Turn] = []
@@ -149,7 +92,8 @@ class Front:
         return web.Response()
 
     async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": RELEASE})
+        release = RELEASE if self._renderer is None else self._renderer.release
+        return web.json_response({"version": release})
 
     async def _models(self, _: web.Request) -> web.Response:
         owner = "vllm" if self._names_engine else "me"
@@ -166,11 +110,7 @@ class Front:
             self.faults.append(str(error))
             return web.json_response({"error": {"message": str(error)}}, status=400)
         await asyncio.sleep(self._seconds)
-        events, whole = answer_to(request.path, body, next(_numbers), usage)
-        named = {"x-worker": self.endpoint}
-        if not body.get("stream"):
-            return web.json_response(whole, headers=named)
-        return await _stream(request, events, named, is_marked=request.path == CHAT)
+        return await respond(request, body, usage, {"x-worker": self.endpoint})
 
     async def _compute(self, path: str, body: Body, request_id: str) -> Usage:
         """Computes a prompt and notes the request."""
@@ -197,7 +137,7 @@ class Front:
 async def fronted(
     changes: dict[str, Any],
     seconds: float = 0.0,
-    renderer: Renderer | None = None,
+    renderer: PythonFrontEnd | None = None,
     *,
     names_engine: bool = False,
     **settings: Any,
@@ -216,18 +156,3 @@ async def fronted(
             await stack.enter_async_context(served(front.app(), front.port))
         started = running(workers=WORKERS, changes=changes, proxied=proxied, **settings)
         yield await stack.enter_async_context(started), fronts
-
-
-async def _stream(
-    request: web.Request, events: Sequence[Event], named: Mapping[str, str], *, is_marked: bool
-) -> web.StreamResponse:
-    """Sends server-sent events; is_marked: whether the last of them says that it is over."""
-    response = web.StreamResponse(headers={"content-type": "text/event-stream", **named})
-    await response.prepare(request)
-    for name, data in events:
-        head = f"event: {name}\n" if name else ""
-        await response.write(f"{head}data: {json.dumps(data)}\n\n".encode())
-    if is_marked:
-        await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response

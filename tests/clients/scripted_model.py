@@ -2,27 +2,33 @@
 
 `answer_to` returns what an engine would send for a request, in its API: the events of a stream, or
 one object. Each answer thinks first, as reasoning models do, so that later turns send it back.
+Which tools an answer calls is a plan's choice.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tests.clients.sessions import LAST_WORDS
 
 Body = dict[str, Any]
 
+# The tools that an answer calls, with their arguments; none for an answer in words.
+Calls = Sequence[tuple[str, Body]]
+Plan = Callable[[Body], Calls]
+
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 
 CALLS = 3
 _THOUGHT = "I look at the files first."
 
-# The tools by which agents run commands, and the arguments that each takes.
+# The tools by which agents run commands, and the arguments that each may take.
 _SHELLS: dict[str, Body] = {
     "Bash": {"command": "ls -la", "description": "List files"},
     "bash": {"command": "ls -la", "description": "List files"},
     "exec_command": {"cmd": "ls -la"},
     "shell": {"command": ["bash", "-lc", "ls -la"]},
+    "run_commands": {"commands": ["ls -la"]},
     "run_shell_command": {"command": "ls -la", "is_background": False, "description": "List"},
 }
 _RESULTS = frozenset(("tool", "function_call_output", "custom_tool_call_output", "tool_result"))
@@ -59,24 +65,51 @@ def _results(body: Body) -> int:
     return found
 
 
-def _call(body: Body) -> tuple[str, Body] | None:
-    """Returns the tool to call next and its arguments; None for an answer in words."""
-    tools = body.get("tools") or []
-    names = [one.get("name") or one.get("function", {}).get("name") for one in tools]
-    if _results(body) >= CALLS:
-        return None
-    return next(((name, _SHELLS[name]) for name in names if name in _SHELLS), None)
+def _schemas(body: Body) -> dict[str, Body]:
+    """Returns the schema of each tool's arguments, by its name."""
+    functions = [one.get("function", one) for one in body.get("tools") or []]
+    return {
+        str(one.get("name")): one.get("parameters") or one.get("input_schema") or {}
+        for one in functions
+    }
 
 
-def answer_to(path: str, body: Body, number: int, usage: Usage) -> tuple[Sequence[Event], Body]:
+def _shell(body: Body) -> Calls:
+    """Returns a call of the tool that runs commands, with the arguments that it takes."""
+    for name, schema in _schemas(body).items():
+        if name in _SHELLS:
+            known = schema.get("properties") or {}
+            return [(name, {key: value for key, value in _SHELLS[name].items() if key in known})]
+    return []
+
+
+def lists_files(body: Body) -> Calls:
+    """Lists the files three times."""
+    return [] if _results(body) >= CALLS else _shell(body)
+
+
+def lists_twice_at_once(body: Body) -> Calls:
+    """Lists the files once, and then twice in one answer."""
+    done = _results(body)
+    return [] if done >= CALLS else [*_shell(body)] * (2 if done else 1)
+
+
+def searches_tools(body: Body) -> Calls:
+    """Searches for tools that the client has not sent yet, and lists the files once."""
+    if _results(body) or "ToolSearch" not in _schemas(body):
+        return [] if _results(body) >= CALLS else _shell(body)
+    return [("ToolSearch", {"query": "select:WebFetch,NotebookEdit", "max_results": 5})]
+
+
+def answer_to(
+    path: str, body: Body, number: int, usage: Usage, plan: Plan = lists_files
+) -> tuple[Sequence[Event], Body]:
     """Returns a stream's events and the same answer as one object. number: of the request."""
     make = {CHAT: _chat, MESSAGES: _messages, RESPONSES: _responses}[path]
-    return make(_call(body), number, usage, str(body.get("model")))
+    return make(plan(body), number, usage, str(body.get("model")))
 
 
-def _chat(
-    call: tuple[str, Body] | None, number: int, usage: Usage, model: str
-) -> tuple[Sequence[Event], Body]:
+def _chat(calls: Calls, number: int, usage: Usage, model: str) -> tuple[Sequence[Event], Body]:
     about = {"id": f"chatcmpl-{number}", "created": 1, "model": model}
     counted = {
         "prompt_tokens": usage.prompt,
@@ -85,16 +118,23 @@ def _chat(
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
     reply: Body = {"role": "assistant", "content": LAST_WORDS}
-    if call is not None:
-        function = {"name": call[0], "arguments": json.dumps(call[1])}
-        one = {"index": 0, "id": f"call_{number}", "type": "function", "function": function}
+    if calls:
+        told = [
+            {
+                "index": at,
+                "id": f"call_{number}_{at}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for at, (name, arguments) in enumerate(calls)
+        ]
         reply = {
             "role": "assistant",
             "content": None,
             "reasoning_content": _THOUGHT,
-            "tool_calls": [one],
+            "tool_calls": told,
         }
-    why = "stop" if call is None else "tool_calls"
+    why = "tool_calls" if calls else "stop"
     choice = {"index": 0, "finish_reason": why}
     whole = {**about, "object": "chat.completion", "usage": counted}
     whole["choices"] = [{**choice, "message": reply}]
@@ -104,13 +144,12 @@ def _chat(
     return [*events, Event("", {**chunk, "choices": [], "usage": counted})], whole
 
 
-def _messages(
-    call: tuple[str, Body] | None, number: int, usage: Usage, model: str
-) -> tuple[Sequence[Event], Body]:
+def _messages(calls: Calls, number: int, usage: Usage, model: str) -> tuple[Sequence[Event], Body]:
     thought = {"type": "thinking", "thinking": _THOUGHT, "signature": "abc"}
-    last: Body = {"type": "text", "text": LAST_WORDS}
-    if call is not None:
-        last = {"type": "tool_use", "id": f"toolu_{number}", "name": call[0], "input": call[1]}
+    said: list[Body] = [
+        {"type": "tool_use", "id": f"toolu_{number}_{at}", "name": name, "input": arguments}
+        for at, (name, arguments) in enumerate(calls)
+    ] or [{"type": "text", "text": LAST_WORDS}]
     counted = {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
@@ -121,18 +160,22 @@ def _messages(
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": [thought, last],
-        "stop_reason": "end_turn" if call is None else "tool_use",
+        "content": [thought, *said],
+        "stop_reason": "tool_use" if calls else "end_turn",
         "stop_sequence": None,
         "usage": counted,
     }
     began = {**whole, "content": [], "stop_reason": None}
-    empty: Body = {"text": ""} if call is None else {"input": {}}
+    empty: Body = {"input": {}} if calls else {"text": ""}
     ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
     events = [
         {"type": "message_start", "message": began},
         *_block(0, {**thought, "thinking": "", "signature": ""}, _deltas_of(thought)),
-        *_block(1, {**last, **empty}, _deltas_of(last)),
+        *(
+            event
+            for at, one in enumerate(said, 1)
+            for event in _block(at, {**one, **empty}, _deltas_of(one))
+        ),
         {"type": "message_delta", "delta": ended, "usage": counted},
         {"type": "message_stop"},
     ]
@@ -158,9 +201,7 @@ def _block(at: int, empty: Body, deltas: Sequence[Body]) -> list[Body]:
     ]
 
 
-def _responses(
-    call: tuple[str, Body] | None, number: int, usage: Usage, model: str
-) -> tuple[Sequence[Event], Body]:
+def _responses(calls: Calls, number: int, usage: Usage, model: str) -> tuple[Sequence[Event], Body]:
     thought: Body = {
         "type": "reasoning",
         "id": f"rs_{number}",
@@ -170,11 +211,17 @@ def _responses(
         "status": "completed",
     }
     words = {"type": "output_text", "text": LAST_WORDS, "annotations": []}
-    last: Body = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": [words]}
-    if call is not None:
-        last = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}"}
-        last |= {"name": call[0], "arguments": json.dumps(call[1])}
-    items = [thought, last | {"status": "completed"}]
+    said: list[Body] = [
+        {
+            "type": "function_call",
+            "id": f"fc_{number}_{at}",
+            "call_id": f"call_{number}_{at}",
+            "name": name,
+            "arguments": json.dumps(arguments),
+        }
+        for at, (name, arguments) in enumerate(calls)
+    ] or [{"type": "message", "id": f"msg_{number}", "role": "assistant", "content": [words]}]
+    items = [thought, *(one | {"status": "completed"} for one in said)]
     whole: Body = {
         "id": f"resp_{number}",
         "object": "response",

@@ -1,9 +1,7 @@
 """Real coding agents from npm, many conversations at once, through Envoy and the router."""
 
 import asyncio
-import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from extproc.commands import top
-from simulator.settings import TINY_MODEL
-from tests.clients.front import Front, Turn, fronted, rendering
-from tests.clients.install import MissingError, program
+from tests.clients.front import Front, Turn, fronted
+from tests.clients.install import MissingError, pinned
+from tests.clients.rendering import rendering
 from tests.clients.scripted_model import CALLS
-from tests.clients.sessions import MODEL, STARTS, Session
+from tests.clients.sessions import Session
+from tests.clients.starts import CONTEXT_TOKENS, MODEL, STARTS
 from tests.clients.strays import decided, strays, unexplained
+from tests.clients.tools_model import write_tools_model
 from tests.clients.turns import Conversations, all_converse, conversations, stays_of
 from tests.engines import vllm_engine
-from tests.extproc.template_shapes import QWEN_TOOLS
 from tests.system.system import System
 from tests.tables import Table, add_row
 from tests.waiting import until
@@ -32,7 +31,6 @@ BLOCK_TOKENS = 16
 
 # Of each worker: so many that nothing is evicted.
 BLOCKS = 60_000
-CONTEXT_TOKENS = 262_144
 
 # Why a request was placed, if its tokens were known.
 KEYED = {
@@ -54,7 +52,7 @@ def missing() -> str:
     """Which client is not installed, "" if all are."""
     try:
         for name in STARTS:
-            program(name)
+            pinned().program(name)
     except MissingError as error:
         return str(error)
     return ""
@@ -71,18 +69,7 @@ def installed() -> None:
 def model(tmp_path: Path) -> Path:
     """A model with tools and a long context, or the one that KVSTEER_CLIENTS_MODEL names."""
     named = os.environ.get("KVSTEER_CLIENTS_MODEL")
-    if named:
-        return Path(named)
-    folder = tmp_path / "model"
-    shutil.copytree(TINY_MODEL, folder)
-    (folder / "chat_template.jinja").write_text(QWEN_TOOLS)
-    for name, key in (
-        ("config.json", "max_position_embeddings"),
-        ("tokenizer_config.json", "model_max_length"),
-    ):
-        about = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(about | {key: CONTEXT_TOKENS}))
-    return folder
+    return Path(named) if named else write_tools_model(tmp_path / "model")
 
 
 async def reasons(system: System) -> Counter[str]:
@@ -155,7 +142,7 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
     ):
         sessions = await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS)
         found = conversations(fronts)
-        show(request.node, "vLLM 0.32's prompts", found)
+        show(request.node, f"vLLM {renderer.release}'s prompts", found)
         check(sessions, fronts)
         await asyncio.to_thread(top.run, system.admin, once=True)
         counted = await reasons(system)

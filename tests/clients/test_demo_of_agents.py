@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.install import MissingError, program
-from tests.clients.sessions import STARTS, Start, say
+from tests.clients.install import MissingError, pinned
+from tests.clients.sessions import say
+from tests.clients.starts import STARTS, Start
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
@@ -78,7 +79,7 @@ async def output_of(*words: str) -> str:
 @pytest.mark.parametrize("client", list(STARTS))
 async def test_agent_works_with_the_demo_and_its_turns_stay(client: str, tmp_path: Path) -> None:
     try:
-        program(client)
+        pinned().program(client)
     except MissingError as error:
         pytest.skip(str(error))
     async with demo() as printed:

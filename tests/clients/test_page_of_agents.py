@@ -10,7 +10,7 @@ import yaml
 
 from extproc.config.reader import parse
 from simulator.settings import TINY_MODEL
-from tests.clients.sessions import MODEL, STARTS
+from tests.clients.starts import MODEL, STARTS
 
 PAGE = (Path(__file__).parents[2] / "docs/coding-agents.md").read_text()
 URL = "http://ENVOY:10000"

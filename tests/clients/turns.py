@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.clients.front import Front, Turn
-from tests.clients.sessions import STARTS, Session, converse
+from tests.clients.sessions import Session, converse
+from tests.clients.starts import STARTS
 
 Conversations = Mapping[tuple[str, int], list[Turn]]
 

@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
 os.environ.update(
@@ -95,11 +96,11 @@ async def body_of(asked: dict[str, Any]) -> Any:
 
 
 async def main(directory: str) -> None:
-    """Answers until standard input ends; first of all a line without content when it is ready."""
+    """Answers until standard input ends; first of all a line with `version` when it is ready."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints is no answer
     renderer = Renderer(directory)
-    print("{}", file=out, flush=True)
+    print(json.dumps({"version": version("vllm")}), file=out, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         try:

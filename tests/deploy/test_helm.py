@@ -1,5 +1,6 @@
 """The Helm chart renders what the kustomize base applies, and refuses values that cannot work."""
 
+import base64
 import functools
 import os
 import shutil
@@ -96,7 +97,8 @@ def test_chart_renders_what_the_kustomize_base_applies() -> None:
     "values",
     [
         (),
-        ('tls={"secret": "kvsteer-tls"}', "replicas=3"),
+        ('tls={"secret": "kvsteer-tls"}', "replicas=3", "sharing.valkey=true"),
+        ('sharing={"url": "valkeys://v.test:6379/0", "secret": "fleet"}', "replicas=2"),
         (
             'podLabels={"team": "a"}',
             'imagePullSecrets=[{"name": "mine"}]',
@@ -143,6 +145,30 @@ def test_tls_secret_makes_the_router_serve_tls_and_moves_its_probe() -> None:
     probes = [container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
     assert [one["httpGet"]["path"] for one in probes] == ["/healthz", "/healthz", "/readyz"]
     assert one_of("Service", manifests)["spec"]["ports"][0]["appProtocol"] == "https"
+
+
+def test_one_value_brings_what_three_routers_share_through() -> None:
+    manifests = rendered("replicas=3", "sharing.valkey=true")
+    (config,) = [one["data"]["kvsteer.yaml"] for one in manifests if one["kind"] == "ConfigMap"]
+    sharing = parse(config, "chart").sharing
+    named = {(one["kind"], one["metadata"]["name"]): one for one in manifests}
+    assert sharing is not None
+    assert sharing.url == "valkey://kvsteer-valkey:6379"
+    assert ("Service", "kvsteer-valkey") in named
+    assert len(base64.b64decode(named["Secret", "kvsteer-sharing"]["data"]["secret"])) == 64
+    router = named["Deployment", "kvsteer"]["spec"]["template"]["spec"]
+    mounts = {one["name"]: one["mountPath"] for one in router["containers"][0]["volumeMounts"]}
+    assert sharing.secret_file == f"{mounts['sharing']}/secret"
+    (only,) = named["NetworkPolicy", "kvsteer-valkey"]["spec"]["ingress"]
+    selected = named["Deployment", "kvsteer"]["spec"]["selector"]["matchLabels"]
+    assert only["from"] == [{"podSelector": {"matchLabels": selected}}]
+
+
+def test_several_routers_that_share_nothing_are_refused() -> None:
+    for wrong in ("replicas=2", 'sharing.url="valkey://v.test:6379"'):
+        done = helm("template", "kvsteer", str(CHART), "--set-json", wrong)
+        assert done.returncode != 0
+        assert "sharing" in done.stderr
 
 
 def test_service_monitor_is_rendered_if_wanted() -> None:

@@ -57,7 +57,7 @@ def exprs() -> list[str]:
 
 
 def used_in(expr: str) -> set[str]:
-    return {re.sub(r"_bucket$", "", name) for name in re.findall(r"kvsteer_\w+", expr)}
+    return {re.sub(r"_(bucket|count)$", "", name) for name in re.findall(r"kvsteer_\w+", expr)}
 
 
 def test_dashboard_and_alerts_query_existing_metrics() -> None:

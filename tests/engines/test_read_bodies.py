@@ -20,7 +20,7 @@ from extproc.serving.queries import Queries
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
-from tests.clients.front import RefusedError, Renderer, rendering
+from tests.clients.rendering import PythonFrontEnd, RefusedError, rendering
 from tests.engines import vllm_engine
 from tests.extproc.template_shapes import QWEN_TOOLS
 
@@ -44,7 +44,7 @@ Case = tuple[str, bytes]
 class Both:
     """vLLM's renderer and KVSteer's reading of the same model."""
 
-    def __init__(self, renderer: Renderer, directory: Path) -> None:
+    def __init__(self, renderer: PythonFrontEnd, directory: Path) -> None:
         tokenizer = Tokenizer.load(Model("m", tokenizer=str(directory)))
         assert tokenizer is not None
         self._renderer = renderer

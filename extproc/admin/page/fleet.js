@@ -149,7 +149,8 @@ const TITLES = {
 };
 
 function row(worker, series) {
-  const engine = worker.engine ? `${worker.engine.name} ${worker.engine.version}` : "";
+  const front = worker.engine?.frontend === "rust" ? ", Rust front end" : "";
+  const engine = worker.engine ? `${worker.engine.name} ${worker.engine.version}${front}` : "";
   const small = [worker.model, engine, worker.endpoint === worker.name ? "" : worker.endpoint].filter(Boolean).join(" · ");
   const down = worker.down ? pill("down", "worker down") : null;
   const told = advice(worker);

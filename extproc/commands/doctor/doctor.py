@@ -488,13 +488,16 @@ async def _hosts_wanted(fleet: Sequence[Sighting]) -> dict[str, str]:
 
 
 async def _resolved(endpoint: str) -> str:
-    """Returns the ip:port of an endpoint, "" if its name does not resolve."""
+    """Returns the ip:port of an endpoint, "" if its name does not resolve.
+
+    Of several addresses it is the one that the router takes (`extproc.fleet.resolving`).
+    """
     at = address.parse(endpoint)
     if at.is_ip:
         return str(at)
     loop = asyncio.get_running_loop()
     try:
-        (first, *_) = await loop.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
+        found = await loop.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    return str(address.Address(str(first[4][0]), at.port))
+    return min(str(address.Address(str(one[4][0]), at.port)) for one in found)

@@ -127,7 +127,9 @@ FAULTS = {
     # tokens
     "tokenizer-unloadable": Fault("tokenizer", "correct `models[].tokenizer`, or fetch its files"),
     "tokens-differ": Fault(
-        "tokens", "point `models[].tokenizer` to the files that the engine was started with"
+        "tokens",
+        "point `models[].tokenizer` to the files that the engine was started with, and repeat its"
+        " --default-chat-template-kwargs as `models[].chat_template_kwargs`",
     ),
     "tokenizer-refuses": Fault(
         "tokens", "use a local tokenizer: this engine's /tokenize does not accept such requests"

@@ -40,13 +40,13 @@ async def visit(
     tokenizer = means.tokenizers.get(model.name)
     if tokenizer is None:
         return []
+    golden = golden_for(tokenizer, dialect_of(visited.engine))
     try:
         theirs = await tokens_there(
-            lambda asked: _post(means, worker, asked), visited.model_name or None
+            lambda asked: _post(means, worker, asked), visited.model_name or None, golden
         )
     except (TokenizerSilentError, NoTokenizeError) as error:
         return [about.note("tokens", f"not compared: {error}")]
-    golden = golden_for(tokenizer, dialect_of(visited.engine))
     ours = await asyncio.to_thread(own_tokens, tokenizer, golden)
     told = golden_tokens(tokenizer, golden, ours, theirs)
     return [judge_tokens(about, told, tokenizer.text_of), *_uncompared(about, told)]

@@ -237,6 +237,7 @@ async def visit(means: Means, worker: WorkerSettings, about: Subject) -> WorkerR
     sources = _find_sources(worker, listings)
     findings += judge_ranks(about, worker, engine, _ranks(worker, sources))
     model = model_served(means.config, worker, served or ListedModels((), frozenset()))
+    findings += judge_template_arguments(about, model, engine)
     found = identity.identity_of(worker.engine, CONFIGURED, engine).engine
     return WorkerReport(findings, True, model, served, sources, found)
 
@@ -440,6 +441,20 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
     if is_off:
         says = "the engine's prefix cache is off (/server_info): it reuses nothing"
         yield about.wrong("prefix-caching-off", says)
+
+
+def judge_template_arguments(
+    about: Subject, model: Model | None, engine: identity.EngineAnswer
+) -> Iterator[Finding]:
+    """Yields a note if SGLang shows other default arguments of templates than are configured."""
+    configured = (model and model.chat_template_kwargs) or {}
+    if engine.arguments is None or model is None:
+        return
+    shown = engine.arguments.default_chat_template_kwargs or "{}"
+    if msgspec.json.decode(shown) != configured:
+        said = msgspec.json.encode(configured).decode()
+        says = f"it was started with --default-chat-template-kwargs {shown}, which is followed"
+        yield about.note("tokens", f"{says}; models[].chat_template_kwargs is {said}")
 
 
 def sources_in(path: str, answer: bytes, host: str) -> ReportedSources | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from extproc.base import address
 from extproc.base.address import MAX_PORT, Address
-from extproc.base.engine import ANNOTATED, CONFIGURED, ENGINES
+from extproc.base.engine import ANNOTATED, CONFIGURED, ENGINES, FRONT_ENDS
 from extproc.config.fleet_rules import event_ports_faults
 from extproc.config.schema import (
     AUTO,
@@ -332,9 +332,11 @@ def service_in(text: str) -> str:
 
 
 def engine_in(text: str) -> WorkerEngine:
-    """Reads an engine and its release, as in vllm/0.32.0."""
-    name, _, version = text.partition("/")
-    engine = WorkerEngine(_word(name, ENGINES), version)
+    """Reads an engine and its release, as in vllm/0.32.0, or vllm/0.33.0/rust."""
+    name, _, rest = text.partition("/")
+    version, _, front_end = rest.partition("/")
+    given = _word(front_end, FRONT_ENDS) if front_end else None
+    engine = WorkerEngine(_word(name, ENGINES), version, given)
     if engine.engine is None:
         raise ValueError
     return engine

@@ -53,7 +53,6 @@ def test_engine_is_written_with_its_release() -> None:
     [
         PromptArguments(chat_template="a.jinja"),
         PromptArguments(hf_chat_template_name="tool_use"),
-        PromptArguments(default_chat_template_kwargs='{"enable_thinking":false}'),
     ],
 )
 def test_arguments_for_templates_change_prompts(arguments: PromptArguments) -> None:
@@ -61,7 +60,7 @@ def test_arguments_for_templates_change_prompts(arguments: PromptArguments) -> N
 
 
 def test_arguments_that_the_router_knows_leave_prompts_as_they_are() -> None:
-    parsers = PromptArguments(tool_call_parser="qwen", default_chat_template_kwargs="{}")
+    parsers = PromptArguments(tool_call_parser="qwen", default_chat_template_kwargs='{"a":1}')
     assert not changes_prompts(None, is_given=False)
     assert not changes_prompts(parsers, is_given=False)
     assert not changes_prompts(PromptArguments(chat_template="a.jinja"), is_given=True)

@@ -429,3 +429,33 @@ def test_session_header_of_another_kind_is_a_fault() -> None:
         parse(f"{RUNNING}policy: {{session_header: {{a: b}}}}", "c")
     with pytest.raises(ConfigError, match=r"session_header\[1\]: must be"):
         parse(f"{RUNNING}policy: {{session_header: [a, 7]}}", "c")
+
+
+def test_arguments_of_templates_are_read_as_they_are() -> None:
+    arguments = "{enable_thinking: false, deep: {list: [1, 2.5, null, x]}}"
+    text = f"models: [{{name: a, chat_template_kwargs: {arguments}}}]\nworkers: [{{endpoint: x:1}}]"
+    (model,) = parse(text, "file").models
+    expected = {"enable_thinking": False, "deep": {"list": [1, 2.5, None, "x"]}}
+    assert model.chat_template_kwargs == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ("[]", "must be a mapping, is a list"),
+        ("{a: 2026-11-29}", "must hold only what JSON can say: texts as keys, no dates"),
+        ("{1: a}", "must hold only what JSON can say: texts as keys, no dates"),
+        ("{a: .nan}", "must hold only what JSON can say: texts as keys, no dates"),
+        (f"{{a: {'x' * 4_096}}}", "must be at most 4096 characters of JSON"),
+    ],
+)
+def test_arguments_of_templates_that_json_cannot_say_are_faults(given: str, fault: str) -> None:
+    text = f"models: [{{name: a, chat_template_kwargs: {given}}}]\nworkers: [{{endpoint: x:1}}]"
+    assert faults(text) == [f"models[0].chat_template_kwargs: {fault}"]
+
+
+def test_arguments_of_the_library_are_no_arguments_of_templates() -> None:
+    text = "models: [{name: a, chat_template_kwargs: {tools: []}}]\nworkers: [{endpoint: x:1}]"
+    where = "models[0].chat_template_kwargs.tools"
+    said = f"{where}: is no argument of a template, but of the library that runs it"
+    assert faults(text) == [said]

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from extproc.config.schema import Config, Model, Policy
 from extproc.config.sections import Disaggregation
 from extproc.disaggregation.announcement import Announcer
-from extproc.disaggregation.handover import Transfer, edited, may_split, pulled, transfer
+from extproc.disaggregation.handover import (
+    MAX_EDITED_BYTES,
+    Transfer,
+    edited,
+    may_split,
+    pulled,
+    transfer,
+)
 from extproc.disaggregation.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
-from extproc.requests.reserved_fields import MAX_EDITED_BYTES
 from extproc.routing.decision import Decision, PullSource, Split, Verdict, decide
 from extproc.routing.eligibility import Candidate, Demand
 from extproc.routing.explain import explanation, reason_sentence

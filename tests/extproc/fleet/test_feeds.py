@@ -54,6 +54,31 @@ async def test_reason_names_the_cause_of_a_missing_feed() -> None:
     assert refused.startswith("it does not answer: ")
 
 
+async def test_feed_moves_with_its_workers_address() -> None:
+    addresses = ["10.0.0.1"]
+    opened: list[FeedSource] = []
+
+    async def look_up(_: str) -> list[str]:
+        return list(addresses)
+
+    def open_transports(source: FeedSource) -> list[MemoryTransport]:
+        opened.append(source)
+        return [MemoryTransport()]
+
+    events = '{zmq: "tcp://w:5557", replay: "tcp://w:5657"}'
+    text = f'models: [{{name: a}}]\nworkers: [{{endpoint: "w:1", model: a, events: {events}}}]'
+    fleet = FollowedWorkers(1, lambda: 0.0)
+    times = AskingTimes(resolve_seconds=0.01)
+    one = Workers(parse(text, "c"), fleet, open_transports, times=times, look_up=look_up)
+    await one.start()
+    await one.enable_events(enabled=True)
+    assert opened == [(ZmqSource("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5657", ""),)]
+    addresses[0] = "10.0.0.2"
+    await until(lambda: len(opened) > 1)
+    assert opened[1:] == [(ZmqSource("tcp://10.0.0.2:5557", "tcp://10.0.0.2:5657", ""),)]
+    await one.close()
+
+
 SOON = AskingTimes(feed_soon_seconds=0.01)
 OFTEN = AskingTimes(feed_soon_seconds=0.01, feed_seldom_seconds=0.01)
 

@@ -131,7 +131,7 @@ async def test_unknown_engine_has_a_reason(answers: dict[str, Any], reason: str)
 
 async def test_sglang_with_unreadable_arguments_is_known_without_them() -> None:
     info = {"version": "0.5.23", "chat_template": 7}
-    answers = {"v1/models": models("sglang"), "server_info": info}
+    answers = {"v1/models": models("sglang"), "server_info": info, "openapi.json": {}}
     async with worker(**answers) as endpoint, followed(endpoint) as (_, one):
         await until_runs(one, "sglang", 0, 5, 23)
         assert one.identity.arguments is None
@@ -146,7 +146,8 @@ async def test_configured_engine_is_known_without_an_answer() -> None:
             lambda: one.engine_answer.engine is not None, "the worker is asked all the same"
         )
         (status,) = workers.states.statuses()
-        assert status["engine"] == {"name": "vllm", "version": "0.24.0", "source": "configured"}
+        named = {"name": "vllm", "version": "0.24.0", "frontend": "python"}
+        assert status["engine"] == {**named, "source": "configured"}
         assert status["engine_reason"] == "the worker says that it is vllm 0.32.0"
 
 

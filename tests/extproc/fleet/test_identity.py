@@ -12,6 +12,8 @@ from extproc.base.engine import (
     ANNOTATED,
     CONFIGURED,
     LEARNED,
+    PYTHON,
+    RUST,
     Engine,
     PromptArguments,
     Release,
@@ -171,7 +173,12 @@ def test_arguments_of_another_engine_do_not_count() -> None:
 
 def test_known_engine_is_shown_with_its_source() -> None:
     assert EngineRecord(SGLANG, LEARNED, "", PromptArguments("chatml")).as_json() == {
-        "engine": {"name": "sglang", "version": "0.5.23", "source": "learned"},
+        "engine": {
+            "name": "sglang",
+            "version": "0.5.23",
+            "frontend": "python",
+            "source": "learned",
+        },
         "engine_reason": "",
         "engine_arguments": {
             "chat_template": "chatml",
@@ -187,3 +194,24 @@ def test_known_engine_is_shown_with_its_source() -> None:
         "engine_reason": "why",
         "engine_arguments": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "front_end"),
+    [
+        (WorkerEngine("vllm", "0.33.0"), VLLM._replace(front_end=RUST), RUST),
+        (WorkerEngine("vllm", "0.33.0"), None, PYTHON),
+        (WorkerEngine("vllm", "0.33.0"), SGLANG._replace(front_end=RUST), PYTHON),
+        (WorkerEngine("vllm", "0.33.0", PYTHON), VLLM._replace(front_end=RUST), PYTHON),
+        (WorkerEngine("vllm", "0.33.0", RUST), VLLM, RUST),
+    ],
+)
+def test_front_end_is_the_worker_s_own_word_unless_it_is_configured(
+    given: WorkerEngine, told: Engine | None, front_end: str
+) -> None:
+    found = identity_of(given, CONFIGURED, EngineAnswer(told, ""))
+    assert found.engine == Engine("vllm", Release(0, 33), front_end)
+
+
+def test_engine_of_a_wrong_release_stays_unknown() -> None:
+    assert identity_of(WorkerEngine("vllm", "x"), CONFIGURED, EngineAnswer()).engine is None

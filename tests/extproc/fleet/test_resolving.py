@@ -4,6 +4,7 @@ import socket
 import pytest
 
 from extproc.fleet.asking_times import AskingTimes
+from extproc.fleet.resolving import SEVERAL
 from tests.extproc.fleet.fleets import workers
 from tests.waiting import until
 
@@ -94,4 +95,21 @@ async def test_resolution_of_names_repeats_after_any_failure(
     await until(lambda: "workers: a name cannot be looked up" in caplog.messages)
     answers = ["10.0.0.3"]
     await until(lambda: one.candidates.list_for("a")[0].endpoint == "10.0.0.3:7")
+    await one.close()
+
+
+async def test_other_addresses_of_a_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    looked_up = 0
+
+    async def look_up(_: str) -> list[str]:
+        nonlocal looked_up
+        looked_up += 1
+        return ["10.0.0.2", "10.0.0.1"]
+
+    one = workers(W7, times=AskingTimes(resolve_seconds=0.0), look_up=look_up)
+    await one.start()
+    await until(lambda: looked_up > 2)
+    assert [status["other_endpoints"] for status in one.states.statuses()] == [("10.0.0.2:7",)]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [SEVERAL % ("w:7", "10.0.0.2:7", "10.0.0.1:7")]
     await one.close()

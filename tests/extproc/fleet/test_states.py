@@ -18,6 +18,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
     assert status == {
         "endpoint": "127.0.0.1:1",
         "name": "127.0.0.1:1",
+        "other_endpoints": (),
         "model": "a",
         "state": "live",
         "reason": "",

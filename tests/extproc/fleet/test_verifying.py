@@ -55,6 +55,9 @@ workers: [{workers}]
 """
 PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi " * 40}]}
 
+# Those of every model, and two with the added tokens of this one.
+OF_MODEL = len(GOLDEN) + 2
+
 
 # The waits between questions are short: tests would have to wait for them.
 SOON = AskingTimes(
@@ -171,7 +174,7 @@ async def test_right_template_is_verified_at_the_start(
     ):
         await until(lambda: before.told["workers"]["proved"] == 2)
         assert (before.told["state"], before.told["why"]) == ("proved", "")
-        assert before.told["compared"] == len(GOLDEN)
+        assert before.told["compared"] == OF_MODEL
         assert before.metric("proved") == 1
         assert before.metric("refuted") == 0
         assert before.workers.verifying.note() == ""
@@ -385,7 +388,7 @@ class Dated(Tokenizer):
     def encode(self, prompt: Any, *rest: Any) -> Any:
         self.calls.append(prompt)
         tokens = super().encode(prompt, *rest)
-        return tokens if len(self.calls) > len(GOLDEN) else tokens[1:]
+        return tokens if len(self.calls) > OF_MODEL else tokens[1:]
 
 
 async def test_date_change_during_verification_is_no_difference() -> None:
@@ -393,7 +396,7 @@ async def test_date_change_during_verification_is_no_difference() -> None:
     Dated.calls.clear()
     async with simulated(Settings()) as worker, Before(worker.endpoint, kind=Dated) as before:
         await before.until("proved")
-        assert len(Dated.calls) == 2 * len(GOLDEN)
+        assert len(Dated.calls) == 2 * OF_MODEL
 
 
 class ChatPath:

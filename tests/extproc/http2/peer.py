@@ -19,8 +19,8 @@ REQUEST = [
     (b"content-type", b"application/grpc"),
 ]
 
-# What a call takes of a server's budget, besides its content.
-CALL_BYTES = 4096
+# What a call takes of a server's budget, besides its content: until its first message is whole.
+OPEN_BYTES = 1024
 
 # Sets the table size to 0: a peer must do so before its first field once it knows our limit.
 NO_TABLE = b"\x20"

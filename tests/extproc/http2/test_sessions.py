@@ -1,6 +1,7 @@
 """The compiled session against the plain one: equal events, bytes and memory for any input."""
 
 from collections.abc import Sequence
+from itertools import permutations
 from random import Random
 from typing import cast
 
@@ -20,10 +21,10 @@ from extproc.http2.reading import MessageDecoder, Reading
 from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
 from extproc.serving.proxy_message import ProxyDecoder
 from tests.extproc.http2.peer import (
-    CALL_BYTES,
     END_HEADERS,
     END_STREAM,
     NO_TABLE,
+    OPEN_BYTES,
     REQUEST,
     block_of,
 )
@@ -239,6 +240,34 @@ def test_compiled_session_does_what_the_plain_one_does(
     assert pair.sessions[0].budget.used_bytes == 0
 
 
+@pytest.mark.parametrize("most", [10_000, 2_049])
+def test_calls_take_more_of_the_budget_from_their_first_message_on(most: int) -> None:
+    pair = opened(most)
+    assert pair.sessions[0].budget.used_bytes == OPEN_BYTES
+    pair.receive(frame(FrameType.DATA, 0, 1, framed(b"")))
+    kinds = [kind for _, kind, _ in pair.events]
+    used_bytes = pair.sessions[0].budget.used_bytes
+    assert (kinds[-1], used_bytes) == ((MESSAGE, 4096) if most == 10_000 else (FAILED, OPEN_BYTES))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 400)), max_size=60))
+def test_compiled_budget_is_shared_as_the_plain_one_is(
+    actions: list[tuple[int, bool, int]],
+) -> None:
+    wholes = [make_sessions(SMALL, 1, 1000, compiled=one).budget for one in (True, False)]
+    shares = [[whole.share() for _ in range(3)] for whole in wholes]
+    for number, takes, size in actions:
+        told = []
+        for whole, each in zip(wholes, shares, strict=True):
+            share = each[number]
+            if takes:
+                told.append((share.take(size), share.used_bytes, whole.used_bytes))
+            else:
+                share.give_back(min(size, share.used_bytes))
+                told.append((True, share.used_bytes, whole.used_bytes))
+        assert told[0] == told[1]
+
+
 class Client:
     """A client that mostly keeps the rules: it sends whole frames on streams that it has opened."""
 
@@ -247,6 +276,8 @@ class Client:
         self.last = -1
         self.forbids_table = False
         self.unsent = b""
+        self.frames_a_read = 1
+        self._waiting = 0
 
     def do(self, action: str, at: int, content: bytes) -> None:
         """Sends a frame, or has the sessions do something, on one of the last streams."""
@@ -281,16 +312,25 @@ class Client:
         return frames[action]() if action in frames else None
 
     def opening(self, stream_id: int, content: bytes) -> bytes:
-        is_traced = content[-1:] > b"\x80"
-        block = encode([*REQUEST, *[(b"traceparent", content.hex().encode())] * is_traced])
+        is_traced, is_other = content[-1:] > b"\x80", content[-1:] > b"\xc0"
+        trace = content.hex().encode() if content[-2:-1] > b"\x80" else b"00-1"
+        fields = [*REQUEST[:2], PATHS[0], REQUEST[3]] if is_other else REQUEST
+        block = encode([*fields, *[(b"traceparent", trace)] * is_traced])
         if self.forbids_table:
             block, self.forbids_table = NO_TABLE + block, False
         is_last = content[-1:] < b"\x10"
         return frame(FrameType.HEADERS, END_HEADERS | END_STREAM * is_last, self.last, block)
 
     def send(self, data: bytes) -> None:
-        """Sends these bytes, but keeps the end of them until more follow."""
+        """Sends these bytes, but keeps the end of them until more follow.
+
+        Several frames are sent at once, as `frames_a_read` says.
+        """
         self.unsent += data
+        self._waiting += 1
+        if self._waiting < self.frames_a_read:
+            return
+        self._waiting = 0
         size = len(self.unsent) - self.unsent[-1] % 5
         self.pair.receive(self.unsent[:size])
         self.unsent = self.unsent[size:]
@@ -324,6 +364,8 @@ DONE = (
 )
 TURNS = 50
 
+Heads = Sequence[tuple[bytes, bytes]]
+
 
 def some_message(rng: Random) -> bytes:
     """A message, two of them, or a part of one; seldom one that ends its call."""
@@ -345,6 +387,7 @@ def test_sessions_serve_a_client_alike(seed: int) -> None:
     limits = Limits(stream_window_bytes=400, connection_window_bytes=70_000, stall_ticks=1)
     client = Client(Pair(limits, MAX_MESSAGE, rng.choice((9_000, 13_000, 2**30))))
     client.send(PREFACE + settings({4: 100}))
+    client.frames_a_read = rng.choice((1, 1, 2, 5))
     if rng.random() < 0.5:  # then equal blocks are not decoded again
         client.send(ACK)
         client.forbids_table = True
@@ -405,7 +448,7 @@ def test_request_that_is_no_call_is_refused_alike(field: tuple[bytes, bytes]) ->
 
 @pytest.mark.parametrize(
     ("max_bytes", "is_sent"),
-    [(CALL_BYTES + 64, True), (CALL_BYTES + 63, False), (CALL_BYTES - 1, False)],
+    [(OPEN_BYTES + 64, True), (OPEN_BYTES + 63, False), (OPEN_BYTES - 1, False)],
 )
 def test_content_of_a_refusal_waits_alike_for_the_window(max_bytes: int, *, is_sent: bool) -> None:
     pair = Pair(Limits(), MAX_MESSAGE, max_bytes)
@@ -431,7 +474,7 @@ def test_refusal_that_is_not_read_is_given_up_alike(end: str) -> None:
     pair = Pair(SMALL, MAX_MESSAGE, 2**30)
     sent = frame(FrameType.HEADERS, END_HEADERS, 1, encode([(b":method", b"GET"), *REQUEST[1:]]))
     pair.receive(PREFACE + settings({4: 0}) + sent)
-    assert pair.sessions[0].budget.used_bytes == CALL_BYTES + 64
+    assert pair.sessions[0].budget.used_bytes == OPEN_BYTES + 64
     for _ in range(3):
         pair.do(end)
         pair.compare()
@@ -439,11 +482,19 @@ def test_refusal_that_is_not_read_is_given_up_alike(end: str) -> None:
 
 
 def test_call_fails_alike_without_memory_for_its_message() -> None:
-    pair = opened(CALL_BYTES + 20)
+    pair = opened(OPEN_BYTES + 20)
     pair.receive(frame(FrameType.DATA, 0, 1, framed(bytes(90))[:40]))
     pair.receive(frame(FrameType.DATA, 0, 1, b"more"))
     assert pair.events[1:] == [(1, FAILED, (8, "no memory left for unfinished messages"))]
-    assert pair.sessions[0].budget.used_bytes == CALL_BYTES
+    assert pair.sessions[0].budget.used_bytes == OPEN_BYTES
+
+
+@pytest.mark.parametrize("sent", [b"", framed(b"a")[:4]])
+def test_call_without_its_first_message_ends_at_the_second_tick(sent: bytes) -> None:
+    pair = opened(2**30)
+    pair.receive(frame(FrameType.DATA, 0, 1, sent))
+    assert pair.do("tick") == []
+    assert pair.do("tick") == [(1, FAILED, (4, "no message in time"))]
 
 
 def test_answer_that_waits_for_a_window_is_sent_in_whole_frames() -> None:
@@ -508,6 +559,28 @@ def test_session_reads_whole_messages_of_its_path_alone() -> None:
     other = opened(2**30, [*REQUEST[:2], (b":path", b"/other"), REQUEST[3]])
     other.receive(frame(FrameType.DATA, 0, 1, framed(sent)))
     assert other.events[1:] == [(1, MESSAGE, sent)]
+
+
+PROCESS = [*REQUEST, (b"traceparent", b"00-1")]
+CHECK = [*REQUEST[:2], (b":path", b"/grpc.health.v1.Health/Check"), REQUEST[3]]
+TRACED = [*REQUEST, (b"traceparent", b"00-" + b"2" * 40)]
+
+
+@pytest.mark.parametrize("heads", list(permutations((PROCESS, CHECK, TRACED, REQUEST), 3)))
+def test_heads_of_one_read_keep_their_own_texts(heads: Sequence[Heads]) -> None:
+    pair = Pair(Limits(), MAX_MESSAGE, 2**30)
+    # the first is decoded and kept: the same block in the next read is not decoded again
+    sent = [NO_TABLE + encode(heads[0]), *map(encode, (heads[0], *heads, heads[1]))]
+    frames = [
+        frame(FrameType.HEADERS, END_HEADERS, 2 * n + 1, block) for n, block in enumerate(sent)
+    ]
+    pair.receive(PREFACE + settings({}) + ACK + frames[0] + frames[1])
+    pair.receive(b"".join(frames[2:]))
+    told = [content for _, _, content in pair.events]
+    assert told == [
+        (dict(one)[b":path"], dict(one).get(b"traceparent", b""))
+        for one in (heads[0], heads[0], *heads, heads[1])
+    ]
 
 
 def test_session_wants_a_compiled_decoder() -> None:

@@ -26,5 +26,7 @@ async def test_engine_of_a_worker_is_shown_with_its_release_or_as_unknown() -> N
     workers = Workers(config, FollowedWorkers(12345678, lambda: 0.0), lambda _: [])
     told = generate_latest(Metrics(workers.states)).decode()
     name = "kvsteer_worker_engine"
-    assert f'{name}{{engine="unknown",version="unknown",worker="127.0.0.1:1"}} 1.0' in told
-    assert f'{name}{{engine="vllm",version="0.32.0",worker="127.0.0.1:3"}} 1.0' in told
+    unknown = 'engine="unknown",frontend="unknown",version="unknown"'
+    assert f'{name}{{{unknown},worker="127.0.0.1:1"}} 1.0' in told
+    known = 'engine="vllm",frontend="python",version="0.32.0"'
+    assert f'{name}{{{known},worker="127.0.0.1:3"}} 1.0' in told

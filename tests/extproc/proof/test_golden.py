@@ -240,6 +240,7 @@ class TextEncoder:
     """A tokenizer of texts alone."""
 
     text_forms = 0
+    added_tokens: Sequence[str] = ()
     renders_in_code = False
     is_shown_by_tokenize = True
 
@@ -355,3 +356,45 @@ async def test_equal_questions_are_asked_once() -> None:
 
     await tokens_there(post, "m")
     assert len(asked) == len(set(asked)) == len({one.question("m") for one in GOLDEN})
+
+
+class AddingEncoder(TextEncoder):
+    """A tokenizer with added tokens, in doubt."""
+
+    text_forms = CUT
+    added_tokens = ("<think>", *(f"<unused{number}>" for number in range(1_000)), "</think>")
+
+    def encode(self, prompt: Prompt) -> Tokens:
+        assert isinstance(prompt, Chat | Text)
+        return ids(prompt.text if isinstance(prompt, Text) else prompt.messages[0]["content"])
+
+
+def test_added_tokens_stand_in_a_text_and_in_a_users_turn() -> None:
+    alone, turn = golden_for(AddingEncoder(), NEWEST)[-2:]
+    assert (alone.forms, turn.forms) == (TEXT | CUT, CONVERSATION)
+    assert isinstance(alone.prompt, Text)
+    assert isinstance(turn.prompt, Chat)
+    text = alone.prompt.text
+    assert turn.prompt.messages[0]["content"] == text
+    assert "say <think> and<think>\n" in text
+    assert "</think>" in text
+
+
+def test_difference_in_added_tokens_names_the_files_beside_the_tokenizer() -> None:
+    golden = golden_for(AddingEncoder(), NEWEST)[-2:]
+    ours = own_tokens(AddingEncoder(), golden)
+    engines: list[Tokens | str] = [ids("say x"), ids("say x")]
+    found = comparison(golden_tokens(AddingEncoder(), golden, ours, engines), text_of)
+    assert not found.forms[CUT].is_same
+    assert "its added tokens are others: tokenizer_config.json" in found.forms[CUT].reason
+
+
+def test_difference_as_with_thinking_off_names_the_engines_flag() -> None:
+    switched = next(one for one in GOLDEN if "does not think" in one.name)
+    told = [
+        GoldenTokens(BY_NAME[CHAT_NAME], ids("hi<think>"), ids("hi<off>")),
+        GoldenTokens(switched, ids("hi<off>"), ids("hi<off>")),
+    ]
+    found = comparison(told, text_of).forms[CONVERSATION]
+    assert "as of a conversation that does not think here" in found.reason
+    assert "--default-chat-template-kwargs" in found.reason

@@ -18,7 +18,13 @@ from extproc.requests.chat_request import (
     without_billing_line,
     without_part_fields,
 )
-from extproc.requests.prompt import BILLING, EMPTIED, MAX_MESSAGES
+from extproc.requests.prompt import (
+    BILLING,
+    EMPTIED,
+    LEFT_OUT,
+    MAX_MESSAGES,
+    TOOL_REFERENCES,
+)
 
 USER = {"role": "user", "content": "hello"}
 TEXT = {"type": "text", "text": "a"}
@@ -143,12 +149,11 @@ def test_turn_without_calls_has_no_tool_calls(calls: object) -> None:
         ({"role": "user", "content": 5}, "bad_request"),
         ({"role": "user", "content": None}, "bad_request"),
         ({"role": "tool", "tool_call_id": "1", "content": None}, "bad_request"),
-        ({"role": "user", "content": ["bare"]}, "unsupported_content"),
+        ({"role": "user", "content": [5]}, "unsupported_content"),
+        ({"role": "tool", "content": [{"type": "tool_reference"}]}, "unsupported_content"),
         ({"role": "user", "content": [{"text": "no type"}]}, "unsupported_content"),
         ({"role": "user", "content": [{"type": "file"}]}, "unsupported_content"),
         ({"role": "user", "content": [{"type": "text", "text": None}]}, "unsupported_content"),
-        ({"role": "user", "content": [{**TEXT, "image_url": "u"}]}, "unsupported_content"),
-        ({"role": "user", "content": "a", "task": "t"}, "unsupported_task"),
         ({"role": "developer", "tools": [{}]}, "unsupported_tools"),
         ({"role": "assistant", "tool_calls": {"a": 1}}, "bad_request"),
         ({"role": "assistant", "tool_calls": [5]}, "bad_request"),
@@ -193,6 +198,44 @@ def test_arguments_of_a_call_are_read_as_the_engine_reads_them(text: str) -> Non
 )
 def test_arguments_that_only_the_engine_judges_are_refused(arguments: object, reason: str) -> None:
     assert refusal(calling(arguments)) == reason
+
+
+@pytest.mark.parametrize(
+    ("part", "passed_on", "forms"),
+    [
+        ("bare", text("bare"), LEFT_OUT),
+        (
+            {"type": "thinking", "thinking": "hm", "closed": True, "new": 1},
+            {**text("hm"), "new": 1},
+            LEFT_OUT,
+        ),
+        ({**TEXT, "image_url": "u", "new": 1}, {**TEXT, "new": 1}, LEFT_OUT),
+        ({**TEXT, "name": "n", "uuid": None}, TEXT, LEFT_OUT),
+        ({**TEXT, "new": 1}, {**TEXT, "new": 1}, 0),
+        (
+            {"name": "f", "type": "tool_reference", "new": 1},
+            {"type": "tool_reference", "name": "f"},
+            TOOL_REFERENCES,
+        ),
+    ],
+)
+def test_parts_have_the_fields_that_templates_get(
+    part: object, passed_on: object, forms: int
+) -> None:
+    (message,), has_media, found = messages_of([{"role": "user", "content": [part]}])
+    assert (message["content"], has_media, found) == ([passed_on], False, forms)
+
+
+def test_named_tools_are_texts_to_templates_of_texts_and_parts_to_others() -> None:
+    parts = [text("a"), {"type": "tool_reference", "name": "f"}]
+    message = {"role": "tool", "content": parts}
+    assert flat(message)["content"] == "a\nf"
+    assert in_parts(message) == message
+
+
+def test_task_is_passed_on() -> None:
+    (message,), _, forms = messages_of([{"role": "user", "content": "a", "task": "t"}])
+    assert (message["task"], forms) == ("t", LEFT_OUT)
 
 
 @pytest.mark.parametrize("as_part", [True, False])

@@ -92,8 +92,11 @@ def test_prompt_logprobs_read_no_cache(fields: dict[str, Any]) -> None:
         ({"messages": [called(None)]}, "bad_request"),
         ({"chat_template_kwargs": {"messages": []}}, "unsupported_template_kwargs"),
         ({"chat_template_kwargs": {"return_dict": True}}, "unsupported_template_kwargs"),
-        ({"chat_template_kwargs": {"x": None}}, "unsupported_template_kwargs"),
-        ({"chat_template_kwargs": {"x": "auto"}}, "unsupported_template_kwargs"),
+        ({"chat_template_kwargs": {"x": None}}, "unsupported_content"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": "auto"}, "reasoning_effort": "low"},
+            "unsupported_template_kwargs",
+        ),
         ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "unsupported_kv_transfer"),
         ({"tools": []}, "unsupported_tools"),
         ({"tools": [TOOL], "tool_choice": "none"}, "unsupported_tool_choice"),

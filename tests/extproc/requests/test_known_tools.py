@@ -17,6 +17,7 @@ from extproc.requests.known_tools import (
     MOST_LISTS,
     MOST_MARKS,
     PrintedTool,
+    PrintedTools,
     Tools,
     read_tools,
 )
@@ -31,8 +32,12 @@ def raw(tools: Any) -> msgspec.Raw:
     return msgspec.Raw(json.dumps(tools).encode())
 
 
-def printed(tools: Tools) -> Tools:
-    return [{"function": tool["function"], "type": "function"} for tool in tools]
+def printed(tools: Tools) -> PrintedTools:
+    return PrintedTools([{"function": one["function"], "type": "function"} for one in tools], 1)
+
+
+def with_functions(tools: Tools) -> PrintedTools:
+    return PrintedTools([{"function": {}, **one} for one in tools])
 
 
 def test_known_tools_are_neither_decoded_nor_converted_again() -> None:
@@ -41,19 +46,19 @@ def test_known_tools_are_neither_decoded_nor_converted_again() -> None:
     assert known is read_tools(raw(SENT))
     assert known.sent == SENT
 
-    def convert(tools: Tools) -> Tools:
+    def convert(tools: Tools) -> PrintedTools:
         converted.append(tools)
         return printed(tools)
 
     first = known.printed("test", convert)
-    assert first == SENT
+    assert first == (SENT, 1)
     assert first is known.printed("test", convert)
     assert converted == [SENT]
-    assert known.printed("others", lambda _: []) == []
+    assert known.printed("others", lambda _: PrintedTools([])) == ([], 0)
 
 
 def test_tools_that_cannot_be_printed_are_refused_each_time() -> None:
-    def refuse(_: Tools) -> Tools:
+    def refuse(_: Tools) -> PrintedTools:
         raise RequestError("unsupported_tools")
 
     for _ in range(2):
@@ -74,7 +79,7 @@ def test_known_lists_take_some_tens_of_megabytes_at_the_worst(item: bytes) -> No
         known = read_tools(msgspec.Raw(written))
         assert known is not None
         assert known is read_tools(msgspec.Raw(written))
-        known.printed("test", lambda sent: [{"function": {}, **one} for one in sent])
+        known.printed("test", with_functions)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken / 4 * MOST_LISTS < 100_000_000

@@ -17,7 +17,7 @@ from extproc.requests.dialect import (
     rivals_of,
     spoken_by,
 )
-from extproc.requests.prompt import ITEMS, PRINTED, Chat
+from extproc.requests.prompt import ITEMS, PRINTED, TOOL_FIELDS, Chat
 from extproc.requests.responses_request import parse
 
 LOOK_UP = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -67,11 +67,21 @@ def test_functions_have_all_fields_of_their_release(release: Printed, rest: str)
     assert made.forms == ITEMS | PRINTED
 
 
+def test_other_fields_are_printed_by_their_release_and_last_if_it_does_not_know_them() -> None:
+    tool = {"extra": 1, **LOOK_UP, "async": True, "defer_loading": False}
+    known = "name parameters strict type allowed_callers async_ defer_loading description"
+    made = chat(dialect(24, Printed.OPENAI_3_8), tool)
+    (shown,) = made.variables["tools"]
+    assert list(shown["function"]) == [*known.split(), "output_schema", "extra"]
+    assert shown["function"]["async_"] is True
+    assert made.forms == ITEMS | PRINTED | TOOL_FIELDS
+    oldest = printed(dialect(24, Printed.OPENAI_2_0), tool)
+    assert oldest == ["name parameters strict type description extra async_ defer_loading"]
+
+
 @pytest.mark.parametrize(
     ("tool", "reason"),
     [
-        ({**LOOK_UP, "defer_loading": True}, "unsupported_tools"),
-        ({**LOOK_UP, "extra": 1}, "unsupported_tools"),
         ({"type": "web_search"}, "unsupported_tools"),
         (NAMESPACE, "unsupported_tools"),
         ({**LOOK_UP, "strict": "yes"}, "bad_request"),

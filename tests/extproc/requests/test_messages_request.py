@@ -7,7 +7,16 @@ from extproc.base.engine import VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import NEWEST, Dialect, Effort, dialect_of
 from extproc.requests.messages_request import parse
-from extproc.requests.prompt import DISABLED, INLINE_SYSTEM, NO_TOOLS, Chat, InferenceRequest
+from extproc.requests.prompt import (
+    DISABLED,
+    INLINE_SYSTEM,
+    LEFT_OUT,
+    NO_TOOLS,
+    TOOL_FIELDS,
+    TOOL_REFERENCES,
+    Chat,
+    InferenceRequest,
+)
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"name": "f", "description": "d", "input_schema": {"properties": {}}}
@@ -114,7 +123,7 @@ def test_effort_is_left_to_templates_that_do_not_read_it() -> None:
     ("fields", "reason"),
     [
         ({"messages": []}, "empty_prompt"),
-        ({"chat_template_kwargs": {"a": 1}}, "unsupported_template_kwargs"),
+        ({"chat_template_kwargs": {"a": 1}}, "unsupported_content"),
         ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "unsupported_kv_transfer"),
         ({"system": [text("")]}, "unsupported_content"),
         ({"tools": []}, "unsupported_tools"),
@@ -202,6 +211,111 @@ def test_thinking_that_is_off_outweighs_the_effort_in_newer_releases(
 )
 def test_thoughts_may_be_shorter_than_answers(fields: dict[str, Any]) -> None:
     assert spoken(NEWEST, thinking={"type": "enabled", "budget_tokens": 99}, **fields).messages
+
+
+def test_flags_of_tools_are_passed_on_and_other_fields_are_not() -> None:
+    tool = {**TOOL, "defer_loading": True, "strict": None, "cache_control": {}, "new": 1}
+    told = spoken(NEWEST, tools=[tool])
+    (printed,) = told.variables["tools"]
+    assert list(printed["function"]) == ["name", "description", "parameters", "defer_loading"]
+    assert (told.forms, printed.keys()) == (TOOL_FIELDS, {"type", "function"})
+
+
+def test_older_releases_do_not_know_flags_of_tools_nor_arguments_of_templates() -> None:
+    rules = dialect_of(Engine(VLLM, Release(0, 19)))
+    tool = {**TOOL, "defer_loading": True, "strict": True}
+    told = spoken(rules, tools=[tool], chat_template_kwargs={"a": 1})
+    assert told.variables["tools"] == chat(tools=[TOOL]).variables["tools"]
+    assert (told.forms, "a" in told.variables) == (TOOL_FIELDS | LEFT_OUT, False)
+    newest = spoken(NEWEST, chat_template_kwargs={"a": 1, "b": None})
+    assert (newest.forms, newest.variables.get("a"), "b" in newest.variables) == (
+        LEFT_OUT,
+        1,
+        False,
+    )
+
+
+def test_result_that_names_tools_makes_a_second_message() -> None:
+    items = [text("found"), {"type": "tool_reference", "tool_name": "f", "name": "no"}]
+    items += [{"type": "tool_reference", "name": "g"}, {"type": "tool_reference"}]
+    block = {"type": "tool_result", "tool_use_id": "1", "content": items}
+    told = spoken(NEWEST, messages=[{"role": "user", "content": [block]}])
+    named = [{"type": "tool_reference", "name": name} for name in ("f", "g")]
+    assert told.messages == [
+        {"role": "tool", "content": "found", "tool_call_id": "1"},
+        {"role": "tool", "content": named, "tool_call_id": "1"},
+    ]
+    assert (told.forms, told.has_media) == (TOOL_REFERENCES, False)
+
+
+@pytest.mark.parametrize(
+    ("role", "blocks", "content"),
+    [
+        ("user", [{"type": "thinking", "thinking": "hm"}, text("a")], "a"),
+        ("user", [{"type": "tool_use", "id": "1"}, text("a")], "a"),
+        ("assistant", [text("a"), {"type": "tool_reference"}], "a"),
+        ("assistant", [{"type": "tool_result", "content": [{"b": 1}]}], "Tool result: [{'b': 1}]"),
+        ("assistant", [{"type": "tool_result", "content": None}], "Tool result: "),
+    ],
+)
+def test_blocks_that_are_not_of_a_role_are_left_out_or_written_as_text(
+    role: str, blocks: list[dict[str, Any]], content: str
+) -> None:
+    told = spoken(NEWEST, messages=[{"role": role, "content": blocks}])
+    assert (told.messages, told.forms) == ([{"role": role, "content": content}], LEFT_OUT)
+
+
+def test_parts_of_results_of_other_kinds_are_left_out() -> None:
+    items = [text("a"), {"type": "document", "title": "t"}]
+    block = {"type": "tool_result", "tool_use_id": "1", "content": items}
+    told = spoken(NEWEST, messages=[{"role": "user", "content": [block]}])
+    result = {"role": "tool", "content": "a", "tool_call_id": "1"}
+    assert (told.messages, told.forms) == ([result], LEFT_OUT)
+
+
+def test_empty_system_text_makes_no_message() -> None:
+    told = spoken(NEWEST, system=[text("")])
+    assert told.forms == LEFT_OUT
+    assert [message["role"] for message in told.messages] == ["user"]
+
+
+def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": f"tool_{kind}", "tool": tool}]}
+
+
+def test_tools_are_those_at_the_end_of_the_conversation() -> None:
+    deferred = {**TOOL, "name": "g", "defer_loading": True}
+    added = {"type": "tool_definition", "definition": {**TOOL, "name": "h"}}
+    messages = [
+        {"role": "user", "content": "a"},
+        change("addition", {"type": "tool_reference", "name": "g"}),
+        change("removal", {"type": "tool_reference", "name": "f"}),
+        change("addition", added),
+    ]
+    told = spoken(NEWEST, messages=messages, tools=[TOOL, deferred])
+    functions = [tool["function"] for tool in told.variables["tools"]]
+    assert [one["name"] for one in functions] == ["g", "h"]
+    assert not any("defer_loading" in one for one in functions)
+    assert told.forms & LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        change("addition", {"type": "tool_reference", "name": "unknown"}),
+        change("removal", {"type": "tool_definition", "definition": TOOL}),
+        change("addition", {}),
+    ],
+)
+def test_changes_of_tools_that_the_engine_refuses_are_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="unsupported_tools"):
+        spoken(NEWEST, messages=[message], tools=[TOOL])
+
+
+def test_only_system_turns_change_tools() -> None:
+    message = change("removal", {"type": "tool_reference", "name": "f"})
+    with pytest.raises(RequestError, match="unsupported_content"):
+        spoken(NEWEST, messages=[{**message, "role": "user"}], tools=[TOOL])
 
 
 def test_tools_that_must_not_be_used_are_a_form_of_their_own() -> None:

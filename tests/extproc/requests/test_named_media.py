@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.requests.named_media import MAX_DEPTH, TOKENS_PATH, names_media
+from extproc.base.errors import UnclearError
+from extproc.requests import named_media
+from extproc.requests.edits import Duties, drafted
+from extproc.requests.named_media import MAX_DEPTH, TOKENS_PATH
 
 CHAT = "/v1/chat/completions"
 PARTS = st.recursive(
@@ -18,6 +21,10 @@ PARTS = st.recursive(
     ),
     max_leaves=6,
 )
+
+
+def names_media(path: str, body: bytes) -> bool:
+    return named_media.names_media(drafted(body, path, Duties(tenants=True)))
 
 
 def named_in(part: Any, rng: st.DataObject) -> None:
@@ -42,7 +49,8 @@ def test_part_with_a_uuid_is_found_wherever_it_is(
         (CHAT, b'{"messages":[{"content":"uuid"}]}', False),
         (CHAT, b'{"messages":"uuid"}', False),
         (CHAT, b'{"messages":[{"\\u0075uid":1}]}', True),
-        (CHAT, b'{"messages":[{"content":NaN,"a":"uuid"}]}', True),
+        (CHAT, b'{"messages":[{"content":NaN,"a":"uuid"}]}', False),
+        (CHAT, b'{"messages":[{"uuid":"u","uuid":null}]}', True),
         (CHAT, b'{"messages":[{"output":[{"uuid":"u"}]}]}', True),
         (
             CHAT,
@@ -58,3 +66,9 @@ def test_names_media_where_an_engine_might_find_a_name(
     path: str, body: bytes, is_named: bool
 ) -> None:
     assert names_media(path, body) is is_named
+
+
+@pytest.mark.parametrize("messages", [b"[1", b'[{"uuid"}]', b'[{"uuid":1]', b"[1}"])
+def test_media_in_what_is_no_json_are_not_looked_for(messages: bytes) -> None:
+    with pytest.raises(UnclearError, match="no_object"):
+        names_media(CHAT, b'{"messages":%b}' % messages)

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.errors import UnclearError
 from extproc.config.sections import Classes, ClassSettings
-from extproc.requests.request_class import FIELD, ClassTable, without_priority
+from extproc.requests.edits import Duties, drafted
+from extproc.requests.request_class import NAME, ClassTable
+
+FIELD = NAME.decode()
 
 TABLE = ClassTable(
     Classes(
@@ -53,6 +57,21 @@ def test_priority_is_taken_out_and_all_else_stays(
     assert found == [(name, one) for name, one in [*body.items(), ("b", 1)] if name != FIELD]
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b'{"a": {"priority": 1}}', b"{}"])
+def without_priority(body: bytes) -> bytes:
+    return drafted(body, "/v1/completions", Duties(classes=True)).written()
+
+
+def test_more_priorities_than_are_looked_at_are_not_passed() -> None:
+    with pytest.raises(UnclearError, match="too_many_members"):
+        without_priority(b'{%b"a":1}' % (b'"priority":-1000,' * 65))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_priority_is_taken_out_in_any_encoding(encoding: str) -> None:
+    body = json.dumps({"priority": -1000, "a": 1}).encode(encoding)
+    assert json.loads(without_priority(body)) == {"a": 1}
+
+
+@pytest.mark.parametrize("body", [b'{"a": {"priority": 1}}', b"{}"])
 def test_body_without_a_priority_of_its_own_is_the_same_object(body: bytes) -> None:
     assert without_priority(body) is body

@@ -14,7 +14,7 @@ MODULES = re.compile(r"(\w*request\w*|chat_\w+|template_\w+|content_\w+|contin\w
 def raised(in_modules: re.Pattern[str]) -> set[str]:
     files = sorted((ROOT / "extproc").rglob("*.py"))
     sources = [path.read_text() for path in files if in_modules.fullmatch(path.name)]
-    patterns = r'RequestError\(\s*"(\w+)"|^    [A-Z_]+: "(unsupported_\w+)",$'
+    patterns = r'RequestError\(\s*"(\w+)"|^(?:    [A-Z_]+:|[A-Z_]+ =) "(unsupported_\w+)",?$'
     found = re.findall(patterns, "".join(sources), re.MULTILINE)
     return {one or other for one, other in found}
 

@@ -80,7 +80,7 @@ def test_function_call_and_its_output_become_messages() -> None:
         ({"prompt": {"id": "p"}}, "unsupported_previous_response"),
         ({"tools": [{"type": "function", "name": "f"}]}, "unsupported_tools"),
         ({"truncation": "auto"}, "unsupported_truncation"),
-        ({"chat_template_kwargs": {"a": 1}}, "unsupported_template_kwargs"),
+        ({"chat_template_kwargs": {"a": 1}}, "unsupported_content"),
         ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "unsupported_kv_transfer"),
     ],
 )
@@ -94,7 +94,7 @@ def test_fields_that_releases_treat_differently_are_refused(
 @pytest.mark.parametrize(
     ("items", "reason"),
     [
-        ([{**USER, "status": "in_progress"}], "unsupported_continuation"),
+        ([{**USER, "status": "in_progress"}], "unsupported_items"),
         ([{"type": "reasoning", "summary": []}], "unsupported_items"),
         ([{"type": "message", "content": "no role"}], "unsupported_items"),
         ([CALL, CALL], "unsupported_items"),

@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.requests.tenant_salt import FIELD, SaltMaker, salting_of, with_salt, written_salt
+from extproc.base.errors import UnclearError
+from extproc.requests.draft import Draft, read
+from extproc.requests.tenant_salt import (
+    FIELD,
+    MAX_MODEL_BYTES,
+    MAX_OWN_BYTES,
+    SaltMaker,
+    salting_of,
+    write_salt,
+    written_salt,
+)
+from extproc.requests.tenant_salt import (
+    NAMES as LOOKED_AT,
+)
 
 MAKER = SaltMaker(b"s" * 16)
 VALUES = st.recursive(
@@ -22,12 +35,14 @@ BODIES = st.dictionaries(st.sampled_from([FIELD, "model", "prompt", "ü"]), VALU
 NAMES = st.none() | st.binary(max_size=6)
 
 
+def drafted(body: bytes) -> Draft:
+    return read(body, LOOKED_AT)
+
+
 def salted(body: bytes, tenant: bytes | None = b"a") -> bytes:
-    said = salting_of(body)
-    assert said is not None
-    written = with_salt(body, said, MAKER.salt(tenant, said.own))
-    assert written is not None
-    return written
+    draft = drafted(body)
+    write_salt(draft, MAKER.salt(tenant, salting_of(draft).own))
+    return draft.written()
 
 
 @given(BODIES, st.sampled_from([None, 1]))
@@ -76,11 +91,26 @@ def test_salt_of_a_client_divides_its_tenant_and_null_is_none() -> None:
     assert plain == null != own
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"a":1', b'"cache_salt"', '{"a":1}'.encode("utf-16"), b"{} {}"]
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"a":1', b'"cache_salt"', b"{} {}"])
 def test_body_that_is_no_object_is_not_salted(body: bytes) -> None:
-    assert salting_of(body) is None
+    with pytest.raises(UnclearError, match="no_object"):
+        salted(body)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-le"])
+def test_body_in_another_encoding_is_written_anew_with_its_salt(encoding: str) -> None:
+    body = {"cache_salt": "x", "model": "m", "prompt": "ü"}
+    written = salted(json.dumps(body, ensure_ascii=False).encode(encoding))
+    found = json.loads(written.decode())
+    assert found == {"model": "m", "prompt": "ü", "cache_salt": written_salt(written)}
+
+
+def test_long_salt_of_a_client_divides_its_tenant_as_a_short_one() -> None:
+    salts = [
+        written_salt(salted(b'{"cache_salt":"%b"}' % text))
+        for text in (b"a" * MAX_OWN_BYTES, b"a" * MAX_OWN_BYTES, b"b" * MAX_OWN_BYTES)
+    ]
+    assert salts[0] == salts[1] != salts[2]
 
 
 @pytest.mark.parametrize(
@@ -91,13 +121,12 @@ def test_body_that_is_no_object_is_not_salted(body: bytes) -> None:
         (b'{"model": "m", "model": "n"}', "n"),
         (b'{"model": 1}', "1"),
         (b'{"model": "\xff"}', '"\ufffd"'),
+        (b'{"model": "%b"}' % (b"m" * MAX_MODEL_BYTES), "\0"),
         (b'{"a": {"model": "m"}}', None),
     ],
 )
 def test_model_is_the_last_that_the_outermost_object_names(body: bytes, model: str | None) -> None:
-    said = salting_of(body)
-    assert said is not None
-    assert said.model == model
+    assert salting_of(drafted(body)).model == model
 
 
 @pytest.mark.parametrize(
@@ -111,9 +140,3 @@ def test_model_is_the_last_that_the_outermost_object_names(body: bytes, model: s
 )
 def test_written_salt_is_read_only_from_the_end_of_the_outermost_object(body: bytes) -> None:
     assert written_salt(body) is None
-
-
-def test_salt_is_not_added_to_what_is_no_object_any_more() -> None:
-    said = salting_of(b'{"a":1}')
-    assert said is not None
-    assert with_salt(b"[]", said, "x") is None

@@ -11,8 +11,9 @@ from extproc.base.engine import Engine, Release
 from extproc.observing.class_report import class_figures
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, ProcessingResponse
 from extproc.requests.request_class import RequestClass
-from extproc.serving.classes import INLINE_BYTES, named_priority
+from extproc.serving.classes import is_told_by_header, named_priority
 from extproc.serving.exchange import Exchange, Service
+from extproc.serving.preparation import INLINE_BYTES
 from tests.extproc.messages import answers_of, body, head
 from tests.extproc.serving.routers import counted, of
 
@@ -101,6 +102,90 @@ async def test_streamed_body_stays_and_the_header_is_set(closing: list[Service])
     exchange, answer = await opened(one, "batch", ProcessingMode.FULL_DUPLEX_STREAMED)
     assert changes(answer)[0]["x-vllm-priority"] == "10"
     exchange.close()
+
+
+BARE = b'{"priority": -1000, "model": "m", "prompt": [1]}'
+MANY = b'{%b"model": "m"}' % (b'"priority": -1000,' * 65)
+
+
+async def settled(one: Service, path: str, content: bytes, length: int = 0) -> ProcessingResponse:
+    """The answer that settles a request of class batch, to its headers or to its body."""
+    exchange = one.open()
+    first = head(path, headers={"content-length": str(length or len(content))})
+    first.request_headers.headers.headers.append(HeaderValue(key="x-class", value="batch"))
+    read = one.decoder.decode
+    (answer,) = answers_of(await exchange.receive(read(first.SerializeToString())))
+    part = answer.request_headers.response
+    if not (answer.HasField("immediate_response") or part.HasField("header_mutation")):
+        message = read(body(content).SerializeToString())
+        (answer,) = answers_of(await exchange.receive(message))
+    exchange.close()
+    return answer
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/score", "/v1/of/a/newer/engine"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-le"])
+@pytest.mark.parametrize("engine", [VLLM, OLDER, SGLANG, ""])
+async def test_no_engine_reads_a_clients_own_priority(
+    engine: str, encoding: str, path: str, closing: list[Service]
+) -> None:
+    one = serving(engine)
+    closing.append(one)
+    answer = await settled(one, path, BARE.decode().encode(encoding))
+    sent = json.loads(answer.request_body.response.body_mutation.body)
+    assert sent.get("priority") in (None, 10, -10)
+
+
+@pytest.mark.parametrize(
+    ("content", "length", "status"), [(MANY, 0, 400), (b"", 40 * 1024 * 1024, 413)]
+)
+@pytest.mark.parametrize(
+    ("engine", "path", "is_refused"),
+    [
+        (OLDER, PATH, True),
+        (SGLANG, PATH, True),
+        ("", PATH, True),
+        (VLLM, PATH, False),
+        (VLLM, "/v1/embeddings", True),
+        (VLLM, "/v1/of/a/newer/engine", True),
+        (VLLM, "/v1/responses//", True),
+        (SGLANG, "/v1/audio/transcriptions", False),
+        (SGLANG, "/tokenize", False),
+    ],
+)
+async def test_body_that_may_hide_a_priority_is_refused_where_an_engine_may_read_it(
+    engine: str,
+    path: str,
+    is_refused: bool,
+    content: bytes,
+    length: int,
+    status: int,
+    closing: list[Service],
+) -> None:
+    one = serving(engine)
+    closing.append(one)
+    answer = await settled(one, path, content, length)
+    assert answer.immediate_response.status.code == (status if is_refused else 0)
+    reason = "unread" if length else "too_many_members"
+    line = f'kvsteer_bodies_refused_total{{reason="{reason}"}}'
+    assert counted(one, line) == is_refused
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"--b\r\n", b"", b'{"priority":1'])
+async def test_body_in_which_no_engine_reads_a_priority_passes(
+    content: bytes, closing: list[Service]
+) -> None:
+    one = serving(OLDER)
+    closing.append(one)
+    answer = await settled(one, PATH, content)
+    assert not answer.HasField("immediate_response")
+
+
+def test_priority_is_told_by_header_only_if_every_engine_reads_it_there() -> None:
+    new, old = Engine("vllm", Release(0, 32)), Engine("vllm", Release(0, 20))
+    told = {(new,): True, (new, new): True, (new, old): False, (new, None): False, (): False}
+    assert {one: is_told_by_header(one, PATH) for one in told} == told
+    assert not is_told_by_header((new,), "/v1/embeddings")
 
 
 async def test_class_over_its_limit_is_refused_and_counted(closing: list[Service]) -> None:

@@ -21,6 +21,7 @@ from extproc.serving import lean_call
 from extproc.serving.exchange import Service
 from extproc.serving.lean_call import ExtProcCall
 from extproc.serving.lean_server import Host, LeanConnection
+from extproc.serving.peers import Peers
 from extproc.serving.proxy_message import ProxyDecoder, ProxyMessage
 from extproc.serving.server_bounds import USUAL
 from tests.extproc.http2.peer import END_STREAM, Sent, data, frames_of, headers, rst
@@ -115,8 +116,9 @@ class Play(logging.Handler):
         limits = Limits(stall_ticks=2, preface_ticks=2)
         sessions = make_sessions(limits, MIB, 64 * MIB)
         self.budget = sessions.budget
+        peers = Peers[LeanConnection](self.budget)
         self.connection = LeanConnection(
-            Host(limits, USUAL, sessions, self.route, *[lambda _: None] * 2)
+            Host(limits, USUAL, sessions, self.route, lambda _: None, lambda _: None, peers)
         )
         self.connection.connection_made(self.written)
         self.hear(PREFACE, settings({4: window}), window_update(0, 2**30))

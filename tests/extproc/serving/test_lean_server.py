@@ -21,9 +21,9 @@ from extproc.serving.exchange import Exchange
 from extproc.serving.lean_server import TICK_FAULT, LeanServer
 from extproc.serving.server_bounds import USUAL, ServerBounds
 from tests.extproc.http2.peer import (
-    CALL_BYTES,
     END_HEADERS,
     END_STREAM,
+    OPEN_BYTES,
     Sent,
     data,
     frames_of,
@@ -464,14 +464,14 @@ async def test_closed_connection_ends_although_its_peer_reads_nothing(
     deaf.writer.close()
 
 
-@bounded(max_bytes=CALL_BYTES + 10)
+@bounded(max_bytes=2 * OPEN_BYTES + 10)
 async def test_call_beyond_the_limit_is_refused(running: Running, connect: Connect) -> None:
     peer = await connect()
     peer.send(GREETING, request(1), request(3))
     assert resets(await peer.answer_to_ping()) == [(3, ErrorCode.REFUSED_STREAM)]
     peer.send(rst(1), request(5), request(7, "/no/method"))
     await peer.answer_to_ping()
-    assert server_of(running).figures().buffered_bytes == CALL_BYTES
+    assert server_of(running).figures().buffered_bytes == OPEN_BYTES
 
 
 async def test_traceparent_of_a_stream_is_passed_on_where_traces_are_enabled(
@@ -506,7 +506,7 @@ async def test_metrics_count_connections_and_faults(running: Running, connect: C
     bad.writer.close()
     server = server_of(running)
     await until(lambda: server.figures().connections == 1)
-    assert server.figures() == (1, {"PROTOCOL_ERROR": 1}, CALL_BYTES)
+    assert server.figures() == (1, {"PROTOCOL_ERROR": 1}, OPEN_BYTES)
 
 
 async def test_vanished_peer_is_detected() -> None:

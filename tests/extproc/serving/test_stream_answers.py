@@ -6,6 +6,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.http2.grpc_messages import LONG_BYTES
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
 from extproc.serving import stream_answers as say
 from extproc.serving.refusals import Refusal
@@ -185,3 +186,18 @@ def test_pick_of_leaves_no_owned_header_of_a_client(
     )
     assert told <= {*settled, *mutation.remove_headers}
     assert settled.keys().isdisjoint(mutation.remove_headers)
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, 20_000])
+def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
+    body = bytes(LONG_BYTES + extra)
+    placement = Placement("a:1,b:2", body=body, priority=("x", "1"))
+    (written,) = Phrases().body_placed(placement, names_model=False, owned=("y",))
+    answer = ProcessingResponse.FromString(written)
+    common = answer.request_body.response
+    assert common.body_mutation.body == body
+    headers = {one.header.key: one.header.raw_value for one in common.header_mutation.set_headers}
+    assert headers["content-length"] == b"%d" % len(body)
+    assert headers["x"] == b"1"
+    assert list(common.header_mutation.remove_headers) == ["y"]
+    assert answer.HasField("dynamic_metadata")

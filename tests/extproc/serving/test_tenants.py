@@ -11,7 +11,7 @@ from extproc.base.errors import StartError
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValue, ProcessingMode, ProcessingResponse
 from extproc.requests.tenant_salt import PATHS, SaltMaker
 from extproc.serving.exchange import Service
-from extproc.serving.tenants import INLINE_BYTES
+from extproc.serving.preparation import INLINE_BYTES
 from tests.extproc.messages import answers_of, body, head
 from tests.extproc.serving.routers import counted, in_flight, of, seen, service
 
@@ -87,6 +87,11 @@ def prompt(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "prompt": [*range(512)], **fields}).encode()
 
 
+def many(name: str, **fields: Any) -> bytes:
+    """A body with more members of a name than are looked at."""
+    return b"{%b%b" % (b'"%b":"x",' % name.encode() * 65, prompt(**fields)[1:])
+
+
 def worker(number: int, model: str, engine: str = "") -> str:
     """A worker's entry in the configuration. engine: what it is told to run, if that is known."""
     return f"{{endpoint: 'a:{number}', model: {model}{engine}}}"
@@ -153,6 +158,13 @@ async def test_request_without_one_tenant_is_treated_as_configured(
         (prompt(previous_response_id="resp_1"), "/v1/responses", "response", 404),
         (b"", "/v1/responses/resp_1/cancel", "response", 404),
         (prompt(messages=[{"uuid": "u"}]), COMPLETIONS, "media", 400),
+        (many("request_id", previous_response_id="resp_1"), "/v1/responses", "body", 400),
+        (many("previous_response_id"), "/v1/responses", "body", 400),
+        (many("cache_salt"), COMPLETIONS, "body", 400),
+        (many("model"), COMPLETIONS, "body", 400),
+        (prompt(), "/v1/responses//", "api", 403),
+        (prompt(), "/v1/responses//resp_1", "api", 403),
+        (prompt(), "//v1/chat/completions", "api", 403),
     ],
 )
 async def test_request_that_cannot_be_salted_is_refused(
@@ -172,6 +184,8 @@ async def test_request_that_cannot_be_salted_is_refused(
         ("/v1/embeddings", prompt(model="nobody's"), True),
         ("/v1/embeddings", prompt(model="vllms"), False),
         ("/v1/embeddings", prompt(model="unknown"), True),
+        ("/v1/messages", prompt(), True),
+        ("/v1/messages", prompt(model="vllms"), False),
         (COMPLETIONS, prompt(model="unknown"), False),
         (COMPLETIONS, prompt(), False),
     ],
@@ -203,6 +217,13 @@ async def test_body_that_the_proxy_streams_is_refused(apart: Apart) -> None:
     one = apart.serve()
     answer = await asked(one, prompt(), "a", mode=ProcessingMode.FULL_DUPLEX_STREAMED)
     assert answer.immediate_response.status.code == 403
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+async def test_body_in_another_encoding_is_salted_in_utf8(apart: Apart, encoding: str) -> None:
+    answer = await asked(apart.serve(), prompt(cache_salt="x").decode().encode(encoding), "a")
+    assert sent(answer)["cache_salt"] not in ("x", SaltMaker(SECRET).salt(b"a", None))
+    assert sent(answer)["prompt"] == [*range(512)]
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/tokenize")])

@@ -265,11 +265,12 @@ async def test_peer_without_a_handshake_is_disconnected(
         assert one.server.figures().faults["TLS_HANDSHAKE"] == 1
 
 
-async def silent_peers(one: Running, count: int) -> list[socket.socket]:
-    """Opens connections that never send anything."""
+async def silent_peers(one: Running, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+    """Opens connections that never send anything, from this address."""
     host, port = one.listen.split(":")
     peers = [socket.socket() for _ in range(count)]
     for peer in peers:
+        peer.bind((source, 0))
         peer.setblocking(False)
         await asyncio.get_running_loop().sock_connect(peer, (host, int(port)))
     return peers
@@ -282,6 +283,19 @@ def is_closed(peer: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
+
+
+async def test_handshakes_of_one_address_end_none_of_another(
+    identities: Identities, tmp_path: Path
+) -> None:
+    bounds = ServerBounds(max_handshakes=4)
+    async with running("lean", identities, tmp_path, bounds=bounds) as one:
+        (ours,) = await silent_peers(one, 1)
+        others = await silent_peers(one, 12, "127.0.0.2")
+        await until(lambda: sum(map(is_closed, others)) >= 9)
+        assert not is_closed(ours)
+        for peer in (ours, *others):
+            peer.close()
 
 
 @pytest.mark.parametrize("on", [asyncio.run, event_loop.run], ids=["asyncio", "the router's loop"])

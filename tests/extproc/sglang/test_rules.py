@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.engine import SGLANG, Engine, PromptArguments, Release
 from extproc.base.errors import RequestError
-from extproc.requests.dialect import Dialect
+from extproc.requests.dialect import Dialect, dialect_of, spoken_by
 from extproc.requests.prompt import CONVERTED, Chat
 from extproc.requests.request import parse
 from extproc.requests.sglang_responses import decoded_state
@@ -25,6 +26,9 @@ TOOL = {"type": "function", "function": FUNCTION}
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
 ITEM = {"type": "message", "role": "user", "content": "hi"}
 DEVELOPER = {"role": "developer", "content": "rules"}
+ANTHROPIC_TOOL = {"name": "f", "input_schema": {"type": "object"}}
+FOUND = {"type": "search_result", "title": "t", "source": "s"}
+USE = {"type": "tool_use", "id": "i", "name": "f", "input": {}}
 CUSTOM = {"type": "custom_tool_call", "name": "f", "call_id": "c", "input": "x"}
 STATE = base64.urlsafe_b64encode(zlib.compress(b"hidden")).decode()
 
@@ -83,8 +87,8 @@ DIFFERENT = [
     (15, MESSAGES, {"messages": [USER], "thinking": {"type": "disabled"}}),
     (15, RESPONSES, {"input": "hi"}),
     (19, RESPONSES, {"input": [CUSTOM]}),
-    (19, RESPONSES, {"input": [{"type": "function_call_output", "output": [ITEM]}]}),
-    (22, RESPONSES, {"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]}),
+    (16, RESPONSES, {"input": [{"type": "function_call_output", "output": [ITEM]}]}),
+    (15, CHAT, {"messages": [USER], "reasoning": {"effort": "low"}}),
 ]
 
 
@@ -94,7 +98,7 @@ def test_what_a_release_reads_otherwise_is_refused(
 ) -> None:
     assert refusal(path, body, dialect(patch)) in (
         "unsupported_by_engine",
-        "unsupported_items",
+        "unsupported_reasoning_effort",
         "bad_request",
     )
 
@@ -115,44 +119,36 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [USER], "extra_key": "x"}, "unsupported_extra_key"),
     (CHAT, {"messages": [USER], "session_params": {}}, "unsupported_session"),
     (CHAT, {"messages": [USER], "lora_path": "x"}, "unsupported_lora"),
-    (CHAT, {"messages": [USER], "reasoning": {}}, "unsupported_reasoning_effort"),
-    (CHAT, {"messages": [USER], "reasoning_effort": 0.5}, "unsupported_reasoning_effort"),
+    (CHAT, {"messages": [USER], "reasoning": {"effort": True}}, "bad_request"),
+    (CHAT, {"messages": [USER], "reasoning": {"effort": "x"}}, "bad_request"),
+    (CHAT, {"messages": [USER], "reasoning_effort": 1.5}, "bad_request"),
     (CHAT, {"messages": [USER] * 8193}, "too_many_messages"),
-    (
-        CHAT,
-        {"messages": [USER], "chat_template_kwargs": {"tools": 1}},
-        "unsupported_template_kwargs",
+    *(
+        (CHAT, {"messages": [USER], "chat_template_kwargs": given}, "bad_request")
+        for given in ({"tools": 1}, {"tokenize": True}, {"continue_final_message": True})
     ),
-    (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "x"}, "unsupported_tool_choice"),
+    (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "x"}, "bad_request"),
+    (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": {"type": "auto"}}, "bad_request"),
     (CHAT, {"messages": [USER], "tool_choice": "required"}, "bad_request"),
-    (CHAT, {"messages": [USER], "tools": [{"function": 1}]}, "bad_request"),
-    (CHAT, {"messages": [USER], "tools": [{"function": {"name": 1}}]}, "unsupported_tools"),
-    (
-        CHAT,
-        {"messages": [USER], "tools": [{"function": {"name": "f", "strict": 1}}]},
-        "unsupported_tools",
-    ),
-    (
-        CHAT,
-        {
-            "messages": [USER],
-            "tools": [{"function": {"name": "f", "parameters": {"a": {"type": ["int"]}}}}],
-        },
-        "unsupported_tools",
+    *(
+        (CHAT, {"messages": [USER], "tools": [{"function": function}]}, "bad_request")
+        for function in (
+            *(1, {"name": 1}, {"name": "f", "description": 1}, {"name": "f", "strict": 2}),
+            *({"name": "f", "strict": "maybe"}, {"name": "f", "defer_loading": []}),
+            {"name": "f", "parameters": {"maximum": 10**400}},
+        )
     ),
     (
         CHAT,
         {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True},
         "empty_prompt",
     ),
-    (
-        CHAT,
-        {"messages": [{"role": "assistant", "content": "x", "prefix": True}]},
-        "unsupported_continuation",
-    ),
+    (CHAT, {"messages": [{"role": "assistant", "content": "x", "prefix": 2}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "assistant", "phase": "x"}]}, "bad_request"),
     (CHAT, {"messages": [{"role": 1}]}, "bad_request"),
     (CHAT, {"messages": [{"role": "user", "content": 1}]}, "bad_request"),
-    (CHAT, {"messages": [{"role": "system", "content": "x", "tools": []}]}, "unsupported_tools"),
+    (CHAT, {"messages": [{"role": "system", "content": "x", "tools": 1}]}, "bad_request"),
+    (CHAT, {"messages": [{"role": "system", "content": "x", "tools": [1]}]}, "bad_request"),
     (CHAT, {"messages": [{"role": "tool", "content": "x", "name": 1}]}, "bad_request"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": 1}]}, "bad_request"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [1]}]}, "bad_request"),
@@ -167,7 +163,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "unsupported_media",
     ),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "unsupported_content"),
+    *(
+        (CHAT, {"messages": [{"role": role, "content": [part]}]}, "bad_request")
+        for role, part in (
+            *(("user", {"type": "x"}), ("user", {"type": "thinking", "thinking": "a"})),
+            ("assistant", {"type": "reasoning", "thinking": "a", "text": "b"}),
+            *(("user", {"type": "text", "text": 1}), ("tool", {"type": "tool_reference"})),
+        )
+    ),
     *(
         (
             CHAT,
@@ -176,9 +179,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
                     {"role": "assistant", "tool_calls": [{"function": {"arguments": given}}]}
                 ]
             },
-            "unsupported_tool_arguments",
+            "bad_request",
         )
-        for given in ("", "null", "[1]", '{"a": [18446744073709551616]}', 5)
+        for given in ("", "null", "[1]", '{"a": 1', 5)
     ),
     (MESSAGES, {"messages": [{"role": "x", "content": "a"}]}, "bad_request"),
     (MESSAGES, {"messages": [USER], "thinking": {"type": "adaptive"}}, "bad_request"),
@@ -186,13 +189,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (MESSAGES, {"messages": [USER], "output_config": {"effort": "none"}}, "bad_request"),
     (MESSAGES, {"messages": [USER], "tool_choice": {"type": "x"}}, "bad_request"),
     (MESSAGES, {"messages": [USER], "tools": [{"name": "f"}]}, "bad_request"),
-    (MESSAGES, {"messages": [USER], "system": [{"type": "image"}]}, "unsupported_content"),
+    (MESSAGES, {"messages": [USER], "tools": [{**ANTHROPIC_TOOL, "strict": None}]}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "system": [{"type": "x"}]}, "bad_request"),
+    (MESSAGES, {"messages": [USER], "system": [{"type": "text"}]}, "bad_request"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "empty_prompt"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "bad_request"),
+    *(
+        (MESSAGES, {"messages": [{"role": "user", "content": [FOUND | given]}]}, "bad_request")
+        for given in ({"title": 1}, {"content": 1}, {"content": [{"type": "text", "text": 1}]})
+    ),
     (
         MESSAGES,
-        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        {"messages": [{"role": "assistant", "content": [{**USE, "id": ""}]}]},
         "unsupported_content",
     ),
-    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "unsupported_content"),
     (
         MESSAGES,
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 1}]}]},
@@ -208,7 +218,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"input": "hi", "tools": [{"type": "shell"}]}, "bad_request"),
     (RESPONSES, {"input": "hi", "tools": [{"type": "function", "strict": 1}]}, "bad_request"),
     (RESPONSES, {"input": [{**ITEM, "content": [{"type": "input_image"}]}]}, "unsupported_media"),
-    (RESPONSES, {"input": [{"type": "function_call", "namespace": "n"}]}, "unsupported_items"),
+    (
+        RESPONSES,
+        {"input": [{"type": "function_call_output", "output": [{"text": 1}]}]},
+        "bad_request",
+    ),
     (RESPONSES, {"input": [{"type": "function_call_output", "output": 1}]}, "bad_request"),
     (RESPONSES, {"input": [{"type": "reasoning", "summary": 1}]}, "bad_request"),
     (RESPONSES, {"input": [{"type": "reasoning"}]}, "empty_prompt"),
@@ -427,3 +441,33 @@ def test_choice_that_cannot_be_forced_is_none(choice: object) -> None:
     body = {"input": "hi", "tools": tools}
     chosen = prompt(RESPONSES, {**body, "tool_choice": choice}, dialect())
     assert chosen == prompt(RESPONSES, body, dialect())
+
+
+def keyed(rules: Dialect, **keywords: Any) -> tuple[str, int]:
+    (chat,) = parse(CHAT, msgspec.json.encode({"messages": [USER]}), lambda _: rules).prompts
+    assert isinstance(chat, Chat)
+    return ChatTemplate(BARE + ENDED, {}, keywords=keywords).render(chat)
+
+
+def test_workers_own_arguments_for_templates_are_followed_once_proved() -> None:
+    rules = dialect(23, default_chat_template_kwargs='{"thinking": false}')
+    expected = "hi<thinking>False</thinking><|assistant|>", CONVERTED
+    assert keyed(rules) == expected
+    assert keyed(rules, thinking=True) == expected
+
+
+def test_configured_arguments_hold_where_the_worker_shows_none() -> None:
+    text, forms = keyed(dialect_of(Engine(SGLANG, Release(0, 5, 23))), thinking=True)
+    assert (text, forms) == ("hi<thinking>True</thinking><|assistant|>", CONVERTED)
+
+
+def test_worker_that_shows_the_configured_arguments_has_no_rules_of_its_own() -> None:
+    arguments = PromptArguments(default_chat_template_kwargs='{"thinking":true}')
+    engines = {"w": Engine(SGLANG, Release(0, 5, 23))}
+    told = spoken_by(engines, (), {"w": arguments}, keywords={"thinking": True})
+    assert told.first == dialect_of(engines["w"])
+
+
+def test_effort_among_a_workers_arguments_is_not_followed() -> None:
+    rules = dialect(23, default_chat_template_kwargs='{"reasoning_effort": "low"}')
+    assert refusal(CHAT, {"messages": [USER]}, rules) == "unsupported_engine_arguments"

@@ -211,3 +211,58 @@ async def test_new_router_waits_longer_if_it_has_heard_another_one(
     new = Router(net, [], offer_seconds=0.02)
     new.is_alone = is_alone
     assert await new.exchange.take() == (None if is_alone else b"".join(ROWS))
+
+
+async def recorded(net: Net, new: Router) -> list[bytes]:
+    """What a new router said while it took rows, as anybody on the channel hears it."""
+    assert await new.exchange.take() == b"".join(ROWS)
+    said = [one for one in net.sent if isinstance(one, RowsAsk | RowsTake)]
+    return [encoded(one, KEYS, b"somebody") for one in said]
+
+
+async def test_recording_of_an_exchange_is_answered_with_no_rows(net: Net) -> None:
+    other = Router(net, ROWS, last_seconds=0.01)
+    said = await recorded(net, Router(net, [], **PATIENT))
+    await until(lambda: not other.exchange.is_giving_rows, "given up")
+    pieces = net.count(RowsPiece)
+    for wire in said * 3:
+        other.hear(wire)
+        await asyncio.sleep(0)
+    assert (other.made, net.count(RowsPiece)) == (1, pieces)
+
+
+async def test_recording_of_a_running_exchange_sends_a_piece_a_few_times(net: Net) -> None:
+    other = Router(net, ROWS, **PATIENT)
+    for wire in await recorded(net, Router(net, [], **PATIENT)) * 300:
+        other.hear(wire)
+    assert net.count(RowsPiece) <= len(b"".join(ROWS)) // PIECE_BYTES + 1 + HASTY.times
+    other.exchange.close()
+
+
+async def offered(net: Net, other: Router) -> bytes:
+    """Asks a router for rows; returns what takes up its offer."""
+    other.hear(encoded(RowsAsk(1, LAYOUT), KEYS, b"somebody"))
+    offer = next(one for one in net.sent if isinstance(one, RowsOffer))
+    assert offer.offer is not None
+    return encoded(RowsTake(offer.offer, 0), KEYS, b"somebody")
+
+
+async def test_offer_that_is_not_taken_up_in_time_is_gone(net: Net) -> None:
+    other = Router(net, ROWS, keep_seconds=0.01)
+    take = await offered(net, other)
+    await asyncio.sleep(0.02)
+    other.hear(take)
+    assert not other.exchange.is_giving_rows
+
+
+async def test_rows_are_given_up_in_time_however_often_they_are_asked_for(net: Net) -> None:
+    other = Router(net, ROWS, keep_seconds=0.1)
+    take = await offered(net, other)
+
+    def is_given_up() -> bool:
+        other.hear(take)
+        return not other.exchange.is_giving_rows
+
+    assert not is_given_up()
+    await until(is_given_up, "given up")
+    assert other.made == 1

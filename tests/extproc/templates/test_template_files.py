@@ -44,6 +44,10 @@ def write(directory: Path, files: dict[str, str]) -> Path:
     return directory
 
 
+def templates_in(directory: Path, override: Path | None = None) -> ChatTemplates:
+    return load(directory, {"bos_token": "<s>", "eos_token": "</s>"}, override)
+
+
 def render(templates: ChatTemplates, **variables: Any) -> str | None:
     with contextlib.suppress(RequestError):
         return templates.chosen(variables).render(Chat([USER], variables))[0]
@@ -66,25 +70,25 @@ def render(templates: ChatTemplates, **variables: Any) -> str | None:
 def test_request_gets_the_template_that_an_engine_chooses(
     tmp_path: Path, layout: str, plain: str | None, with_tools: str | None
 ) -> None:
-    templates = load(write(tmp_path, LAYOUTS[layout]))
+    templates = templates_in(write(tmp_path, LAYOUTS[layout]))
     assert (render(templates), render(templates, **TOOLS)) == (plain, with_tools)
 
 
 def test_missing_template_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no_chat_template"):
-        load(tmp_path).chosen({})
+        templates_in(tmp_path).chosen({})
 
 
 def test_processor_template_precedes_others_without_tools(tmp_path: Path) -> None:
     files = {**LAYOUTS["settings"], "chat_template.json": '{"chat_template": "processor"}'}
-    templates = load(write(tmp_path, files))
+    templates = templates_in(write(tmp_path, files))
     assert (render(templates), render(templates, **TOOLS)) == ("processor", "settings")
 
 
 def test_operator_template_precedes_the_files(tmp_path: Path) -> None:
     override = tmp_path / "own.jinja"
     override.write_text("own")
-    templates = load(write(tmp_path, LAYOUTS["files"]), override)
+    templates = templates_in(write(tmp_path, LAYOUTS["files"]), override)
     assert (render(templates), render(templates, **TOOLS)) == ("own", "own")
 
 
@@ -94,16 +98,19 @@ def test_operator_template_precedes_the_files(tmp_path: Path) -> None:
 def test_malformed_template_is_refused_at_start(tmp_path: Path, entry: object) -> None:
     files = {"tokenizer_config.json": json.dumps({"chat_template": entry})}
     with pytest.raises(ValueError, match="template"):
-        load(write(tmp_path, files))
+        templates_in(write(tmp_path, files))
 
 
 def test_template_of_another_type_is_none(tmp_path: Path) -> None:
-    assert render(load(write(tmp_path, {"tokenizer_config.json": '{"chat_template": 5}'}))) is None
+    assert (
+        render(templates_in(write(tmp_path, {"tokenizer_config.json": '{"chat_template": 5}'})))
+        is None
+    )
 
 
 def test_before_media_uses_the_same_template(tmp_path: Path) -> None:
     source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
-    templates = load(write(tmp_path, {"chat_template.jinja": source}))
+    templates = templates_in(write(tmp_path, {"chat_template.jinja": source}))
     image = [{"type": "image"}]
     messages: list[dict[str, Any]] = [USER, {"role": "user", "content": image}]
     chat = Chat(messages, {})
@@ -123,7 +130,7 @@ def test_template_choice_equals_that_of_transformers(tmp_path: Path, layout: str
         theirs = transformers.PreTrainedTokenizerFast.from_pretrained(
             str(write(tmp_path, LAYOUTS[layout]))
         )
-    ours = load(tmp_path)
+    ours = templates_in(tmp_path)
     for given in ({}, TOOLS):
         expected = None
         with contextlib.suppress(ValueError):
@@ -134,17 +141,17 @@ def test_template_choice_equals_that_of_transformers(tmp_path: Path, layout: str
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
 def test_deeply_nested_settings_are_refused_at_start(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: nested too deeply"):
-        load(write(tmp_path, {name: "[" * 200_000}))
+        templates_in(write(tmp_path, {name: "[" * 200_000}))
 
 
 @pytest.mark.parametrize("source", ["{{ " + "(" * 15_000, "{{ x" + "|trim" * 15_000 + " }}"])
 def test_deeply_nested_template_is_refused_at_start(tmp_path: Path, source: str) -> None:
     with pytest.raises(ValueError, match="not a Jinja template"):
-        load(write(tmp_path, {"chat_template.jinja": source}))
+        templates_in(write(tmp_path, {"chat_template.jinja": source}))
 
 
 def test_pipe_in_place_of_a_template_is_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "additional_chat_templates"
     folder.mkdir()
     os.mkfifo(folder / "more.jinja")
-    load(write(tmp_path, {"chat_template.jinja": "x"}))
+    templates_in(write(tmp_path, {"chat_template.jinja": "x"}))

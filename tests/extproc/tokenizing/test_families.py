@@ -51,7 +51,7 @@ def test_template_has_no_effect_where_the_engine_renders_in_code(
 
 
 @pytest.mark.parametrize(
-    "config", ["[]", "{}", '{"architectures": ["LlamaForCausalLM", []]}', '{"architectures": 5}']
+    "config", ["{}", '{"architectures": ["LlamaForCausalLM", []]}', '{"architectures": 5}']
 )
 def test_other_models_have_templates(tmp_path: Path, config: str) -> None:
     tokenizer = load(tmp_path, {"config.json": config})

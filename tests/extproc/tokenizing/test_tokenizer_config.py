@@ -1,29 +1,11 @@
-"""What tokenizer_config.json adds to tokenizer.json."""
+"""What tokenizer_config.json says about the special tokens around a text."""
 
 from typing import Any
 
 import pytest
 
-from extproc.tokenizing.tokenizer_config import (
-    added_by_settings,
-    may_be_framed_otherwise,
-)
+from extproc.tokenizing.tokenizer_config import may_be_framed_otherwise
 from extproc.tokenizing.tokenizer_layout import Frame
-
-
-def test_special_tokens_that_only_the_settings_name_are_added_in_order() -> None:
-    settings = {
-        "mask_token": "<m>",
-        "eos_token": {"content": "<e>", "lstrip": False},
-        "bos_token": "<known>",
-        "pad_token": "<e>",
-        "unk_token": None,
-        "additional_special_tokens": ["<x>", {"content": "<y>"}, 5],
-        "extra_special_tokens": {"image": "<i>"},
-    }
-    assert added_by_settings(settings, {"<known>"}) == ["<e>", "<m>", "<x>", "<y>"]
-    assert added_by_settings({}, ()) == []
-
 
 LLAMA = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
 GEMMA = {**LLAMA, "tokenizer_class": "GemmaTokenizer"}

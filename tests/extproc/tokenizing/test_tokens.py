@@ -59,7 +59,7 @@ def test_template_may_lie_in_the_configuration_of_the_tokenizer(
     tmp_path: Path, entry: object
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((TINY_MODEL / "tokenizer.json").read_bytes())
-    settings = {"chat_template": entry, "bos_token": {"content": "<s>"}}
+    settings = {"chat_template": entry, "bos_token": {"__type": "AddedToken", "content": "<s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.load(Model("m", tokenizer=str(tmp_path)))
     assert tokenizer is not None

@@ -86,6 +86,18 @@ def test_salt_belongs_to_the_root_block() -> None:
     assert stored(cache_salt="tenant", parent_block_hash=7).extras is None  # its parent has it
 
 
+@pytest.mark.parametrize("tokens", [{}, {"token_ids": PAIRS}])
+@pytest.mark.parametrize("adapter", [{}, {"lora_name": "a"}])
+def test_salt_in_the_extra_keys_of_the_root_gives_the_same_store(
+    tokens: dict[str, Any], adapter: dict[str, Any]
+) -> None:
+    usual = stored(cache_salt="tenant", **tokens, **adapter)
+    names = [*adapter.values()]  # as vLLM writes them, which SGLang may do as well
+    keys = [[*names, "tenant"], names or None]
+    assert stored(extra_keys=keys, **tokens, **adapter) == usual
+    assert stored(extra_keys=keys, cache_salt="tenant", **tokens, **adapter) == usual
+
+
 def test_map_at_the_end_of_an_array_names_no_adapter() -> None:
     event = from_array("GPU", {"cache_salt": "tenant", "lora_name": "a"})
     assert (event.lora, event.names_salts, event.names_loras) == (None, True, False)

@@ -106,6 +106,17 @@ def _field_bodies(size: str, length: int) -> list[Body]:
 
 
 FIELD_BODIES = _field_bodies("4 MiB", MAX_BYTES)
+# Bodies that are costly where tenants are kept apart: media are looked for in every part.
+_NAMED = b'{"model": "m", "x": "uuid", "messages": ['
+MEDIA_BODIES = [
+    Body(f"parts, {size}", CHAT, _filled(_NAMED, b"0", b"]}", length))
+    for size, length in (("1 MiB", 1024 * 1024), ("4 MiB", MAX_BYTES), ("28 MiB", _LARGE))
+] + [
+    Body("text, 28 MiB", CHAT, b'{"model": "m", "prompt": "%b"}' % (b"uuid " * (_LARGE // 5))),
+    Body("salt, 28 MiB", CHAT, b'{"cache_salt": "%b"}' % (b"uuid " * (_LARGE // 5))),
+    Body("model, 28 MiB", CHAT, b'{"model": "%b"}' % (b"\xff" * _LARGE)),
+    Body("spaces, 28 MiB", CHAT, b'{"cache_salt": %b1}' % (b" " * _LARGE)),
+]
 _COSTLIEST = ("a field and members", "zeros", "surrogates")
 LARGE_FIELD_BODIES = [
     body for body in _field_bodies("28 MiB", _LARGE) if body.name.startswith(_COSTLIEST)

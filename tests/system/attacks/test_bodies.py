@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from simulator.settings import TINY_MODEL
-from tests.system.attacks.bodies import BODIES, CHAT, FIELD_BODIES, LARGE_FIELD_BODIES, Body
+from tests.system.attacks.bodies import (
+    BODIES,
+    CHAT,
+    FIELD_BODIES,
+    LARGE_FIELD_BODIES,
+    MEDIA_BODIES,
+    Body,
+)
 from tests.system.attacks.victim import (
     MAX_DELAY_SECONDS,
     MAX_HELD_SECONDS,
@@ -72,6 +79,17 @@ async def changing(
     sections = f"disaggregation: {rules}"
     with running_victim(server, tmp_path, worker_keys=keys, sections=sections) as victim:
         victim.takes_fields = request.param != "none"
+        yield victim
+        victim.leave()
+
+
+@pytest.fixture
+async def isolating(tmp_path: Path) -> AsyncIterator[Victim]:
+    """A router that keeps tenants apart; requests without one have a salt of their own."""
+    (tmp_path / "secret").write_bytes(bytes(range(16)))
+    rules = f"header: x-tenant, secret_file: '{tmp_path}/secret', without_tenant: common"
+    with running_victim("lean", tmp_path, sections=f"isolation: {{{rules}}}") as victim:
+        victim.takes_fields = False
         yield victim
         victim.leave()
 
@@ -165,6 +183,15 @@ async def test_large_bodies_at_two_a_second_delay_no_decision_in_any_mode(
     changing: Victim, body: Body
 ) -> None:
     await assert_undelayed(changing, lambda: offered(changing, [body] * 8, 0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("body", MEDIA_BODIES, ids=str)
+async def test_large_bodies_of_one_tenant_delay_no_decision_of_others(
+    isolating: Victim, body: Body
+) -> None:
+    await assert_undelayed(isolating, lambda: offered(isolating, [body] * 8, 0.5))
 
 
 @pytest.mark.slow

@@ -15,7 +15,16 @@ from tests.extproc.http2.peer import Sent, frames_of
 from tests.extproc.messages import body, head
 from tests.system.attacks.floods import CALL
 from tests.system.attacks.peer import CALL as FIELDS
-from tests.system.attacks.peer import GREETING, data, headers, message, raw, reset, window_update
+from tests.system.attacks.peer import (
+    GREETING,
+    block,
+    data,
+    headers,
+    message,
+    raw,
+    reset,
+    window_update,
+)
 from tests.system.attacks.rules import RULES
 from tests.system.attacks.victim import Victim
 
@@ -101,6 +110,54 @@ def test_session_answers_frames_alike_whole_and_in_pieces(
     whole = fed([sent], compiled=compiled)
     pieces = fed([sent[at : at + 7] for at in range(0, len(sent), 7)], compiled=compiled)
     assert codes(pieces) == codes(whole)
+
+
+_PATHS = (
+    "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+    *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch")),
+)
+_TRACES = ((), (("traceparent", "00-1"),), (("traceparent", "00-" + "2" * 40),))
+
+# Calls of several kinds and traces, in blocks that are decoded once if they are alike.
+HEADS = [
+    block([*FIELDS[:2], (":path", path), *FIELDS[3:], *trace], size_updates=0)
+    for path in _PATHS
+    for trace in _TRACES
+]
+# What comes of one stream: its head, and then DATA, its end, a reset, or nothing yet.
+STREAMS = st.tuples(
+    st.sampled_from(HEADS),
+    st.sampled_from([b"", b"", CALL, CALL[:40], message(b"")]),
+    st.sampled_from(["open", "open", "whole", "reset"]),
+)
+
+
+def stream_of(number: int, what: tuple[bytes, bytes, str]) -> bytes:
+    """The frames of one stream."""
+    block_of_it, sent, end = what
+    frames = raw(1, 4, number, block_of_it) + (data(number, sent) if sent else b"")
+    ends = {"open": b"", "whole": data(number, last=True), "reset": reset(number)}
+    return frames + ends[end]
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="no C compiler at installation")
+@given(
+    reads=st.lists(st.lists(STREAMS, min_size=1, max_size=6), min_size=1, max_size=6),
+    noise=st.lists(FRAMES, max_size=1),
+)
+def test_calls_of_several_kinds_in_one_read_are_told_as_they_were_sent(
+    reads: list[list[tuple[bytes, bytes, str]]], noise: list[bytes]
+) -> None:
+    kinds = [make_sessions(Limits(), 2**20, 2**20, compiled=one).open() for one in (True, False)]
+    sent, number = [GREETING + headers(1)], 3
+    for read in reads:
+        frames = [stream_of(number + 2 * at, what) for at, what in enumerate(read)]
+        number += 2 * len(read)
+        sent.append(b"".join(frames))
+    for part in [*sent, *noise, sent[-1]]:
+        compiled, plain = (one.receive(part) for one in kinds)
+        assert compiled == plain
+    assert kinds[0].fault == kinds[1].fault
 
 
 @pytest.mark.parametrize("compiled", KINDS)

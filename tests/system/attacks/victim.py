@@ -106,9 +106,10 @@ class Victim:
         self._judged = 0  # characters of the log
         self.takes_fields = True  # whether it takes its own fields out of bodies
 
-    async def connect(self) -> Peer:
-        """A raw connection."""
-        self._peers.append(Peer(*await asyncio.open_connection("127.0.0.1", self._port)))
+    async def connect(self, source: str = "127.0.0.1") -> Peer:
+        """A raw connection from this address."""
+        streams = await asyncio.open_connection("127.0.0.1", self._port, local_addr=(source, 0))
+        self._peers.append(Peer(*streams))
         return self._peers[-1]
 
     def leave(self) -> None:

@@ -24,8 +24,8 @@ SHARED = parse("models: [{name: m}]\nworkers: [{endpoint: '10.0.0.1:1'}]", "test
 @pytest.mark.parametrize(
     ("secret", "rules", "codes"),
     [
-        ("0123456789abcdef", "", ["", ""]),
-        ("0123456789abcdef", ", fail: closed", [""]),
+        ("0123456789abcdef", "", [""]),
+        ("0123456789abcdef", ", fail: open", ["", ""]),
         ("short", "", ["isolation-secret"]),
         (None, "", ["isolation-secret"]),
     ],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.engine import Engine, Release
+from extproc.base.engine import Engine, PromptArguments, Release
 from extproc.commands.doctor.findings import Finding, Severity, Subject
 from extproc.commands.doctor.worker_visit import (
     API_PATHS,
@@ -20,6 +20,7 @@ from extproc.commands.doctor.worker_visit import (
     judge_models,
     judge_prefix_caching,
     judge_ranks,
+    judge_template_arguments,
     model_served,
     models_of,
     sources_in,
@@ -239,3 +240,24 @@ def test_judge_ranks_names_the_apis_that_read_no_rank(
 )
 def test_judge_draft_notes_that_an_engine_drafts(metrics: bytes, notes: int) -> None:
     assert len(list(judge_draft(Subject("worker"), metrics))) == notes
+
+
+@pytest.mark.parametrize(
+    ("configured", "shown", "notes"),
+    [
+        (None, None, 0),
+        ({"a": 1}, '{"a":1}', 0),
+        ({"a": 1}, None, 1),
+        (None, '{"a":1}', 1),
+    ],
+)
+def test_default_arguments_of_templates_that_disagree_are_noted(
+    configured: dict[str, int] | None, shown: str | None, notes: int
+) -> None:
+    arguments = PromptArguments(default_chat_template_kwargs=shown)
+    model = Model("m", chat_template_kwargs=configured)
+    answer = ToldEngine(arguments=arguments)
+    found = list(judge_template_arguments(Subject("worker"), model, answer))
+    assert len(found) == notes
+    assert all("--default-chat-template-kwargs" in one.says for one in found)
+    assert not list(judge_template_arguments(Subject("worker"), None, answer))

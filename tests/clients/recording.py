@@ -1,0 +1,57 @@
+"""What a client sends in a conversation with the scripted model, kept in memory alone."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from aiohttp import web
+
+from tests.clients.scripted_model import CHAT, MESSAGES, RESPONSES, Body, Plan, Usage
+from tests.clients.scripted_server import respond
+from tests.clients.starts import MODEL
+from tests.ports import free_port
+from tests.system.gateway import served
+
+
+class Sent(NamedTuple):
+    """A request of a client: its API's path and its body."""
+
+    path: str
+    body: Body
+
+
+class Recorder:
+    """A server that answers as a scripted model by a plan and notes each request."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.port = free_port()
+        self.sent: list[Sent] = []
+        self._plan = plan
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def app(self) -> web.Application:
+        """Returns its server."""
+        app = web.Application(client_max_size=64 << 20)
+        app.add_routes([web.post(path, self._answer) for path in (CHAT, MESSAGES, RESPONSES)])
+        app.router.add_get("/v1/models", self._models)
+        return app
+
+    async def _models(self, _: web.Request) -> web.Response:
+        listed = [{"id": MODEL, "object": "model", "owned_by": "vllm"}]
+        return web.json_response({"object": "list", "data": listed})
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body: Body = await request.json()
+        self.sent.append(Sent(request.path, body))
+        return await respond(request, body, Usage(1, 0), {}, self._plan)
+
+
+@contextlib.asynccontextmanager
+async def recording(plan: Plan) -> AsyncIterator[Recorder]:
+    """Runs a recorder until the block ends."""
+    recorder = Recorder(plan)
+    async with served(recorder.app(), recorder.port):
+        yield recorder
