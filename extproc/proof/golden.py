@@ -15,12 +15,19 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.proof.golden_added import text_with
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
-from extproc.requests import chat_request, completion_request, messages_request, responses_request
+from extproc.requests import (
+    chat_request,
+    completion_request,
+    messages_request,
+    responses_request,
+    rust_chat,
+)
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
     CUT,
     FORM_NAMES,
+    FRONT_END,
     IN_CODE,
     SWITCHES,
     TEXT,
@@ -197,12 +204,16 @@ class NoTokenizeError(Exception):
 def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     """Returns the golden requests of a model, for a worker that speaks a dialect.
 
-    What engines render in code depends on the release, and so has a form of its own. Two texts show
-    the forms of all the tokenizer's texts; that of its added tokens is also a user's.
+    What engines render in code depends on the release, and so has a form of its own; so has what a
+    Rust front end renders. Two texts show the forms of all the tokenizer's texts; that of its added
+    tokens is also a user's.
     """
     cuts = _CUTS._replace(of_tokenizer=encoder.text_forms)
     found = [cuts if one is _CUTS else one for one in GOLDEN]
     found += _with_added(encoder)
+    if dialect.is_rust and not dialect.is_foreign:
+        more = IN_CODE if encoder.renders_in_code else 0
+        return [_of_rust(one, dialect, more) for one in found]
     return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
 
 
@@ -221,6 +232,14 @@ def _with_added(encoder: GoldenEncoder) -> Iterator[Golden]:
         turns = {"messages": [{"role": "user", "content": text}]}
         name = "a conversation with added tokens"
         yield _golden(name, chat_request.parse, turns)._replace(why=_OTHER_TOKENS)
+
+
+def _of_rust(golden: Golden, dialect: Dialect, more_forms: int) -> Golden:
+    if not isinstance(golden.prompt, Chat):
+        return golden
+    prompt = rust_chat.in_its_terms(golden.prompt, dialect)
+    prompt = msgspec.structs.replace(prompt, forms=prompt.forms | more_forms)
+    return golden._replace(prompt=prompt)
 
 
 def _in_code(golden: Golden, dialect: Dialect) -> Golden:
@@ -413,6 +432,7 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
         or _framed(ours, engines)
         or (golden.why and f"{_instead(here, there)}: {golden.why}")
         or _of_class(golden)
+        or _of_front_end(golden)
         or _of_space(here, there)
         or _of_date(here, there)
         or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
@@ -431,6 +451,12 @@ def _of_class(golden: Golden) -> str:
     return ""
 
 
+def _of_front_end(golden: Golden) -> str:
+    if golden.forms & FRONT_END:
+        return "the engine's Rust front end renders this template in another way than is known here"
+    return ""
+
+
 def _of_form(golden: Golden, here: str, there: str) -> str:
     """Returns the likely cause: what this request has and the simpler ones before it lack."""
     if golden.forms & TEXT:
@@ -441,7 +467,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
         return "the template takes enable_thinking differently"
     if here.startswith(there) or there.startswith(here):
         return f"the templates end differently, as by another generation prompt, or by {_DEFAULTS}"
-    return "the chat template is another one"
+    return "the chat template is another one, or the engine's front end is, such as one in Rust"
 
 
 def _of_date(here: str, there: str) -> str:

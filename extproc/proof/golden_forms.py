@@ -21,6 +21,7 @@ from extproc.requests.prompt import (
     BY_RELEASE,
     CUT,
     FORM_NAMES,
+    FRONT_END,
     PRINTED,
     Chat,
     Given,
@@ -188,7 +189,8 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
             (prompt,) = parse(question.path, body, lambda _: dialect).prompts
             assert isinstance(prompt, Chat | Given)
             started = encoder.start(prompt)
-            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~CUT  # they show no cuts
+            # they show no cuts, and a front end is shown by simpler requests
+            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~(CUT | FRONT_END)
             if forms & ~known:
                 found.append(OwnPrompt(question, prompt, forms, started.finish()))
         except RequestError:

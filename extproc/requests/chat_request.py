@@ -24,7 +24,7 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
-from extproc.requests import sglang_chat
+from extproc.requests import rust_chat, sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
 from extproc.requests.function_tools import printed_tools
@@ -597,6 +597,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """
     body = _body.decode(content)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        return rust_chat.parse(content, dialect)
     if dialect is not None and dialect.sglang is not None:
         return sglang_chat.parse(content, dialect.sglang, dialect)
     if len(body.messages) > MAX_MESSAGES:

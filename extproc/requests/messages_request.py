@@ -109,6 +109,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """
     body = _body.decode(content)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:
         return sglang_messages.parse(content, dialect.sglang, dialect)
     _check_budget(body)

@@ -152,7 +152,8 @@ PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 81
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS, EMPTIED = 262144, 524288, 1048576, 2097152
 TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT, GIVEN = 4194304, 8388608, 16777216, 33554432
-BY_RELEASE = 67108864 - 16
+FRONT_END = 67108864
+BY_RELEASE = 134217728 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -180,6 +181,7 @@ FORM_NAMES = {
     TOOL_REFERENCES: "results that name tools",
     LEFT_OUT: "requests of which some releases leave out a part",
     GIVEN: "conversations whose token ids the client sends",
+    FRONT_END: "conversations that a Rust front end renders",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE
@@ -235,9 +237,10 @@ def names_of(forms: int) -> list[str]:
 
 def blamed(forms: int) -> int:
     """Returns the forms to blame for a difference: those that releases read differently, if there
-    are any; CONVERSATION only if there is no other.
+    are any; CONVERSATION and FRONT_END, which simpler requests show, only if there is no other.
     """
-    return forms & BY_RELEASE or forms & ~CONVERSATION or forms
+    common = CONVERSATION | FRONT_END
+    return forms & BY_RELEASE & ~common or forms & ~common or forms
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

@@ -88,6 +88,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """
     body = _body.decode(content)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:
         return sglang_responses.parse(content, dialect.sglang, dialect)
     _refuse_what_differs(body)
@@ -103,10 +105,10 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for item in items:
         turns.add(item)
+    takes_arguments = dialect is None or dialect.takes_arguments
     ids = given_ids(body.kv_transfer_params, dialect, turns.messages, is_response=True)
     if ids is not None:
         return InferenceRequest(body.model, [ids], body.cache_salt)
-    takes_arguments = dialect is None or dialect.takes_arguments
     options = Options(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         add_generation_prompt=not turns.is_unfinished,

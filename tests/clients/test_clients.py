@@ -142,7 +142,7 @@ async def test_agents_are_keyed_exactly_and_stay_with_their_workers(
     ):
         sessions = await all_converse(system.envoy, tmp_path / "homes", CONVERSATIONS)
         found = conversations(fronts)
-        show(request.node, f"vLLM {renderer.release}'s prompts", found)
+        show(request.node, f"vLLM {renderer.release.partition('+')[0]}'s prompts", found)
         check(sessions, fronts)
         await asyncio.to_thread(top.run, system.admin, once=True)
         counted = await reasons(system)

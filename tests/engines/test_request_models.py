@@ -21,7 +21,7 @@ from extproc.requests.dialect import NEWEST
 from extproc.requests.request import parse
 from extproc.tokenizing.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
-from tests.clients.front import RefusedError, rendering
+from tests.clients.rendering import RefusedError, rendering
 from tests.engines import vllm_engine
 from tests.extproc.requests.planted_fields import planted
 from tests.extproc.requests.recorded_models import NEWEST_RECORD, RECORDS, Record

@@ -10,6 +10,7 @@ from extproc.requests import chat_request, completion_request, messages_request,
 from extproc.requests.chat_request import messages_of
 from extproc.requests.dialect import NEWEST
 from extproc.requests.function_tools import FLAGS, printed_tools
+from extproc.requests.media import MEDIA_PARTS
 from extproc.requests.part_fields import PART_FIELDS
 from tests.extproc.requests.recorded_models import NEWEST_RECORD, RECORDS, Record
 
@@ -142,7 +143,7 @@ def test_messages_have_the_fields_that_templates_get(record: Record, role: str) 
 @RELEASES
 def test_kinds_of_parts_are_read_or_refused_by_all(record: Record) -> None:
     kinds = record.objects["kinds of chat parts"]["fields"]
-    assert set(kinds) - chat_request._TEXT_PARTS.keys() - chat_request.MEDIA_PARTS.keys() == {
+    assert set(kinds) - chat_request._TEXT_PARTS.keys() - MEDIA_PARTS.keys() == {
         "audio_embeds",
         "image_embeds",
         "image_pil",
@@ -155,7 +156,7 @@ def test_kinds_of_parts_are_read_or_refused_by_all(record: Record) -> None:
 @RELEASES
 def test_kinds_of_blocks_are_all_read(record: Record) -> None:
     kinds = record.objects["kinds of messages blocks"]["fields"]
-    blocks = {
+    blocks: dict[str, dict[str, Any]] = {
         "text": {"text": "a"},
         "image": {"source": {"type": "base64", "data": "AA=="}},
         "tool_use": {"id": "1", "name": "f", "input": {}},
