@@ -166,7 +166,7 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     @property
     def reads_odd_json(self) -> bool:
         """Whether bodies are read by Python's json (`odd_json`), not by a strict decoder."""
-        return self.sglang is None or not self.sglang.reads_strictly
+        return not self.is_rust and (self.sglang is None or not self.sglang.reads_strictly)
 
 
 class _Range(NamedTuple):

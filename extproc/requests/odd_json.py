@@ -16,7 +16,6 @@ import json
 import math
 import re
 from collections.abc import Collection
-from enum import Enum
 from operator import is_
 from typing import Any, TypeVar
 
@@ -24,7 +23,6 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
-from kvstate.undecodable import UNDECODABLE
 
 # Larger bodies are not read.
 MAX_BYTES = 4 * 1024 * 1024
@@ -46,42 +44,13 @@ _LETTERS = range(0x10F000, 0x10F800)
 _LETTER = re.compile(f"[{chr(_LETTERS[0])}-{chr(_LETTERS[-1])}]")
 _TO_LETTERS = dict(zip(_HALVES, _LETTERS, strict=True))
 
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
 _Made = TypeVar("_Made")
-
-
-class Form(Enum):
-    """How a body can be read."""
-
-    PLAIN = "plain"  # an object in UTF-8, whose members can be found and changed in place
-    ODD = "odd"  # an object only for Python's json: `decoded` reads it, `encoded` writes it
-    UNREAD = "unread"  # neither, or too large or too costly to find out
 
 
 class OddBody(bytes):
     """A body that was odd, as JSON in UTF-8 with stand-ins."""
 
     __slots__ = ()
-
-
-def form_of(body: bytes) -> Form:
-    """Returns how a body can be read; what is inside its members is not decoded if it is plain.
-
-    A plain one may hold texts that are no UTF-8, and numbers out of range, which engines judge
-    themselves.
-    """
-    try:
-        _members.decode(body)
-    except UNDECODABLE:
-        pass
-    else:
-        return Form.PLAIN
-    try:
-        decoded(body)
-    except RequestError:
-        return Form.UNREAD
-    return Form.ODD
 
 
 def decoded(body: bytes) -> dict[str, Any]:

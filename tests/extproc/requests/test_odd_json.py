@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
 from extproc.requests.odd_json import (
-    Form,
     decoded,
     encoded,
     ends_in_utf8,
-    form_of,
     object_in,
     restored,
     rewritten,
@@ -146,23 +144,6 @@ def test_what_has_no_stand_in_stays_the_same_object() -> None:
 )
 def test_body_that_is_not_read_has_a_reason(body: bytes, reason: str) -> None:
     assert reason_of(body) == reason
-
-
-@pytest.mark.parametrize(
-    ("body", "form"),
-    [
-        (b'{"a": 1, "a": {"b": 1e400}}', Form.PLAIN),
-        (b'{"a": "\xed\xa0\x80"}', Form.PLAIN),
-        (b'{"a": NaN}', Form.ODD),
-        (b'{"a": "\\ud800"}', Form.ODD),
-        ('{"a": 1}'.encode("utf-8-sig"), Form.ODD),
-        ('{"a": 1}'.encode("utf-16"), Form.ODD),
-        (b"[]", Form.UNREAD),
-        (b"\x1f\x8b\x08", Form.UNREAD),
-    ],
-)
-def test_body_has_a_form(body: bytes, form: Form) -> None:
-    assert form_of(body) is form
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"\\ud83d"', "NaN", "\ufeff{}", ""])

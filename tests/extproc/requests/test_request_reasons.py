@@ -14,9 +14,12 @@ MODULES = re.compile(r"(\w*request\w*|chat_\w+|template_\w+|content_\w+|contin\w
 def raised(in_modules: re.Pattern[str]) -> set[str]:
     files = sorted((ROOT / "extproc").rglob("*.py"))
     sources = [path.read_text() for path in files if in_modules.fullmatch(path.name)]
-    patterns = r'RequestError\(\s*"(\w+)"|^(?:    [A-Z_]+:|[A-Z_]+ =) "(unsupported_\w+)",?$'
+    patterns = (
+        r'RequestError\(\s*"(\w+)"|^(?:    [A-Z_]+:|[A-Z_]+ =) "(unsupported_\w+)",?$'
+        r'|RefusedCut\(.*"(\w+)"\)$'
+    )
     found = re.findall(patterns, "".join(sources), re.MULTILINE)
-    return {one or other for one, other in found}
+    return {"".join(each) for each in found}
 
 
 def test_reasons_and_their_documentation_agree() -> None:

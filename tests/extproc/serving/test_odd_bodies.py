@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from extproc.base.engine import SGLANG, Engine, Release
+from extproc.base.engine import RUST, SGLANG, VLLM, Engine, Release
 from extproc.config.schema import Model
 from extproc.observing.decisions import Course
-from extproc.requests.dialect import NEWEST, ModelDialects, dialect_of
+from extproc.requests.dialect import NEWEST, Dialect, ModelDialects, dialect_of
 from extproc.requests.outline import beginning_of
 from extproc.requests.request import CHAT_PATH, Ask, Head, Models
 from extproc.routing.query import Query
@@ -21,6 +21,7 @@ from simulator.settings import TINY_MODEL
 
 NEW = ModelDialects(NEWEST)
 STRICT = dialect_of(Engine(SGLANG, Release(0, 5, 23)))
+RUSTS = dialect_of(Engine(VLLM, Release(0, 33), RUST))
 OLDER = dialect_of(Engine(SGLANG, Release(0, 5, 16)))
 LONG = "Tell me more about it. " * 4000
 NAN, HALF = float("nan"), "half of a pair: \ud83d"
@@ -116,9 +117,10 @@ async def test_body_that_engines_refuse_is_placed_by_load(body: bytes, reason: s
     assert (found.reason, found.outline) == (reason, None)
 
 
-async def test_body_that_its_engine_refuses_is_placed_by_load() -> None:
+@pytest.mark.parametrize("strict", [STRICT, RUSTS])
+async def test_body_that_its_engine_refuses_is_placed_by_load(strict: Dialect) -> None:
     body = json.dumps(chat(temperature=NAN)).encode()
-    found = await query(body, ModelDialects(STRICT))
+    found = await query(body, ModelDialects(strict))
     assert (found.reason, found.model, found.outline) == ("bad_json", "tiny", None)
     for either in (ModelDialects(OLDER), ModelDialects(STRICT, ((NEWEST, frozenset("w")),))):
         assert (await query(body, either)).prompts
