@@ -125,23 +125,25 @@ class PickyEncoder:
     def check(self, text: str) -> None:
         """Raises RequestError if a text has the pattern."""
         if len(text) >= self._refused.shortest and self._refused.pattern.search(text):
-            raise RequestError(self._refused.reason)
+            if self._refused.is_random:
+                raise RequestError("random_tokenizer")
+            raise RequestError("tokenizer_failed")
 
 
 class RefusedCut(NamedTuple):
     """Texts of which only the engine knows the ids.
 
-    pattern: which they have. shortest: characters of the shortest one. reason: why they are not
-    keyed.
+    pattern: which they have. shortest: characters of the shortest one. is_random: whether even an
+    engine has other ids for them each time.
     """
 
     pattern: re.Pattern[str]
     shortest: int
-    reason: str = "tokenizer_failed"
+    is_random: bool = False
 
 
 # All texts of a tokenizer with dropout, which joins pieces by chance.
-RANDOM = RefusedCut(re.compile(""), 0, "random_tokenizer")
+RANDOM = RefusedCut(re.compile(""), 0, is_random=True)
 
 
 class _FailuresNamed:

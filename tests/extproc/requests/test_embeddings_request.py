@@ -25,7 +25,8 @@ def test_embeddings_accept_texts_and_token_ids() -> None:
 def test_conversation_is_embedded_without_a_generation_prompt() -> None:
     (prompt,) = request(messages=[USER], chat_template_kwargs={"x": 1}).prompts
     variables = {"x": 1, "add_generation_prompt": False, "continue_final_message": False}
-    assert prompt == Chat([USER], variables, sent=[USER], roles=("user",))
+    own = Chat([USER], variables, sent=[USER], roles=("user",), takes_defaults=False)
+    assert prompt == own
     (prompt,) = request(messages=[USER], add_special_tokens=True).prompts
     assert isinstance(prompt, Chat)
     assert prompt.add_special_tokens

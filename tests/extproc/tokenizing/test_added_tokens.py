@@ -3,8 +3,10 @@
 import functools
 import itertools
 import json
+import logging
 import os
 import random
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from extproc.tokenizing.added_tokens import (
 from extproc.tokenizing.tokenizer_classes import classes_of
 from extproc.tokenizing.tokenizer_layout import AddedToken
 from extproc.tokenizing.tokens import Tokenizer
+from simulator.settings import TINY_MODEL
 from tests.extproc.tokenizing.library_loading import loaded
 from tests.extproc.tokenizing.token_directories import (
     ASKED,
@@ -224,6 +227,17 @@ def test_map_whose_tokens_say_that_they_are_special_is_not_loaded_by_release_5()
 def test_text_in_place_of_a_list_is_not_loaded() -> None:
     with pytest.raises(ValueError, match="extra_special_tokens is no list"):
         ways_in_5({}, extra_special_tokens="<x>")
+
+
+def test_fast_encoder_has_the_tokens_of_all_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("fastokens", reason="needs fastokens (extra `fast`)")
+    caplog.set_level(logging.INFO, "kvsteer.tokens")
+    shutil.copytree(TINY_MODEL, tmp_path / "m")
+    (tmp_path / "m" / "added_tokens.json").write_text('{"<tool_call>": 8192}')
+    assert 8192 in ids_of(tmp_path / "m", "call <tool_call> it")
+    assert "tokenized by fastokens" in caplog.text
 
 
 def test_random_tokenizer_keys_no_text(tmp_path: Path) -> None:
