@@ -31,6 +31,7 @@ from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.rust_template import RustTemplate, of_file
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
+from extproc.tokenizing import rust_cut
 from extproc.tokenizing.cpu_limit import run_within
 from extproc.tokenizing.encoder_choice import NO_FRAME, EncoderChoice, choose, framed_ids
 from extproc.tokenizing.families import InCode, ModelFiles, in_code
@@ -276,6 +277,7 @@ class Tokenizer:
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
         self._added = frozenset(token.content for token in choice.layout.added_tokens)
+        self._layout = choice.layout
         self._added_ids = frozenset(map(self._library.token_to_id, self._added))
         self._added_in_texts: dict[str, Tokens] = {}
         self._templates = templates
@@ -480,7 +482,8 @@ class Tokenizer:
         if chat.dialect is not None and chat.dialect.is_rust:
             if self._kimi is not None:
                 raise RequestError("unsupported_by_engine")
-            return self._templates.of_rust.render(chat, Tick(seconds))
+            text, forms = self._templates.of_rust.render(chat, Tick(seconds))
+            return text, forms | CUT if rust_cut.may_be_cut_otherwise(self._layout, text) else forms
         template = self._templates.chosen(chat.variables)
         if chat.variables.get("tools") != []:
             return template.render(chat, budget_seconds=seconds)
