@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from extproc.base import address
 from extproc.base.attention import has_hybrid_files
+from extproc.base.engine import RUST
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
@@ -232,6 +233,8 @@ class Workers:
             self.reuse.note_engine(worker)
             self.pins.note_change()
         self.candidates.note_change()
+        if worker is not None and worker.engine is not None and worker.engine.front_end == RUST:
+            self.verifying.ask_now(worker)  # what it was asked as another one proves little
 
     def _speak(self, worker: Worker, dialect: Dialect) -> None:
         """Notes how a worker prints the tools of responses."""

@@ -109,7 +109,7 @@ class _SentMessage:
 
 
 def _has_minus_zero(content: bytes, messages: Sequence[msgspec.Raw]) -> bool:
-    """Returns whether a minus zero may be in a body; in its messages only texts count."""
+    """Returns whether a minus zero may be in a body; in its messages there are only texts."""
     found = len(_MINUS_ZERO.findall(content))
     return found > 0 and found > sum(len(_MINUS_ZERO.findall(bytes(one))) for one in messages)
 

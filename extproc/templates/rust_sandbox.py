@@ -232,6 +232,16 @@ def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:].lower()
 
 
+def _format(text: str, *values: Any) -> str:
+    pieces = text.split("{}")
+    if len(pieces) != len(values) + 1 or any("{" in one or "}" in one for one in pieces):
+        raise RequestError("unsupported_content")
+    written = [text_of(one) for one in values]
+    if len(text) + sum(map(len, written)) > MAX_CHARACTERS:
+        raise too_large()
+    return "".join([pieces[0], *(a + b for a, b in zip(written, pieces[1:], strict=True))])
+
+
 def _find(text: str, part: str) -> int:
     at = text.find(part)
     return at if at < 0 else len(text[:at].encode())
@@ -263,6 +273,7 @@ def _isdigit(text: str) -> bool:
 _OWN_METHODS: Mapping[str, Callable[..., Any]] = {
     "capitalize": _capitalize,
     "find": _find,
+    "format": _format,
     "isdigit": _isdigit,
     "isnumeric": _isdigit,
     "islower": _islower,

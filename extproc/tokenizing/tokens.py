@@ -31,6 +31,7 @@ from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.templates.rust_template import SPECIAL_NAMES, RustTemplate, of_file
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
+from extproc.tokenizing import rust_cut
 from extproc.tokenizing.added_tokens import Loaded, TokenFiles, are_alike, loaded_in_all_ways
 from extproc.tokenizing.adding import added_in, model_ids, with_added
 from extproc.tokenizing.cpu_limit import run_within
@@ -302,6 +303,7 @@ class Tokenizer:
         self._texts = choice.texts
         self._frame = choice.frame
         self._encode_whole = choice.encode_whole
+        self._layout = choice.layout
         by_id = sorted(choice.layout.added_tokens, key=lambda token: token.id)
         self.added_tokens = tuple(token.content for token in by_id)
         self._added = frozenset(self.added_tokens)
@@ -518,7 +520,8 @@ class Tokenizer:
         if chat.dialect is not None and chat.dialect.is_rust:
             if self._kimi is not None:
                 raise RequestError("unsupported_by_engine")
-            return self._templates.of_rust.render(self._with_defaults(chat), Tick(seconds))
+            text, forms = self._templates.of_rust.render(self._with_defaults(chat), Tick(seconds))
+            return text, forms | CUT if rust_cut.may_be_cut_otherwise(self._layout, text) else forms
         template = self._templates.chosen(chat.variables).of(chat)
         if chat.variables.get("tools") != []:
             return template.render(chat, budget_seconds=seconds)

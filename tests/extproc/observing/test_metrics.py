@@ -53,7 +53,7 @@ def worker(name: str) -> dict[str, Any]:
         "blocks_by_tier": {"device": 4},
         "in_flight": 5,
         "speed": {"tokens_per_second": 12_000, "confidence": 0.75},
-        "engine": {"name": "vllm", "version": "0.32.0", "source": "learned"},
+        "engine": {"name": "vllm", "version": "0.32.0", "frontend": "python", "source": "learned"},
         "down": "",
         "astray": "",
         "failed_halves": 2,
