@@ -98,7 +98,7 @@ async def rendering_in_rust(binary: Path, model: Path, release: str) -> AsyncIte
     url = f"http://127.0.0.1:{port}"
     words = ["render", str(model), "--host", "127.0.0.1", "--port", str(port)]
     if (model / "chat_template.jinja").exists():
-        words += ["--tool-call-parser", "hermes"]  # as the Python one; others it chooses itself
+        words += ["--tool-call-parser", "hermes", "--reasoning-parser", "none"]
     async with (
         _running(str(binary), *words, is_silent=True) as process,
         aiohttp.ClientSession() as session,
