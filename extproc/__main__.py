@@ -440,7 +440,7 @@ def _serve_several(path: str, config: "Config") -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from importlib.util import find_spec
 
-    from extproc.commands.needed_files import NEEDED_FILES
+    from extproc.commands.needed_files import NEEDED_FILES, template_notes
     from extproc.config.fleet_rules import missing_extras
     from extproc.config.reader import load
     from extproc.config.rules import doubts, omissions
@@ -449,7 +449,7 @@ def _check(arguments: argparse.Namespace) -> int:
     path = config_of(arguments)
     config = load(path, arguments.processes, NEEDED_FILES)
     lacking = (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
-    likely = (*doubts(config, os.path.exists), *omissions(config))
+    likely = (*doubts(config, os.path.exists), *omissions(config), *template_notes(config))
     for note in filter(None, (*lacking, *likely, plain_core_warning())):
         print(f"{path}: note: {note}")
     print(f"{path}: ok")

@@ -140,7 +140,11 @@ async def of_completion(tokens: ModelTokens, body: Completion) -> list[Tokens]:
 
 
 async def of_chat(tokens: ModelTokens, body: ChatRequest | Tokenize) -> Tokens:
-    """Returns the ids of a conversation."""
+    """Returns the ids of a conversation: those that it brings, as in vLLM from 0.27 on."""
+    if isinstance(body, ChatRequest):
+        given = (body.kv_transfer_params or {}).get("prompt_token_ids")
+        if given:
+            return await _of_prompt(tokens, given)
 
     def render() -> Tokens:
         return tokens.of_chat(

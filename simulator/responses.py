@@ -6,6 +6,7 @@ answers use only words of one token each.
 """
 
 import hashlib
+import json
 import re
 from array import array
 from collections.abc import Sequence
@@ -63,12 +64,19 @@ _Body = TypeVar("_Body")
 async def decoded(request: web.Request, kind: type[_Body]) -> _Body:
     """Returns the request's body as that type.
 
+    What is no strict JSON is read as vLLM's front end reads it, by Python's json.
+
     Raises:
         ApiError: it cannot be decoded; the client gets this error.
     """
+    body = await request.read()
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return msgspec.convert(json.loads(body), type=kind)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise bad_request(str(error)) from error
 
 

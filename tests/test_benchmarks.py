@@ -60,6 +60,7 @@ def test_benchmarks_are_all_smoked() -> None:
         if '__name__ == "__main__"' in file.read_text()
     }
     parts = {
+        "attack_side.py",
         "extproc_idle.py",
         "feeds_follower.py",
         "feeds_publisher.py",

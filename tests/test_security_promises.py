@@ -68,6 +68,36 @@ PROMISES = {
         "system/attacks/test_bodies.py"
         "::test_large_bodies_at_two_a_second_delay_no_decision_in_any_mode"
     ),
+    "whatever is on": (
+        "system/attacks/test_bodies.py::test_large_bodies_of_one_tenant_delay_no_decision_of_others"
+    ),
+    "who sends many waits for his own": (
+        "extproc/serving/test_turns.py::test_who_sent_much_waits_for_who_sent_little"
+    ),
+    "in any form of body": (
+        "system/attacks/test_edited_bodies.py"
+        "::test_engine_finds_nothing_that_the_client_must_not_say"
+    ),
+    "A body that is not read with certainty is refused": (
+        "extproc/requests/test_edits.py::test_each_feature_refuses_what_it_cannot_be_certain_of"
+    ),
+    "is answered 5xx, not sent on": (
+        "extproc/running/test_failure_mode_watch.py"
+        "::test_envoys_configuration_fails_closed_with_tenants_unless_told_otherwise"
+    ),
+    "refused if it is another user's, writable by others": (
+        "extproc/running/test_state_file.py::test_files_that_others_may_have_written_are_refused"
+    ),
+    "damaged, older than a day": (
+        "extproc/running/test_state_file.py::test_refused_files_are_named_with_the_reason"
+    ),
+    "Treat it as an engine's memory: mode 0600": (
+        "extproc/running/test_state_file.py"
+        "::test_file_is_readable_by_its_user_alone_and_names_no_token"
+    ),
+    "for the router's own user": (
+        "extproc/running/test_handover.py::test_only_its_own_user_may_ask"
+    ),
     "such a body holds the event loop for up to 50 ms": (
         "system/attacks/test_bodies.py"
         "::test_large_bodies_at_two_a_second_do_not_block_the_loop_of_grpcio"

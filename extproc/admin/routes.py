@@ -25,10 +25,12 @@ from extproc.config.sections import ALL_PERCENT, STEERS_ALL
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.workers import Workers
 from extproc.requests.costly_json import INLINE_BYTES, MAX_ID_COMMAS, refuse_costly
+from extproc.requests.odd_json import decoded, encoded
 from extproc.requests.request import Head, path_of
 from extproc.routing.explain import candidates, explanation_with
 from extproc.serving.router import Router
 from kvstate.index import default_core_name
+from kvstate.undecodable import UNDECODABLE
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -223,11 +225,21 @@ async def _envelope_of(raw: bytes) -> _Envelope:
         return await asyncio.to_thread(_ENVELOPE.decode, raw)
     except RequestError:
         raise bad_request("the body has too many objects, lists or texts") from None
+    except UNDECODABLE:
+        return await asyncio.to_thread(_odd_envelope, raw)
+
+
+def _odd_envelope(raw: bytes) -> _Envelope:
+    """Returns an envelope with a body that only some engines read."""
+    try:
+        members = decoded(raw)
+        body = msgspec.Raw(encoded(members.pop("body", None)))
+        return msgspec.structs.replace(msgspec.convert(members, _Envelope), body=body)
     except msgspec.ValidationError as error:
         raise bad_request(
             f'want {{"path": ..., "headers": {{...}}, "body": {{...}}}}: {error}'
         ) from None
-    except (ValueError, RecursionError):
+    except RequestError:
         raise bad_request("the body is not JSON") from None
 
 

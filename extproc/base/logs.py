@@ -42,9 +42,25 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-# Most lines of one kind about one feed, or about other routers, in a minute; further ones are only
-# counted.
+# Most lines of one kind in a minute, from loggers that outsiders can have write; further ones are
+# only counted.
 MAX_LINES = 20
+
+# These loggers, and how many of a line's first values, besides its text, make its kind: the worker,
+# or the worker and its rank. What clients and other routers send makes none.
+LIMITED = {
+    "kvsteer.admin": 0,
+    "kvsteer.bridge": 0,
+    "kvsteer.decision": 0,
+    "kvsteer.discovery": 1,
+    "kvsteer.extproc": 0,
+    "kvsteer.feed": 2,
+    "kvsteer.sharing": 0,
+    "kvsteer.tokenizing": 1,
+    "kvsteer.tokens": 1,
+    "kvsteer.tracing": 0,
+    "kvsteer.workers": 1,
+}
 _WINDOW_SECONDS = 60.0
 MAX_KINDS = 4096
 
@@ -58,10 +74,10 @@ class _Lines:
 
 
 class LessOften(logging.Filter):
-    """Drops records about feeds and other routers that are too frequent.
+    """Drops records that are too frequent, of loggers that outsiders can have write.
 
-    A broken publisher, or a router that knows the secret and changes its name, may cause many.
-    The next record of that kind says how many were dropped.
+    A peer that breaks the protocol, a broken publisher, or a router that knows the secret and
+    changes its name, may cause many. The next record of that kind says how many were dropped.
 
     kinds: the last `max_kinds` kinds of records.
     """
@@ -73,11 +89,11 @@ class LessOften(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tells whether to write a record."""
-        if record.name not in ("kvsteer.feed", "kvsteer.sharing"):
+        told = LIMITED.get(record.name)
+        if told is None or record.levelno < logging.INFO:
             return True
         args = record.args if isinstance(record.args, tuple) else ()
-        # mostly worker and rank; routers choose their names themselves
-        kind = (record.msg, *(map(str, args[:2]) if record.name == "kvsteer.feed" else ()))
+        kind = (record.msg, *map(str, args[:told]))
         lines = self.kinds.get(kind)
         left_out = 0
         if lines is None or record.created - lines.since >= _WINDOW_SECONDS:

@@ -15,17 +15,25 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.proof.golden_added import text_with
 from extproc.proof.state import Comparison, GoldenVerdict, Mismatch
-from extproc.requests import chat_request, completion_request, messages_request, responses_request
+from extproc.requests import (
+    chat_request,
+    completion_request,
+    messages_request,
+    responses_request,
+    rust_chat,
+)
 from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
     CUT,
     FORM_NAMES,
+    FRONT_END,
     IN_CODE,
     SWITCHES,
     TEXT,
     TOOLS,
     Chat,
+    Given,
     InferenceRequest,
     Prompt,
     Text,
@@ -44,7 +52,7 @@ class Golden(NamedTuple):
     """
 
     name: str
-    prompt: Chat | Text
+    prompt: Chat | Given | Text
     of_tokenizer: int = 0
     why: str = ""
 
@@ -58,6 +66,7 @@ class Golden(NamedTuple):
 
         model: the name by which the engine knows the model; None for the one that it serves.
         """
+        assert not isinstance(self.prompt, Given)  # nothing is to be tokenized
         # where releases vary, a prompt is keyed only if no special token is added in any of them
         return question(msgspec.structs.replace(self.prompt, special_tokens_vary=False), model)
 
@@ -195,12 +204,16 @@ class NoTokenizeError(Exception):
 def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     """Returns the golden requests of a model, for a worker that speaks a dialect.
 
-    What engines render in code depends on the release, and so has a form of its own. Two texts show
-    the forms of all the tokenizer's texts; that of its added tokens is also a user's.
+    What engines render in code depends on the release, and so has a form of its own; so has what a
+    Rust front end renders. Two texts show the forms of all the tokenizer's texts; that of its added
+    tokens is also a user's.
     """
     cuts = _CUTS._replace(of_tokenizer=encoder.text_forms)
     found = [cuts if one is _CUTS else one for one in GOLDEN]
     found += _with_added(encoder)
+    if dialect.is_rust and not dialect.is_foreign:
+        more = IN_CODE if encoder.renders_in_code else 0
+        return [_of_rust(one, dialect, more) for one in found]
     return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
 
 
@@ -221,9 +234,17 @@ def _with_added(encoder: GoldenEncoder) -> Iterator[Golden]:
         yield _golden(name, chat_request.parse, turns)._replace(why=_OTHER_TOKENS)
 
 
+def _of_rust(golden: Golden, dialect: Dialect, more_forms: int) -> Golden:
+    if not isinstance(golden.prompt, Chat):
+        return golden
+    prompt = rust_chat.in_its_terms(golden.prompt, dialect)
+    prompt = msgspec.structs.replace(prompt, forms=prompt.forms | more_forms)
+    return golden._replace(prompt=prompt)
+
+
 def _in_code(golden: Golden, dialect: Dialect) -> Golden:
     prompt = golden.prompt
-    if isinstance(prompt, Text):
+    if not isinstance(prompt, Chat):
         return golden
     forms = prompt.forms | IN_CODE
     return golden._replace(prompt=msgspec.structs.replace(prompt, dialect=dialect, forms=forms))
@@ -347,8 +368,9 @@ def _switched_like(golden: Golden, engines: Tokens, told: Iterable[GoldenTokens]
     if not isinstance(prompt, Chat):
         return ""
     for other, ours, _ in told:
-        is_switch = isinstance(other.prompt, Chat) and other.forms & SWITCHES
-        if is_switch and other.prompt.messages == prompt.messages and ours == engines:
+        if not isinstance(other.prompt, Chat) or not other.forms & SWITCHES:
+            continue
+        if other.prompt.messages == prompt.messages and ours == engines:
             return f"as of {other.name} here: by {_DEFAULTS}"
     return ""
 
@@ -406,18 +428,32 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
     """Returns the likely cause of a mismatch, in words."""
     here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
     return (
-        _framed(ours, engines)
+        _of_given(golden)
+        or _framed(ours, engines)
         or (golden.why and f"{_instead(here, there)}: {golden.why}")
         or _of_class(golden)
+        or _of_front_end(golden)
         or _of_space(here, there)
         or _of_date(here, there)
         or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
     )
 
 
+def _of_given(golden: Golden) -> str:
+    if isinstance(golden.prompt, Given):
+        return "it renders the conversation and ignores kv_transfer_params.prompt_token_ids"
+    return ""
+
+
 def _of_class(golden: Golden) -> str:
     if golden.of_tokenizer & CUT:
         return "its transformers cuts texts as tokenizer_class says, not as tokenizer.json does"
+    return ""
+
+
+def _of_front_end(golden: Golden) -> str:
+    if golden.forms & FRONT_END:
+        return "the engine's Rust front end renders this template in another way than is known here"
     return ""
 
 
@@ -431,7 +467,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
         return "the template takes enable_thinking differently"
     if here.startswith(there) or there.startswith(here):
         return f"the templates end differently, as by another generation prompt, or by {_DEFAULTS}"
-    return "the chat template is another one"
+    return "the chat template is another one, or the engine's front end is, such as one in Rust"
 
 
 def _of_date(here: str, there: str) -> str:

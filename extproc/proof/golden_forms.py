@@ -17,7 +17,17 @@ from extproc.base.errors import RequestError
 from extproc.proof.golden import Golden, GoldenEncoder, TextOf, in_words, mismatch
 from extproc.proof.state import GoldenVerdict
 from extproc.requests.dialect import Dialect, rivals_of
-from extproc.requests.prompt import BY_RELEASE, CUT, FORM_NAMES, PRINTED, Chat, Prompt, forms_of
+from extproc.requests.prompt import (
+    BY_RELEASE,
+    CUT,
+    FORM_NAMES,
+    FRONT_END,
+    PRINTED,
+    Chat,
+    Given,
+    Prompt,
+    forms_of,
+)
 from extproc.requests.request import CHAT_PATH, parse
 from kvstate.overlap import Tokens
 from kvstate.undecodable import UNDECODABLE
@@ -71,6 +81,11 @@ QUESTIONS: Sequence[FormQuestion] = (
         {"role": "assistant", "content": "", "tool_calls": [_BROKEN_CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "an animal"},
         tools=[_TOOL],
+    ),
+    _chat(
+        "a conversation with the token ids of another text",
+        _USER,
+        kv_transfer_params={"prompt_token_ids": [*range(11, 43)]},
     ),
     _chat("tools that must not be used", _USER, tools=[_TOOL], tool_choice="none"),
     _chat("a conversation with a tool that is deferred", _USER, tools=[_DEFERRED]),
@@ -157,7 +172,7 @@ class OwnPrompt(NamedTuple):
     """A golden request that a release reads in its own way. forms: only those, without others."""
 
     question: FormQuestion
-    prompt: Chat
+    prompt: Chat | Given
     forms: int
     tokens: Tokens
 
@@ -172,9 +187,10 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
         body = json.dumps(question.body).encode()
         try:
             (prompt,) = parse(question.path, body, lambda _: dialect).prompts
-            assert isinstance(prompt, Chat)
+            assert isinstance(prompt, Chat | Given)
             started = encoder.start(prompt)
-            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~CUT  # they show no cuts
+            # they show no cuts, and a front end is shown by simpler requests
+            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~(CUT | FRONT_END)
             if forms & ~known:
                 found.append(OwnPrompt(question, prompt, forms, started.finish()))
         except RequestError:

@@ -26,6 +26,7 @@ from extproc.renderers.deepseek import (
     written_calls,
 )
 from extproc.renderers.render_input import render_input
+from extproc.renderers.rust_input import as_asked, in_call_order, is_rust, rust_input
 from extproc.renderers.segments import ControlMarks
 from extproc.requests.chat_request import Messages, flat
 from extproc.requests.prompt import Chat
@@ -33,8 +34,9 @@ from extproc.requests.prompt import Chat
 _TAGS = Tags(calls="function_calls")
 _RESULTS = "function_results"
 
-_TOOLS = f"""\
-## Tools
+_SECTIONS = (
+    "## Tools",
+    f"""\
 You have access to a set of tools you can use to answer the user's question.
 You can invoke functions by writing a "{opened(_TAGS.calls)}" block like the following as part of \
 your reply to the user:
@@ -47,24 +49,26 @@ your reply to the user:
 {opened(_TAGS.call, ' name="$FUNCTION_NAME2"')}
 ...
 {closed(_TAGS.call)}
-{closed(_TAGS.calls)}
+{closed(_TAGS.calls)}""",
+    """\
 String and scalar parameters should be specified as is without any escaping or quotes, while lists \
 and objects should use JSON format. The "string" attribute should be set to "true" for string type \
-parameters and "false" for other types (numbers, booleans, arrays, objects).
+parameters and "false" for other types (numbers, booleans, arrays, objects).""",
+    """\
 If the thinking_mode is enabled, then after function results you should strongly consider \
-outputting a thinking block. Here is an example:
-{opened(_TAGS.calls)}
-...
-{closed(_TAGS.calls)}
-<{_RESULTS}>
-...
-</{_RESULTS}>
-{THINK}...thinking about results{END_THINK}
+outputting a thinking block. Here is an example:""",
+    f"{opened(_TAGS.calls)}\n...\n{closed(_TAGS.calls)}",
+    f"<{_RESULTS}>\n...\n</{_RESULTS}>",
+    f"{THINK}...thinking about results{END_THINK}",
+    """\
 Here are the functions available in JSONSchema format:
 <functions>
 %s
 </functions>
-"""
+""",
+)
+_TOOLS = "\n".join(_SECTIONS)
+_TOOLS_OF_RUST = "\n\n".join(_SECTIONS)
 
 
 class DeepSeekV32:
@@ -77,6 +81,8 @@ class DeepSeekV32:
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""
         del budget_seconds  # it takes microseconds a message
+        if is_rust(chat):
+            return _of_rust(chat)
         told, variables, forms = render_input(chat, chat.messages)
         messages = [flat(message) for message in told]
         thinks = bool(variables.get("thinking") or variables.get("enable_thinking"))
@@ -85,6 +91,22 @@ class DeepSeekV32:
         tools = variables.get("tools")
         beginning = f"{BOS}\n\n{_TOOLS % schemas(tools)}" if tools else BOS
         return "".join([beginning, *_pieces(messages, thinks=thinks)]), forms
+
+
+def _of_rust(chat: Chat) -> tuple[str, int]:
+    """Returns the prompt of a conversation, as vLLM's Rust front end renders it."""
+    told, variables, forms = rust_input(chat, "")
+    messages = in_call_order(told)
+    continued = messages.pop() if variables["continue_final_message"] else None
+    if continued is not None and continued.get("tool_calls"):
+        messages.append(continued)
+        continued = None
+    tools = variables.get("tools")
+    beginning = f"{BOS}\n\n{_TOOLS_OF_RUST % schemas(tools)}" if tools else BOS
+    pieces = _pieces(messages, thinks=bool(variables["thinking"]))
+    if continued is not None:
+        return "".join([beginning, *pieces, continued["content"]]), forms
+    return as_asked("".join([beginning, *pieces]), chat), forms
 
 
 def _refuse_earlier_developers(messages: Messages) -> None:

@@ -30,7 +30,8 @@ from extproc.renderers.deepseek import (
     schemas,
     written_calls,
 )
-from extproc.renderers.render_input import RenderInput, dialect_of, render_input
+from extproc.renderers.render_input import RenderInput, render_input
+from extproc.renderers.rust_input import as_asked, is_rust, rust_input
 from extproc.renderers.segments import ControlMarks
 from extproc.requests.chat_request import TOOL_REFERENCE, Messages, arguments_in, in_parts
 from extproc.requests.dialect import Dialect
@@ -137,11 +138,12 @@ class DeepSeekV4:
     _tags = Tags()
     _tools = _tools_text(_tags)
     _later_system = ""
+    _separator = ""  # between the texts of a content, for the Rust front end
 
     def render(self, chat: Chat, *, budget_seconds: float) -> tuple[str, int]:
         """Returns the prompt of a conversation, as `Renderer.render`."""
         del budget_seconds  # it takes microseconds a message
-        told = self._render_input(chat)
+        told = rust_input(chat, self._separator) if is_rust(chat) else self._render_input(chat)
         variables = told.variables
         is_on, effort = self._effort(variables)
         messages, tools = told.messages, variables.get("tools")
@@ -149,13 +151,15 @@ class DeepSeekV4:
         if tools and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": ""}, *messages]
         turns = _merged(messages)
-        rules = dialect_of(chat)
+        rules = chat.dialect
+        assert rules is not None
         if is_on and not keeps:
             turns = self._without_developers(turns, rules)
         thinking = _Thinking(is_on, keeps, self._last_asking(turns, rules))
         pieces = self._pieces(turns, thinking, tools)
         beginning = self._beginning(turns, effort if is_on else "")
-        return "".join([BOS, beginning, *pieces]), told.forms
+        text = "".join([BOS, beginning, *pieces])
+        return as_asked(text, chat) if rules.is_rust else text, told.forms
 
     def _render_input(self, chat: Chat) -> RenderInput:
         """Returns what the engine's code is given, each content as a text."""
@@ -242,6 +246,7 @@ class DeepSeekV41(DeepSeekV4):
     _tags = Tags(" calls", " invoke", " parameter")
     _tools = _tools_text(_tags)
     _later_system = SYSTEM
+    _separator = "\n\n"
 
     def _render_input(self, chat: Chat) -> RenderInput:
         told = render_input(chat, chat.sent, drops_billing_lines=False)
@@ -285,7 +290,11 @@ class DeepSeekV41(DeepSeekV4):
 
 
 def _is_on(variables: Mapping[str, Any]) -> bool:
-    switches = [variables[key] for key in ("thinking", "enable_thinking") if key in variables]
+    switches = [
+        switch
+        for key in ("thinking", "enable_thinking")
+        if (switch := variables.get(key)) is not None
+    ]
     return not switches or any(switches)
 
 

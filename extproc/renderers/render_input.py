@@ -47,7 +47,7 @@ def dialect_of(chat: Chat) -> Dialect:
         RequestError: it has none, or that of an engine whose own code is not known here
             (unsupported_by_engine).
     """
-    if chat.dialect is None or chat.dialect.is_foreign or chat.dialect.sglang is not None:
+    if chat.dialect is None or not chat.dialect.is_vllms:
         raise RequestError("unsupported_by_engine")
     return chat.dialect
 

@@ -14,7 +14,6 @@ Engines pass the contents of messages to templates in two forms: as text, and in
 Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -25,14 +24,15 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
-from extproc.requests import sglang_chat
+from extproc.requests import rust_chat, sglang_chat
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect, Effort, Speaks, ToolFields, agreed
 from extproc.requests.function_tools import printed_tools
+from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages, memory_of
 from extproc.requests.known_tools import PrintedTools, read_tools
 from extproc.requests.media import MEDIA_PARTS
-from extproc.requests.odd_json import value_in
+from extproc.requests.odd_json import object_in
 from extproc.requests.part_fields import PART_FIELDS
 from extproc.requests.prompt import (
     BILLING,
@@ -346,9 +346,7 @@ def arguments_in(text: str) -> dict[str, Any]:
         arguments = msgspec.json.decode(text)
     except UNDECODABLE:
         try:
-            arguments = value_in(text)
-        except json.JSONDecodeError:
-            return _EMPTIED
+            arguments = object_in(text)
         except ValueError:
             raise RequestError("unsupported_tool_arguments") from None
     return arguments if isinstance(arguments, dict) else _EMPTIED
@@ -562,7 +560,7 @@ class _ChatBody(msgspec.Struct):
     truncation_side: str | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = False
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: msgspec.Raw = NULL
     cache_salt: str | None = None
     n: Any = None
     mm_processor_kwargs: Any = None
@@ -598,9 +596,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
         msgspec.DecodeError: it is no chat completion.
     """
     body = _body.decode(content)
-    if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
-        raise RequestError("unsupported_kv_transfer")  # they replace the prompt
     dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        return rust_chat.parse(content, dialect)
     if dialect is not None and dialect.sglang is not None:
         return sglang_chat.parse(content, dialect.sglang, dialect)
     if len(body.messages) > MAX_MESSAGES:
@@ -610,6 +608,14 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     usual = _usual(body, messages, dialect)
     if usual is not None:
         return usual
+    # with echo the engine uses top_logprobs as prompt_logprobs, and 0 if that is not set
+    reads_cache = body.prompt_logprobs is None and not body.echo
+    answers = answers_in(body.n)
+    given = given_ids(body.kv_transfer_params, dialect, messages, echo=body.echo)
+    if given is not None:
+        return InferenceRequest(
+            body.model, [given], body.cache_salt, reads_cache=reads_cache, answers=answers
+        )
     keep = token_limit(body.truncate_prompt_tokens, body.truncation_side)
     fields = ToolFields.NAMED if dialect is None else dialect.tool_fields
     tools = read_tools(body.tools)
@@ -640,9 +646,6 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     if keep is not None and chat.add_special_tokens:
         # tokenizers spare the special tokens they add when they truncate, whatever the release
         chat = msgspec.structs.replace(chat, special_tokens_vary=True, dialect=None)
-    # with echo the engine uses top_logprobs as prompt_logprobs, and 0 if that is not set
-    reads_cache = body.prompt_logprobs is None and not body.echo
-    answers = answers_in(body.n)
     return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)
 
 

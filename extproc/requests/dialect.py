@@ -4,6 +4,9 @@ A dialect holds only rules on which releases differ; what all of them do alike i
 Where a request comes under such a rule, its prompt is of a form of its own
 (`extproc.requests.prompt`), which counts as certain only once it is proved for a worker.
 
+An engine's Rust front end is another reader of the same bodies: it has a dialect of its own,
+whatever the release, and each of its conversations counts only once it is proved.
+
 Sources: vLLM 0.10.2, 0.14.1, 0.19.1, 0.24.0 to 0.33.0 (chat_utils.py, renderers/hf.py,
 anthropic/serving.py, openai/responses/utils.py and protocol.py, tool_parsers/utils.py). SGLang has
 conversions of its own, and a table of its own (`sglang_rules`).
@@ -16,7 +19,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, PromptArguments, Release
+from extproc.base.engine import (
+    PYTHON,
+    RUST,
+    SGLANG,
+    TRTLLM,
+    VLLM,
+    Engine,
+    PromptArguments,
+    Release,
+)
 from extproc.requests.sglang_rules import SGLANG_RANGES, SglangRules, with_arguments
 
 
@@ -52,6 +64,14 @@ class Format(Enum):
     NEWER = "newer"
     RECENT = "recent"
     NEWEST = "newest"
+
+
+class GivenIds(Enum):
+    """What becomes of the token ids that a request brings for its conversation (`given_ids`)."""
+
+    IGNORED = "ignored"
+    TAKEN = "taken"  # whatever else the request holds, unless there are none
+    CHECKED = "checked"  # ignored with `echo` and with parts that are no text; refused if wrong
 
 
 class Printed(Enum):
@@ -96,9 +116,12 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     keeps_tools_for_none: Responses' templates get tools although tool_choice is "none", by default.
     is_foreign: the engine has conversions of its own, which are
     not held here: only conversations of texts that end with the user's turn are known to be alike.
+    given_ids: what becomes of token ids that a request brings.
     empties_arguments: those of a call that are no JSON object become an empty one.
     takes_mistral: --tokenizer-mode is "mistral" by itself where the files are Mistral's.
     results_are_questions: DeepSeek V4.1's code takes results of tools alone for a question.
+    is_rust: the engine's Rust front end reads the requests: of conversations, only vLLM's chat
+    completions are known, by rules that replace all others (`rust_chat`).
     sglang: SGLang's rules, which replace all others; None for other engines. has_own_template: the
     worker was started with another template, or with arguments for it, so that no conversation is
     keyed.
@@ -125,17 +148,20 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
     takes_arguments: bool = True
     drops_unset: bool = True
     keeps_tools_for_none: bool = True
+    given_ids: GivenIds = GivenIds.CHECKED
     empties_arguments: bool = True
     takes_mistral: bool = True
     results_are_questions: bool = False
     is_foreign: bool = False
     has_own_template: bool = False
+    is_rust: bool = False
     sglang: SglangRules | None = None
 
     @property
     def is_vllms(self) -> bool:
         """Whether it is one of vLLM's, which pass plain messages to templates as they are."""
-        return self.sglang is None and not (self.is_foreign or self.has_own_template)
+        is_own = self.is_foreign or self.has_own_template or self.is_rust
+        return self.sglang is None and not is_own
 
     @property
     def reads_odd_json(self) -> bool:
@@ -144,11 +170,12 @@ class Dialect(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Range(NamedTuple):
-    """A dialect, and the engine and first release that speak it."""
+    """A dialect, and the engine, first release and front end that speak it."""
 
     engine: str
     since: Release
     dialect: Dialect
+    front_end: str = PYTHON
 
 
 _VLLM_033 = Dialect("vLLM 0.33")
@@ -156,7 +183,11 @@ _VLLM_032 = msgspec.structs.replace(
     _VLLM_033, name="vLLM 0.32", format=Format.RECENT, results_are_questions=True
 )
 _VLLM_031 = msgspec.structs.replace(
-    _VLLM_032, name="vLLM 0.31", drops_billing_line=False, takes_custom_tools=False
+    _VLLM_032,
+    name="vLLM 0.31",
+    drops_billing_line=False,
+    takes_custom_tools=False,
+    given_ids=GivenIds.TAKEN,
 )
 _VLLM_030 = msgspec.structs.replace(
     _VLLM_031,
@@ -172,6 +203,7 @@ _VLLM_026 = msgspec.structs.replace(
     tools=BY_LIBRARY[0],
     tool_fields=ToolFields.ALL,
     keeps_tools_for_none=False,
+    given_ids=GivenIds.IGNORED,
 )
 _VLLM_025 = msgspec.structs.replace(_VLLM_026, name="vLLM 0.25", keeps_part_fields=False)
 _VLLM_024 = msgspec.structs.replace(
@@ -207,15 +239,22 @@ _VLLM_OLD = msgspec.structs.replace(
     takes_mistral=False,
 )
 
+_VLLM_RUST = msgspec.structs.replace(
+    _VLLM_033, name="vLLM 0.33, Rust front end", takes_mistral=False, is_rust=True
+)
+
 NEWEST = _VLLM_033
 _SGLANG_OLD = Dialect("SGLang before 0.5.9", is_foreign=True)
 _SGLANG_OWN = Dialect(
     "SGLang with a template or parsers of its own", is_foreign=True, has_own_template=True
 )
+_SGLANG_RUST = Dialect("SGLang, Rust front end", is_foreign=True, is_rust=True)
 _TRTLLM = Dialect("TensorRT-LLM", is_foreign=True, takes_mistral=False)
 
 # Which dialect an engine speaks from a release on, oldest first.
 _RANGES: Sequence[_Range] = (
+    _Range(SGLANG, Release(0, 0), _SGLANG_RUST, RUST),
+    _Range(VLLM, Release(0, 0), _VLLM_RUST, RUST),
     _Range(SGLANG, Release(0, 0), _SGLANG_OLD),
     *(_Range(SGLANG, since, Dialect(name, sglang=rules)) for since, name, rules in SGLANG_RANGES),
     _Range(TRTLLM, Release(0, 0), _TRTLLM),
@@ -261,7 +300,13 @@ def dialect_of(engine: Engine | None) -> Dialect:
     """
     if engine is None:
         return NEWEST
-    spoken = [one for one in _RANGES if one.engine == engine.name and one.since <= engine.release]
+    spoken = [
+        one
+        for one in _RANGES
+        if one.engine == engine.name
+        and one.front_end == engine.front_end
+        and one.since <= engine.release
+    ]
     return spoken[-1].dialect if spoken else NEWEST
 
 
@@ -297,7 +342,7 @@ def spoken_by(
     if not newest_first:
         return ModelDialects(NEWEST)
     first, *others = newest_first
-    kinds = {(one.is_foreign, one.sglang is not None) for one in speakers}
+    kinds = {(one.is_foreign, one.sglang is not None, one.is_rust) for one in speakers}
     by_dialect = tuple((one, frozenset(speakers[one])) for one in others)
     return ModelDialects(first, by_dialect, len(kinds) > 1)
 

@@ -52,7 +52,10 @@ def _tool(tool: dict[str, Any], fields: ToolFields) -> dict[str, Any]:
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise RequestError("unsupported_tools")
     if fields is ToolFields.ALL_WITHOUT_FLAGS:
-        printed = {"type": "function", "function": function_of(function, fields)}
+        printed: dict[str, Any] = {
+            "type": "function",
+            "function": function_of(function, fields),
+        }
         return {**printed, **{key: tool[key] for key in tool if key not in _USUAL_TOOL}}
     deferred = as_flag(tool.get("defer_loading"))
     if deferred is not None and function.get("defer_loading") is None:

@@ -18,7 +18,6 @@ from extproc.pb.kvsteer_generate_pb2 import (
     TrtllmRequest,
     VllmRequest,
 )
-from extproc.requests.compression import COMPRESSED
 from extproc.requests.prompt import InferenceRequest
 from kvstate.overlap import Tokens
 
@@ -68,7 +67,7 @@ def _message(content: bytes) -> bytes:
         raise RequestError("bad_request")
     compressed, length = struct.unpack_from(">BI", content)
     if compressed:
-        raise RequestError(COMPRESSED)
+        raise RequestError("unsupported_compression")
     if len(content) != _PREFIX_BYTES + length:
         raise RequestError("bad_request")
     return content[_PREFIX_BYTES:]

@@ -23,6 +23,7 @@ from extproc.requests.chat_request import (
 )
 from extproc.requests.dialect import Dialect, Effort, Speaks, agreed
 from extproc.requests.function_tools import FLAGS, printed_tools
+from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
 from extproc.requests.known_tools import PrintedTools, ToolList, Tools, read_tools
 from extproc.requests.prompt import (
@@ -68,7 +69,7 @@ class _MessagesBody(msgspec.Struct):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: msgspec.Raw = NULL
     cache_salt: str | None = None
 
 
@@ -93,6 +94,7 @@ def _read(written: bytes) -> _KnownMessage:
 
 _body = msgspec.json.Decoder(_MessagesBody)
 _message = msgspec.json.Decoder(_Message)
+_transfer = msgspec.json.Decoder(dict[str, Any] | None)
 _known = KnownMessages(_read)
 
 
@@ -107,10 +109,10 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """
     body = _body.decode(content)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:
         return sglang_messages.parse(content, dialect.sglang, dialect)
-    if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
-        raise RequestError("unsupported_kv_transfer")
     _check_budget(body)
     messages = _system(body.system)
     # the empty message of some releases, and the arguments that some do not take
@@ -122,6 +124,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     sent = _known.read(body.messages)
     known = [*map(SentMessage, messages), *[one for message in sent for one in message.chat]]
     messages = [one.sent for one in known]
+    given = given_ids(body.kv_transfer_params, dialect, messages)
+    if given is not None:
+        return InferenceRequest(body.model, [given], body.cache_salt)
     effort, rule = _effort(body, dialect)
     # releases that take arguments for templates know the flags of tools as well
     takes_arguments = dialect is None or dialect.takes_arguments
@@ -150,7 +155,8 @@ def _check_budget(body: _MessagesBody) -> None:
     budget = (body.thinking or {}).get("budget_tokens")
     if not isinstance(budget, int) or body.max_tokens is None or budget < body.max_tokens:
         return
-    if not (body.kv_transfer_params or {}).get("do_remote_decode"):
+    transfer = _transfer.decode(body.kv_transfer_params) or {}
+    if not transfer.get("do_remote_decode"):
         raise RequestError("bad_request")
 
 

@@ -96,24 +96,28 @@ def decoded(body: bytes) -> dict[str, Any]:
     return _object(_text(body))
 
 
-def value_in(text: str) -> Any:
-    """Returns what Python's json reads in a text that is within a body.
+def object_in(text: str) -> dict[str, Any] | None:
+    """Returns the object that Python's json reads in a text within a body, None if it is none.
 
     Raises:
-        ValueError: it refuses the text (json.JSONDecodeError), or a number of too many digits.
+        ValueError: a number has too many digits.
         RequestError: there is a half of a surrogate pair, or it is too deeply nested (odd_json).
     """
     try:
         found = json.loads(text)
+    except json.JSONDecodeError:
+        return None
     except RecursionError:
         raise RequestError("odd_json") from None
+    if not isinstance(found, dict):
+        return None
     if _HALF.search(_written(found)):
         raise RequestError("odd_json")
     return found
 
 
-def encoded(members: dict[str, Any]) -> bytes:
-    """Returns an object as JSON in UTF-8, which Python's json reads as the same object.
+def encoded(value: Any) -> bytes:
+    """Returns a value as JSON in UTF-8, which Python's json reads as the same value.
 
     NaN and its like are written as Python's json writes them, halves of surrogate pairs as the
     three bytes that UTF-8 would have for them.
@@ -121,7 +125,7 @@ def encoded(members: dict[str, Any]) -> bytes:
     Raises:
         RequestError: it is too deeply nested (odd_json).
     """
-    return _written(members).encode("utf-8", "surrogatepass")
+    return _written(value).encode("utf-8", "surrogatepass")
 
 
 def rewritten(body: bytes) -> OddBody:

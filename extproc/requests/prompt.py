@@ -124,8 +124,19 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     special_tokens_vary: bool = False
 
 
-# A prompt before tokenizing: a conversation, a text, or already token ids.
-Prompt = Chat | Text | Tokens
+class Given(msgspec.Struct, frozen=True, gc=False):
+    """Token ids that a request brings for its conversation, which the engine then does not render.
+
+    ids: must not be changed. is_response: whether the request is a response; those of gpt-oss are
+    rendered nevertheless.
+    """
+
+    ids: Tokens
+    is_response: bool = False
+
+
+# A prompt before tokenizing: a conversation, ids in its place, a text, or already token ids.
+Prompt = Chat | Given | Text | Tokens
 
 # The effort of a request that switches thinking off: the engine's release decides what it means.
 DISABLED = "disabled"
@@ -140,8 +151,9 @@ INLINE_SYSTEM, REASONING, EFFORT, DEVELOPER = 16, 32, 64, 128
 PARTS, ITEMS, FRAME, BILLING, NO_TOOLS, REBUILT = 256, 512, 1024, 2048, 4096, 8192
 IN_CODE, DATE, CONVERTED, ASKED = 16384, 32768, 65536, 131072
 CUT, PRINTED, EMPTY_TOOLS, EMPTIED = 262144, 524288, 1048576, 2097152
-TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT = 4194304, 8388608, 16777216
-BY_RELEASE = 33554432 - 16
+TOOL_FIELDS, TOOL_REFERENCES, LEFT_OUT, GIVEN = 4194304, 8388608, 16777216, 33554432
+FRONT_END = 67108864
+BY_RELEASE = 134217728 - 16
 FORM_NAMES = {
     TEXT: "texts",
     CONVERSATION: "conversations",
@@ -168,6 +180,8 @@ FORM_NAMES = {
     TOOL_FIELDS: "tools with fields that not all releases know",
     TOOL_REFERENCES: "results that name tools",
     LEFT_OUT: "requests of which some releases leave out a part",
+    GIVEN: "conversations whose token ids the client sends",
+    FRONT_END: "conversations that a Rust front end renders",
 }
 AGREED_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 ALL_FORMS = AGREED_FORMS | BY_RELEASE
@@ -191,6 +205,9 @@ _REFUSALS = {
 }
 
 
+_FORMS_OF: Mapping[type, int] = {Text: TEXT, Given: GIVEN}
+
+
 def refusal_of(forms: int) -> str:
     """Returns why prompts of forms that releases read differently are not keyed without a dialect.
 
@@ -202,7 +219,7 @@ def refusal_of(forms: int) -> str:
 def forms_of(prompt: Prompt) -> int:
     """Returns the forms of a prompt, 0 for token ids, which need no tokenizing."""
     if not isinstance(prompt, Chat):
-        return TEXT if isinstance(prompt, Text) else 0
+        return _FORMS_OF.get(type(prompt), 0)
     variables, forms = prompt.variables, prompt.forms
     others = len(variables)
     others -= ("add_generation_prompt" in variables) + ("continue_final_message" in variables)
@@ -220,9 +237,10 @@ def names_of(forms: int) -> list[str]:
 
 def blamed(forms: int) -> int:
     """Returns the forms to blame for a difference: those that releases read differently, if there
-    are any; CONVERSATION only if there is no other.
+    are any; CONVERSATION and FRONT_END, which simpler requests show, only if there is no other.
     """
-    return forms & BY_RELEASE or forms & ~CONVERSATION or forms
+    common = CONVERSATION | FRONT_END
+    return forms & BY_RELEASE & ~common or forms & ~common or forms
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

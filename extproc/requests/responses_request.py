@@ -22,6 +22,7 @@ from extproc.requests.chat_request import (
 )
 from extproc.requests.dialect import BY_LIBRARY, Dialect, Speaks, agreed
 from extproc.requests.function_tools import function_of
+from extproc.requests.given_ids import given_ids
 from extproc.requests.known_messages import KnownMessages
 from extproc.requests.known_tools import PrintedTools, ToolList, Tools, read_tools
 from extproc.requests.library_tools import COMMON_FIELDS, printed_function
@@ -65,7 +66,7 @@ class _ResponsesBody(msgspec.Struct):
     reasoning: dict[str, Any] | None = None
     truncation: str | None = "disabled"
     chat_template_kwargs: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: msgspec.Raw = NULL
     cache_salt: str | None = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
@@ -87,6 +88,8 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     """
     body = _body.decode(content)
     dialect = speaks(body.model)
+    if dialect is not None and dialect.is_rust:
+        raise RequestError("unsupported_by_engine")  # it answers 404 or 501
     if dialect is not None and dialect.sglang is not None:
         return sglang_responses.parse(content, dialect.sglang, dialect)
     _refuse_what_differs(body)
@@ -103,6 +106,9 @@ def parse(content: bytes, speaks: Speaks = agreed) -> InferenceRequest:
     for item in items:
         turns.add(item)
     takes_arguments = dialect is None or dialect.takes_arguments
+    ids = given_ids(body.kv_transfer_params, dialect, turns.messages, is_response=True)
+    if ids is not None:
+        return InferenceRequest(body.model, [ids], body.cache_salt)
     options = Options(
         template_kwargs=body.chat_template_kwargs if takes_arguments else None,
         add_generation_prompt=not turns.is_unfinished,
@@ -132,8 +138,6 @@ def _refuse_what_differs(body: _ResponsesBody) -> None:
         raise RequestError("unsupported_previous_response")
     if body.truncation != "disabled":
         raise RequestError("unsupported_truncation")
-    if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
-        raise RequestError("unsupported_kv_transfer")
 
 
 def _with_tools(chat: Chat, tools: ToolList, choice: object, dialect: Dialect) -> Chat:

@@ -4,7 +4,8 @@ The running one listens on a Unix socket beside its state file. A new one of the
 and asks; the running one writes its state file and passes its listening sockets (SCM_RIGHTS of
 unix(7)). Both accept connections from then on, as the sockets are the same, until the new one says
 that it serves; then the old one stops as by SIGTERM. If the new one ends before that, nothing has
-changed. So no connection is refused, and no request is decided by a router that knows nothing.
+changed. So no connection is refused, and no request is decided by a router that knows nothing. Each
+of them looks at whose process is at the other end (SO_PEERCRED of unix(7)).
 
     new: b"kvsteer 1"    old: a line of names, one for each socket, with the sockets
     new: b"ready"        old: closes the connection
@@ -15,11 +16,12 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from extproc.base.errors import StartError
+from extproc.base.other_end import user_of
+from extproc.serving.listening import is_bound_to
 
 log = logging.getLogger("kvsteer.state")
 
@@ -67,41 +69,101 @@ class Predecessor:
                 one.close()
 
 
-def take_over(state_file: str) -> Predecessor | None:
+def take_over(state_file: str, listen: Mapping[str, str]) -> Predecessor | None:
     """Takes over from the router that runs with this state file; None if there is none. Blocks.
 
+    Only a process of this one's user is taken for it: another's would keep the sockets, and read
+    and answer what proxies ask. Sockets that are not bound as this router is configured are left to
+    the running one.
+
+    listen: the configured addresses, by their section.
+
     Raises:
-        StartError: there is one, but it passes nothing on.
+        StartError: there is one, but it is another user's, or passes nothing on.
     """
     path = place_of(state_file)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(ANSWER_SECONDS)
         try:
+            owner = path.lstat().st_uid
             connection.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
             log.info("take-over: no router listens at %s: this one starts as usual", path)
             return None
+        _require_own(path, owner, user_of(connection))
         connection.sendall(_HELLO)
         names, numbers, _, _ = socket.recv_fds(connection, _MAX_BYTES, MAX_SOCKETS)
+        sockets = _sockets_of(path, names, numbers, listen)
     except OSError as error:
         connection.close()
         raise StartError(f"take-over: {path}: {error.strerror or 'no answer'}") from None
-    passed = [socket.socket(fileno=number) for number in numbers]
+    except StartError:
+        connection.close()
+        raise
+    log.info(
+        "take-over: got %d listening sockets from the running router",
+        sum(map(len, sockets.values())),
+    )
+    return Predecessor(connection, sockets)
+
+
+def _require_own(path: Path, *users: int) -> None:
+    """Checks that the socket, and the process that listens at it, are this user's.
+
+    Raises:
+        StartError: they are not.
+    """
+    for user in users:
+        if user != os.geteuid():
+            raise StartError(
+                f"take-over: {path} belongs to user {user}, as no router of this one's"
+            )
+
+
+def _sockets_of(
+    path: Path, names: bytes, numbers: Sequence[int], listen: Mapping[str, str]
+) -> Sockets:
+    """Returns the passed sockets that are bound as configured, by section; closes the others.
+
+    Raises:
+        StartError: none were passed, or what is no socket; all are closed.
+    """
+    passed = _opened(path, numbers)
     listed = names.decode("ascii", "replace").split()
     if not passed or len(listed) != len(passed):
-        for one in (connection, *passed):
+        for one in passed:
             one.close()
         raise StartError(f"take-over: {path}: the running router passes no sockets on")
-    for one in passed:
-        one.setblocking(False)
-    log.info("take-over: got %d listening sockets from the running router", len(passed))
-    sockets = {
-        name: [one for its, one in zip(listed, passed, strict=True) if its == name]
-        for name in listed
-    }
-    return Predecessor(connection, sockets)
+    sockets: dict[str, list[socket.socket]] = {}
+    for name, one in zip(listed, passed, strict=True):
+        if name in listen and is_bound_to(one, listen[name]):
+            one.setblocking(False)
+            sockets.setdefault(name, []).append(one)
+        else:
+            one.close()
+            log.warning("take-over: a socket for %.20s.listen is not taken over", name)
+    return sockets
+
+
+def _opened(path: Path, numbers: Sequence[int]) -> list[socket.socket]:
+    """Returns sockets of these descriptors.
+
+    Raises:
+        StartError: one is of something else; all are closed.
+    """
+    opened: list[socket.socket] = []
+    try:
+        for number in numbers:
+            opened.append(socket.socket(fileno=number))  # noqa: PERF401 - it may fail half-way
+    except OSError:
+        for one in opened:
+            one.close()
+        for number in numbers[len(opened) :]:
+            os.close(number)
+        raise StartError(f"take-over: {path} passes on what is no socket") from None
+    return opened
 
 
 class Handover:
@@ -174,8 +236,8 @@ class Handover:
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        if _user_of(connection) != self._user:
-            log.warning("take-over: refused a process of user %d", _user_of(connection))
+        if user_of(connection) != self._user:
+            log.warning("take-over: refused a process of user %d", user_of(connection))
             return
         async with asyncio.timeout(SERVE_SECONDS):
             if await loop.sock_recv(connection, len(_HELLO)) != _HELLO:
@@ -192,10 +254,3 @@ class Handover:
             return
         self.is_over = True
         self._stop()
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Returns the user of the process at the other end (SO_PEERCRED of unix(7))."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    user: int = struct.unpack("3i", raw)[1]
-    return user

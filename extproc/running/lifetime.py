@@ -123,7 +123,12 @@ async def _predecessor(config: Config, member: ProcessMember | None) -> Predeces
     """
     if config.state.file is None or member is not None or config.extproc.server != "lean":
         raise StartError("take-over: needs state.file and extproc.server: lean, and one process")
-    return await asyncio.to_thread(take_over, config.state.file)
+    sections = {
+        "extproc": config.extproc.listen,
+        "admin": config.admin.listen,
+        "metrics": config.metrics.listen,
+    }
+    return await asyncio.to_thread(take_over, config.state.file, sections)
 
 
 async def _leave(router: Running, leave_ms: int) -> None:

@@ -84,10 +84,12 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 
 def socket_path(options: ExtProc) -> Path | None:
     """Returns the path of the Unix socket to listen on, None for a host and a port."""
-    if not options.listen.startswith(address.UNIX_PREFIX):
-        return None
-    # gRPC also writes unix:///absolute/path.
-    return Path(options.listen.removeprefix(address.UNIX_PREFIX).removeprefix("//"))
+    return _path_in(options.listen) if options.listen.startswith(address.UNIX_PREFIX) else None
+
+
+def _path_in(listen: str) -> Path:
+    """Returns the path in unix:PATH; gRPC also writes unix:///absolute/path."""
+    return Path(listen.removeprefix(address.UNIX_PREFIX).removeprefix("//"))
 
 
 @contextlib.contextmanager
@@ -187,6 +189,23 @@ def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket
             sockets.append(made)
         undoing.pop_all()
         return sockets
+
+
+def is_bound_to(one: socket.socket, listen: str) -> bool:
+    """Returns whether a socket listens at an address as the configuration writes it."""
+    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    if listen.startswith(address.UNIX_PREFIX):
+        return one.family == socket.AF_UNIX and one.getsockname() == str(_path_in(listen))
+    if one.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    host, port = address.parse(listen)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return False
+    here = one.family, *one.getsockname()[:2]
+    return any(here == (family, *place[:2]) for family, _, _, _, place in found)
 
 
 def remove_stale_socket(path: Path) -> None:

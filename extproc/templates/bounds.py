@@ -4,7 +4,10 @@ A template is code from a model's files. Its loops check the time, but one opera
 a text of gigabytes, and texts and lists that contain the last one twice double with each line. So a
 value that a template makes is measured where it could be used again: when it is assigned, passed
 on, or put into a list. Filters and methods whose result is longer than what they are given are
-measured before they run, and those that no chat template needs are refused.
+measured before they run. A few have no bounded twin, or give another result each time: `lacking`
+names them.
+
+What is beyond a bound has a reason of its own, `unsupported_template`: an engine might render it.
 
 These are bounds for each known way to grow. They do not prove that there is no other one.
 """
@@ -17,7 +20,6 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace, pass_context
 
 from extproc.base.errors import RequestError
@@ -56,26 +58,39 @@ _JINJAS_OWN = frozenset(("_loop_vars", "_block_vars"))
 _MEASURE = "kvsteer measure"
 _MEASURE_ITEM = "kvsteer measure item"
 
-_UNNEEDED = (
-    "batch", "center", "filesizeformat", "forceescape", "groupby", "pprint", "random", "slice",
-    "striptags", "truncate", "urlencode", "urlize", "wordwrap", "xmlattr",
-)  # fmt: skip
+# Filters by how many times longer than what they are given their result may be.
+_GROWTH = {"forceescape": 6, "truncate": 1, "urlencode": 12, "xmlattr": 6}
+
+# Filters that take much longer for a long text, and the longest that they get.
+_SLOW = ("pprint", "striptags", "urlize", "wordwrap")
+_MAX_SLOW = 65_536
+
+# Most items with which `batch` fills up a part.
+_MAX_PARTS = 100_000
+
+# Codecs that take a time in proportion to the text.
+_CODECS = frozenset(("utf-8", "utf8", "ascii", "latin-1", "latin1"))
+_BYTES_METHODS = frozenset(("decode", "startswith", "endswith", "isascii"))
+
+# What has no bounded twin: filters, globals, and methods. The first two are random in an engine.
+_RANDOM_FILTER, _RANDOM_GLOBAL = "random", "lipsum"
+_REFUSED_METHODS = frozenset(("to_bytes", "fromkeys", "maketrans"))
 
 _WEIGHTLESS = frozenset((bool, int, float, type(None)))
 
 _WIDTHS = re.compile(r"\d+")
 
 
-def too_large() -> SecurityError:
-    """Returns the error that ends a rendering."""
-    return SecurityError("too large a value")
+def too_large() -> RequestError:
+    """Returns the error that ends a rendering which an engine might finish."""
+    return RequestError("unsupported_template")
 
 
 def weight(value: object, most: int = _MAX_WEIGHT) -> int:
     """Returns about how many characters a value has as a text, each of its uses counted.
 
     Raises:
-        SecurityError: there are more than `most`, or it contains a namespace.
+        RequestError: there are more than `most`, or it contains a namespace.
     """
     left = most
     pending: list[Any] = [value]
@@ -122,7 +137,7 @@ def measured(value: Any) -> Any:
     """Returns a value that a template made; a namespace is as good as any.
 
     Raises:
-        SecurityError: it is too large.
+        RequestError: it is too large.
     """
     kind = value.__class__
     if kind is str:
@@ -143,7 +158,7 @@ def joined(pieces: Iterable[str]) -> str:
     """Joins what a macro or a block wrote.
 
     Raises:
-        SecurityError: it is too long.
+        RequestError: it is too long.
     """
     if not isinstance(pieces, list):
         pieces = list(pieces)
@@ -159,13 +174,13 @@ def check_product(operator: str, left: object, right: object) -> None:
     """Checks a product, a power or a formatted text before it is made.
 
     Raises:
-        SecurityError: it would be enormous.
+        RequestError: it would be enormous.
     """
     if operator == "%":
         if isinstance(left, (str, bytes)):
             _check_format(str(left), "%", right)
     elif _product_size(operator, left, right) > _MAX_PRODUCT:
-        raise SecurityError("too large a product")
+        raise too_large()
 
 
 def _product_size(operator: str, left: object, right: object) -> int:
@@ -194,7 +209,7 @@ def check_call(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Checks a call before it is made.
 
     Raises:
-        SecurityError: its result would be enormous.
+        RequestError: its result would be enormous.
     """
     if function.__class__ is BuiltinMethodType:
         owner, name = function.__self__, function.__name__
@@ -202,7 +217,9 @@ def check_call(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any
             check = _METHODS.get(name)
             if check is not None:
                 check(owner, args, kwargs)
-        elif name in ("to_bytes", "fromkeys", "maketrans") or isinstance(owner, bytes):
+        elif isinstance(owner, bytes) and name in _BYTES_METHODS:
+            _check_codec("", args, kwargs)
+        elif name in _REFUSED_METHODS or isinstance(owner, bytes):
             raise too_large()
     elif function is dict or function is Namespace:
         weight((args, {key: kwargs[key] for key in kwargs.keys() - _JINJAS_OWN}))
@@ -210,6 +227,11 @@ def check_call(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any
         owner = getattr(getattr(function, "__wrapped__", None), "__self__", None)
         if isinstance(owner, str):
             _check_format(owner, "{", (args, kwargs))
+        markup = getattr(function, "__self__", None)
+        if isinstance(markup, str):  # a method of a text that is marked as safe
+            check = _METHODS.get(getattr(function, "__name__", ""))
+            if check is not None:
+                check(str(markup), args, kwargs)
 
 
 _Check = Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]
@@ -245,9 +267,34 @@ def _check_joined(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             raise too_large()
 
 
+def _check_translated(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    match args:
+        case (dict() as table,):
+            longest = max((len(one) for one in table.values() if isinstance(one, str)), default=1)
+            if len(text) * longest > MAX_CHARACTERS:
+                raise too_large()
+        case _:
+            raise too_large()
+
+
+def _check_codec(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    named = (*args, *kwargs.values())[:1]
+    is_known = all(not isinstance(one, str) or one.lower() in _CODECS for one in named)
+    if not is_known or len(text) * 4 > MAX_CHARACTERS:
+        raise too_large()
+
+
+def _check_slow(text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    if len(text) > _MAX_SLOW:
+        raise too_large()
+
+
 _METHODS: Mapping[str, _Check] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "expandtabs"), _check_width),
-    **dict.fromkeys(("translate", "encode", "format", "format_map"), _refuse),
+    **dict.fromkeys(("format", "format_map"), _refuse),
+    "translate": _check_translated,
+    "encode": _check_codec,
+    "striptags": _check_slow,
     "replace": _check_replaced,
     "join": _check_joined,
 }
@@ -257,14 +304,18 @@ def bound_filters(filters: dict[str, Callable[..., Any]], tojson: Callable[..., 
     """Replaces the filters of an environment by bounded ones."""
     original = dict(filters)
 
-    def unneeded(context: jinja2.runtime.Context, *args: object, **kwargs: object) -> None:
-        raise too_large()
-
-    for name in _UNNEEDED:
-        filters[name] = pass_context(unneeded)
+    filters[_RANDOM_FILTER] = refused
+    for name, growth in _GROWTH.items():
+        filters[name] = _growing(original[name], growth)
+    for name in _SLOW:
+        filters[name] = _growing(original[name], MAX_CHARACTERS // _MAX_SLOW)
+    filters["wordwrap"] = _wrapping(filters["wordwrap"])
+    filters["center"] = _center
+    for name in ("batch", "slice"):
+        filters[name] = _parting(_collecting(original[name]))
     for name in ("map", "select", "reject", "selectattr", "rejectattr"):
         filters[name] = _lazy(original[name])
-    for name in ("list", "sum", "sort", "unique", "min", "max", "reverse", "dictsort"):
+    for name in ("list", "sum", "sort", "unique", "min", "max", "reverse", "dictsort", "groupby"):
         filters[name] = _collecting(original[name])
     filters["join"] = _join
     filters["replace"] = _replace
@@ -273,6 +324,20 @@ def bound_filters(filters: dict[str, Callable[..., Any]], tojson: Callable[..., 
     filters["tojson"] = _tojson(tojson)
     filters[_MEASURE] = measured
     filters[_MEASURE_ITEM] = measured_item
+
+
+def refused(*args: object, **kwargs: object) -> None:
+    """Stands for what is another one each time that an engine asks for it."""
+    raise too_large()
+
+
+def lacking(tree: nodes.Template) -> list[str]:
+    """Returns what a template names and a rendering here refuses, in words."""
+    filters = {f"the filter {one.name}" for one in tree.find_all(nodes.Filter)}
+    names = {f"{one.name}()" for one in tree.find_all(nodes.Name)}
+    methods = {one.attr for one in tree.find_all(nodes.Getattr)} & _REFUSED_METHODS
+    random = {f"the filter {_RANDOM_FILTER}"} & filters | {f"{_RANDOM_GLOBAL}()"} & names
+    return sorted(random | {f"the method {one}" for one in methods})
 
 
 class Tick:
@@ -340,8 +405,7 @@ _GIVEN = {"eval_context": "eval_ctx", "environment": "environment"}
 
 
 def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
-    takes = jinja2.utils._PassArg.from_obj(original)  # noqa: SLF001 - as the compiler asks it
-    given = None if takes is None else _GIVEN[takes.name]
+    call = _with_given(original)
 
     @pass_context
     def bounded(
@@ -354,9 +418,65 @@ def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
             value = list(_items(context, value or ()))
         if kwargs.get("start") or (original.__name__ == "sync_do_sum" and len(args) > 1):
             raise too_large()
-        if given is not None:
-            return original(getattr(context, given), value, *args, **kwargs)
-        return original(value, *args, **kwargs)
+        return call(context, value, *args, **kwargs)
+
+    return bounded
+
+
+def _with_given(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a filter that gets a context, whatever of it the original asks for."""
+    takes = jinja2.utils._PassArg.from_obj(original)  # noqa: SLF001 - as the compiler asks it
+    given = None if takes is None else _GIVEN[takes.name]
+
+    def call(context: jinja2.runtime.Context, *args: Any, **kwargs: Any) -> Any:
+        if given is None:
+            return original(*args, **kwargs)
+        return original(getattr(context, given), *args, **kwargs)
+
+    return call
+
+
+def _growing(original: Callable[..., Any], growth: int) -> Callable[..., Any]:
+    """Bounds a filter whose result is at most so many times longer than what it is given."""
+    call = _with_given(original)
+
+    @pass_context
+    def bounded(context: jinja2.runtime.Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if growth * weight((value, args, kwargs)) > MAX_CHARACTERS:
+            raise too_large()
+        return call(context, value, *args, **kwargs)
+
+    return bounded
+
+
+def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @pass_context
+    def bounded(context: jinja2.runtime.Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        between = max(
+            (len(one) for one in (*args, *kwargs.values()) if isinstance(one, str)), default=1
+        )
+        if len(str(value)) * between > MAX_CHARACTERS:
+            raise too_large()
+        return original(context, value, *args, **kwargs)
+
+    return bounded
+
+
+@pass_context
+def _center(context: jinja2.runtime.Context, value: object, width: int = 80) -> str:
+    if width > _MAX_WIDTH:
+        raise too_large()
+    return jinja2.filters.do_center(str(value), width)
+
+
+def _parting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @pass_context
+    def bounded(
+        context: jinja2.runtime.Context, value: Any, number: int, fill_with: Any = None
+    ) -> Iterator[Any]:
+        if fill_with is not None and number > _MAX_PARTS:
+            raise too_large()
+        return _items(context, original(context, value, number, fill_with))
 
     return bounded
 
@@ -437,7 +557,7 @@ def bounded_pattern(pattern: str) -> str:
     """Returns the pattern of a date.
 
     Raises:
-        SecurityError: it is too long, or has a width.
+        RequestError: it is too long, or has a width.
     """
     if len(pattern) > _MAX_PATTERN or re.search(r"%[^a-zA-Z%]*\d", pattern):
         raise too_large()

@@ -69,6 +69,8 @@ from extproc.templates.bounds import (
     check_product,
     guard,
     joined,
+    lacking,
+    refused,
 )
 from extproc.templates.content_flow import only_writes_contents
 from extproc.templates.conversions import merged_developers, merged_systems, with_reasoning
@@ -298,7 +300,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             optimized=False,  # constants would be computed at the start, without a limit of time
         )
         bound_filters(self.filters, _tojson)
-        del self.globals["lipsum"]
+        self.globals["lipsum"] = refused
         if is_bare:
             return
         self.globals["raise_exception"] = _raise_exception
@@ -373,7 +375,8 @@ def rendered(
 
     Raises:
         RequestError: the template fails (template_failed), takes too long
-            (template_too_slow), or writes too much (too_many_characters).
+            (template_too_slow), writes too much (too_many_characters), or needs what is lacking or
+            out of bounds here (unsupported_template).
     """
 
     environment = template.environment
@@ -472,6 +475,7 @@ class ChatTemplate:
     tick: makes what gives a rendering up, from the seconds that it may take.
     now: returns local time, for templates that print the date.
     keywords: the engine's own arguments for templates, where a request sets no others.
+    lacking: what it names and a rendering refuses, in words.
 
     Raises:
         ValueError: the source is no template, or too costly to compile.
@@ -491,6 +495,7 @@ class ChatTemplate:
         try:
             _refuse_costly(source, environment)
             tree = environment.parse(source)
+            self.lacking = lacking(tree)
             self._format_by_rule = content_formats(tree)
             self._formats = frozenset(self._format_by_rule.values())
             self._reads_reasoning = "reasoning" in source or _names(tree, "thinking")

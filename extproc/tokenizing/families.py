@@ -151,8 +151,22 @@ def in_code(model: ModelFiles) -> InCode | None:
     Raises:
         OSError, ValueError: a file of the model cannot be used.
     """
-    architectures = model.config.get("architectures")
-    for name in architectures if isinstance(architectures, list) else ():
-        if isinstance(name, str) and name in _BY_ARCHITECTURE:
-            return _BY_ARCHITECTURE[name](model)
+    name = _family_of(model.config)
+    if name is not None:
+        return _BY_ARCHITECTURE[name](model)
     return _mistral(model) if model.vocabulary.version else None
+
+
+def needs_no_template(config: Mapping[str, Any], vocabulary: Path) -> bool:
+    """Returns whether a model's conversations are rendered in code. vocabulary: its file."""
+    return _family_of(config) is not None or vocabulary.name.startswith(_OF_MISTRAL)
+
+
+# How the files begin whose conversations Mistral's library renders.
+_OF_MISTRAL = ("tekken.json", "tokenizer.model.v")
+
+
+def _family_of(config: Mapping[str, Any]) -> str | None:
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else ()
+    return next((one for one in names if isinstance(one, str) and one in _BY_ARCHITECTURE), None)

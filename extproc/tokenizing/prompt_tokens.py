@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from extproc.base.errors import RequestError
-from extproc.requests.prompt import Chat, InferenceRequest, Prompt, forms_of
+from extproc.requests.prompt import Chat, Given, InferenceRequest, Prompt, forms_of
 from extproc.tokenizing.holes import Parts, before_added, parts_of
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.remote_tokenizer_wire import forms_asked
@@ -41,7 +41,7 @@ log = logging.getLogger("kvsteer.tokenizing")
 
 Result = TypeVar("Result")
 
-_IDS = frozenset((array,))
+_IDS = frozenset((array, Given))
 
 
 class Keyed(NamedTuple):
@@ -116,7 +116,7 @@ class PromptTokens:
         Raises:
             RequestError: they are not certain. TimeoutError: they are not known by the deadline.
         """
-        ids = _ids_of(request)
+        ids = self._ids_of(request, model)
         if ids is not None:
             return _keyed(request, Keyed(ids, 0))
         tokenizer = self._tokenizers.get(model)
@@ -177,7 +177,7 @@ class PromptTokens:
         tokenizer = self._tokenizers.get(model)
         if isinstance(tokenizer, RemoteTokenizer):
             return None
-        ids = _ids_of(request)
+        ids = self._ids_of(request, model)
         if ids is not None:
             return _keyed(request, Keyed(ids, 0))
         if tokenizer is None:
@@ -243,6 +243,31 @@ class PromptTokens:
         if not done.cancelled():
             done.exception()  # after the deadline nobody else retrieves it
 
+    def _ids_of(self, request: InferenceRequest, model: str) -> list[Tokens] | None:
+        """Returns the prompts if all of them are token ids already, else None.
+
+        Raises:
+            RequestError: it is not known whether the engine takes them.
+        """
+        if not _IDS.issuperset(map(type, request.prompts)):  # the usual case
+            return None
+        found = []
+        for prompt in request.prompts:
+            if isinstance(prompt, Given):
+                self._check(prompt, model)
+                found.append(prompt.ids)
+            elif isinstance(prompt, array):
+                found.append(prompt)
+        return found
+
+    def _check(self, given: Given, model: str) -> None:
+        """Refuses the ids of a response, unless the model is known not to be gpt-oss."""
+        tokenizer = self._tokenizers.get(model)
+        if not given.is_response:
+            return
+        if tokenizer is None or isinstance(tokenizer, RemoteTokenizer) or tokenizer.renders_in_code:
+            raise RequestError("unsupported_kv_transfer")
+
     async def _tokenize_remotely(
         self, tokenizer: RemoteTokenizer, request: InferenceRequest
     ) -> list[Tokens]:
@@ -279,13 +304,6 @@ async def _in_a_task() -> None:
     Only a task can have a timeout or await a future.
     """
     await asyncio.sleep(0)
-
-
-def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
-    """Returns the prompts if all of them are token ids already, else None."""
-    if not _IDS.issuperset(map(type, request.prompts)):  # the usual case
-        return None
-    return [prompt for prompt in request.prompts if isinstance(prompt, array)]
 
 
 def _finished(started: "Sequence[Started]") -> Keyed:

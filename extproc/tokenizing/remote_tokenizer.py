@@ -14,7 +14,7 @@ import aiohttp
 
 from extproc.base.errors import RequestError
 from extproc.config import schema
-from extproc.requests.prompt import Prompt, Text
+from extproc.requests.prompt import Given, Prompt, Text
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_answer_bytes, question
 from kvstate.feeds.backoff import Backoff
 from kvstate.overlap import Tokens
@@ -212,6 +212,8 @@ class RemoteTokenizer:
         """
         if isinstance(prompt, array):
             return prompt
+        if isinstance(prompt, Given):
+            return prompt.ids
         asked = question(prompt, model)
         key = key_of(asked)
         known = self._cache.find(key)

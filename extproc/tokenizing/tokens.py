@@ -4,7 +4,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,10 +23,13 @@ from extproc.requests.prompt import (
     IN_CODE,
     USUAL_VARIABLES,
     Chat,
+    Given,
     Prompt,
     Text,
 )
+from extproc.templates.bounds import Tick
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
+from extproc.templates.rust_template import SPECIAL_NAMES, RustTemplate, of_file
 from extproc.templates.skeletons import MOST_SEQUENCES, Skeleton, Skeletons, Turns
 from extproc.tokenizing.added_tokens import Loaded, TokenFiles, are_alike, loaded_in_all_ways
 from extproc.tokenizing.adding import added_in, model_ids, with_added
@@ -45,7 +48,7 @@ from extproc.tokenizing.sglang_multimodal import is_multimodal
 from extproc.tokenizing.text_encoder import MAX_KNOWN_BYTES, Encoded, TextEncoder
 from extproc.tokenizing.token_files import SettingsFiles, object_in
 from extproc.tokenizing.tokenizer_classes import classes_of, may_be_cut_otherwise
-from extproc.tokenizing.tokenizer_config import may_be_framed_otherwise
+from extproc.tokenizing.tokenizer_config import may_be_framed_otherwise, text_of
 from extproc.tokenizing.tokenizer_layout import Cutter, Frame, Layout
 from extproc.tokenizing.turn_encoder import TurnEncoder
 from extproc.tokenizing.vocabulary import Vocabulary, read_vocabulary
@@ -62,10 +65,16 @@ class ChatTemplates:
 
     named: "default" and "tool_use" are engines' names; "processor" is KVSteer's name for the
         template of a multimodal model's processor, if it differs.
+    compile_for_rust: returns the one that vLLM's Rust front end uses, None if there is none.
     """
 
-    def __init__(self, named: Mapping[str, ChatTemplate]) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, ChatTemplate],
+        compile_for_rust: Callable[[], RustTemplate | None] = lambda: None,
+    ) -> None:
         self._named = named
+        self._compile_for_rust = compile_for_rust
 
     def chosen(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """Returns the template that an engine would use for these variables.
@@ -78,6 +87,26 @@ class ChatTemplates:
         if template is None:
             raise RequestError("no_chat_template")
         return template
+
+    @cached_property
+    def _of_rust(self) -> RustTemplate | None:
+        return self._compile_for_rust()
+
+    @property
+    def of_rust(self) -> RustTemplate:
+        """The template that vLLM's Rust front end uses.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self._of_rust is None:
+            raise RequestError("no_chat_template")
+        return self._of_rust
+
+    @property
+    def lacking(self) -> list[str]:
+        """What they name and a rendering here refuses, in words."""
+        return sorted({one for template in self._named.values() for one in template.lacking})
 
     def reads(self, name: str) -> bool:
         """Returns whether any of them may read a variable."""
@@ -105,14 +134,32 @@ def load(
     Raises:
         OSError, ValueError: a file cannot be read, or has no template.
     """
-    own = [_Source("default", _template(override), override)] if override else _sources(directory)
+    own = [
+        *([_Source("default", _template(override), override)] if override else _sources(directory))
+    ]
     model_type = object_in(directory / "config.json").get("model_type")
     kind = model_type if isinstance(model_type, str) else ""
 
     def compiled(source: str) -> ChatTemplate:
         return ChatTemplate(source, named, model_type=kind, keywords=keywords)
 
-    return ChatTemplates(_compiled(own, compiled))
+    def compiled_for_rust() -> RustTemplate | None:
+        source = own[0] if override else _source_of_rust(directory)
+        if source is None:
+            return None
+        is_bare = source.file.suffix == ".json"
+        text = source.text if is_bare else of_file(source.text)
+        with suppress(ValueError):  # the front end does not start with it
+            return RustTemplate(text, _special_tokens_of_rust(directory))
+        return None
+
+    return ChatTemplates(_compiled(own, compiled), compiled_for_rust)
+
+
+def _special_tokens_of_rust(directory: Path) -> dict[str, str]:
+    settings = object_in(directory / "tokenizer_config.json")
+    found = {name: text_of(settings.get(name)) for name in SPECIAL_NAMES}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 class _Source(NamedTuple):
@@ -121,6 +168,24 @@ class _Source(NamedTuple):
     name: str
     text: str
     file: Path
+
+
+def _source_of_rust(directory: Path) -> _Source | None:
+    """Returns the template of a directory that vLLM's Rust front end uses, None if it has none.
+
+    Source: vLLM 0.33.0, rust/src/text/src/backend/hf/model_files.rs and chat/src/renderer/hf.
+    """
+    of_processor, alone = directory / "chat_template.json", directory / "chat_template.jinja"
+    found = object_in(of_processor).get("chat_template")
+    if isinstance(found, str) and found.strip():
+        return _Source("default", found, of_processor)
+    if not of_processor.is_file() and alone.is_file():
+        text = _template(alone)
+        if text.strip():
+            return _Source("default", text, alone)
+    settings = directory / "tokenizer_config.json"
+    named = object_in(settings).get("chat_template")
+    return _Source("default", named, settings) if isinstance(named, str) else None
 
 
 def _compiled(
@@ -177,6 +242,14 @@ def _settings_templates(entry: object) -> dict[str, str]:
         return {str(item["name"]): str(item["template"]) for item in entry}
     except (KeyError, TypeError):
         raise ValueError("tokenizer_config.json: chat_template is no template") from None
+
+
+def lacking_in_words(lacking: Sequence[str]) -> str:
+    """Returns what it means that templates name what a rendering refuses."""
+    return (
+        f"its chat template names {', '.join(lacking)}, of which only the engine knows the result:"
+        " a conversation for which it is used is not keyed (unsupported_template)"
+    )
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -266,6 +339,8 @@ class Tokenizer:
             templates = (
                 ChatTemplates({}) if code else load(files.directory, named, override, keywords)
             )
+            if templates.lacking:
+                log.warning("model %s: %s", model.name, lacking_in_words(templates.lacking))
             if not vocabulary.forms and _may_differ(said, choice.layout, ways, templates):
                 vocabulary = vocabulary._replace(forms=vocabulary.forms | CUT)
             id_of = vocabulary.library.token_to_id
@@ -315,8 +390,9 @@ class Tokenizer:
         Raises:
             RequestError: as `encode`.
         """
-        if isinstance(prompt, array):
-            return Started(0, is_cheap=True, finish=lambda: prompt)
+        if isinstance(prompt, array | Given):
+            ids = prompt.ids if isinstance(prompt, Given) else prompt
+            return Started(0, is_cheap=True, finish=lambda: ids)
         if isinstance(prompt, Chat) and self._in_code is not None and self._in_code.texts:
             chat = self._with_defaults(prompt)
             return _start_segments(
@@ -427,7 +503,7 @@ class Tokenizer:
         if isinstance(prompt, Text):
             return prompt.text, 0, ()
         forms = 0
-        if self._kimi is not None:
+        if self._kimi is not None and not (prompt.dialect and prompt.dialect.is_rust):
             prompt, forms = as_kimis(prompt, self._kimi)
         if prompt.has_media:
             text, decided, added = self._render_media(prompt)
@@ -439,6 +515,10 @@ class Tokenizer:
         """Returns the text of a chat, and the forms that its dialect decided."""
         if self._in_code is not None:
             return _rendered_in_code(self._with_defaults(chat), self._in_code.renderer, seconds)
+        if chat.dialect is not None and chat.dialect.is_rust:
+            if self._kimi is not None:
+                raise RequestError("unsupported_by_engine")
+            return self._templates.of_rust.render(self._with_defaults(chat), Tick(seconds))
         template = self._templates.chosen(chat.variables).of(chat)
         if chat.variables.get("tools") != []:
             return template.render(chat, budget_seconds=seconds)

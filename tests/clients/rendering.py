@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
@@ -32,14 +33,15 @@ class PythonFrontEnd:
         self._process = process
         self._turn = asyncio.Lock()
 
-    async def ids_of(self, path: str, body: Body) -> list[int]:
-        """Returns a prompt's token ids.
+    async def ids_of(self, path: str, body: Body | bytes) -> list[int]:
+        """Returns a prompt's token ids. body: bytes are read as vLLM's server reads them.
 
         Raises:
             RefusedError: vLLM would answer with an error.
         """
+        said = {"raw": b64encode(body).decode()} if isinstance(body, bytes) else {"body": body}
         async with self._turn:
-            answer = await _asked(self._process, {"path": path, "body": body})
+            answer = await _asked(self._process, {"path": path, **said})
         if "refused" in answer:
             raise RefusedError(f"{path}: {answer['refused']}")
         ids: list[int] = answer["ids"]

@@ -2,11 +2,13 @@
 
     PYTHON-WITH-VLLM vllm_renderer.py MODEL_DIRECTORY
 
-Reads lines of JSON with `path` and `body`, and answers each with a line: `ids`, the prompt's token
-ids, or `refused`, the engine's words. It needs no model weights and imports nothing of KVSteer.
+Reads lines of JSON with `path` and `body`, or `raw`, the body's bytes in base64, which are read as
+the server reads them. Answers each with a line: `ids`, the prompt's token ids, or `refused`, the
+engine's words. It needs no model weights and imports nothing of KVSteer.
 """
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -80,6 +82,19 @@ class Renderer:
         return {"ids": list(prompt["prompt_token_ids"])}
 
 
+async def body_of(asked: dict[str, Any]) -> Any:
+    """Returns the body of a line; its bytes are read by Starlette, as in vLLM's server."""
+    from starlette.requests import Request
+
+    if "raw" not in asked:
+        return asked["body"]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": base64.b64decode(asked["raw"])}
+
+    return await Request({"type": "http", "headers": []}, receive).json()
+
+
 async def main(directory: str) -> None:
     """Answers until standard input ends; first of all a line with `version` when it is ready."""
     out = os.fdopen(os.dup(1), "w")
@@ -89,7 +104,7 @@ async def main(directory: str) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         try:
-            answer = await renderer.ids_of(asked["path"], asked["body"])
+            answer = await renderer.ids_of(asked["path"], await body_of(asked))
         except Exception as error:  # noqa: BLE001 - the test shows it
             answer = {"refused": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps(answer), file=out, flush=True)

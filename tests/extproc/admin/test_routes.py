@@ -45,6 +45,14 @@ async def test_page_files_are_all_served(
         assert await response.read() == (PAGE / name).read_bytes()
 
 
+@pytest.mark.parametrize("prompt", ['[1, 2], "user": "\\ud83d"', '[1, 2], "n": NaN'])
+async def test_explain_takes_a_body_that_only_engines_read(
+    served: Served, client: aiohttp.ClientSession, prompt: str
+) -> None:
+    odd = f'{{"path": "/v1/completions", "body": {{"prompt": {prompt}}}}}'
+    assert (await explained(client, served, odd))["prompt_tokens"] == 2
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fapplication.py", "index.html%00"])
 async def test_page_route_serves_no_other_file(
     served: Served, client: aiohttp.ClientSession, name: str

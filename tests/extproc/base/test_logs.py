@@ -1,12 +1,25 @@
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from extproc.base import logs
+
+ROOT = Path(__file__).resolve().parents[3]
+# Loggers without a limit, and why what clients, engines and other routers send writes no lines.
+OUT_OF_REACH = {
+    "kvsteer": "starting, stopping and reading the configuration again",
+    "kvsteer.decisions": "decisions, of which `log.decisions_percent` says how many",
+    "kvsteer.processes": "processes of this router that start and end",
+    "kvsteer.recorder": "its file's faults, when they begin and end",
+    "kvsteer.report": "its file's faults, when they begin and end",
+    "kvsteer.state": "the state file and its socket, at the start and the stop",
+}
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -71,8 +84,25 @@ def test_less_often_drops_and_counts_frequent_lines_about_a_feed() -> None:
     again = [f"feed of w ({left_out} more were left out)", "feed of w"]
     assert written == [*["feed of w"] * logs.MAX_LINES, "feed of v", *again]
     for _ in range(2 * logs.MAX_LINES):
-        log("kvsteer.admin", "w", 1061.0)
+        log("kvsteer.decisions", "w", 1061.0)
     assert len(written) == 3 * logs.MAX_LINES + 3
+
+
+@pytest.mark.parametrize("name", ["kvsteer.extproc", "kvsteer.admin", "kvsteer.bridge"])
+def test_less_often_drops_lines_that_a_client_causes(name: str) -> None:
+    less_often, written = logs.LessOften(), 0
+    for number in range(600):
+        what = (f"rule {number}",)
+        record = logging.LogRecord(name, logging.WARNING, "", 0, "ended: %s", what, None)
+        written += less_often.filter(record)
+    assert written == logs.MAX_LINES
+
+
+def test_every_logger_is_limited_or_out_of_reach() -> None:
+    files = [file for room in ("extproc", "kvstate") for file in (ROOT / room).rglob("*.py")]
+    calls = (re.findall(r'getLogger\("(kvsteer[.a-z]*)"\)', file.read_text()) for file in files)
+    named = {name for each in calls for name in each}
+    assert named == {*logs.LIMITED, *OUT_OF_REACH}
 
 
 def test_less_often_drops_lines_about_routers_under_any_name() -> None:

@@ -224,7 +224,7 @@ def test_explain_takes_the_request_from_a_file(
         (None, "No such file or directory"),
         (b"{", "is not JSON: "),
         (b"\xff", "is not JSON: "),
-        (gzip.compress(b"{}"), "put Envoy's decompressor before ext_proc"),
+        (gzip.compress(b"{}", mtime=0), "put Envoy's decompressor before ext_proc"),
     ],
 )
 def test_explain_names_the_file_that_it_cannot_use(

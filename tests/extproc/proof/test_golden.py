@@ -189,7 +189,7 @@ def test_in_words_names_position_text_before_and_both_texts() -> None:
     assert in_words(found) == (
         "of a conversation, token 8 is 91 in the engine and 60 here, by /tokenize:"
         " after '<user>hi', '[end]' in the engine and '<end>' here: the chat template is another"
-        " one"
+        " one, or the engine's front end is, such as one in Rust"
     )
 
 

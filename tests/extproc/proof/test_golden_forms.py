@@ -24,12 +24,14 @@ from extproc.proof.golden_forms import (
 from extproc.requests.dialect import NEWEST, Dialect, dialect_of, rivals_of
 from extproc.requests.prompt import (
     CONVERTED,
+    GIVEN,
     INLINE_SYSTEM,
     ITEMS,
     NO_TOOLS,
     PARTS,
     PRINTED,
     Chat,
+    Text,
 )
 from extproc.requests.request import CHAT_PATH
 from extproc.tokenizing.tokens import Tokenizer
@@ -60,6 +62,15 @@ def test_every_form_that_the_model_knows_has_a_question(dialect: Dialect, forms:
         asked |= own.forms
     assert asked & forms == forms
     assert own_prompts(tokenizer(), dialect, asked) == []
+
+
+def test_engine_that_renders_a_conversation_with_ids_is_told_so() -> None:
+    (own,) = (one for one in own_prompts(tokenizer(), NEWEST, 0) if one.forms == GIVEN)
+    assert verdicts([(own, own.tokens)], tokenizer().text_of, 0)[GIVEN].is_same
+    rendered = tokenizer().encode(Text("hello", add_special_tokens=False))
+    refuted = verdicts([(own, rendered)], tokenizer().text_of, 0)[GIVEN]
+    assert refuted.is_same is False
+    assert "ignores kv_transfer_params.prompt_token_ids" in refuted.reason
 
 
 def test_request_that_a_release_refuses_is_not_asked() -> None:

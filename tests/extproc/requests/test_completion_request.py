@@ -2,6 +2,7 @@ import json
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.base.errors import RequestError
@@ -17,6 +18,13 @@ def test_completions_accept_texts_and_token_ids() -> None:
     assert request(model="m").model == "m"
     assert request(prompt=["a", "b"]).prompts == [Text("a"), Text("b")]
     assert request(prompt=[[1], [2]]).prompts == [array("I", [1]), array("I", [2])]
+
+
+def test_completion_needs_no_prompt_besides_embeddings() -> None:
+    with pytest.raises(RequestError, match="unsupported_embeddings"):
+        parse(b'{"prompt_embeds": ["AA=="]}')
+    with pytest.raises(msgspec.ValidationError):
+        parse(b"{}")
 
 
 def test_completions_may_omit_special_tokens() -> None:
@@ -44,6 +52,7 @@ def test_prompt_logprobs_read_no_cache(fields: dict[str, Any]) -> None:
         ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, "unsupported_truncation"),
         ({"suffix": "z"}, "unsupported_suffix"),
         ({"prompt_embeds": "AA=="}, "unsupported_embeddings"),
+        ({"prompt": None, "prompt_embeds": "AA=="}, "unsupported_embeddings"),
         ({"prompt": ""}, "empty_prompt"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.engine import SGLANG, TRTLLM, VLLM, Engine, Release
+from extproc.base.engine import PYTHON, RUST, SGLANG, TRTLLM, VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import (
     _RANGES,
@@ -26,7 +26,7 @@ from extproc.requests.prompt import EMPTIED, Chat
 from extproc.requests.request import CHAT_PATH, parse
 
 DIALECTS = [one.dialect for one in _RANGES if not one.dialect.is_foreign]
-VLLMS = [one for one in DIALECTS if one.sglang is None]
+VLLMS = [one for one in DIALECTS if one.is_vllms]
 
 
 def vllm(minor: int, patch: int = 0) -> Engine:
@@ -38,9 +38,29 @@ def spoken(minor: int) -> Dialect:
 
 
 def test_ranges_of_an_engine_begin_with_its_first_release_and_rise() -> None:
-    since = [one.since for one in _RANGES if one.engine == VLLM]
+    since = [one.since for one in _RANGES if one.engine == VLLM and one.front_end == PYTHON]
     assert since == sorted(set(since))
     assert since[0] == Release(0, 0)
+
+
+@pytest.mark.parametrize("minor", [10, 33, 99])
+def test_rust_front_end_has_a_dialect_of_its_own_whatever_the_release(minor: int) -> None:
+    found = dialect_of(vllm(minor)._replace(front_end=RUST))
+    assert (found.name, found.is_rust, found.is_vllms) == ("vLLM 0.33, Rust front end", True, False)
+    assert not dialect_of(vllm(minor)).is_rust
+
+
+def test_rust_front_end_of_sglang_is_not_read() -> None:
+    found = dialect_of(Engine(SGLANG, Release(0, 5, 23), RUST))
+    assert found.is_rust
+    assert found.is_foreign
+
+
+def test_front_ends_of_one_engine_differ_as_engines_do() -> None:
+    spoken = spoken_by({"python": vllm(33), "rust": vllm(33)._replace(front_end=RUST)})
+    assert spoken.has_engines
+    assert spoken.first == dialect_of(vllm(33))
+    assert [workers for _, workers in spoken.rest] == [frozenset({"rust"})]
 
 
 @pytest.mark.parametrize(

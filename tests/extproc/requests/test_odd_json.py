@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import RequestError
-from extproc.requests.odd_json import Form, decoded, encoded, form_of, restored, rewritten
+from extproc.requests.odd_json import (
+    Form,
+    decoded,
+    encoded,
+    ends_in_utf8,
+    form_of,
+    object_in,
+    restored,
+    rewritten,
+)
 from extproc.requests.prompt import Chat, InferenceRequest, Text
 
 NUMBERS = st.floats() | st.integers()
@@ -154,6 +163,28 @@ def test_body_that_is_not_read_has_a_reason(body: bytes, reason: str) -> None:
 )
 def test_body_has_a_form(body: bytes, form: Form) -> None:
     assert form_of(body) is form
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"\\ud83d"', "NaN", "\ufeff{}", ""])
+def test_text_that_is_no_object_has_none(text: str) -> None:
+    assert object_in(text) is None
+
+
+def test_object_within_a_text_is_read_as_pythons_json_reads_it() -> None:
+    assert same(object_in('{"a": NaN, "a": 1e400}'), {"a": math.inf})
+    for text in ('{"a": "\\ud83d"}', '{"a": %s}' % ("[" * 5000 + "]" * 5000)):
+        with pytest.raises(RequestError, match="odd_json"):
+            object_in(text)
+    with pytest.raises(ValueError, match="digits"):
+        object_in('{"a": ' + "1" * 5000 + "}")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_ends_of_a_body_are_found_in_utf8(encoding: str) -> None:
+    body = json.dumps({"a": "\u00e9" * 100}, ensure_ascii=False).encode(encoding)
+    start, end = ends_in_utf8(body[:64], body[-64:])
+    assert '{"a": "\u00e9'.encode() in start
+    assert '\u00e9"}'.encode() in end
 
 
 def nested(depth: int) -> dict[str, Any]:

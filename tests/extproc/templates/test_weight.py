@@ -4,9 +4,9 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
+from extproc.base.errors import RequestError
 from extproc.templates.bounds import weight
 
 ITEM = 128
@@ -49,5 +49,5 @@ def test_weight_is_of_characters_and_items(value: object, characters: int, items
     ],
 )
 def test_too_heavy_value_ends_the_rendering(value: object, most: int) -> None:
-    with pytest.raises(SecurityError):
+    with pytest.raises(RequestError):
         weight(value, most)

@@ -22,7 +22,7 @@ from extproc.fleet.workers import Workers
 from extproc.observing.decisions import Course
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
-from extproc.requests.prompt import CONVERSATION, InferenceRequest, Prompt, Text
+from extproc.requests.prompt import CONVERSATION, GIVEN, Given, InferenceRequest, Prompt, Text
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Ask, Head, Models
 from extproc.requests.request import parse as parse_request
 from extproc.running.app import remote_tokenizers
@@ -118,6 +118,34 @@ async def test_token_ids_need_no_worker() -> None:
     decision, _ = await one.router.route(Ask(Head("POST", COMPLETIONS_PATH, None), body))
     assert decision.basis.prompt_tokens == 3
     await one.close()
+
+
+async def test_ids_in_place_of_a_conversation_need_no_tokenizer() -> None:
+    tokens = PromptTokens({}, 60.0)
+    request = InferenceRequest("m", [Given(array("I", [1, 2]))])
+    expected = Keyed([array("I", [1, 2])], GIVEN)
+    assert await tokens.tokenize(request, "tiny", 1) == expected
+    assert tokens.tokenize_inline(request, "tiny", ThreadUse()) == expected
+    tokens.close()
+
+
+async def test_ids_of_a_response_count_where_the_model_is_known_not_to_be_rendered_in_code() -> (
+    None
+):
+    class InCode:
+        renders_in_code = True
+
+    templated: Any = Tokenizer.load(Model("tiny", tokenizer=str(TINY_MODEL)))
+    known: dict[str, Any] = {"tiny": templated, "code": InCode()}
+    tokens = PromptTokens(known, 60.0)
+    given = Given(array("I", [1, 2]), is_response=True)
+    request = InferenceRequest("m", [given])
+    assert (await tokens.tokenize(request, "tiny", 1)).tokens == [given.ids]
+    assert templated.encode(given) is given.ids
+    for model in ("code", "other"):
+        with pytest.raises(RequestError, match="unsupported_kv_transfer"):
+            await tokens.tokenize(request, model, 1)
+    tokens.close()
 
 
 async def test_prompts_of_a_request_are_all_tokenized_and_truncated() -> None:

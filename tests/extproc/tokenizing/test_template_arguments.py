@@ -16,11 +16,12 @@ from tests.extproc.tokenizing.token_directories import write
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
-    "{{ '<a>' if thinking is defined and thinking else '<b>' }}{{ 'c' if deep is defined and deep.er }}"
+    "{{ '<a>' if thinking is defined and thinking else '<b>' }}"
+    "{{ 'c' if deep is defined and deep.er }}"
 )
 USER = {"role": "user", "content": "ab"}
 OFF, ON = [2, 4], [2, 8]
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER]},
     "/v1/messages": {"messages": [USER], "max_tokens": 1},
     "/v1/responses": {"input": "ab"},

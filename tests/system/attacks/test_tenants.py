@@ -182,12 +182,32 @@ async def test_text_that_is_no_utf8_is_salted_at_its_end(target: Target) -> None
     assert re.search(rb',"cache_salt":"[0-9a-f]{32}"\}$', content)
 
 
+OTHER_ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-32")
+
+
+@pytest.mark.parametrize("encoding", OTHER_ENCODINGS)
+async def test_salt_of_another_tenant_is_replaced_in_any_encoding(
+    target: Target, encoding: str
+) -> None:
+    hidden = HIDDEN["twice"].decode().encode(encoding)
+    status, got = await target.send(sized(hidden), hidden)
+    assert status == 200
+    ((_, content),) = got
+    (salt,) = salts_in(content)
+    assert salt != VICTIMS
+
+
 UNREAD = {
     "compressed": (gzip.compress(BODY), [b"content-encoding: gzip"], CHAT),
-    "UTF-16": (BODY.decode().encode("utf-16"), [], CHAT),
-    "UTF-16 without a mark": (BODY.decode().encode("utf-16-le"), [], CHAT),
+    "many responses": (
+        b'{%b"previous_response_id":"resp_1",%b}' % (b'"request_id":"resp_own",' * 65, PROMPT),
+        [],
+        "/v1/responses",
+    ),
     "many salts": (b'{%b"a":1,%b}' % (b'"cache_salt":"x",' * 50_000, PROMPT), [], CHAT),
-    "order mark": (b"\xef\xbb\xbf" + BODY, [], CHAT),
+    "two order marks": (b"\xef\xbb\xbf" * 2 + BODY, [], CHAT),
+    "empty id": (BODY, [], "/v1/responses//"),
+    "empty id and another": (BODY, [], "/v1/responses//resp_1"),
     "two documents": (BODY + BODY, [], CHAT),
     "a list": (b"[%b]" % BODY, [], CHAT),
     "cut": (BODY[:-1], [], CHAT),
