@@ -12,7 +12,6 @@ from tests.clients.starts import MODEL
 from tests.ports import free_port
 from tests.system.gateway import served
 
-
 # A client that asks for more goes round in circles; it gets errors then.
 MOST_REQUESTS = 60
 
