@@ -31,6 +31,7 @@ from tests.clients.install import MissingError, newest
 from tests.clients.judging import FrontEnd, Router, Verdict, judged
 from tests.clients.recording import MOST_REQUESTS, Sent, recording
 from tests.clients.rendering import (
+    NO_SUCH_API,
     Checker,
     RefusedError,
     UnreadyError,
@@ -220,6 +221,7 @@ def table(rows: Sequence[Row]) -> str:
         f"  {row.ran.name}, {row.front_end}: {count} refused: {words}"
         for row in rows
         for words, count in row.verdict.refusals.most_common(2)
+        if NO_SUCH_API not in words
     ]
     return "\n".join([*shown, "", *refused])
 
