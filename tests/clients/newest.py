@@ -26,11 +26,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from extproc.base.engine import VLLM, Engine, Release
+from extproc.base.engine import RUST, VLLM, Engine, Release
 from tests.clients.install import MissingError, newest
 from tests.clients.judging import FrontEnd, Router, Verdict, judged
-from tests.clients.recording import Sent, recording
+from tests.clients.recording import MOST_REQUESTS, Sent, recording
 from tests.clients.rendering import (
+    NO_SUCH_API,
     Checker,
     RefusedError,
     UnreadyError,
@@ -53,6 +54,9 @@ from tests.engines import vllm_engine
 
 # Of the prompts that the Python front end makes, so many may go without a key.
 MOST_UNKEYED = 0.005
+
+# Conversations that run at once.
+AT_ONCE = 6
 
 _TASK = "Task: why does add give wrong results? Fix calc.py."
 _AGAIN = "Show calc.py once more."
@@ -134,6 +138,8 @@ async def run_client(name: str, one: Conversation, folder: Path) -> Ran:
     except MissingError as error:
         return Ran(name, "", (), str(error))
     failed = "" if recorder.sent else f"it sent nothing: {said[-1].printed.strip()[-300:]}"
+    if len(recorder.sent) == MOST_REQUESTS:
+        failed = "it asked again and again"
     return Ran(name, version, recorder.sent, failed)
 
 
@@ -152,7 +158,8 @@ async def front_ends(model: Path) -> AsyncIterator[list[tuple[str, FrontEnd, Rou
             with contextlib.suppress(UnreadyError):
                 started = rendering_in_rust(binary, model, known.release)
                 rust = await stack.enter_async_context(started)
-                found.append((f"vLLM {release} Rust", rust, Router(model, Engine(VLLM, release))))
+                engine = Engine(VLLM, release, RUST)
+                found.append((f"vLLM {release} Rust", rust, Router(model, engine)))
         yield found
 
 
@@ -214,6 +221,7 @@ def table(rows: Sequence[Row]) -> str:
         f"  {row.ran.name}, {row.front_end}: {count} refused: {words}"
         for row in rows
         for words, count in row.verdict.refusals.most_common(2)
+        if NO_SUCH_API not in words
     ]
     return "\n".join([*shown, "", *refused])
 
@@ -248,16 +256,26 @@ def faults(ran: Sequence[Ran], rows: Sequence[Row]) -> list[str]:
     return found
 
 
+async def run_all(wanted: Mapping[str, Conversation], folder: Path) -> list[Ran]:
+    """Runs some conversations at a time: offline, some clients mostly wait for their makers."""
+    at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def run_one(name: str, one: Conversation) -> Ran:
+        async with at_once:
+            ran = await run_client(name, one, folder)
+        told = ran.failure or f"{len(ran.sent)} requests"
+        sys.stdout.write(f"{name} {ran.version}: {told}\n")
+        sys.stdout.flush()
+        return ran
+
+    return await asyncio.gather(*(run_one(name, one) for name, one in wanted.items()))
+
+
 async def run(wanted: Mapping[str, Conversation], models: Sequence[Path]) -> int:
-    """Runs the conversations one after another, judges them, and prints what came of it."""
+    """Runs the conversations, judges what was sent, and prints what came of it."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-newest-") as temporary:
         folder = Path(temporary)
-        ran: list[Ran] = []
-        for name, one in wanted.items():
-            ran.append(await run_client(name, one, folder / "homes"))
-            told = ran[-1].failure or f"{len(ran[-1].sent)} requests"
-            sys.stdout.write(f"{name} {ran[-1].version}: {told}\n")
-            sys.stdout.flush()
+        ran = await run_all(wanted, folder / "homes")
         rows = await compare(ran, models or [write_tools_model(folder / "model")])
         sglang = os.environ.get("KVSTEER_SGLANG_PYTHON")
         if sglang:

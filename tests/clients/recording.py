@@ -12,6 +12,9 @@ from tests.clients.starts import MODEL
 from tests.ports import free_port
 from tests.system.gateway import served
 
+# A client that asks for more goes round in circles; it gets errors then.
+MOST_REQUESTS = 60
+
 
 class Sent(NamedTuple):
     """A request of a client: its API's path and its body."""
@@ -44,6 +47,8 @@ class Recorder:
         return web.json_response({"object": "list", "data": listed})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if len(self.sent) >= MOST_REQUESTS:
+            raise web.HTTPBadRequest
         body: Body = await request.json()
         self.sent.append(Sent(request.path, body))
         return await respond(request, body, Usage(1, 0), {}, self._plan)

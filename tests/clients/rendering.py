@@ -17,6 +17,8 @@ from tests.waiting import until
 
 START_SECONDS = 60.0
 
+NO_SUCH_API = "the Rust front end has no such API"
+
 
 class RefusedError(AssertionError):
     """vLLM's renderer refused an agent's request."""
@@ -78,7 +80,7 @@ class RustFrontEnd:
             RefusedError: it would answer with an error, or has no such API.
         """
         if path != CHAT:
-            raise RefusedError(f"{path}: the Rust front end has no such API")
+            raise RefusedError(f"{path}: {NO_SUCH_API}")
         asked = {**body, "model": self._model}
         async with self._session.post(f"{self._url}{path}/render", json=asked) as answer:
             if answer.status != HTTPStatus.OK:
@@ -100,7 +102,7 @@ async def rendering_in_rust(binary: Path, model: Path, release: str) -> AsyncIte
     url = f"http://127.0.0.1:{port}"
     words = ["render", str(model), "--host", "127.0.0.1", "--port", str(port)]
     if (model / "chat_template.jinja").exists():
-        words += ["--tool-call-parser", "hermes"]  # as the Python one; others it chooses itself
+        words += ["--tool-call-parser", "hermes", "--reasoning-parser", "none"]
     async with (
         _running(str(binary), *words, is_silent=True) as process,
         aiohttp.ClientSession() as session,

@@ -31,6 +31,11 @@ _SHELLS: dict[str, Body] = {
     "run_commands": {"commands": ["ls -la"]},
     "run_shell_command": {"command": "ls -la", "is_background": False, "description": "List"},
 }
+# The tools by which some agents have to be told that the work is done.
+_ENDS: dict[str, Body] = {
+    "submit_and_exit": {"summary": LAST_WORDS, "verified": True},
+    "final_answer": {"answer": LAST_WORDS},
+}
 _RESULTS = frozenset(("tool", "function_call_output", "custom_tool_call_output", "tool_result"))
 
 
@@ -74,30 +79,38 @@ def _schemas(body: Body) -> dict[str, Body]:
     }
 
 
-def _shell(body: Body) -> Calls:
-    """Returns a call of the tool that runs commands, with the arguments that it takes."""
+def _call_of(tools: dict[str, Body], body: Body) -> Calls:
+    """Returns a call of the first of some tools that a request has, with what it may take."""
     for name, schema in _schemas(body).items():
-        if name in _SHELLS:
+        if name in tools:
             known = schema.get("properties") or {}
-            return [(name, {key: value for key, value in _SHELLS[name].items() if key in known})]
+            return [(name, {key: value for key, value in tools[name].items() if key in known})]
     return []
+
+
+def _shell(body: Body) -> Calls:
+    return _call_of(_SHELLS, body)
+
+
+def _end(body: Body) -> Calls:
+    return _call_of(_ENDS, body)
 
 
 def lists_files(body: Body) -> Calls:
     """Lists the files three times."""
-    return [] if _results(body) >= CALLS else _shell(body)
+    return _end(body) if _results(body) >= CALLS else _shell(body)
 
 
 def lists_twice_at_once(body: Body) -> Calls:
     """Lists the files once, and then twice in one answer."""
     done = _results(body)
-    return [] if done >= CALLS else [*_shell(body)] * (2 if done else 1)
+    return _end(body) if done >= CALLS else [*_shell(body)] * (2 if done else 1)
 
 
 def searches_tools(body: Body) -> Calls:
     """Searches for tools that the client has not sent yet, and lists the files once."""
     if _results(body) or "ToolSearch" not in _schemas(body):
-        return [] if _results(body) >= CALLS else _shell(body)
+        return _end(body) if _results(body) >= CALLS else _shell(body)
     return [("ToolSearch", {"query": "select:WebFetch,NotebookEdit", "max_results": 5})]
 
 
