@@ -14,8 +14,10 @@ from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect, dialect_of, spoken_by
 from extproc.requests.prompt import CONVERTED, Chat
 from extproc.requests.request import parse
+from extproc.requests.sglang_fields import as_read
 from extproc.requests.sglang_responses import decoded_state
 from extproc.requests.sglang_rules import SGLANG_RANGES
+from extproc.requests.sglang_schema import with_standard_types
 from extproc.templates.chat_template import ChatTemplate
 from tests.extproc.sglang.test_recorded_prompts import dialect, prompt
 
@@ -30,6 +32,7 @@ ANTHROPIC_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 FOUND = {"type": "search_result", "title": "t", "source": "s"}
 USE = {"type": "tool_use", "id": "i", "name": "f", "input": {}}
 CUSTOM = {"type": "custom_tool_call", "name": "f", "call_id": "c", "input": "x"}
+PHASES = ("commentary", "final_answer")
 STATE = base64.urlsafe_b64encode(zlib.compress(b"hidden")).decode()
 
 
@@ -471,3 +474,85 @@ def test_worker_that_shows_the_configured_arguments_has_no_rules_of_its_own() ->
 def test_effort_among_a_workers_arguments_is_not_followed() -> None:
     rules = dialect(23, default_chat_template_kwargs='{"reasoning_effort": "low"}')
     assert refusal(CHAT, {"messages": [USER]}, rules) == "unsupported_engine_arguments"
+
+
+def test_phases_divide_turns_as_the_release_has_it() -> None:
+    def told(patch: int) -> str:
+        thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "r"}]}
+        turns = [{"role": "assistant", "content": "x", "phase": one} for one in PHASES]
+        items = [ITEM, thought, *turns, ITEM]
+        return prompt(RESPONSES, {"input": items}, dialect(patch), "parts")
+
+    assert [told(patch).count("<|assistant|>") for patch in (19, 22, 23)] == [2, 4, 3]
+
+
+def test_strict_of_a_message_s_tool_is_read_from_0_5_23_on() -> None:
+    body = {"messages": [USER], "tools": [{**ANTHROPIC_TOOL, "strict": True}]}
+    assert ['"strict": true' in prompt(MESSAGES, body, dialect(patch)) for patch in (22, 23)] == [
+        False,
+        True,
+    ]
+
+
+def test_references_to_tools_are_turns_of_their_own_from_0_5_17_on() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "tool_reference", "tool_name": "f"}]
+    unnamed = {"type": "tool_reference"}
+    result = {"type": "tool_result", "tool_use_id": "i", "content": [*content, unnamed]}
+    body = {"messages": [USER, {"role": "user", "content": [result]}]}
+    turns = [
+        prompt(MESSAGES, body, dialect(patch), "parts").count("<|tool|>") for patch in (16, 17)
+    ]
+    assert turns == [1, 2]
+
+
+ODD: list[tuple[str, dict[str, Any], str]] = [
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "x"}]}]},
+        "bad_request",
+    ),
+    (CHAT, {"messages": [USER], "tools": [1]}, "bad_request"),
+    (
+        CHAT,
+        {
+            "messages": [{"role": "system", "tools": [{}]}],
+            "tool_choice": {"function": {"name": "g"}},
+        },
+        "bad_request",
+    ),
+    (
+        RESPONSES,
+        {"input": "hi", "reasoning": {"reasoning_effort": "none"}},
+        "unsupported_reasoning_effort",
+    ),
+    (
+        RESPONSES,
+        {"input": "hi", "chat_template_kwargs": {"reasoning_effort": None}},
+        "unsupported_template_kwargs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "reason"), ODD)
+def test_odd_request_is_refused_with_its_reason(
+    path: str, body: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises((RequestError, msgspec.DecodeError)) as raised:
+        prompt(path, body, dialect())
+    assert getattr(raised.value, "reason", "bad_request") == reason
+
+
+def test_wide_integers_are_floats_wherever_they_stand() -> None:
+    wide = 2**64
+    assert as_read({"a": [wide, 1, "x", {"b": -wide}]}) == {
+        "a": [float(wide), 1, "x", {"b": -float(wide)}]
+    }
+    assert isinstance(as_read([wide])[0], float)
+
+
+def test_lists_of_schemas_are_replaced_wherever_schemas_stand() -> None:
+    schema = {"items": [{"type": "str"}, True], "additionalProperties": {"type": "bool"}}
+    assert with_standard_types(schema) == {
+        "items": [{"type": "string"}, True],
+        "additionalProperties": {"type": "boolean"},
+    }
