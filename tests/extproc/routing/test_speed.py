@@ -346,3 +346,17 @@ def test_own_measurements_count_more_than_those_of_an_earlier_process() -> None:
 )
 def test_impossible_measurements_are_not_sound(saved: SavedSpeed) -> None:
     assert not saved.is_sound
+
+
+@pytest.mark.parametrize("lie", [0.001, 1_000.0])
+def test_lying_worker_changes_the_speed_of_no_other_and_little_of_the_mean(lie: float) -> None:
+    common, fleet = Common(), list[Speed[int]]()
+    honest = [Queue(1.0, common=common, fleet=fleet) for _ in range(3)]
+    liar = Queue(lie, delay=0.0, common=common, fleet=fleet)
+    for second in range(1, 120):
+        for queue in (*honest, liar):
+            queue.send(0.5)
+            queue.until(float(second))
+    assert all(one.speed.slowness == pytest.approx(1.0, rel=0.25) for one in honest)
+    assert 1 / 2 <= common.slowness <= 2
+    assert MIN_SLOWNESS <= liar.speed.slowness <= MAX_SLOWNESS
