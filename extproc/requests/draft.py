@@ -24,6 +24,12 @@ MAX_WIDE_BYTES = 4 * 1024 * 1024
 # Python's json tells the encodings apart by the first bytes.
 _FIRST_BYTES = 4
 
+# How gzip (RFC 1952) and Zstandard begin, and Zstandard's frames that are skipped (RFC 8878) from
+# their second byte on. SGLang 0.5.23 inflates the latter if its operator wants it
+# (SGLANG_ENABLE_REQUEST_DECOMPRESSION).
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+_SKIPPED = b"\x2a\x4d\x18"
+
 _UTF_8, _MARKED = "utf-8", "utf-8-sig"
 
 
@@ -32,6 +38,7 @@ class Unclear(StrEnum):
 
     NO_OBJECT = "no_object"  # certainly none for Python's json, in any encoding that it reads
     TOO_MANY = "too_many_members"
+    COMPRESSED = "compressed"  # something before the engine may inflate it
     TOO_LARGE = "too_large"  # to be written anew, or to be read without the compiled scan
     UNREAD = "unread"  # longer than extproc.max_body_bytes, or not sent whole
 
@@ -137,6 +144,8 @@ def _members(body: bytes, names: tuple[bytes, ...], parts: Parts, at: int, end: 
 
 def _in_utf8(body: bytes) -> bytes:
     """Returns a body as Python's json would read it, in UTF-8 without a mark."""
+    if body.startswith(_COMPRESSED) or body.startswith(_SKIPPED, 1):
+        raise UnclearError(Unclear.COMPRESSED)
     encoding = json.detect_encoding(body[:_FIRST_BYTES])
     if encoding == _UTF_8:
         return body

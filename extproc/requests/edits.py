@@ -54,7 +54,8 @@ def must_refuse(why: Unclear, body: bytes | None, duties: Duties) -> bool:
     """
     if duties.tenants:
         return True
-    if duties.transfers and (body is None or reserved_fields.may_name(body)):
+    is_hidden = body is None or why is Unclear.COMPRESSED
+    if duties.transfers and (is_hidden or reserved_fields.may_name(body or b"")):
         return True
     return duties.classes and why is not Unclear.NO_OBJECT
 

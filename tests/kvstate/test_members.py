@@ -89,6 +89,7 @@ def test_members_equal_those_that_a_decoder_finds(
 @example(b"{" + b'"ab":1,' * 63 + b'"ab":1}')
 @example(b'{"a":"\\')
 @example(b'{"ab":[[[{"a_c":1}]]]}')
+@example(b'{"ab":[1}')
 @example(b'{"ab":[{"abc":[{"a_c":null}]}, {"a_c":2}]}')
 def test_members_are_the_same_compiled_and_plain(body: bytes) -> None:
     for cut in range(max(0, len(body) - 40), len(body) + 1):

@@ -91,7 +91,11 @@ FORMS: dict[str, Sent] = {
     ),
     "more than 64 members that are looked at": (CHAT, [many().encode()], {}),
     "longer than `extproc.max_body_bytes`": (CHAT, [longer(MAX_BYTES + 1).encode()], {}),
-    "compressed": (CHAT, [gzip.compress(TEXT.encode())], {"content-encoding": "gzip"}),
+    "compressed (gzip, Zstandard)": (
+        CHAT,
+        [gzip.compress(TEXT.encode())],
+        {"content-encoding": "gzip"},
+    ),
     "a list": (CHAT, [b"[1]", b'["priority", "cache_salt"]'], {}),
     "a list with such a name in it": (CHAT, [f"[{TEXT}]".encode()], {}),
     "bytes behind the object": (CHAT, [f"{TEXT}x".encode(), f"{TEXT}{TEXT}".encode()], {}),
