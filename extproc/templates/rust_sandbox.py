@@ -407,6 +407,7 @@ class RustSandbox(Sandbox):
             "items": _items,
             "join": _joining(bounded_join),
             "lower": _lower,
+            "pprint": _unknown,
             "replace": _replacing(bounded_replace),
             "reverse": _reverse,
             "round": _round,

@@ -97,7 +97,7 @@ async def test_route_places_a_slow_prompt_by_load(router: Router) -> None:
         (chat(model="nobody"), None, "unknown_model"),
         (chat(model="bare"), "bare", "no_tokenizer"),
         (chat(messages=[]), "tiny", "empty_prompt"),
-        (chat("\ud800"), None, "bad_json"),
+        (chat("\ud800"), "tiny", "odd_json"),
         (Ask(CHAT, b"{"), None, "bad_json"),
         (Ask(CHAT, None, "body_too_large"), None, "body_too_large"),
     ],
