@@ -24,6 +24,7 @@ from extproc.requests.prompt import BY_RELEASE, TEXT, Chat
 from extproc.requests.request import (
     CHAT_PATH,
     ENGINES_REFUSE,
+    MAX_BYTES,
     MAY_BE_ODD,
     NOT_INFERENCE,
     UNREAD,
@@ -92,7 +93,7 @@ class Queries:
         if ask.body is None or ask.reason:
             return _unread(ask)
         path, body = ask.head.path, ask.body
-        if path == CHAT_PATH:
+        if path == CHAT_PATH and len(body) <= MAX_BYTES:
             plain = self._find_plain(body)
             if plain is not None:  # most requests end here
                 query = self._of_plain(plain, course)

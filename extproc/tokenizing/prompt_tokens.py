@@ -215,7 +215,11 @@ class PromptTokens:
                 if held is not None:
                     timer = loop.call_later(self._hung_seconds, self._give_up, done, held)
                     done.add_done_callback(lambda _: timer.cancel())
-                return await asyncio.shield(done)
+                try:
+                    return await asyncio.shield(done)
+                finally:
+                    # what it raised leads to this frame, and so to a body, in a circle
+                    del done
         finally:
             self.waiting -= 1
             self._waiting_bytes -= body_bytes
