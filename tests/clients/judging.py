@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from extproc.base.engine import Engine
+from extproc.base.engine import Engine, PromptArguments
 from extproc.base.errors import RequestError
 from extproc.config.schema import Model
-from extproc.requests.dialect import dialect_of
+from extproc.requests.dialect import spoken_by
 from extproc.requests.request import parse
 from extproc.tokenizing.tokens import Tokenizer
 from tests.clients.recording import Sent
@@ -38,11 +38,15 @@ class Known(NamedTuple):
 class Router:
     """What the router makes of requests to a worker with an engine, without its process."""
 
-    def __init__(self, model: Path, engine: Engine) -> None:
+    def __init__(
+        self, model: Path, engine: Engine, arguments: PromptArguments | None = None
+    ) -> None:
+        """arguments: with which an SGLang was started, if it is one."""
         tokenizer = Tokenizer.load(Model(name=MODEL, tokenizer=str(model)))
         assert tokenizer is not None
         self._tokenizer = tokenizer
-        self._dialect = dialect_of(engine)
+        told = {} if arguments is None else {"w": arguments}
+        self._dialect = spoken_by({"w": engine}, arguments=told).first
 
     def known(self, sent: Sent) -> Known:
         """Returns the prompt of a request."""

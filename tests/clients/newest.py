@@ -9,7 +9,7 @@ the router's prompts with theirs: with a tiny model that has tools, or with the 
 named.
 
 KVSTEER_VLLM_PYTHON names an interpreter with vLLM; its Rust front end is taken from the same
-package. KVSTEER_SGLANG_PYTHON names one with SGLang, whose request models tell what it refuses.
+package. KVSTEER_SGLANG_PYTHON names one with SGLang, whose own code judges as well.
 The exit status is 1 if a client is missing or said nothing, if a prompt is wrong, or if of those
 that the Python front end makes at least 0.5 % are not keyed. What is recorded stays in memory.
 """
@@ -26,18 +26,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from extproc.base.engine import RUST, VLLM, Engine, Release
+from extproc.base.engine import RUST, SGLANG, VLLM, Engine, PromptArguments, Release
 from tests.clients.install import MissingError, newest
 from tests.clients.judging import FrontEnd, Router, Verdict, judged
 from tests.clients.recording import MOST_REQUESTS, Sent, recording
 from tests.clients.rendering import (
     NO_SUCH_API,
-    Checker,
-    RefusedError,
     UnreadyError,
-    checking,
     rendering,
     rendering_in_rust,
+    rendering_in_sglang,
 )
 from tests.clients.scripted_model import (
     CHAT,
@@ -54,6 +52,9 @@ from tests.engines import vllm_engine
 
 # Of the prompts that the Python front end makes, so many may go without a key.
 MOST_UNKEYED = 0.005
+
+# With which SGLang is started: agents' thinking needs one.
+REASONING_PARSER = "qwen3"
 
 # Conversations that run at once.
 AT_ONCE = 6
@@ -91,12 +92,11 @@ class Ran(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A client at a front end. has_prompts: whether the front end makes any to compare with."""
+    """A client at a front end."""
 
     ran: Ran
     front_end: str
     verdict: Verdict
-    has_prompts: bool = True
 
 
 def _without_search(start: Starting) -> Starting:
@@ -145,7 +145,7 @@ async def run_client(name: str, one: Conversation, folder: Path) -> Ran:
 
 @contextlib.asynccontextmanager
 async def front_ends(model: Path) -> AsyncIterator[list[tuple[str, FrontEnd, Router]]]:
-    """Starts vLLM's front ends of a model, each with the router that knows it."""
+    """Starts the front ends of a model, each with the router that knows it."""
     python = vllm_engine.PYTHON
     async with contextlib.AsyncExitStack() as stack:
         known = await stack.enter_async_context(rendering(python, model))
@@ -160,6 +160,13 @@ async def front_ends(model: Path) -> AsyncIterator[list[tuple[str, FrontEnd, Rou
                 rust = await stack.enter_async_context(started)
                 engine = Engine(VLLM, release, RUST)
                 found.append((f"vLLM {release} Rust", rust, Router(model, engine)))
+        sglang = os.environ.get("KVSTEER_SGLANG_PYTHON")
+        if sglang:
+            parser = PromptArguments(reasoning_parser=REASONING_PARSER)
+            started_sglang = rendering_in_sglang(sglang, model, REASONING_PARSER)
+            other = await stack.enter_async_context(started_sglang)
+            engine = Engine(SGLANG, _release(other.release))
+            found.append((f"SGLang {engine.release}", other, Router(model, engine, parser)))
         yield found
 
 
@@ -190,24 +197,6 @@ async def compare(ran: Sequence[Ran], models: Sequence[Path]) -> list[Row]:
     return [Row(by_name[name], label, verdict) for (name, label), verdict in found.items()]
 
 
-async def check_sglang(ran: Sequence[Ran], python: str) -> list[Row]:
-    """Asks SGLang's request models what they refuse; they make no prompts."""
-    async with checking(python) as checker:
-        label = f"SGLang {_release(checker.release)}"
-        return [Row(one, label, await _checked(one.sent, checker), False) for one in ran]
-
-
-async def _checked(sent: Sequence[Sent], checker: Checker) -> Verdict:
-    verdict = Verdict(len(sent))
-    for one in sent:
-        try:
-            await checker.check(one.path, one.body)
-            verdict.accepted += 1
-        except RefusedError as error:
-            verdict.refusals[str(error)[:200]] += 1
-    return verdict
-
-
 def table(rows: Sequence[Row]) -> str:
     """One line for each client and front end, and the reasons for refusals below."""
     head = ("client", "version", "API", "front end", "accepted", "exact", "wrong", "unkeyed")
@@ -236,7 +225,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.ran.apis,
         row.front_end,
         f"{verdict.accepted} of {verdict.requests}",
-        *(counts if row.has_prompts else ("-", "-", "-")),
+        *counts,
     )
 
 
@@ -277,9 +266,6 @@ async def run(wanted: Mapping[str, Conversation], models: Sequence[Path]) -> int
         folder = Path(temporary)
         ran = await run_all(wanted, folder / "homes")
         rows = await compare(ran, models or [write_tools_model(folder / "model")])
-        sglang = os.environ.get("KVSTEER_SGLANG_PYTHON")
-        if sglang:
-            rows += await check_sglang(ran, sglang)
     sys.stdout.write(f"\n{table(rows)}\n")
     found = faults(ran, rows)
     sys.stdout.write("".join(f"fault: {one}\n" for one in found))

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.clients.scripted_model import CHAT, Body
+from tests.clients.starts import MODEL
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -128,34 +129,43 @@ async def _until_ready(process: Process, session: aiohttp.ClientSession, url: st
     await until(answers, "vllm-rs render answers", seconds=START_SECONDS)
 
 
-class Checker:
-    """SGLang's request models: they tell what its server refuses, but render nothing.
+class SglangFrontEnd:
+    """SGLang's own request models and conversions: a process that renders, one at a time.
 
-    release: SGLang's.
+    release: SGLang's, as it says itself.
     """
 
     def __init__(self, process: Process, release: str) -> None:
         self.release = release
         self._process = process
+        self._turn = asyncio.Lock()
 
-    async def check(self, path: str, body: Body) -> None:
-        """Raises:
-        RefusedError: SGLang would answer with an error.
+    async def ids_of(self, path: str, body: Body) -> list[int]:
+        """Returns a prompt's token ids.
+
+        Raises:
+            RefusedError: SGLang would answer with an error.
         """
-        answer = await _asked(self._process, {"path": path, "body": body})
+        async with self._turn:
+            answer = await _asked(self._process, {"path": path, "body": body})
         if "refused" in answer:
             raise RefusedError(f"{path}: {answer['refused']}")
+        ids: list[int] = answer["ids"]
+        return ids
 
 
 @contextlib.asynccontextmanager
-async def checking(python: str) -> AsyncIterator[Checker]:
-    """Runs SGLang's request models until the block ends. python: an interpreter with SGLang."""
-    script = Path(__file__).with_name("sglang_models.py")
-    async with _running(python, str(script)) as process:
+async def rendering_in_sglang(
+    python: str, model: Path, reasoning_parser: str
+) -> AsyncIterator[SglangFrontEnd]:
+    """Runs SGLang's front end of a model until the block ends. python: one with SGLang."""
+    script = Path(__file__).with_name("sglang_renderer.py")
+    options = json.dumps({"reasoning_parser": reasoning_parser, "served_model_name": MODEL})
+    async with _running(python, str(script), str(model), options) as process:
         assert process.stdout
         first = await process.stdout.readline()
-        assert first, "SGLang's request models could not be loaded"
-        yield Checker(process, json.loads(first)["version"])
+        assert first, "SGLang's front end did not start"
+        yield SglangFrontEnd(process, json.loads(first)["version"])
 
 
 async def _asked(process: Process, asked: Body) -> Body:

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import types
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +186,11 @@ class Renderer:
 
 
 async def main(directory: str, options: dict[str, Any]) -> None:
-    """Answers until standard input ends; first of all a line without content when it is ready."""
+    """Answers until standard input ends; first of all a line with `version` when it is ready."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what SGLang prints is no answer
     renderer = Renderer(directory, options)
-    print("{}", file=out, flush=True)
+    print(json.dumps({"version": version("sglang")}), file=out, flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         try:

@@ -40,7 +40,7 @@ def answers(python: str, model: Path, asked: Iterable[Case]) -> Iterator[dict[st
         check=True,
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[:1] == [{}], "SGLang's front end did not start"
+    assert "version" in found[0], "SGLang's front end did not start"
     assert len(found) == 1 + len(lines)
     yield from found[1:]
 
