@@ -71,7 +71,8 @@ def _unknown(_: ModelFiles) -> InCode:
 
 def _gpt_oss(model: ModelFiles) -> InCode:
     """Loads gpt-oss. The engine has its vocabulary in a library; tokenizer.json holds the same."""
-    from extproc.renderers.harmony import CONTROLS, Harmony
+    from extproc.renderers.harmony import Harmony
+    from extproc.renderers.harmony_format import CONTROLS
 
     source = read_file(model.directory / "tokenizer.json").decode()
     added = {token.content: token.id for token in read(source).added_tokens}

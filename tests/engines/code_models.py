@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from extproc.renderers.deepseek import ASSISTANT, BOS, EOS, USER
-from extproc.renderers.harmony import CONTROLS
+from extproc.renderers.harmony_format import CONTROLS
 from extproc.tokenizing.byte_pairs import byte_level_tokenizer
 from simulator.settings import TINY_MODEL
 from tests.engines.hybrid_models import EAGLE as TINY_LLAMA

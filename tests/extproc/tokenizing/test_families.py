@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Tokenizers
 
 from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model
-from extproc.renderers.harmony import CONTROLS
+from extproc.renderers.harmony_format import CONTROLS
 from extproc.renderers.kimi_k3 import CONTROLS as KIMI_K3
 from extproc.requests.dialect import NEWEST
 from extproc.requests.prompt import IN_CODE, INLINE_SYSTEM, Chat
