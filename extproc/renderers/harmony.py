@@ -27,6 +27,8 @@ from extproc.renderers.harmony_format import (
     without_old_thoughts,
 )
 from extproc.renderers.render_input import dialect_of, render_input
+from extproc.renderers.rust_harmony import rust_messages
+from extproc.renderers.rust_input import is_rust
 from extproc.renderers.segments import ControlMarks
 from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import (
@@ -53,7 +55,8 @@ _BUILT_IN = frozenset(("web_search_preview", "code_interpreter", "container"))
 class Harmony:
     """Renders conversations for gpt-oss (`extproc.renderers.renderer.Renderer`).
 
-    vLLM's POST /tokenize renders the chat template that gpt-oss also has, and not this format.
+    POST /tokenize of vLLM's Python front end renders the chat template that gpt-oss also has, and
+    not this format.
 
     now: returns the time, in the time zone that the engines have. keeps_later_systems: as in
         `render_input`.
@@ -75,14 +78,15 @@ class Harmony:
         if chat.is_truncated:
             raise RequestError("unsupported_truncation")  # the engine does not truncate it
         now = self._now()
+        if is_rust(chat):
+            return _of_rust(chat, now)
         if chat.response is None:
             messages, forms = self._of_chat(chat, now)
         else:
             messages, forms = _of_response(chat, chat.response, now)
         if not has_certain_date(now):
             forms |= DATE
-        joined = [message.joined() for message in without_old_thoughts(messages)]
-        return f"{''.join(joined)}{ASKED}", forms
+        return _joined(messages) + ASKED, forms
 
     def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[HarmonyMessage], int]:
         told = render_input(
@@ -100,6 +104,17 @@ class Harmony:
         effort = told.variables.get("reasoning_effort") if chat.effort else None
         before = _beginning(now, instructions, tools, effort)
         return [*before, *_turns(turns)], told.forms
+
+
+def _joined(messages: Sequence[HarmonyMessage]) -> str:
+    return "".join(message.joined() for message in without_old_thoughts(messages))
+
+
+def _of_rust(chat: Chat, now: datetime) -> tuple[str, int]:
+    """Returns the prompt of a chat for a Rust front end, which may have started on another day."""
+    messages, forms = rust_messages(chat, now)
+    asked = ASKED if chat.variables["add_generation_prompt"] else ""
+    return _joined(messages) + asked, forms | DATE
 
 
 # How much the clocks of the router and of an engine may differ.

@@ -72,6 +72,12 @@ _GPT_OSS: Mapping[str, Any] = {
 }
 
 
+def has_harmony() -> bool:
+    """Returns whether the engine's environment has the library with gpt-oss's vocabulary."""
+    asked = [PYTHON, "-c", "import openai_harmony"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
 def gpt_oss(directory: Path) -> Written:
     """Writes a gpt-oss with the vocabulary of the library in the engine's environment."""
     done = subprocess.run([PYTHON, "-c", _RANKS], check=True, capture_output=True)
