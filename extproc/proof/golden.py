@@ -26,6 +26,7 @@ from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
     CUT,
+    DAYS,
     FORM_NAMES,
     FRONT_END,
     IN_CODE,
@@ -179,6 +180,12 @@ class GoldenEncoder(Protocol):
         """Whether the engine builds the model's conversations in code, not by a template."""
 
     @property
+    def start_forms(self) -> int:
+        """The form of today's conversations where a Rust front end writes the date of its start; 0
+        if it writes none.
+        """
+
+    @property
     def is_shown_by_tokenize(self) -> bool:
         """Whether the engine's POST /tokenize renders conversations as its other APIs do."""
 
@@ -212,7 +219,7 @@ def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     found = [cuts if one is _CUTS else one for one in GOLDEN]
     found += _with_added(encoder)
     if dialect.is_rust and not dialect.is_foreign:
-        more = IN_CODE if encoder.renders_in_code else 0
+        more = IN_CODE | encoder.start_forms if encoder.renders_in_code else 0
         return [_of_rust(one, dialect, more) for one in found]
     return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
 
@@ -481,7 +488,7 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
 
 def _of_date(golden: Golden, here: str, there: str) -> str:
     if here != there and _DATE.sub("", here) == _DATE.sub("", there):
-        if golden.forms & FRONT_END and golden.forms & IN_CODE:
+        if golden.forms & DAYS:
             return f"{_instead(here, there)}: the Rust front end writes the date of its own start"
         return "the template writes a date, and the clocks or the time zones differ"
     return ""

@@ -34,8 +34,10 @@ from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import (
     DATE,
     EFFORT,
+    EVEN_DAY,
     ITEMS,
     NO_TOOLS,
+    ODD_DAY,
     PARTS,
     REASONING,
     Chat,
@@ -88,6 +90,11 @@ class Harmony:
             forms |= DATE
         return _joined(messages) + ASKED, forms
 
+    @property
+    def start_forms(self) -> int:
+        """The form of what a Rust front end renders that has started today."""
+        return _form_of_day(self._now())
+
     def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[HarmonyMessage], int]:
         told = render_input(
             chat,
@@ -114,7 +121,11 @@ def _of_rust(chat: Chat, now: datetime) -> tuple[str, int]:
     """Returns the prompt of a chat for a Rust front end, which may have started on another day."""
     messages, forms = rust_messages(chat, now)
     asked = ASKED if chat.variables["add_generation_prompt"] else ""
-    return _joined(messages) + asked, forms | DATE
+    return _joined(messages) + asked, forms | _form_of_day(now)
+
+
+def _form_of_day(now: datetime) -> int:
+    return ODD_DAY if now.toordinal() % 2 else EVEN_DAY
 
 
 # How much the clocks of the router and of an engine may differ.

@@ -5,7 +5,9 @@ control tokens by name; null where it refused. Recorded with VLLM_SYSTEM_START_D
 """
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pytest
 from extproc.base.errors import RequestError
 from extproc.renderers.harmony import Harmony
 from extproc.renderers.harmony_format import CONTROLS
-from extproc.requests.prompt import DATE, FRONT_END, forms_of
-from tests.extproc.rust.corpus import ANSWER, BARE, OF_GPT_OSS, REQUESTS, USER
+from extproc.requests.prompt import DATE, EVEN_DAY, FRONT_END, ODD_DAY
+from tests.extproc.rust.corpus import OF_GPT_OSS, REQUESTS, USER
 from tests.extproc.rust.test_recorded_prompts import read
 
 LINES = Path(__file__).with_name("vllm_0.33.0_gpt_oss.jsonl").read_text().splitlines()
@@ -64,14 +66,16 @@ def test_what_the_front_end_refuses_has_no_prompt() -> None:
     assert not [one for one in refused if one.startswith("<|start|>")]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [{"messages": [USER]}, {"messages": [USER, ANSWER, USER], "tools": [BARE]}],
-)
-def test_date_is_never_certain_since_it_is_that_of_the_front_end_s_start(
-    body: dict[str, Any],
-) -> None:
-    chat = read(body)
-    _, forms = HARMONY.render(chat, budget_seconds=1)
-    assert forms & DATE
-    assert not forms_of(chat) & DATE
+@pytest.mark.parametrize("hour", [0, 12, 23])
+def test_date_is_a_form_of_its_day_which_the_next_day_has_not(hour: int) -> None:
+    now = datetime(2026, 11, 24, hour, 59, tzinfo=UTC)
+    chat = read({"messages": [USER]})
+    told = set()
+    for day in (now, now + timedelta(days=1)):
+        harmony = Harmony(partial(next, repeat(day)))
+        text, forms = harmony.render(chat, budget_seconds=1)
+        assert f"Current date: {day:%Y-%m-%d}" in text
+        assert harmony.start_forms == forms & (EVEN_DAY | ODD_DAY)
+        assert not forms & DATE
+        told.add(harmony.start_forms)
+    assert told == {EVEN_DAY, ODD_DAY}
