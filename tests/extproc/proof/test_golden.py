@@ -337,6 +337,12 @@ def test_rust_front_end_that_started_before_today_is_refuted_for_its_date() -> N
     assert "writes the date of its own start" in proof.summary.reason
 
 
+def test_rust_front_end_that_differs_in_more_than_its_date_is_to_blame() -> None:
+    proof = started("on 2026-11-22: ho")
+    assert proof.refuted & IN_CODE
+    assert "Rust front end renders this template in another way" in proof.summary.reason
+
+
 def test_proof_of_a_start_ends_with_the_next_day_or_without_an_answer() -> None:
     proof = TokenProof("w")
     for end in ("another day", "no answer", "restart"):
