@@ -1,5 +1,6 @@
 """What golden requests show of an engine's tokens; here a token is a character's number."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -341,6 +342,12 @@ def test_rust_front_end_that_differs_in_more_than_its_date_is_to_blame() -> None
     proof = started("on 2026-11-22: ho")
     assert proof.refuted & IN_CODE
     assert "Rust front end renders this template in another way" in proof.summary.reason
+
+
+def test_rust_front_end_is_asked_with_the_arguments_that_a_client_wrote() -> None:
+    golden = {one.name: one for one in golden_for(DatedEncoder(is_shown=False), RUST_DIALECT)}
+    asked = json.loads(golden["a conversation with a tool's result"].question(None))
+    assert asked["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"word": "fox"}'
 
 
 def test_proof_of_a_start_ends_with_the_next_day_or_without_an_answer() -> None:
