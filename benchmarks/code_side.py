@@ -18,7 +18,7 @@ from tokens_side import FIRST_SIGHT_GOAL, NEXT_TURN_GOAL, batches_of, figures_of
 
 from extproc.config.schema import Model
 from extproc.renderers.deepseek import ASSISTANT, BOS, EOS, USER
-from extproc.renderers.harmony import CONTROLS
+from extproc.renderers.harmony_format import CONTROLS
 from extproc.requests.dialect import NEWEST
 from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.tokens import Tokenizer

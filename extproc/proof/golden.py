@@ -26,6 +26,7 @@ from extproc.requests.dialect import Dialect
 from extproc.requests.prompt import (
     CONVERSATION,
     CUT,
+    DAYS,
     FORM_NAMES,
     FRONT_END,
     IN_CODE,
@@ -179,6 +180,12 @@ class GoldenEncoder(Protocol):
         """Whether the engine builds the model's conversations in code, not by a template."""
 
     @property
+    def start_forms(self) -> int:
+        """The form of today's conversations where a Rust front end writes the date of its start; 0
+        if it writes none.
+        """
+
+    @property
     def is_shown_by_tokenize(self) -> bool:
         """Whether the engine's POST /tokenize renders conversations as its other APIs do."""
 
@@ -212,7 +219,7 @@ def golden_for(encoder: GoldenEncoder, dialect: Dialect) -> Sequence[Golden]:
     found = [cuts if one is _CUTS else one for one in GOLDEN]
     found += _with_added(encoder)
     if dialect.is_rust and not dialect.is_foreign:
-        more = IN_CODE if encoder.renders_in_code else 0
+        more = IN_CODE | encoder.start_forms if encoder.renders_in_code else 0
         return [_of_rust(one, dialect, more) for one in found]
     return [_in_code(one, dialect) for one in found] if encoder.renders_in_code else found
 
@@ -268,9 +275,18 @@ def golden_tokens(
     if encoder.is_shown_by_tokenize:
         return told
     return [
-        one._replace(engines=_NOT_SHOWN) if isinstance(one.golden.prompt, Chat) else one
+        one._replace(engines=_NOT_SHOWN) if _is_rendered_otherwise(one.golden) else one
         for one in told
     ]
+
+
+def _is_rendered_otherwise(golden: Golden) -> bool:
+    """Returns whether a model's own code renders a golden request, and POST /tokenize does not.
+
+    A Rust front end renders conversations alike for both. Source: vLLM 0.33.0,
+    rust/src/server/src/routes/tokenize.rs.
+    """
+    return isinstance(golden.prompt, Chat) and not golden.forms & FRONT_END
 
 
 def own_tokens(encoder: GoldenEncoder, golden: Sequence[Golden] = GOLDEN) -> list[Tokens | str]:
@@ -432,9 +448,9 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
         or _framed(ours, engines)
         or (golden.why and f"{_instead(here, there)}: {golden.why}")
         or _of_class(golden)
+        or _of_date(golden, here, there)
         or _of_front_end(golden)
         or _of_space(here, there)
-        or _of_date(here, there)
         or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
     )
 
@@ -470,8 +486,10 @@ def _of_form(golden: Golden, here: str, there: str) -> str:
     return "the chat template is another one, or the engine's front end is, such as one in Rust"
 
 
-def _of_date(here: str, there: str) -> str:
-    if _DATE.sub("", here) == _DATE.sub("", there):
+def _of_date(golden: Golden, here: str, there: str) -> str:
+    if here != there and _DATE.sub("", here) == _DATE.sub("", there):
+        if golden.forms & DAYS:
+            return f"{_instead(here, there)}: the Rust front end writes the date of its own start"
         return "the template writes a date, and the clocks or the time zones differ"
     return ""
 

@@ -20,6 +20,7 @@ from extproc.requests.dialect import Dialect, rivals_of
 from extproc.requests.prompt import (
     BY_RELEASE,
     CUT,
+    DAYS,
     FORM_NAMES,
     FRONT_END,
     PRINTED,
@@ -189,8 +190,9 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
             (prompt,) = parse(question.path, body, lambda _: dialect).prompts
             assert isinstance(prompt, Chat | Given)
             started = encoder.start(prompt)
-            # they show no cuts, and a front end is shown by simpler requests
-            forms = (forms_of(prompt) | started.forms) & BY_RELEASE & ~(CUT | FRONT_END)
+            # they show no cuts; a front end and its date are shown by simpler requests, each time
+            shown = BY_RELEASE & ~(CUT | FRONT_END | DAYS)
+            forms = (forms_of(prompt) | started.forms) & shown
             if forms & ~known:
                 found.append(OwnPrompt(question, prompt, forms, started.finish()))
         except RequestError:

@@ -41,7 +41,16 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from extproc.requests.prompt import ALL_FORMS, CONVERSATION, CUT, DATE, FORM_NAMES, TEXT, blamed
+from extproc.requests.prompt import (
+    ALL_FORMS,
+    CONVERSATION,
+    CUT,
+    DATE,
+    DAYS,
+    FORM_NAMES,
+    TEXT,
+    blamed,
+)
 
 # How many of the last findings of a kind count.
 LAST_FINDINGS = 8
@@ -265,7 +274,7 @@ class TokenProof:
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
         self._keyed = ALL_FORMS
-        self._forms = {form: FormProof(by_golden=form == CUT) for form in FORM_NAMES}
+        self._forms = {form: _unproved(form) for form in FORM_NAMES}
 
     def agrees(self, comparison: Comparison) -> bool:
         """Returns whether a result of golden requests refutes nothing that is not refuted yet."""
@@ -296,14 +305,16 @@ class TokenProof:
     def uncompared(self, why: str, now: float, *, for_now: bool) -> None:
         """Takes why golden requests were not compared.
 
-        for_now: the worker only did not answer; what it answered before then remains.
+        for_now: the worker only did not answer; what it answered before then remains, but for the
+            date of its start, which may have become another one than today's.
         """
         if not for_now:
             self.compare(
                 Comparison(0, dict.fromkeys(FORM_NAMES, GoldenVerdict(None, why)), why), now
             )
-        elif not self.compared:
-            self.reason = why
+        else:
+            self.forget(DAYS)
+            self.reason = self.reason if self.compared else why
 
     def look_up(self, forms: int, now: float, *, is_stored: bool) -> None:
         """Takes whether the prompt of a request of these forms was stored whole."""
@@ -321,8 +332,8 @@ class TokenProof:
         self._note()
 
     def restore(self, forms: int, now: float) -> None:
-        """Takes which forms were proved before a restart of the router."""
-        for form in _each(forms):
+        """Takes which forms were proved before a restart of the router, maybe on another day."""
+        for form in _each(forms & ~DAYS):
             self._forms[form].restore(now)
         self._note()
 
@@ -335,7 +346,7 @@ class TokenProof:
     def forget(self, forms: int) -> None:
         """Takes that nothing is known of some forms any more."""
         for form in _each(forms):
-            self._forms[form] = FormProof(by_golden=form == CUT)
+            self._forms[form] = _unproved(form)
         self._note()
 
     def state_of(self, form: int) -> FormState:
@@ -405,6 +416,10 @@ class TokenProof:
                 self.refuted |= form
             elif one.is_doubted:
                 self.doubted |= form
+
+
+def _unproved(form: int) -> FormProof:
+    return FormProof(by_golden=bool(form & (CUT | DAYS)))
 
 
 def _each(forms: int) -> Iterator[int]:

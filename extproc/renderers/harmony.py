@@ -10,47 +10,42 @@ Earlier releases were not compared; no such prompt counts before its worker prov
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from extproc.base.errors import RequestError
+from extproc.renderers.harmony_format import (
+    ASKED,
+    MARKS,
+    HarmonyMessage,
+    call_message,
+    developer_message,
+    result_message,
+    system_message,
+    thinking_message,
+    without_old_thoughts,
+)
 from extproc.renderers.render_input import dialect_of, render_input
+from extproc.renderers.rust_harmony import rust_messages
+from extproc.renderers.rust_input import is_rust
 from extproc.renderers.segments import ControlMarks
-from extproc.renderers.typescript import namespace
 from extproc.requests.chat_request import Messages
 from extproc.requests.prompt import (
     DATE,
     EFFORT,
+    EVEN_DAY,
     ITEMS,
     NO_TOOLS,
+    ODD_DAY,
     PARTS,
     REASONING,
     Chat,
     Response,
 )
 
-# The control tokens of gpt-oss, which are the same in all of its models.
-CHANNEL, START, END, MESSAGE, CALL = 200005, 200006, 200007, 200008, 200012
-CONTROLS = {
-    "<|channel|>": CHANNEL,
-    "<|start|>": START,
-    "<|end|>": END,
-    "<|message|>": MESSAGE,
-    "<|call|>": CALL,
-}
-
-_MARKS = ControlMarks(CONTROLS.values())
-_CHANNEL, _START, _END, _MESSAGE, _CALL = map(_MARKS.mark, (CHANNEL, START, END, MESSAGE, CALL))
-
-_EFFORTS = ("low", "medium", "high")
-
 # By which thinking, which cannot be switched off, is made least. Source: vLLM 0.31 and 0.32.
 _OFF_EFFORT = "low"
-
-# Names of functions that need no care in the header of a message.
-_NAME = re.compile(r"[\w.:-]*")
 
 # Kinds of parts that chat completions do not have, and that vLLM accepts beside others.
 _READ_LATE = frozenset(("input_text", "output_text"))
@@ -59,67 +54,11 @@ _READ_LATE = frozenset(("input_text", "output_text"))
 _BUILT_IN = frozenset(("web_search_preview", "code_interpreter", "container"))
 
 
-class _HarmonyMessage(NamedTuple):
-    """A message of the format. author: a role, or the name of a tool. texts: its content."""
-
-    author: str
-    texts: Sequence[str]
-    channel: str = ""
-    recipient: str = ""
-
-    @property
-    def is_models(self) -> bool:
-        """Whether the model wrote it."""
-        return self.author == "assistant"
-
-    def joined(self) -> str:
-        """Returns its joined segments.
-
-        Raises:
-            RequestError: a text has a lone surrogate (not_unicode).
-        """
-        text = _MARKS.joined(self.texts)
-        if not self.recipient:
-            channel = _CHANNEL + self.channel if self.channel else ""
-            return f"{_START}{self.author}{channel}{_MESSAGE}{text}{_END}"
-        if not self.is_models:
-            header = f"{self.author}{_CHANNEL}{self.channel} to={self.recipient}"
-            return f"{_START}{header}{_MESSAGE}{text}{_END}"
-        header = f"{self.author} to={self.recipient}{_CHANNEL}{self.channel} json"
-        return f"{_START}{header}{_MESSAGE}{text}{_CALL}"
-
-
-def _call(name: str, arguments: str) -> _HarmonyMessage:
-    return _HarmonyMessage("assistant", [arguments], "commentary", f"functions.{_checked(name)}")
-
-
-def _result(name: str, text: str) -> _HarmonyMessage:
-    return _HarmonyMessage(f"functions.{_checked(name)}", [text], "commentary", "assistant")
-
-
-def _thinking_message(text: str) -> _HarmonyMessage:
-    return _HarmonyMessage("assistant", [text], "analysis")
-
-
-def _instructions(text: str) -> _HarmonyMessage:
-    return _HarmonyMessage("developer", [f"# Instructions\n\n{text}"])
-
-
-def _checked(name: object) -> str:
-    """Returns the name of a function, if a header cannot be misread with it.
-
-    Raises:
-        RequestError: it can.
-    """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError("unsupported_tools")
-    return name
-
-
 class Harmony:
     """Renders conversations for gpt-oss (`extproc.renderers.renderer.Renderer`).
 
-    vLLM's POST /tokenize renders the chat template that gpt-oss also has, and not this format.
+    POST /tokenize of vLLM's Python front end renders the chat template that gpt-oss also has, and
+    not this format.
 
     now: returns the time, in the time zone that the engines have. keeps_later_systems: as in
         `render_input`.
@@ -131,7 +70,7 @@ class Harmony:
     def __init__(
         self, now: Callable[[], datetime], keeps_later_systems: Callable[[], bool] = lambda: False
     ) -> None:
-        self.marks: ControlMarks | None = _MARKS
+        self.marks: ControlMarks | None = MARKS
         self._now = now
         self._keeps_later_systems = keeps_later_systems
 
@@ -141,16 +80,22 @@ class Harmony:
         if chat.is_truncated:
             raise RequestError("unsupported_truncation")  # the engine does not truncate it
         now = self._now()
+        if is_rust(chat):
+            return _of_rust(chat, now)
         if chat.response is None:
             messages, forms = self._of_chat(chat, now)
         else:
             messages, forms = _of_response(chat, chat.response, now)
         if not has_certain_date(now):
             forms |= DATE
-        joined = [message.joined() for message in _without_old_thoughts(messages)]
-        return f"{''.join(joined)}{_START}assistant", forms
+        return _joined(messages) + ASKED, forms
 
-    def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[_HarmonyMessage], int]:
+    @property
+    def start_forms(self) -> int:
+        """The form of what a Rust front end renders that has started today."""
+        return _form_of_day(self._now())
+
+    def _of_chat(self, chat: Chat, now: datetime) -> tuple[list[HarmonyMessage], int]:
         told = render_input(
             chat,
             chat.sent,
@@ -164,8 +109,23 @@ class Harmony:
         tools = [tool["function"] for tool in told.variables.get("tools") or ()]
         # unlike a template, the format takes no effort from template arguments
         effort = told.variables.get("reasoning_effort") if chat.effort else None
-        beginning = _beginning(now, instructions, tools, effort)
-        return [*beginning, *_turns(turns)], told.forms
+        before = _beginning(now, instructions, tools, effort)
+        return [*before, *_turns(turns)], told.forms
+
+
+def _joined(messages: Sequence[HarmonyMessage]) -> str:
+    return "".join(message.joined() for message in without_old_thoughts(messages))
+
+
+def _of_rust(chat: Chat, now: datetime) -> tuple[str, int]:
+    """Returns the prompt of a chat for a Rust front end, which may have started on another day."""
+    messages, forms = rust_messages(chat, now)
+    asked = ASKED if chat.variables["add_generation_prompt"] else ""
+    return _joined(messages) + asked, forms | _form_of_day(now)
+
+
+def _form_of_day(now: datetime) -> int:
+    return ODD_DAY if now.toordinal() % 2 else EVEN_DAY
 
 
 # How much the clocks of the router and of an engine may differ.
@@ -185,9 +145,16 @@ def has_certain_date(now: datetime) -> bool:
     return len(dates) == 1
 
 
-def _of_response(
-    chat: Chat, response: Response, now: datetime
-) -> tuple[list[_HarmonyMessage], int]:
+def _beginning(
+    now: datetime, instructions: str | None, functions: list[dict[str, Any]], effort: str | None
+) -> Iterator[HarmonyMessage]:
+    """Yields what precedes the conversation: the system turn, and the developer's."""
+    yield system_message(now, effort, has_functions=bool(functions))
+    if instructions or functions:
+        yield developer_message(instructions, functions)
+
+
+def _of_response(chat: Chat, response: Response, now: datetime) -> tuple[list[HarmonyMessage], int]:
     forms = chat.forms & (ITEMS | NO_TOOLS)
     dialect_of(chat)
     effort = None
@@ -197,54 +164,12 @@ def _of_response(
     instructions, items = response.instructions, response.items
     if instructions is None and isinstance(items, list):
         instructions, items = _instructions_in(items)
-    beginning = _beginning(now, instructions, _functions(response.tools), effort)
+    before = _beginning(now, instructions, _functions(response.tools), effort)
     if isinstance(items, str):
-        return [*beginning, _HarmonyMessage("user", [items])], forms
+        return [*before, HarmonyMessage("user", [items])], forms
     if any(item.get("type") == "reasoning" for item in items):
         forms |= REASONING
-    return [*beginning, *_items(items)], forms
-
-
-def _beginning(
-    now: datetime, instructions: str | None, functions: list[dict[str, Any]], effort: str | None
-) -> Iterator[_HarmonyMessage]:
-    """Yields what precedes the conversation: the system turn, and the developer's."""
-    if effort is not None and effort not in _EFFORTS:
-        raise RequestError("template_failed")
-    for function in functions:
-        _checked(function["name"])
-    calls = "\nCalls to these tools must go to the commentary channel: 'functions'."
-    text = (
-        "You are ChatGPT, a large language model trained by OpenAI.\n"
-        "Knowledge cutoff: 2024-06\n"
-        f"Current date: {now:%Y-%m-%d}\n\n"
-        f"Reasoning: {effort or 'medium'}\n\n"
-        "# Valid channels: analysis, commentary, final."
-        f" Channel must be included for every message.{calls if functions else ''}"
-    )
-    yield _HarmonyMessage("system", [text])
-    sections = []
-    if instructions or (functions and instructions is not None):
-        sections += ["# Instructions", instructions]
-    if functions:
-        sections += ["# Tools", namespace(functions)]
-    if sections:
-        yield _HarmonyMessage("developer", ["\n\n".join(sections)])
-
-
-def _without_old_thoughts(messages: Sequence[_HarmonyMessage]) -> list[_HarmonyMessage]:
-    """Returns the messages without the model's thoughts before its last answer."""
-    answers = (
-        place
-        for place in reversed(range(len(messages)))
-        if messages[place].is_models and messages[place].channel == "final"
-    )
-    last = next(answers, -1)
-    return [
-        message
-        for place, message in enumerate(messages)
-        if place >= last or message.channel != "analysis"
-    ]
+    return [*before, *_items(items)], forms
 
 
 def _instructions_in(messages: Messages) -> tuple[str | None, list[dict[str, Any]]]:
@@ -295,7 +220,7 @@ def _text_of(part: Mapping[str, Any]) -> str | None:
     return text
 
 
-def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:
+def _turns(messages: Messages) -> Iterator[HarmonyMessage]:
     """Yields the turns of a chat completion."""
     names = {
         call.get("id"): call["function"].get("name")
@@ -306,37 +231,37 @@ def _turns(messages: Messages) -> Iterator[_HarmonyMessage]:
     for message in messages:
         role, content = message["role"], message.get("content")
         if role == "user":
-            yield _HarmonyMessage("user", _texts(content or ""))
+            yield HarmonyMessage("user", _texts(content or ""))
         elif role == "assistant":
             yield from _answer(message)
         elif role == "tool":
             name = names.get(message.get("tool_call_id", ""), "")
-            yield _result(name, _flat(content) or "")
+            yield result_message(name, _flat(content) or "")
         elif role in ("system", "developer"):
             text = _flat(content)
             if text is not None:
-                yield _instructions(text)
+                yield developer_message(text)
         else:
             raise RequestError("template_failed")
 
 
-def _answer(message: Mapping[str, Any]) -> Iterator[_HarmonyMessage]:
+def _answer(message: Mapping[str, Any]) -> Iterator[HarmonyMessage]:
     """Yields the messages of a turn of the model."""
     reasoning, content, calls = map(message.get, ("reasoning", "content", "tool_calls"))
-    thoughts = [_thinking_message(reasoning)] if reasoning else []
+    thoughts = [thinking_message(reasoning)] if reasoning else []
     if not calls:
         yield from thoughts
         texts = _texts(content or "")
         if texts and texts[0]:
-            yield _HarmonyMessage("assistant", texts, "final")
+            yield HarmonyMessage("assistant", texts, "final")
         return
     text = _flat(content)
     if text:
-        yield _HarmonyMessage("assistant", [text], "commentary")
+        yield HarmonyMessage("assistant", [text], "commentary")
     yield from thoughts
     for call in calls:
         function = call["function"]
-        yield _call(function.get("name", ""), _arguments_as_json(function.get("arguments")))
+        yield call_message(function.get("name", ""), _arguments_as_json(function.get("arguments")))
 
 
 def _arguments_as_json(arguments: object) -> str:
@@ -365,7 +290,7 @@ def _functions(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return functions
 
 
-def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_HarmonyMessage]:
+def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[HarmonyMessage]:
     """Yields the messages of a response's items."""
     names: dict[object, object] = {}
     for item in items:
@@ -375,28 +300,28 @@ def _items(items: Iterable[Mapping[str, Any]]) -> Iterator[_HarmonyMessage]:
         elif kind == "reasoning":
             texts = _texts(content or [])
             if texts:
-                yield _thinking_message("\n".join(texts))
+                yield thinking_message("\n".join(texts))
         elif kind == "function_call":
             names[item.get("call_id")] = item.get("name")
-            yield _call(_checked(item.get("name")), str(item.get("arguments")))
+            yield call_message(item.get("name"), str(item.get("arguments")))
         elif kind == "function_call_output":
             output = item.get("output")
             if item.get("call_id") not in names or not isinstance(output, str):
                 raise RequestError("template_failed")
-            yield _result(_checked(names[item.get("call_id")]), output)
+            yield result_message(names[item.get("call_id")], output)
         else:
             raise RequestError("template_failed")
 
 
-def _messages_of(role: str, content: Any) -> Iterator[_HarmonyMessage]:
+def _messages_of(role: str, content: Any) -> Iterator[HarmonyMessage]:
     """Yields what an item of a role says."""
     if role in ("system", "developer"):
         text = _flat(content)
         if text:
-            yield _instructions(text)
+            yield developer_message(text)
     elif role == "assistant":
-        yield _HarmonyMessage(role, _texts(content), "final")
+        yield HarmonyMessage(role, _texts(content), "final")
     elif role == "user":
-        yield _HarmonyMessage(role, _texts(content))
+        yield HarmonyMessage(role, _texts(content))
     else:
         raise RequestError("template_failed")

@@ -1,6 +1,7 @@
 """What the renderers in code of vLLM's Rust front end are given of a conversation.
 
-Source: vLLM 0.33.0, rust/src/chat/src/reasoning.rs and renderer/deepseek.rs, deepseek_v32.
+Source: vLLM 0.33.0, rust/src/chat/src/reasoning.rs and renderer/deepseek.rs, deepseek_v32,
+harmony.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,15 @@ def rust_input(chat: Chat, separator: str) -> RenderInput:
     """
     if any(one.get("tools") for one in chat.messages):
         raise RequestError("unsupported_tools")
+    variables = {**chat.variables, **control(chat)}
+    tools = variables.get("tools")
+    if tools:
+        variables["tools"] = [{"function": _schema(tool["function"])} for tool in tools]
+    return RenderInput([_flat(one, separator) for one in chat.messages], variables, decided(chat))
+
+
+def decided(chat: Chat) -> int:
+    """Returns the forms of a chat that the front end reads in its own way."""
     forms = chat.forms
     if chat.effort or "reasoning_effort" in chat.variables:
         forms |= EFFORT
@@ -46,14 +56,15 @@ def rust_input(chat: Chat, separator: str) -> RenderInput:
         forms |= DEVELOPER
     if any(isinstance(one["content"], list) for one in chat.messages):
         forms |= PARTS
-    variables = {**chat.variables, **_control(chat)}
-    tools = variables.get("tools")
-    if tools:
-        variables["tools"] = [{"function": _schema(tool["function"])} for tool in tools]
-    return RenderInput([_flat(one, separator) for one in chat.messages], variables, forms)
+    return forms
 
 
-def _control(chat: Chat) -> dict[str, Any]:
+def control(chat: Chat) -> dict[str, Any]:
+    """Returns what a chat says of thinking: whether, and how much; None where it says nothing.
+
+    Raises:
+        RequestError: it says something else.
+    """
     given = chat.variables
     switch = next((given[name] for name in _SWITCHES if name in given), None)
     if not isinstance(switch, bool | None):
@@ -77,10 +88,15 @@ def _flat(message: dict[str, Any], separator: str) -> dict[str, Any]:
     for call in message.get("tool_calls", ()):
         if not isinstance(call["function"]["arguments"], dict):
             raise RequestError("unsupported_tool_arguments")
-    content = message["content"]
-    if isinstance(content, str):
+    if isinstance(message["content"], str):
         return message
-    return {**message, "content": separator.join(part["text"] for part in content)}
+    return {**message, "content": joined_texts(message, separator)}
+
+
+def joined_texts(message: Mapping[str, Any], separator: str = "") -> str:
+    """Returns the content of a message as one text."""
+    content = message["content"]
+    return content if isinstance(content, str) else separator.join(one["text"] for one in content)
 
 
 def in_call_order(messages: Messages) -> list[dict[str, Any]]:

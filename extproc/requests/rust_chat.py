@@ -228,10 +228,11 @@ def in_its_terms(chat: Chat, dialect: Dialect) -> Chat:
     tools = given.pop("tools", None)
     adds_prompt = given.pop("add_generation_prompt", None)
     continues = given.pop("continue_final_message", False)
+    sent = chat.sent or chat.messages
     return conversation(
-        [_message(one) for one in chat.sent or chat.messages],
+        [_message(one) for one in sent],
         dialect,
-        sent=chat.sent,
+        sent=sent,
         tools=None if tools is None else _printed_tools(tools).tools,
         effort=chat.effort,
         keywords=given,

@@ -27,11 +27,13 @@ class InCode(NamedTuple):
     """How the conversations of a model are rendered in code, and tokenized.
 
     texts: tokenizes what the renderer's marks joined (`segment_encoder.segment_texts`); None if the
-        renderer has no marks, so that tokenizer.json serves.
+        renderer has no marks, so that tokenizer.json serves. start_forms: returns the form of
+        today's conversations where a Rust front end writes the date of its start, 0 if it does not.
     """
 
     renderer: Renderer
     texts: TextEncoder | None = None
+    start_forms: Callable[[], int] = lambda: 0
 
 
 class ModelFiles(NamedTuple):
@@ -71,7 +73,8 @@ def _unknown(_: ModelFiles) -> InCode:
 
 def _gpt_oss(model: ModelFiles) -> InCode:
     """Loads gpt-oss. The engine has its vocabulary in a library; tokenizer.json holds the same."""
-    from extproc.renderers.harmony import CONTROLS, Harmony
+    from extproc.renderers.harmony import Harmony
+    from extproc.renderers.harmony_format import CONTROLS
 
     source = read_file(model.directory / "tokenizer.json").decode()
     added = {token.content: token.id for token in read(source).added_tokens}
@@ -84,7 +87,7 @@ def _gpt_oss(model: ModelFiles) -> InCode:
     ordinary = OrdinaryEncoder(model.encoder, list(added))
     texts = segment_texts(ordinary, marks, model.max_known_bytes)
     harmony = Harmony(lambda: datetime.now().astimezone(), model.keeps_later_systems)
-    return InCode(harmony, texts)
+    return InCode(harmony, texts, lambda: harmony.start_forms)
 
 
 def _kimi_k3(model: ModelFiles) -> InCode:

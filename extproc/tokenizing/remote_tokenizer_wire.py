@@ -123,11 +123,20 @@ def _chat(prompt: Chat) -> dict[str, Any]:
     fields = {key: prompt.variables[key] for key in _FIELDS if key in prompt.variables}
     others = {key: value for key, value in prompt.variables.items() if key not in _FIELDS}
     body = {
-        "messages": [_message(message, prompt.dialect) for message in prompt.messages],
+        "messages": _messages(prompt),
         "add_special_tokens": prompt.add_special_tokens,
         **fields,
     }
     return {**body, "chat_template_kwargs": others} if others else body
+
+
+def _messages(prompt: Chat) -> list[dict[str, Any]]:
+    """Returns a chat's messages, as they were sent to a Rust front end: it reads both APIs alike,
+    and some of its renderers write the arguments of calls as they are.
+    """
+    if prompt.dialect is not None and prompt.dialect.is_rust:
+        return list(prompt.sent)
+    return [_message(message, prompt.dialect) for message in prompt.messages]
 
 
 def _message(message: dict[str, Any], dialect: Dialect | None) -> dict[str, Any]:

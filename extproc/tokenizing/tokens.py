@@ -363,6 +363,11 @@ class Tokenizer:
         return self._in_code is not None
 
     @property
+    def start_forms(self) -> int:
+        """The form of today's conversations where a Rust front end writes the date of its start."""
+        return 0 if self._in_code is None else self._in_code.start_forms()
+
+    @property
     def is_shown_by_tokenize(self) -> bool:
         """Whether the engine's POST /tokenize renders conversations as its other APIs do."""
         return self._in_code is None or self._in_code.renderer.is_shown_by_tokenize

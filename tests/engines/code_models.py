@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from extproc.renderers.deepseek import ASSISTANT, BOS, EOS, USER
-from extproc.renderers.harmony import CONTROLS
+from extproc.renderers.harmony_format import CONTROLS
 from extproc.tokenizing.byte_pairs import byte_level_tokenizer
 from simulator.settings import TINY_MODEL
 from tests.engines.hybrid_models import EAGLE as TINY_LLAMA
@@ -70,6 +70,12 @@ _GPT_OSS: Mapping[str, Any] = {
     "eos_token_id": CONTROLS["<|call|>"],
     "pad_token_id": 199_999,
 }
+
+
+def has_harmony() -> bool:
+    """Returns whether the engine's environment has the library with gpt-oss's vocabulary."""
+    asked = [PYTHON, "-c", "import openai_harmony"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 def gpt_oss(directory: Path) -> Written:

@@ -1,10 +1,11 @@
 """What golden requests show of an engine's tokens; here a token is a character's number."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
 
-from extproc.base.engine import VLLM, Engine, Release
+from extproc.base.engine import RUST, VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.proof.golden import (
     GOLDEN,
@@ -20,13 +21,16 @@ from extproc.proof.golden import (
     own_tokens,
     tokens_there,
 )
-from extproc.proof.state import Comparison, Mismatch, Proof, TokenProof
+from extproc.proof.state import Comparison, GoldenVerdict, Mismatch, Proof, TokenProof
 from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import (
     AGREED_FORMS,
     CONVERSATION,
     CUT,
+    EVEN_DAY,
+    FRONT_END,
     IN_CODE,
+    ODD_DAY,
     SWITCHES,
     TEXT,
     TOOLS,
@@ -242,6 +246,7 @@ class TextEncoder:
     text_forms = 0
     added_tokens: Sequence[str] = ()
     renders_in_code = False
+    start_forms = 0
     is_shown_by_tokenize = True
 
     def encode(self, prompt: Prompt) -> Tokens:
@@ -293,6 +298,77 @@ def test_conversations_that_tokenize_renders_otherwise_are_neither_proved_nor_re
     proof = in_code(is_shown=False, dialect=NEWEST)
     assert (proof.proved, proof.refuted) == (TEXT, 0)
     assert "renders conversations otherwise" in proof.summary.reason
+
+
+class DatedEncoder(CodeEncoder):
+    """A tokenizer of a model with a date in its conversations. today: in what it tokenizes."""
+
+    start_forms = ODD_DAY
+    today = "on 2026-11-23: hi"
+
+    def encode(self, prompt: Prompt) -> Tokens:
+        assert isinstance(prompt, Chat | Text)
+        return ids("abc" if isinstance(prompt, Text) else self.today)
+
+
+RUST_DIALECT = dialect_of(Engine(VLLM, Release(0, 33), RUST))
+
+
+def started(day: str) -> TokenProof:
+    """The state of a worker whose Rust front end writes a day, and does not render otherwise."""
+    encoder = DatedEncoder(is_shown=False)
+    golden = golden_for(encoder, RUST_DIALECT)
+    engines = [ids("abc" if isinstance(one.prompt, Text) else day) for one in golden]
+    told = golden_tokens(encoder, golden, own_tokens(encoder, golden), engines)
+    proof = TokenProof("w")
+    proof.compare(comparison(told, text_of), 1.0)
+    return proof
+
+
+def test_rust_front_end_that_started_today_proves_the_form_of_today() -> None:
+    proof = started(DatedEncoder.today)
+    assert proof.is_proved(CONVERSATION | IN_CODE | FRONT_END | ODD_DAY)
+    assert not proof.is_proved(EVEN_DAY)
+
+
+def test_rust_front_end_that_started_before_today_is_refuted_for_its_date() -> None:
+    proof = started("on 2026-11-22: hi")
+    assert proof.refuted & ODD_DAY
+    assert not proof.proved & (CONVERSATION | IN_CODE | FRONT_END | ODD_DAY)
+    assert "writes the date of its own start" in proof.summary.reason
+
+
+def test_rust_front_end_that_differs_in_more_than_its_date_is_to_blame() -> None:
+    proof = started("on 2026-11-22: ho")
+    assert proof.refuted & IN_CODE
+    assert "Rust front end renders this template in another way" in proof.summary.reason
+
+
+def test_rust_front_end_is_asked_with_the_arguments_that_a_client_wrote() -> None:
+    golden = {one.name: one for one in golden_for(DatedEncoder(is_shown=False), RUST_DIALECT)}
+    asked = json.loads(golden["a conversation with a tool's result"].question(None))
+    assert asked["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"word": "fox"}'
+
+
+def test_proof_of_a_start_ends_with_the_next_day_or_without_an_answer() -> None:
+    proof = TokenProof("w")
+    for end in ("another day", "no answer", "restart"):
+        proof.compare(Comparison(1, {EVEN_DAY: GoldenVerdict(is_same=True)}), 1.0)
+        assert proof.is_proved(EVEN_DAY)
+        if end == "another day":
+            proof.compare(Comparison(1, {ODD_DAY: GoldenVerdict(is_same=True)}), 2.0)
+        elif end == "no answer":
+            proof.uncompared("no answer", 2.0, for_now=True)
+        else:
+            proof.restore(EVEN_DAY, 2.0)
+            proof.restart(2.0)
+        assert not proof.is_proved(EVEN_DAY)
+
+
+def test_proof_of_a_start_is_not_restored() -> None:
+    proof = TokenProof("w")
+    proof.restore(EVEN_DAY | ODD_DAY | IN_CODE, 1.0)
+    assert proof.proved == IN_CODE
 
 
 class DoubtfulEncoder(TextEncoder):

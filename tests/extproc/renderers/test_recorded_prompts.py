@@ -16,7 +16,8 @@ from extproc.base.engine import VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.renderers.deepseek_v4 import DeepSeekV4, DeepSeekV41
 from extproc.renderers.deepseek_v32 import DeepSeekV32
-from extproc.renderers.harmony import CONTROLS, Harmony
+from extproc.renderers.harmony import Harmony
+from extproc.renderers.harmony_format import CONTROLS
 from extproc.renderers.renderer import Renderer
 from extproc.requests.dialect import NEWEST, Dialect, dialect_of
 from extproc.requests.prompt import Chat

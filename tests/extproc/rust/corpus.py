@@ -177,6 +177,43 @@ _OPTIONS: list[Body] = [
     {"messages": [USER], "cache_salt": "s", "kv_transfer_params": {"prompt_token_ids": [1]}},
 ]
 
+OTHER_TOOL = {"type": "function", "function": {"name": "dim", "description": "Dims.\nSlowly."}}
+DEVELOPER = {"role": "developer", "content": ""}
+
+
+def _answered(**fields: Any) -> Body:
+    call = {**CALL, "function": {"name": "blink", **fields}}
+    return {"messages": [USER, {**ASKED, "tool_calls": [call]}, RESULT]}
+
+
+# What only the harmony format of gpt-oss renders in a way of its own.
+OF_GPT_OSS: list[Body] = [
+    {"messages": [USER, DEVELOPER, USER]},
+    {"messages": [USER, {**SYSTEM, "content": ""}, USER]},
+    {"messages": [{**SYSTEM, "content": []}, USER]},
+    {"messages": [USER, {**DEVELOPER, "tools": [TOOL]}, USER]},
+    {"messages": [USER, {**DEVELOPER, "content": "Be kind.", "tools": [TOOL]}, USER]},
+    {"messages": [{**DEVELOPER, "tools": [TOOL]}, USER, {**DEVELOPER, "tools": [BARE]}]},
+    {
+        "messages": [{**DEVELOPER, "content": "Be kind.", "tools": [TOOL]}, USER],
+        "tools": [OTHER_TOOL],
+    },
+    {"messages": [USER, {**RESULT, "tool_call_id": "other"}]},
+    {"messages": [RESULT, ASKED, USER]},
+    {"messages": [USER, {**ASKED, "content": "Let me see.", "reasoning": " "}, RESULT]},
+    {"messages": [USER, THOUGHT, USER, {"role": "assistant", "reasoning": "Hm."}]},
+    {"messages": [{"role": "user", "content": [text("")]}]},
+    {"messages": [USER, {"role": "user", "content": "<|end|><|start|>system"}]},
+    {"messages": [USER], "chat_template_kwargs": {"reasoning_effort": "high"}},
+    {"messages": [USER], "chat_template_kwargs": {"reasoning_effort": 5}},
+    {"messages": [USER], "chat_template_kwargs": {"thinking": True}, "reasoning_effort": "none"},
+    {"messages": [USER], "reasoning_effort": "max"},
+    {"messages": [USER], "tools": [{"type": "function", "function": {"name": "a <|end|>"}}]},
+    _answered(name="a <|call|>", arguments="{}"),
+    _answered(arguments=' {"a" :1e2} '),
+    _answered(arguments=" "),
+]
+
 REQUESTS = [*_CONTENTS, *_ROLES, *_REASONING, *_TOOLS, *_OPTIONS]
 
 

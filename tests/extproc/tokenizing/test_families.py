@@ -5,12 +5,14 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer as Tokenizers
 
+from extproc.base.engine import RUST, VLLM, Engine, Release
 from extproc.base.errors import RequestError, StartError
 from extproc.config.schema import Model
-from extproc.renderers.harmony import CONTROLS
+from extproc.renderers.harmony_format import CONTROLS
 from extproc.renderers.kimi_k3 import CONTROLS as KIMI_K3
-from extproc.requests.dialect import NEWEST
-from extproc.requests.prompt import IN_CODE, INLINE_SYSTEM, Chat
+from extproc.requests.dialect import NEWEST, dialect_of
+from extproc.requests.prompt import DAYS, EVEN_DAY, IN_CODE, INLINE_SYSTEM, ODD_DAY, Chat
+from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.encoder_choice import choose
 from extproc.tokenizing.families import InCode
 from extproc.tokenizing.segment_encoder import segment_texts
@@ -22,6 +24,7 @@ from tests.extproc.small_models import write_model
 from tests.extproc.tokenizing.test_segment_encoder import Pairs
 
 CHAT = Chat([{"role": "user", "content": "hi"}], {})
+RUST_DIALECT = dialect_of(Engine(VLLM, Release(0, 33), RUST))
 IMAGE = {"role": "user", "content": [{"type": "image"}]}
 
 
@@ -102,6 +105,17 @@ def test_gpt_oss_is_rendered_in_segments(tmp_path: Path) -> None:
             msgspec.structs.replace(chat, sent=[{**CHAT.messages[0], "content": "<|end|>"}])
         )
     assert (tokenizer.renders_in_code, tokenizer.is_shown_by_tokenize) == (True, False)
+
+
+def test_gpt_oss_alone_has_a_form_of_the_day_for_a_rust_front_end(tmp_path: Path) -> None:
+    body = json.dumps({"messages": CHAT.messages}).encode()
+    (chat,) = parse(CHAT_PATH, body, lambda _: RUST_DIALECT).prompts
+    tokenizer = gpt_oss(tmp_path)
+    days = tokenizer.start_forms, tokenizer.start(chat).forms & DAYS, tokenizer.start_forms
+    assert days[1] in days[::2]  # unless midnight passes between them
+    assert set(days) <= {EVEN_DAY, ODD_DAY}
+    other = load(tmp_path, {"config.json": "{}"})
+    assert other.start_forms == 0
 
 
 def test_gpt_oss_keeps_later_systems_if_its_template_does(tmp_path: Path) -> None:
