@@ -77,3 +77,12 @@ def test_prompt_ends_as_it_is_asked_to() -> None:
         assert ended.endswith(USER["content"])
     answered = read({"messages": [USER, ANSWER], **without})
     assert as_asked("text", answered) == "text"
+
+
+def test_turn_with_calls_that_is_continued_stays_open() -> None:
+    body = {"messages": [USER, calls("a")], "add_generation_prompt": False}
+    whole, continued = (
+        DeepSeekV32().render(read({**body, "continue_final_message": goes_on}), budget_seconds=1)
+        for goes_on in (False, True)
+    )
+    assert whole[0] == f"{continued[0]}<｜end▁of▁sentence｜>"

@@ -341,3 +341,10 @@ def test_messages_that_no_release_takes_or_few_are_refused(
 ) -> None:
     with pytest.raises(RequestError, match=reason):
         spoken(NEWEST, **fields)
+
+
+@pytest.mark.parametrize("item", [{"type": "text"}, {"type": "image"}, {"no": "type"}, "bare"])
+def test_parts_of_results_without_what_their_kind_has_are_not_keyed(item: object) -> None:
+    block = {"type": "tool_result", "tool_use_id": "1", "content": [item]}
+    with pytest.raises(RequestError, match="unsupported_content"):
+        spoken(NEWEST, messages=[{"role": "user", "content": [block]}])

@@ -8,7 +8,7 @@ from extproc.requests.grpc_request import PATHS
 from extproc.requests.request import CHAT_PATH
 from extproc.requests.reserved_grpc_fields import MAX_FIELDS
 from extproc.routing.decision import Verdict
-from extproc.serving.refusals import Refusal, refusal_of, refused_body
+from extproc.serving.refusals import Refusal, crowded_out, refusal_of, refused_body
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STEER, Verdict.NO_OVERRIDE])
@@ -33,6 +33,11 @@ def test_refusal_without_a_worker_is_503() -> None:
 def test_refused_body_is_400_in_json() -> None:
     refusal = refused_body(CHAT_PATH)
     assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (400, 400)
+
+
+def test_body_without_room_is_429() -> None:
+    refusal = crowded_out(CHAT_PATH)
+    assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (429, 429)
 
 
 @pytest.mark.parametrize("path", PATHS)

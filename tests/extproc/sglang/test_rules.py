@@ -556,3 +556,11 @@ def test_lists_of_schemas_are_replaced_wherever_schemas_stand() -> None:
         "items": [{"type": "string"}, True],
         "additionalProperties": {"type": "boolean"},
     }
+
+
+def test_image_with_its_data_is_media_in_messages() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    (chat,) = parse(MESSAGES, msgspec.json.encode(body), lambda _: dialect()).prompts
+    assert isinstance(chat, Chat)
+    assert chat.has_media
