@@ -7,6 +7,7 @@ import pytest
 
 from extproc.base.engine import RUST, VLLM, Engine, Release
 from extproc.base.errors import RequestError
+from extproc.renderers.deepseek import EOS
 from extproc.renderers.deepseek_v4 import DeepSeekV4
 from extproc.renderers.deepseek_v32 import DeepSeekV32
 from extproc.renderers.rust_input import as_asked, in_call_order, rust_input
@@ -85,4 +86,4 @@ def test_turn_with_calls_that_is_continued_stays_open() -> None:
         DeepSeekV32().render(read({**body, "continue_final_message": goes_on}), budget_seconds=1)
         for goes_on in (False, True)
     )
-    assert whole[0] == f"{continued[0]}<｜end▁of▁sentence｜>"
+    assert whole[0] == continued[0] + EOS
