@@ -38,6 +38,7 @@ NOT_RUN = {
     "pip": "needs a package index; tests/test_packaging.py installs the wheel",
     "pytest": "runs the tests",
     "python -m sglang": "needs SGLang",
+    "python -m tests.clients": "installs agents: `make clients` runs some of them",
     "python3 -m venv": "makes an environment, as the Makefile does",
     "python benchmarks": "takes minutes: tests/test_benchmarks.py runs each with --smoke",
     "qwen": "a client of its own: tests/clients run it",
