@@ -26,6 +26,7 @@ METRICS = set(
 ABSENT = (
     "kind!~",
     "kvsteer_answered_elsewhere_total",
+    "kvsteer_bodies_refused_total",
     "kvsteer_connection_faults_total",
     "kvsteer_disaggregation_total",
     "kvsteer_class_",

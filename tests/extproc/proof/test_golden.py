@@ -430,7 +430,7 @@ async def test_equal_questions_are_asked_once() -> None:
         asked.append(question)
         return 200, b'{"tokens": [1]}'
 
-    await tokens_there(post, "m")
+    assert len(await tokens_there(post, "m", [*GOLDEN, GOLDEN[0]])) == len(GOLDEN) + 1
     assert len(asked) == len(set(asked)) == len({one.question("m") for one in GOLDEN})
 
 
