@@ -73,6 +73,7 @@ async def test_fault_is_noted_until_envoy_is_corrected(caplog: pytest.LogCapture
         contents.append(dump())
         await until(is_well, "the fault is gone")
         following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
     assert caplog.text.count("Envoy fails open") == 1
 
 
