@@ -14,8 +14,8 @@ from extproc.base.engine import PYTHON, RUST, SGLANG, VLLM
 from extproc.fleet.polling import TIMEOUT_SECONDS, Client
 from kvstate.undecodable import UNDECODABLE
 
-# What vLLM's Rust front end refuses. The first may need a key; the second never does, and changes
-# nothing.
+# What vLLM's Rust front end refuses. The first may need a key; 0.33 serves the second without one,
+# and it changes nothing.
 MESSAGES, ELASTIC = "/v1/messages", "/is_scaling_elastic_ep"
 
 # What SGLang's lacks.

@@ -377,7 +377,7 @@ def arguments_in(text: str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else _EMPTIED
 
 
-# What is left of arguments that are no JSON object: never changed.
+# What is left of arguments that are no JSON object; all such calls share it.
 _EMPTIED: dict[str, Any] = {}
 
 _CALL_KEYS = frozenset(("id", "function", "type"))

@@ -22,7 +22,7 @@ NO_SUCH_API = "the Rust front end has no such API"
 
 
 class RefusedError(AssertionError):
-    """vLLM's renderer refused an agent's request."""
+    """A front end refused a request."""
 
 
 class PythonFrontEnd:
