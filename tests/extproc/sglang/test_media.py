@@ -54,6 +54,14 @@ def test_templates_get_the_kind_of_a_media_part(path: str, body: dict[str, Any])
     assert [kind for kind, _ in chat.media] == ["image"]
 
 
+def test_image_of_a_message_is_read_only_where_its_source_names_something() -> None:
+    at = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64,QUJD"}}
+    bare = ({"type": "url", "url": ""}, {"type": "base64", "data": ""}, {}, "x")
+    parts = [TEXT, at, *({"type": "image", "source": one} for one in bare)]
+    chat = chat_of(MESSAGES, messages=[{"role": "user", "content": parts}])
+    assert [part["type"] for part in chat.messages[0]["content"]] == ["text", "image"]
+
+
 @pytest.mark.parametrize("kind", ["input_audio", "audio_url", "video_url"])
 def test_audio_and_video_are_parts_of_their_kind(kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:x;base64,QUJD"}}

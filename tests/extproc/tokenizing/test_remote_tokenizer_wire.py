@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.engine import SGLANG, Engine, Release
+from extproc.base.engine import RUST, SGLANG, VLLM, Engine, Release
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import NEWEST, dialect_of
 from extproc.requests.prompt import (
@@ -73,6 +73,17 @@ def test_question_holds_reasoning_under_the_key_that_tokenize_reads() -> None:
     turn = {"role": "assistant", "content": "a", "reasoning_content": "why"}
     told = json.loads(question(Chat([turn], {}, dialect=NEWEST), None))["messages"]
     assert told == [{"role": "assistant", "content": "a", "reasoning": "why"}]
+
+
+def test_question_for_a_rust_front_end_holds_messages_as_sent() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{ "a":1}'}}
+    messages = [{"role": "assistant", "content": "It is.", "tool_calls": [call]}]
+    dialect = dialect_of(Engine(VLLM, Release(0, 33), RUST))
+    (chat,) = parse(
+        CHAT_PATH, json.dumps({"messages": messages}).encode(), lambda _: dialect
+    ).prompts
+    assert isinstance(chat, Chat)
+    assert json.loads(question(chat, None))["messages"] == messages
 
 
 @pytest.mark.parametrize(
