@@ -56,7 +56,7 @@ def test_templates_get_the_kind_of_a_media_part(path: str, body: dict[str, Any])
 
 def test_image_of_a_message_is_read_only_where_its_source_names_something() -> None:
     at = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64,QUJD"}}
-    bare = ({"type": "url", "url": ""}, {"type": "base64", "data": ""}, {}, "x")
+    bare: tuple[Any, ...] = ({"type": "url", "url": ""}, {"type": "base64", "data": ""}, {}, "x")
     parts = [TEXT, at, *({"type": "image", "source": one} for one in bare)]
     chat = chat_of(MESSAGES, messages=[{"role": "user", "content": parts}])
     assert [part["type"] for part in chat.messages[0]["content"]] == ["text", "image"]
