@@ -23,6 +23,7 @@ from extproc.fleet.discovery.discovery import DiscoveryCollector
 from extproc.fleet.verifying import VerifiedCollector
 from extproc.observing import outcomes
 from extproc.observing.deliveries import Deliveries, SteeringCollector
+from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
@@ -105,6 +106,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(SharingCollector(None))
     metrics.registry.register(StateCollector(None))
+    metrics.registry.register(FaultCollector(Faults()))
     metrics.registry.register(StandingCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))

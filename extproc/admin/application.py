@@ -25,6 +25,7 @@ from extproc.admin.routes import (
 )
 from extproc.base.address import Address
 from extproc.fleet.workers import Workers
+from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
 from extproc.serving.listening import cannot_listen, http_connections
 from extproc.serving.router import Router
@@ -62,12 +63,12 @@ def admin_application(
 
 
 def metrics_application(
-    metrics: Metrics, hindrance: Callable[[], str], notes: Sequence[Callable[[], str]] = ()
+    metrics: Metrics, hindrance: Callable[[], str], faults: Faults
 ) -> web.Application:
     """Returns GET /metrics, /healthz and /readyz.
 
-    hindrance: returns why the router is not ready, "" if it is. notes: each returns a fault of a
-    router that is still ready, "" if there is none.
+    hindrance: returns why the router is not ready, "" if it is. faults: what is wrong though it is
+    ready; /readyz shows each in a line.
     """
 
     async def get_metrics(request: web.Request) -> web.Response:
@@ -79,7 +80,7 @@ def metrics_application(
 
     async def get_readyz(_: web.Request) -> web.Response:
         reason = hindrance()
-        lines = [reason or "ready", *filter(None, [note() for note in notes])]
+        lines = [reason or "ready", *(str(one) for one in faults.present())]
         text = "".join(f"{line}\n" for line in lines)
         return web.Response(text=text, status=503 if reason else 200)
 

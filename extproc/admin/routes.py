@@ -24,6 +24,7 @@ from extproc.base.errors import RequestError
 from extproc.config.sections import ALL_PERCENT, STEERS_ALL
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.workers import Workers
+from extproc.observing.faults import Faults
 from extproc.requests.costly_json import INLINE_BYTES, MAX_ID_COMMAS, refuse_costly
 from extproc.requests.odd_json import decoded, encoded
 from extproc.requests.request import Head, path_of
@@ -54,6 +55,7 @@ _PATHS = (
     "/media",
     "/explain",
     "/events",
+    "/faults",
     "/decisions",
     "/prefixes",
     "/history",
@@ -262,6 +264,15 @@ def _values_of(envelope: _Envelope, name: str) -> list[bytes]:
 def _first_of(envelope: _Envelope, names: Sequence[str]) -> str:
     """Returns the value of the first of these headers that is there, "" if none is."""
     return next(filter(None, (_header_of(envelope, name) for name in names)), "")
+
+
+def fault_routes(faults: Faults) -> list[web.RouteDef]:
+    """Returns GET /faults: what the router itself finds wrong now."""
+
+    async def get_faults(_: web.Request) -> web.Response:
+        return answered(faults.as_json())
+
+    return [web.get("/faults", get_faults)]
 
 
 class StreamLimits(NamedTuple):

@@ -28,6 +28,9 @@ LEAST = 32
 BAR_CELLS = 8
 REFRESH_SECONDS = 2.0
 
+# How many of the router's faults are shown; GET /faults has all of them.
+MAX_FAULTS = 3
+
 # How many decisions are shown without a terminal.
 DECISIONS_ONCE = 20
 
@@ -145,9 +148,18 @@ def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
 
 
 def _fetch_screen(admin: str, size: tuple[int, int], look: Look) -> list[str]:
-    paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history", "/apis")
+    paths = (
+        "/decisions",
+        "/events",
+        "/workers",
+        "/routers",
+        "/steering",
+        "/history",
+        "/apis",
+        "/faults",
+    )
     told = [ask("top", admin, path) for path in paths]
-    decisions, events, workers, routers, steering, history, apis = told
+    decisions, events, workers, routers, steering, history, apis, faults = told
     try:
         shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
         lines = screen(
@@ -160,7 +172,7 @@ def _fetch_screen(admin: str, size: tuple[int, int], look: Look) -> list[str]:
             apis=apis,
             look=look,
         )
-        return [lines[0], *_steering(steering), *lines[1:]]
+        return [lines[0], *_faults(faults, size[0]), *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
         raise StartError(f"top: {admin}: its answer does not match this version") from error
 
@@ -240,6 +252,14 @@ def _routers(told: Mapping[str, Any] | None) -> list[str]:
         for one in told["routers"]
     ]
     return [f"shared with {', '.join(others) or 'no other router yet'}"]
+
+
+def _faults(told: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    """Returns a line about each of the first faults that the router sees; none without faults."""
+    lines = [f"FAULT {plain(one['subject'])}: {plain(one['says'])}" for one in told]
+    more = len(lines) - MAX_FAULTS
+    lines[MAX_FAULTS:] = [f"and {more} more faults: GET /faults"] if more > 0 else []
+    return [cut(line, max(columns, LEAST)) for line in lines]
 
 
 def _steering(told: Mapping[str, Any]) -> list[str]:

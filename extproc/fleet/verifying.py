@@ -15,6 +15,7 @@ import aiohttp
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.base.fault import Fault
 from extproc.config import schema
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.polling import Client, Question
@@ -324,17 +325,16 @@ class Verifying:
             for name, one in self.of_models().items()
         ]
 
-    def note(self) -> str:
-        """Returns what GET /readyz shows about models that are not proved, one line each."""
-        lines = []
+    def faults(self) -> Iterator[Fault]:
+        """Yields a fault for each model whose tokens are refuted or not proved."""
         for name, one in self.of_models().items():
             proof = one.proof
             by = f" by worker {proof.worker}: {proof.summary.reason}" if proof.worker else ""
             if one.state == Proof.REFUTED:
-                lines.append(f"model {name}: its tokens are found to differ{by}")
+                says = f"its tokens are found to differ{by}"
+                yield Fault("tokens-differ", f"model {name}", says)
             elif one.state == Proof.UNPROVED:
-                lines.append(f"model {name}: its tokens are not proved{by}")
-        return "\n".join(lines)
+                yield Fault("tokens-unproved", f"model {name}", f"its tokens are not proved{by}")
 
 
 class OfModel:

@@ -26,9 +26,15 @@ from extproc.admin.application import (
 )
 from extproc.admin.observed import Observed
 from extproc.admin.report import ReportFile, classes_of, missing_in, notes_of, report_routes
-from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
+from extproc.admin.routes import (
+    discovery_routes,
+    fault_routes,
+    sharing_routes,
+    steering_routes,
+)
 from extproc.base import address
 from extproc.base.errors import importing_extra
+from extproc.base.fault import FaultSource
 from extproc.base.installed import installed_version
 from extproc.config.schema import Config
 from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
@@ -42,6 +48,7 @@ from extproc.fleet.verifying import VerifiedCollector
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.memory import MediaMemory
+from extproc.observing.faults import FaultCollector, Faults
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
@@ -68,7 +75,7 @@ from extproc.serving.lean_server import LeanServer
 from extproc.serving.observers import Observers
 from extproc.serving.router import Router
 from extproc.sharing.rows import RowsExchange
-from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, note_of, telling_of
+from extproc.sharing.sharing import PromptTelling, Sharing, SharingCollector, telling_of
 from extproc.tokenizing.file_digest import digest_of
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, count_avoided
 from kvstate.errors import DamagedError
@@ -194,6 +201,7 @@ class Running:
     inherited: Mapping[str, Sequence[socket.socket]]
     standing: Standing | None
     failure_mode: FailureModeWatch
+    faults: Faults = field(default_factory=Faults)
     listening: dict[str, Callable[[], Sequence[int]]] = field(default_factory=dict)
     unlisten: list[Callable[[], None]] = field(default_factory=list)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -277,6 +285,9 @@ async def running(
             standing=member and Standing(member.directory, fleet, follows_feeds),
             failure_mode=FailureModeWatch(config.envoy.admin),
         )
+        for source in _fault_sources(made):
+            made.faults.add(source)
+        metrics.registry.register(FaultCollector(made.faults))
         if made.sharing is not None:
             made.sharing.rows = _rows(made, shared)
         _show(made)
@@ -296,6 +307,7 @@ def parts_of(made: Running) -> list[Part]:
     return [
         *_certificate_parts(made),
         *_failure_mode_parts(made),
+        task_part("faults", made.faults.follow),
         Part("remote tokenizers", stop=functools.partial(_close_all, made.remote.values())),
         *_recorder_parts(made),
         Part("router", stop=made.router.close),
@@ -561,6 +573,15 @@ def _leaving_parts(made: Running) -> Iterator[Part]:
         yield Part("leaving", nothing, made.standing.close)
 
 
+def _fault_sources(made: Running) -> Iterator[FaultSource]:
+    """Yields the parts that can see that something is wrong, in the order in which it is shown."""
+    if made.sharing is not None:
+        yield made.sharing.faults
+    yield made.workers.verifying.faults
+    yield made.router.delivery.faults
+    yield made.failure_mode.faults
+
+
 def _failure_mode_parts(made: Running) -> Iterator[Part]:
     """Yields what looks whether Envoy keeps what `isolation.fail` promises."""
     if is_promised(made.config):
@@ -616,6 +637,7 @@ def _admin(made: Running) -> Application:
     )
     admin.add_routes(
         [
+            *fault_routes(made.faults),
             *discovery_routes(workers, made.discovery),
             *sharing_routes(made.sharing),
             *report_routes(
@@ -629,13 +651,7 @@ def _admin(made: Running) -> Application:
 
 def _scraped(made: Running) -> Application:
     """Returns the application of the HTTP server for metrics and readiness."""
-    notes = (
-        note_of(made.sharing),
-        made.workers.verifying.note,
-        made.router.delivery.fault,
-        made.failure_mode.note,
-    )
-    return metrics_application(made.metrics, made.readiness.hindrance, notes)
+    return metrics_application(made.metrics, made.readiness.hindrance, made.faults)
 
 
 def _site_part(made: Running, name: str, application: Application, at: str) -> Part:

@@ -1,24 +1,24 @@
 """Watches whether Envoy fails open where `isolation.fail` promises that it does not."""
 
 import asyncio
-import logging
+from collections.abc import Iterator
 
 import aiohttp
 
+from extproc.base.fault import Fault
 from extproc.config.schema import Config
 from extproc.config.sections import CLOSED
 from extproc.envoy.failure_mode import fails_open
-
-log = logging.getLogger("kvsteer.isolation")
 
 INTERVAL_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
 _MAX_DUMP_BYTES = 16 * 1024 * 1024
 
-FAULT = (
-    "Envoy fails open: while the router is away or late, tenants' requests reach the engines"
-    " without a salt; set `failure_mode_allow: false` in its ext_proc filter, as `kvsteer envoy`"
-    " prints it, or `isolation.fail: open`"
+FAULT = Fault(
+    "envoy-fails-open",
+    "envoy",
+    "it fails open: while the router is away or late, tenants' requests reach the engines without"
+    " a salt",
 )
 
 
@@ -38,17 +38,15 @@ class FailureModeWatch:
         self._interval_seconds = interval_seconds
         self._fails_open = False
 
-    def note(self) -> str:
-        """Returns the fault for GET /readyz, "" if there is none."""
-        return FAULT if self._fails_open else ""
+    def faults(self) -> Iterator[Fault]:
+        """Yields the fault, if there is one."""
+        if self._fails_open:
+            yield FAULT
 
     async def follow(self) -> None:
         """Asks until it is cancelled."""
         while True:
-            found = await self._asked()
-            if found and not self._fails_open:
-                log.warning("%s", FAULT)
-            self._fails_open = found
+            self._fails_open = await self._asked()
             await asyncio.sleep(self._interval_seconds)
 
     async def _asked(self) -> bool:

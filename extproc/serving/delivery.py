@@ -1,8 +1,9 @@
 """Whether steered requests reach the workers that were picked, and the warnings if they do not."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from extproc.base.fault import ROUTER, Fault
 from extproc.fleet.workers import Workers
 from extproc.observing.deliveries import Deliveries, WarningLimit
 from extproc.routing.decision import Decision
@@ -45,6 +46,12 @@ class Delivery:
                 endpoint,
                 cause,
             )
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields a fault while too few steered requests reach their workers."""
+        says = self.fault()
+        if says:
+            yield Fault("not-delivered", ROUTER, says)
 
     def fault(self) -> str:
         """Returns why too few steered requests reached their workers lately, "" if enough did."""

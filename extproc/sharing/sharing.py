@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.base.fault import ROUTER, Fault
 from extproc.base.secret_file import secret_in
 from extproc.config.sections import SharingSettings as Options
 from extproc.media.knowledge import MediaKnowledge
@@ -213,10 +214,12 @@ class Sharing:
         fault = self.transport.fault
         return f"{self._options.url}: {fault}" if fault else ""
 
-    def note(self) -> str:
-        """Returns a note for GET /readyz: a router that decides alone is still ready."""
+    def faults(self) -> Iterator[Fault]:
+        """Yields a fault while this router decides alone."""
         hindrance = self.hindrance()
-        return f"not sharing with other routers: {hindrance}" if hindrance else ""
+        if hindrance:
+            says = f"not sharing with other routers: {hindrance}"
+            yield Fault("sharing-alone", ROUTER, says)
 
     def status(self) -> dict[str, Any]:
         """Returns the answer of GET /routers."""
@@ -350,11 +353,6 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await event.wait()
-
-
-def note_of(sharing: Sharing | None) -> Callable[[], str]:
-    """Returns a function that returns the note on sharing for GET /readyz, "" if none."""
-    return str if sharing is None else sharing.note
 
 
 class SharingCollector(Collector):

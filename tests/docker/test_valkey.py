@@ -7,6 +7,7 @@ import pytest
 from tests.docker.test_compose import docker, fetch, why_no_engine
 from tests.docker.test_compose_files import image_of, services
 from tests.extproc.sharing.test_sharing import two
+from tests.faults import said
 from tests.waiting import until
 
 pytestmark = pytest.mark.docker
@@ -55,4 +56,4 @@ async def test_valkey_refuses_a_router_without_permission_to_publish(container: 
     url = f"valkey://{docker('port', container, '6379/tcp').splitlines()[0]}"
     async with two(url=url) as (one, _):
         docker("exec", container, "valkey-cli", "ACL", "SETUSER", "default", "-publish")
-        await until(lambda: "permission" in one.sharing.note().lower(), "refused")
+        await until(lambda: "permission" in said(one.sharing).lower(), "refused")

@@ -247,6 +247,15 @@ function sourceFault({ source, workers, age_seconds: age, fault, note }) {
   return `${source}: ${fault}; ${last}`;
 }
 
+// What the router itself finds wrong, with what to do about it.
+export async function drawFaults() {
+  const told = await ask("/faults");
+  const place = find("faults");
+  place.hidden = !told.length;
+  const lines = told.map(({ subject, says, fix }) => make("li", {}, `${subject}: ${says}`, make("small", {}, `To do: ${fix}.`)));
+  place.replaceChildren(...lines);
+}
+
 // The sources of workers that fail, or that list something wrong.
 export async function drawSources() {
   const told = (await ask("/discovery")).filter(({ fault, note }) => fault || note);

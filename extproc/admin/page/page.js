@@ -3,7 +3,7 @@
 import { followDecisions, paused, startPause } from "./decisions.js";
 import { ask, find, make, show } from "./dom.js";
 import { startExplain } from "./explain.js";
-import { drawApis, drawEvents, drawFleet, drawMedia, drawRouters, drawSources, drawSteering } from "./fleet.js";
+import { drawApis, drawEvents, drawFaults, drawFleet, drawMedia, drawRouters, drawSources, drawSteering } from "./fleet.js";
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
@@ -28,6 +28,7 @@ async function draw() {
       await drawApis();
       await drawMedia();
       await drawEvents();
+      await drawFaults();
       await drawSources();
       await drawRouters();
       await drawSteering();

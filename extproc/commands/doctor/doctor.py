@@ -23,6 +23,7 @@ from extproc.base.errors import ExtraError, RequestError, StartError
 from extproc.commands.config_file import add_config, config_of
 from extproc.commands.doctor import (
     deletion_cost_visit,
+    faults_visit,
     features_visit,
     feed_visit,
     priority_visit,
@@ -198,12 +199,13 @@ async def _visits(means: Means, fleet: Sequence[Sighting], at: str) -> list[Find
         envoy = start(f"envoy {at}", visit_envoy(means, fleet, at))
         sharing = start("sharing", visit_sharing(means.config, means.seconds))
         steering = start("steering", steering_later())
+        own = start("router", faults_visit.visit(means))
         features = start("router", features_visit.visit(means))
         kubernetes = deletion_cost_visit.visit(means.config, means.seconds)
         deletion_cost = start("discovery kubernetes", kubernetes)
         workers = [group.create_task(_in_turn(means, one, turns, tellings)) for one in fleet]
     swapped = judge_swapped(tellings)
-    before = [envoy, sharing, features, deletion_cost, *workers]
+    before = [own, envoy, sharing, features, deletion_cost, *workers]
     return [*(one for part in before for one in part.result()), *swapped, *steering.result()]
 
 

@@ -286,6 +286,9 @@ FAULTS = {
 # The check that says whether requests are steered now.
 STEERING = "steering"
 
+# The check that asks the running router what it finds wrong itself.
+ROUTER = "router"
+
 # Findings quote at most this many characters of what peers send, without terminal control codes.
 MAX_SAID = 400
 

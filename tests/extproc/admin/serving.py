@@ -13,6 +13,7 @@ from extproc.admin.routes import (
     Shared,
     StreamLimits,
     discovery_routes,
+    fault_routes,
     sharing_routes,
     steering_routes,
 )
@@ -21,6 +22,7 @@ from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.discovery.view import Source, listed
 from extproc.fleet.workers import Workers
+from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
 from extproc.requests.request import Ask, Head
 from extproc.serving.router import Router
@@ -84,7 +86,13 @@ async def serving(
         parsed.policy.header,
         streams=streams,
     )
-    application.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
+    application.add_routes(
+        [
+            *discovery_routes(workers, discovery),
+            *sharing_routes(sharing),
+            *fault_routes(Faults()),
+        ]
+    )
     change = router.steering.change
     application.add_routes(steering_routes(router, change, steers_all=steers_all))
     await discovery.start(workers.replace)

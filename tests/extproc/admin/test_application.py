@@ -14,6 +14,7 @@ from extproc.admin.observed import Observed
 from extproc.admin.routes import documentation_in
 from extproc.base.address import Address
 from extproc.base.errors import StartError
+from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
 from kvstate.index import default_core_name
 from tests.extproc.admin.serving import Served, serving
@@ -104,7 +105,7 @@ async def test_scrapers_read_metrics_health_and_readiness(
 ) -> None:
     place = Address("127.0.0.1", free_port())
     runner = await listen(
-        metrics_application(Metrics(Nobody()), lambda: hindrance), place, "metrics"
+        metrics_application(Metrics(Nobody()), lambda: hindrance, Faults()), place, "metrics"
     )
     async with client.get(f"http://{place}/readyz") as response:
         assert (response.status, await response.text()) == answer
@@ -281,7 +282,7 @@ async def test_sampling_that_never_started_can_be_closed() -> None:
 
 async def test_start_error_names_a_taken_port_in_one_line(served: Served) -> None:
     port = int(served.url.rpartition(":")[2])
-    application = metrics_application(Metrics(Nobody()), lambda: "")
+    application = metrics_application(Metrics(Nobody()), lambda: "", Faults())
     with pytest.raises(
         StartError,
         match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}: Address already in use$",

@@ -45,6 +45,7 @@ from kvstate.fleet import FollowedWorkers
 from simulator.server import running as simulated
 from simulator.settings import TINY_MODEL, Settings
 from tests.extproc.template_shapes import QWEN_TOOLS
+from tests.faults import said
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -177,7 +178,7 @@ async def test_right_template_is_verified_at_the_start(
         assert before.told["compared"] == OF_MODEL
         assert before.metric("proved") == 1
         assert before.metric("refuted") == 0
-        assert before.workers.verifying.note() == ""
+        assert said(before.workers.verifying) == ""
     assert caplog.text.count("its tokens match those of worker") == 1
 
 
@@ -203,7 +204,7 @@ async def test_wrong_template_is_named_and_trusted_again_once_mended(
             assert told["forms"]["conversations"]["state"] == "refuted"
             assert before.differs() == [True]
             assert before.metric("refuted") == 1
-            assert "found to differ" in before.workers.verifying.note()
+            assert "found to differ" in said(before.workers.verifying)
             assert await before.picked(PLAIN) == listen
         async with simulated(Settings(listen=listen)):
             await before.until("proved")
@@ -252,7 +253,7 @@ async def test_engine_without_tokenize_is_not_verified_and_still_serves(
         await until(lambda: "status 40" in before.told["why"])
         assert before.told["state"] == "unproved"
         assert before.differs() == [False]
-        assert "not proved by worker" in before.workers.verifying.note()
+        assert "not proved by worker" in said(before.workers.verifying)
         assert await before.picked(PLAIN) == worker.endpoint
 
 
@@ -273,7 +274,7 @@ async def test_verify_off_asks_no_worker() -> None:
     async with engine(refuse) as endpoint, Before(endpoint, verify="off") as before:
         assert "tokens" not in before.workers.records[endpoint].polls
         assert before.told["state"] == "off"
-        assert before.workers.verifying.note() == ""
+        assert said(before.workers.verifying) == ""
 
 
 async def test_hanging_worker_delays_no_other_verification() -> None:

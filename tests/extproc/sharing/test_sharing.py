@@ -29,6 +29,7 @@ from extproc.sharing.reporter import Reporter
 from extproc.sharing.sharing import Sharing, SharingCollector, telling_of
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
 from tests.extproc.sharing.routers import WORKERS
+from tests.faults import said
 from tests.waiting import until
 
 A, B = WORKERS
@@ -201,7 +202,7 @@ async def test_sharing_pauses_without_its_engine_and_resumes_with_it(
             engine.process.send_signal(signal.SIGSTOP)
         await until(lambda: one.is_alone() and other.is_alone(), "alone")
         await until(lambda: other.others() == 0 and not other.hears(), "forgotten")
-        assert engine.url in other.sharing.note()
+        assert engine.url in said(other.sharing)
         one.send()
         if fault == "killed":
             await engine.start()
@@ -209,7 +210,7 @@ async def test_sharing_pauses_without_its_engine_and_resumes_with_it(
             engine.process.send_signal(signal.SIGCONT)
         await until(lambda: other.others() == 2, "shared again")
         await until(lambda: not (one.is_alone() or other.is_alone()), "not alone")
-        assert other.sharing.note() == ""
+        assert said(other.sharing) == ""
     warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warnings) == 2, [one.getMessage() for one in warnings]
 
@@ -237,8 +238,8 @@ async def test_refused_login_leaves_a_router_alone_and_logs_no_password(tmp_path
         running_engine(tmp_path, "--requirepass", "another") as engine,
         part(url=engine.url, **options) as one,
     ):
-        await until(lambda: "invalid username-password" in one.sharing.note(), "refused")
-        assert "not-this-one" not in one.sharing.note()
+        await until(lambda: "invalid username-password" in said(one.sharing), "refused")
+        assert "not-this-one" not in said(one.sharing)
 
 
 @needs_engine
@@ -249,7 +250,7 @@ async def test_missing_permission_to_publish_leaves_a_router_alone(tmp_path: Pat
         running_engine(tmp_path, *user) as engine,
         part(url=engine.url, username="listener", password_file=str(tmp_path / "password")) as one,
     ):
-        await until(lambda: "permission" in one.sharing.note().lower(), "refused")
+        await until(lambda: "permission" in said(one.sharing).lower(), "refused")
 
 
 @needs_engine
@@ -259,7 +260,7 @@ async def test_certificate_of_another_authority_is_refused(tmp_path: Path) -> No
         ways("tls", tmp_path) as options,
         part(**{**options, "ca": str(tmp_path / "other.pem")}) as one,
     ):
-        await until(lambda: "certificate verify failed" in one.sharing.note(), "refused")
+        await until(lambda: "certificate verify failed" in said(one.sharing), "refused")
 
 
 @needs_engine
@@ -372,7 +373,7 @@ async def test_unusable_directory_is_tried_again(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.write_text("")
     async with part(url=f"directory:{file}") as one:
-        await until(lambda: "exists" in one.sharing.note(), "said")
+        await until(lambda: "exists" in said(one.sharing), "said")
         file.unlink()
         await until(lambda: not one.is_alone(), "used")
         (own,) = file.glob("*.router")
@@ -386,14 +387,14 @@ async def test_directory_replaced_by_another_file_is_tried_again(tmp_path: Path)
         await until(lambda: any(directory.glob("*.router")), "used")
         shutil.rmtree(directory)
         directory.write_text("")
-        await until(lambda: "exists" in one.sharing.note(), "said")
+        await until(lambda: "exists" in said(one.sharing), "said")
         directory.unlink()
         await until(lambda: not one.is_alone(), "used again")
 
 
 async def test_note_names_a_socket_path_that_is_too_long(tmp_path: Path) -> None:
     async with part(url=f"directory:{tmp_path / ('long' * 30)}") as one:
-        await until(lambda: "path too long" in one.sharing.note(), "said")
+        await until(lambda: "path too long" in said(one.sharing), "said")
 
 
 async def test_router_that_does_not_read_blocks_no_other(tmp_path: Path) -> None:

@@ -1,0 +1,18 @@
+"""The faults that a part of the router sees."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from extproc.base.fault import Fault
+
+
+class FindsFaults(Protocol):
+    """A part that is a source of faults."""
+
+    def faults(self) -> Iterable[Fault]:
+        """Returns the present ones."""
+
+
+def said(part: FindsFaults) -> str:
+    """Returns the present faults of a part, a line each; "" if there are none."""
+    return "\n".join(str(one) for one in part.faults())
