@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 TESTED := $(READY) $(VENV)/.tests
 # This machine's C compiler; where there is none, one is installed in .venv.
 COMPILER := $(shell command -v "$${CC:-cc}" || command -v gcc || command -v clang)
+ZIG = $(abspath $(BIN))/python -m ziglang cc
 # How many processes the tests run in: on two cores four are faster than three, because many tests wait.
 WORKERS ?= 4
 # The tests start some hundred processes, which need not compile the same modules each time.
@@ -102,10 +103,11 @@ $(VENV)/.compiler: requirements-compiler.lock | $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compiler.lock
 	@touch $@
 
-# Builds the compiled cores. Zig's compiler keeps what it built where `make clean` finds it.
+# Builds the compiled cores. Debian's Python names options for its linker that Zig's refuses, so LDSHARED is set as well; what
+# Zig keeps, lies where `make clean` finds it.
 $(READY): $(VENV)/.installed $(if $(COMPILER),,$(VENV)/.compiler) pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
 	@$(BIN)/python -c 'import pathlib, sys, sysconfig; (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or print("The headers of Python are missing, so the compiled cores cannot be built; on Debian: apt-get install python3-dev. `docker compose up` needs neither them nor a compiler.", file=sys.stderr)'
-	$(if $(COMPILER),,CC='$(abspath $(BIN))/python -m ziglang cc' ZIG_GLOBAL_CACHE_DIR='$(abspath $(VENV))/zig-cache') $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(if $(COMPILER),,CC='$(ZIG)' LDSHARED='$(ZIG) -shared' ZIG_GLOBAL_CACHE_DIR='$(abspath $(VENV))/zig-cache') $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # The compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
