@@ -639,6 +639,16 @@ class FollowedWorkers:
             [each.subscriber.counts.get("batches", 0) for each in self._followed.get(worker, ())]
         )
 
+    def live_batches(self, worker: str) -> int:
+        """Returns how many of its batches came live, not in a replay."""
+        return sum(
+            [
+                each.subscriber.counts.get("batches", 0)
+                - each.subscriber.counts.get("replayed_batch", 0)
+                for each in self._followed.get(worker, ())
+            ]
+        )
+
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens per block, learned from the worker's events; None if not known yet."""
         for each in self._followed.get(worker, ()):

@@ -209,12 +209,12 @@ class Feeds:
         return next((one.name for one in others), "")
 
 
-def feed_as_json(status: FeedStatus) -> dict[str, Any]:
-    """Returns one rank's feed for GET /workers."""
+def feed_as_json(status: FeedStatus, silence: str) -> dict[str, Any]:
+    """Returns one rank's feed for GET /workers. silence: how the worker's feeds tell nothing."""
     return {
         "rank": status.rank,
         "state": status.state.value,
-        "reason": status.reason,
+        "reason": "; ".join(filter(None, (silence, status.reason))),
         "last_sequence": status.last_sequence,
         "blocks": status.blocks,
         "uncertain_blocks": status.uncertain_blocks,

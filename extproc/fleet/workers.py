@@ -85,9 +85,9 @@ class Workers:
         rate = config.policy.cost.prefill_tokens_per_second
         touched = None if telling is None else telling.touched
         self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
-        self.proofs = Proofs(fleet, self.records, monotonic)
         self.pins = pins = RankPins(config, table, fleet, monotonic)
         self.candidates = candidates = Candidates(config, table, fleet, self.loads, pins)
+        self.proofs = Proofs(fleet, self.records, monotonic, candidates.block_size)
         model_of = candidates.model_of
         hybrids = {
             one.name

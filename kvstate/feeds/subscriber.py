@@ -289,6 +289,7 @@ class Subscriber:
         if isinstance(message, Malformed):
             self.counts["malformed_message"] += 1
         else:
+            self.counts["replayed_batch"] += 1
             await self._effects.carry_out(self.feed.receive_replayed(self._stamped(message)))
 
     async def _end_replay(self, error: ReplayError | None) -> None:
