@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from kvstate.events import EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Feed, FeedState, Restoration
+from kvstate.feeds.feed_news import UNSEQUENCED
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import MAX_REPLAYS, ReplaySlots
@@ -667,6 +668,13 @@ class FollowedWorkers:
     def feeds(self, worker: str) -> list[FeedStatus]:
         """Returns the status of a worker's feeds, in order of rank."""
         return [self._status(each) for each in self._followed.get(worker, [])]
+
+    def is_unsequenced(self, worker: str) -> bool:
+        """Returns whether the messages of any of a worker's feeds have no sequence numbers."""
+        return any(
+            each.subscriber.reason.startswith(UNSEQUENCED)
+            for each in self._followed.get(worker, ())
+        )
 
     def loads(self, worker: str) -> list[ReportedLoad | None]:
         """Returns each rank's last load report, in order of rank; None without one."""

@@ -29,11 +29,16 @@ KINDS: Mapping[str, Kind] = {
     ),
     "feed-silent": Kind(
         "see that `events.topic` is empty or the publisher's, that what relays the feed passes all"
-        " of it on, and that the engine publishes; `kvsteer doctor --probe` looks",
+        " of it on, and that the engine publishes; `kvsteer doctor --probe` looks"
+    ),
+    "feed-unsequenced": Kind(
+        "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
+        " does; `events.zmq` may name another server's port",
+        is_told=True,
     ),
     "no-full-attention": Kind(
         "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
-        " events",
+        " events"
     ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from extproc.base import address
 from extproc.base.attention import has_hybrid_files
 from extproc.base.engine import RUST
+from extproc.base.fault import Fault
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
@@ -201,6 +202,13 @@ class Workers:
         self._resolving.run_if_needed()
         self.candidates.note_change()
         await self._feeds.follow(changes.removed)
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields what is wrong with workers and their feeds."""
+        yield from self._feeds.faults()
+        yield from self.proofs.faults()
+        yield from self.identifying.faults()
+        yield from self.verifying.faults()
 
     def drain(self, name: str, *, draining: bool) -> bool:
         """Starts or ends draining a worker; returns whether it exists.

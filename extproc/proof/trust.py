@@ -241,20 +241,20 @@ class Proofs:
             return ""
         of_last = f"{PROMPTS_UNTOLD} of the last {LAST_FINDINGS} prompts that the worker answered"
         if self._fleet.block_size(worker) is not None or not self._fleet.batches(worker):
-            return f"it is connected and told nothing of {of_last}"
+            return f"the feed is connected and told nothing of {of_last}"
         if self._fleet.other_groups(worker).are_there:
             return "this model announces no full-attention blocks"
-        return f"nothing that it told of {of_last} could be used"
+        return f"nothing that the feed told of {of_last} could be used"
 
     def faults(self) -> Iterator[Fault]:
         """Yields a fault for each worker whose feed is silent."""
         for proof in list(self._distrusted) if self._has_distrusted else ():
             why = self.silence(proof.worker) if self._is_current(proof) else ""
-            if why:
+            if why and not self._fleet.is_unsequenced(proof.worker):  # a fault of its own
                 is_other = self._fleet.other_groups(proof.worker).are_there
                 is_unread = self._fleet.block_size(proof.worker) is None
                 code = "no-full-attention" if is_other and is_unread else "feed-silent"
-                yield Fault(code, f"worker {proof.worker}", f"its feed: {why}")
+                yield Fault(code, f"worker {proof.worker}", why)
 
     def differs(self, worker: str) -> bool:
         """Returns whether a worker's tokens are refuted for any form."""

@@ -71,7 +71,9 @@ async def test_feed_that_tells_nothing_of_answered_prompts_is_silent(run: Run) -
         await serve(one, text(99))
         status = shown(one)
         assert (status["state"], codes(one)) == ("silent", ["feed-silent"])
-        assert status["feeds"][0]["reason"].startswith("it is connected and told nothing of 6 of")
+        assert status["feeds"][0]["reason"].startswith(
+            "the feed is connected and told nothing of 6 of"
+        )
         assert one.sample("kvsteer_feed_silent") == 1
 
 
