@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from kvstate.events import EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Feed, FeedState, Restoration
+from kvstate.feeds.feed_news import UNSEQUENCED
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import MAX_REPLAYS, ReplaySlots
@@ -639,6 +640,16 @@ class FollowedWorkers:
             [each.subscriber.counts.get("batches", 0) for each in self._followed.get(worker, ())]
         )
 
+    def live_batches(self, worker: str) -> int:
+        """Returns how many of its batches came live, not in a replay."""
+        return sum(
+            [
+                each.subscriber.counts.get("batches", 0)
+                - each.subscriber.counts.get("replayed_batch", 0)
+                for each in self._followed.get(worker, ())
+            ]
+        )
+
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens per block, learned from the worker's events; None if not known yet."""
         for each in self._followed.get(worker, ()):
@@ -657,6 +668,13 @@ class FollowedWorkers:
     def feeds(self, worker: str) -> list[FeedStatus]:
         """Returns the status of a worker's feeds, in order of rank."""
         return [self._status(each) for each in self._followed.get(worker, [])]
+
+    def is_unsequenced(self, worker: str) -> bool:
+        """Returns whether the messages of any of a worker's feeds have no sequence numbers."""
+        return any(
+            each.subscriber.reason.startswith(UNSEQUENCED)
+            for each in self._followed.get(worker, ())
+        )
 
     def loads(self, worker: str) -> list[ReportedLoad | None]:
         """Returns each rank's last load report, in order of rank; None without one."""

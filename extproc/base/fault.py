@@ -27,11 +27,27 @@ KINDS: Mapping[str, Kind] = {
         "set `failure_mode_allow: false` in its ext_proc filter, as `kvsteer envoy` prints it, or"
         " `isolation.fail: open`"
     ),
+    "feed-silent": Kind(
+        "see that `events.topic` is empty or the publisher's, that what relays the feed passes all"
+        " of it on, and that the engine publishes; `kvsteer doctor --probe` looks"
+    ),
+    "feed-unsequenced": Kind(
+        "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
+        " does; `events.zmq` may name another server's port",
+        is_told=True,
+    ),
+    "no-full-attention": Kind(
+        "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
+        " events"
+    ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
         " doctor` looks",
         is_told=True,
         alert="KvsteerNotDelivered",
+    ),
+    "prefix-caching-off": Kind(
+        "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
     ),
     "sharing-alone": Kind(
         "see that the Valkey at `sharing.url` answers", is_told=True, alert="KvsteerSharingAlone"

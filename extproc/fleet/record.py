@@ -199,6 +199,12 @@ class Worker:
         return self.identity.engine
 
     @property
+    def must_tell(self) -> bool:
+        """Whether its feed has to tell of what it computes: it answers, and caches prefixes."""
+        is_down = self.upstream is not None and bool(self.upstream.against)
+        return self.engine_answer.caches is not False and not is_down
+
+    @property
     def endpoint(self) -> str:
         """Its ip:port now; its name until that is resolved."""
         return self.name if self.upstream is None else self.upstream.endpoint

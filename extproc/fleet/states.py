@@ -11,7 +11,7 @@ from extproc.fleet.record import Table, Worker
 from extproc.fleet.reuse import Reuse
 from extproc.fleet.strays import Strays
 from extproc.observing.outcomes import Circumstances, Outcome
-from extproc.proof.trust import Proofs
+from extproc.proof.trust import SILENT, Proofs
 from extproc.routing.load import Load
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
@@ -67,16 +67,16 @@ class States:
         name, endpoint = worker.name, worker.endpoint
         candidates = self._candidates
         tiers, share = self._fleet.blocks_by_tier(name), worker.store_share
-        adapters = adapters_of(worker, is_listed=True)
+        adapters, silence = adapters_of(worker, is_listed=True), self._proofs.silence(name)
         return {
             "endpoint": endpoint,
             "name": name,
             "other_endpoints": worker.other_endpoints,
             "model": candidates.model_of(worker) or "",
-            "state": candidates.state(name),
+            "state": SILENT if silence else candidates.state(name),
             "reason": self._reason(worker),
             "block_size": candidates.block_size(name),
-            "feeds": [feed_as_json(status) for status in self._fleet.feeds(name)],
+            "feeds": [feed_as_json(status, silence) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
@@ -156,7 +156,7 @@ class States:
         """Returns facts that may explain a wrong prediction for a worker."""
         name, prompt = outcome.worker, outcome.prompt
         return Circumstances(
-            self._candidates.state(name),
+            SILENT if self._proofs.silence(name) else self._candidates.state(name),
             tokens_differ=self._proofs.differs(name),
             block_size=self._candidates.block_size(name),
             ranks=self._fleet.ranks(name),

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from extproc.base import address
 from extproc.base.attention import has_hybrid_files
 from extproc.base.engine import RUST
+from extproc.base.fault import Fault
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
@@ -85,9 +86,9 @@ class Workers:
         rate = config.policy.cost.prefill_tokens_per_second
         touched = None if telling is None else telling.touched
         self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
-        self.proofs = Proofs(fleet, self.records, monotonic)
         self.pins = pins = RankPins(config, table, fleet, monotonic)
         self.candidates = candidates = Candidates(config, table, fleet, self.loads, pins)
+        self.proofs = Proofs(fleet, self.records, monotonic, candidates.block_size)
         model_of = candidates.model_of
         hybrids = {
             one.name
@@ -201,6 +202,13 @@ class Workers:
         self._resolving.run_if_needed()
         self.candidates.note_change()
         await self._feeds.follow(changes.removed)
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields what is wrong with workers and their feeds."""
+        yield from self._feeds.faults()
+        yield from self.proofs.faults()
+        yield from self.identifying.faults()
+        yield from self.verifying.faults()
 
     def drain(self, name: str, *, draining: bool) -> bool:
         """Starts or ends draining a worker; returns whether it exists.

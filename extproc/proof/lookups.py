@@ -6,6 +6,8 @@ KVSteer's. If it does not, although it stored something meanwhile, that counts a
 others say nothing: requests that were refused or answered elsewhere, prompts that were cached or
 are shorter than a block, workers without prefix caching, and feeds with a hole.
 
+A look-up shows too whether the feed told of an answered prompt at all (`is_told`).
+
 Few requests are looked up, and one in each step: the index is asked for at most MAX_PROMPT_TOKENS.
 Time is an argument: seconds of one monotonic clock.
 """
@@ -20,6 +22,10 @@ GRACE_SECONDS = 1.0
 # A request that lasts longer is long: some of its blocks may be gone again, so that it can only
 # show that they were stored. After its end, one that was not looked up for this time is given up.
 MAX_SECONDS = 60.0
+
+# The silence after an answered request that shows something: counts of a feed that another process
+# follows come every five seconds.
+SILENCE_SECONDS = 6.0
 
 # Most requests that wait, for each worker, and most long ones among them: what never ends leaves
 # room for the others.
@@ -42,7 +48,8 @@ class SentRequest:
     """A request in flight to a worker.
 
     held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
-    feed had sent by then. ended_at: None while it lasts.
+    feed had sent by then. ended_at: None while it lasts. told: how many batches of its feed had
+    come live by then. is_answered: whether an answer began that is no failure.
     """
 
     prompt: Prompt
@@ -51,6 +58,8 @@ class SentRequest:
     batches: int
     sent_at: float
     ended_at: float | None = None
+    told: int = 0
+    is_answered: bool = False
 
     def is_long(self, now: float) -> bool:
         """Returns whether it has lasted so long by now, or until its end, that it is long."""
@@ -96,6 +105,10 @@ class Lookups:
         self._waiting.append(sent)
         self._next_at = sent.sent_at + (PAUSE_WHILE_PROVED_SECONDS if is_proved else PAUSE_SECONDS)
         self._next_unproved_at = sent.sent_at + PAUSE_SECONDS
+
+    def put_back(self, sent: SentRequest) -> None:
+        """Has a request that was looked up too early wait on."""
+        self._waiting.append(sent)
 
     def drop(self, sent: SentRequest) -> None:
         """Gives up a request; one that does not wait is left as it is."""
@@ -151,3 +164,15 @@ def is_stored(
     if held_tokens(overlap) >= usable:
         return True
     return None if batches == sent.batches or sent.is_long(now) else False
+
+
+def is_told(sent: SentRequest, told: int, block_size: int, *, is_read: bool) -> bool | None:
+    """Returns whether a worker's feed told anything since a request; None if it need not have.
+
+    told: how many batches of its feed have come live by now. block_size: the worker's. is_read:
+    whether anything that its feed ever told could be used.
+    """
+    if told != sent.told and is_read:
+        return True
+    is_new = usable_tokens(sent.prompt.tokens, block_size) > sent.held_tokens
+    return False if sent.is_answered and is_new else None

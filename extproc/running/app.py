@@ -577,7 +577,7 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
     """Yields the parts that can see that something is wrong, in the order in which it is shown."""
     if made.sharing is not None:
         yield made.sharing.faults
-    yield made.workers.verifying.faults
+    yield made.workers.faults
     yield made.router.delivery.faults
     yield made.failure_mode.faults
 

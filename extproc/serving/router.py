@@ -373,12 +373,14 @@ class Router:
 
     def wants_status(self) -> bool:
         """Returns whether to ask the proxy for the next response, if it need not send any."""
-        return self.placing.wants_status()
+        return self.placing.wants_status() or self.watched.wants_answers
 
     def note_answer(self, booking: Booking, status: int, served: str) -> None:
         """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
         if status >= FIRST_FAILURE:
             self._drop_watch(booking)
+        else:
+            self.watched.note_answer(booking)
         self._disaggregator.note_answer(booking, status, self._monotonic())
         seconds = self.placing.note_answer(booking, status, served, self._monotonic())
         if seconds:

@@ -448,4 +448,4 @@ def _load_signal(message: list[bytes]) -> Signal:
     try:
         return LoadReport(load_of(message))
     except WireError:
-        return Malformed()
+        return Malformed(is_load=True)

@@ -15,6 +15,7 @@ from extproc.proof.lookups import (
     Lookups,
     SentRequest,
     is_stored,
+    is_told,
     may_show,
 )
 from extproc.requests.prompt import TEXT
@@ -52,6 +53,22 @@ def test_is_stored_is_none_without_stored_or_usable_blocks() -> None:
     assert is_stored(sent(held=64), overlap(4), 6, SIZE, 1.0) is None
 
 
+def answered(tokens: int = 65, held: int = 0) -> SentRequest:
+    return SentRequest(prompt(tokens), TEXT, held, 5, 0.0, told=3, is_answered=True)
+
+
+def test_feed_told_of_a_prompt_if_anything_came_that_can_be_used() -> None:
+    assert is_told(answered(), 4, SIZE, is_read=True) is True
+    assert is_told(answered(), 4, SIZE, is_read=False) is False
+    assert is_told(answered(), 3, SIZE, is_read=True) is False
+
+
+def test_feed_need_not_tell_of_prompts_without_an_answer_or_a_new_block() -> None:
+    assert is_told(sent(), 0, SIZE, is_read=False) is None
+    assert is_told(answered(SIZE), 3, SIZE, is_read=True) is None
+    assert is_told(answered(held=64), 3, SIZE, is_read=True) is None
+
+
 def test_prompt_may_show_tokens_unless_it_is_cached_short_or_long() -> None:
     assert may_show(prompt(65), None, SIZE)
     assert may_show(prompt(65), overlap(3), SIZE)
@@ -59,6 +76,16 @@ def test_prompt_may_show_tokens_unless_it_is_cached_short_or_long() -> None:
     assert not may_show(prompt(65), overlap(4), SIZE)
     assert not may_show(prompt(SIZE), None, SIZE)
     assert not may_show(prompt(MAX_PROMPT_TOKENS + 1), None, SIZE)
+
+
+def test_request_that_is_put_back_waits_behind_the_others() -> None:
+    lookups, one, other = Lookups(), sent(), sent()
+    one.ended_at = other.ended_at = 0.0
+    for each in (one, other):
+        lookups.add(each, is_proved=False)
+    assert lookups.take_due(GRACE_SECONDS) is one
+    lookups.put_back(one)
+    assert [lookups.take_due(GRACE_SECONDS) for _ in range(2)] == [other, one]
 
 
 def test_request_is_due_once_after_its_end_and_the_grace() -> None:

@@ -27,7 +27,6 @@ from extproc.proof.lookups import (
     PAUSE_WHILE_PROVED_SECONDS,
 )
 from extproc.proof.state import (
-    LAST_FINDINGS,
     MATCHED,
     NOT_STORED,
     PROMPTS_NOT_STORED,
@@ -36,6 +35,7 @@ from extproc.proof.state import (
     GoldenVerdict,
     Mismatch,
 )
+from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests import request
 from extproc.requests.prompt import BILLING, CONVERSATION
 from extproc.requests.request import Ask, Head

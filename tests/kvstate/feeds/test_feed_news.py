@@ -5,7 +5,7 @@ import pytest
 from kvstate.errors import WireError
 from kvstate.events import Batch, BatchResult
 from kvstate.feeds.feed import Feed, FeedState
-from kvstate.feeds.feed_news import FeedNews
+from kvstate.feeds.feed_news import UNSEQUENCED, UNSEQUENCED_MESSAGES, FeedNews
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import RankName
 
@@ -105,3 +105,23 @@ def test_skipped_events_of_a_batch_are_counted(feed: Feed) -> None:
     news = FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
     news.tell_taken(BatchResult(faults=("bad_tokens", "bad_tokens")))
     assert news.counts["bad_tokens"] == 2
+
+
+def test_messages_without_sequence_numbers_are_the_reason_until_a_batch_comes(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(UNSEQUENCED_MESSAGES):
+        assert (news.is_unsequenced, news.reason) == (False, ""), number
+        news.note_malformed(is_load=False)
+    assert (news.is_unsequenced, news.reason) == (True, UNSEQUENCED)
+    news.tell_change()
+    assert caplog.messages == [f"feed of w rank 2: live ({UNSEQUENCED})"]
+    assert news.counts["malformed_message"] == UNSEQUENCED_MESSAGES
+    news.note_batch()
+    assert (news.is_unsequenced, news.reason) == (False, "")
+
+
+def test_messages_that_are_no_load_reports_are_only_counted(news: FeedNews) -> None:
+    for _ in range(UNSEQUENCED_MESSAGES):
+        news.note_malformed(is_load=True)
+    assert (news.is_unsequenced, news.counts["malformed_message"]) == (False, UNSEQUENCED_MESSAGES)
