@@ -92,10 +92,13 @@ class Proofs:
         self._look_up_due(worker, record, now)
         if not record.lookups.has_room(now) or self._fleet.state(worker) is not FeedState.LIVE:
             return None
-        if not may_show(prompt, overlap, self._fleet.block_size(worker), is_proved=is_proved):
+        size = self._fleet.block_size(worker)
+        if not may_show(prompt, overlap, size, is_proved=is_proved):
             return None
-        batches = self._fleet.batches(worker)
-        sent = SentRequest(prompt, forms, held_tokens(overlap), batches, now)
+        batches, slot = self._fleet.batches(worker), record.lookups.free_slot()
+        is_watched = size is not None and self._fleet.watch(worker, slot, prompt, size)
+        watched = size if is_watched else None
+        sent = SentRequest(prompt, forms, held_tokens(overlap), batches, now, slot, watched)
         record.lookups.add(sent, is_proved=is_proved)
         return sent
 
@@ -216,12 +219,24 @@ class Proofs:
             return
         overlap = self._fleet.overlaps(sent.prompt).get(worker)
         batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
-        found = is_stored(sent, overlap, batches, size, now)
+        was_stored = self._was_stored(worker, sent, size)
+        found = is_stored(sent, overlap, batches, size, now, was_stored=was_stored)
         if found is not None:
             before = _logged_state(record.proof)
             record.proof.look_up(sent.forms, now, is_stored=found)
             self._note(record.proof, before)
             self._reconsider(worker, record)
+
+    def _was_stored(self, worker: str, sent: SentRequest, size: int | None) -> bool | None:
+        """Returns whether the last block of a prompt was stored since; None if it is not known.
+
+        Before a worker's first store, nothing can be watched for: then what is not held was not
+        stored, as long as nothing was removed.
+        """
+        if sent.block_size == size:
+            return self._fleet.was_stored(worker, sent.slot)
+        is_first = sent.block_size is None and not self._fleet.has_removed(worker)
+        return False if is_first else None
 
     def _reconsider(self, worker: str, record: HasProof) -> None:
         """Tells that live requests speak against how tools are printed; golden ones count more."""
