@@ -162,7 +162,7 @@ class Proofs:
         found = self._fleet.overlaps(prompt)
         if forms & BY_RELEASE:
             return {
-                name: overlap if self._is_certain(name, forms) else _uncertain(overlap)
+                name: overlap if self.is_certain(name, forms) else _uncertain(overlap)
                 for name, overlap in found.items()
             }
         for proof in self._distrusted if self._has_distrusted else ():
@@ -171,7 +171,8 @@ class Proofs:
                 found[proof.worker] = _uncertain(overlap)
         return found
 
-    def _is_certain(self, worker: str, forms: int) -> bool:
+    def is_certain(self, worker: str, forms: int) -> bool:
+        """Returns whether what a worker holds of a request of these forms may be certain."""
         record = self._records.get(worker)
         if record is None:
             return False
