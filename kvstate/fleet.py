@@ -650,6 +650,25 @@ class FollowedWorkers:
             ]
         )
 
+    def watch(self, worker: str, slot: int, prompt: Prompt, block_size: int) -> bool:
+        """Watches from now on whether a worker stores a prompt whole, as `Owner.watch` does.
+
+        Returns False if any of its ranks cannot.
+        """
+        known = self._adapters.get(prompt.lora, {}) if isinstance(prompt.lora, str) else {}
+        numbers = [number for number, workers in known.items() if worker in workers]
+        followed = self._followed.get(worker, ())
+        watched = [each.owner.watch(slot, prompt, block_size, numbers) for each in followed]
+        return bool(watched) and all(watched)
+
+    def has_removed(self, worker: str) -> bool:
+        """Returns whether a worker has ever announced the removal of a block."""
+        return any(each.owner.has_removed for each in self._followed.get(worker, ()))
+
+    def was_stored(self, worker: str, slot: int) -> bool:
+        """Returns whether any rank has stored the prompt watched in a slot since."""
+        return any(each.owner.was_stored(slot) for each in self._followed.get(worker, ()))
+
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens per block, learned from the worker's events; None if not known yet."""
         for each in self._followed.get(worker, ()):

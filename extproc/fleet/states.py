@@ -10,7 +10,7 @@ from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.reuse import Reuse
 from extproc.fleet.strays import Strays
-from extproc.observing.outcomes import Circumstances, Outcome
+from extproc.observing.outcomes import BLOCKS, FORM, RANK, Circumstances, Outcome
 from extproc.proof.trust import SILENT, Proofs
 from extproc.routing.load import Load
 from kvstate.feeds.feed import FeedState
@@ -162,7 +162,16 @@ class States:
             ranks=self._fleet.ranks(name),
             overlaps={} if prompt is None else self._fleet.overlaps(prompt),
             reuse_cause=self._reuse.cause(outcome),
+            uncertain_because=self._uncertain_because(outcome),
         )
+
+    def _uncertain_because(self, outcome: Outcome) -> str:
+        """Returns why a worker's credit for a request is uncertain, if it is."""
+        if not self._proofs.is_certain(outcome.worker, outcome.forms):
+            return FORM
+        of_engine = self._reuse.uncertain_because(outcome.worker)
+        is_any_rank = self._fleet.ranks(outcome.worker) > 1 and not outcome.names_rank
+        return of_engine or (RANK if is_any_rank else BLOCKS)
 
     def note_usage(self, outcome: Outcome) -> None:
         """Compares how many tokens an engine counted, and reused, with what is known here."""

@@ -122,9 +122,19 @@ class Proofs:
             return None
         if not may_show(prompt, overlap, self._block_size(worker), is_proved=is_proved):
             return None
-        fleet, held = self._fleet, held_tokens(overlap)
-        batches, told = fleet.batches(worker), fleet.live_batches(worker)
-        sent = SentRequest(prompt, forms, held, batches, now, told=told)
+        fleet, lookups, held = self._fleet, record.lookups, held_tokens(overlap)
+        size, slot = fleet.block_size(worker), lookups.free_slot()
+        is_watched = size is not None and fleet.watch(worker, slot, prompt, size)
+        sent = SentRequest(
+            prompt,
+            forms,
+            held,
+            fleet.batches(worker),
+            now,
+            slot=slot,
+            block_size=size if is_watched else None,
+            told=fleet.live_batches(worker),
+        )
         record.lookups.add(sent, is_proved=is_proved)
         return sent
 
@@ -192,7 +202,7 @@ class Proofs:
         found = self._fleet.overlaps(prompt)
         if forms & BY_RELEASE:
             return {
-                name: overlap if self._is_certain(name, forms) else _uncertain(overlap)
+                name: overlap if self.is_certain(name, forms) else _uncertain(overlap)
                 for name, overlap in found.items()
             }
         for proof in self._distrusted if self._has_distrusted else ():
@@ -202,7 +212,8 @@ class Proofs:
                 found[proof.worker] = _uncertain(overlap)
         return found
 
-    def _is_certain(self, worker: str, forms: int) -> bool:
+    def is_certain(self, worker: str, forms: int) -> bool:
+        """Returns whether what a worker holds of a request of these forms may be certain."""
         record = self._records.get(worker)
         if record is None or record.proof.is_silent:
             return False
@@ -277,7 +288,8 @@ class Proofs:
         overlap, found = self._fleet.overlaps(sent.prompt).get(worker), None
         if self._fleet.state(worker) is FeedState.LIVE:
             batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
-            found = is_stored(sent, overlap, batches, size, now)
+            was_stored = self._was_stored(worker, sent, size)
+            found = is_stored(sent, overlap, batches, size, now, was_stored=was_stored)
         self._hear(worker, record, sent, now, is_shown=found is not None)
         if found is not None:
             before = _logged_state(record.proof)
@@ -319,6 +331,17 @@ class Proofs:
         if heard or (heard is False and record.must_tell and fleet.is_certain(worker)):
             proof.told.add(is_good=heard)
             self._mark(proof)
+
+    def _was_stored(self, worker: str, sent: SentRequest, size: int | None) -> bool | None:
+        """Returns whether the last block of a prompt was stored since; None if it is not known.
+
+        Before a worker's first store, nothing can be watched for: then what is not held was not
+        stored, as long as nothing was removed.
+        """
+        if sent.block_size == size:
+            return self._fleet.was_stored(worker, sent.slot)
+        is_first = sent.block_size is None and not self._fleet.has_removed(worker)
+        return False if is_first else None
 
     def _reconsider(self, worker: str, record: HasProof) -> None:
         """Tells that live requests speak against how tools are printed; golden ones count more."""

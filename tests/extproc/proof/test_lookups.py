@@ -37,20 +37,38 @@ def overlap(blocks: int, uncertain: int = 0) -> Overlap:
 
 
 def test_prompt_is_stored_if_all_usable_blocks_are_held() -> None:
-    assert is_stored(sent(), overlap(4), 6, SIZE, 1.0) is True
-    assert is_stored(sent(), overlap(3, 1), 6, SIZE, 1.0) is True
+    for held in (overlap(4), overlap(3, 1)):
+        assert is_stored(sent(), held, 6, SIZE, 1.0, was_stored=False) is True
+        assert is_stored(sent(), held, 6, SIZE, 1.0, was_stored=None) is True
 
 
-def test_prompt_is_not_stored_if_a_block_lacks_though_something_was_stored() -> None:
-    assert is_stored(sent(), overlap(3), 6, SIZE, 1.0) is False
-    assert is_stored(sent(), None, 6, SIZE, 1.0) is False
+def test_prompt_is_stored_if_its_last_block_was_though_it_is_gone() -> None:
+    assert is_stored(sent(), None, 6, SIZE, 1.0, was_stored=True) is True
 
 
-def test_is_stored_is_none_without_stored_or_usable_blocks() -> None:
-    assert is_stored(sent(), None, 5, SIZE, 1.0) is None
-    assert is_stored(sent(), None, 6, None, 1.0) is None
-    assert is_stored(sent(SIZE), None, 6, SIZE, 1.0) is None
-    assert is_stored(sent(held=64), overlap(4), 6, SIZE, 1.0) is None
+def test_prompt_is_not_stored_if_its_last_block_was_not_though_something_was() -> None:
+    assert is_stored(sent(), overlap(3), 6, SIZE, 1.0, was_stored=False) is False
+    assert is_stored(sent(), None, 6, SIZE, 1.0, was_stored=False) is False
+
+
+def test_is_stored_is_none_without_stored_or_usable_blocks_or_a_watch() -> None:
+    assert is_stored(sent(), None, 5, SIZE, 1.0, was_stored=False) is None
+    assert is_stored(sent(), None, 6, None, 1.0, was_stored=None) is None
+    assert is_stored(sent(), None, 6, SIZE, 1.0, was_stored=None) is None
+    assert is_stored(sent(SIZE), None, 6, SIZE, 1.0, was_stored=False) is None
+    assert is_stored(sent(held=64), overlap(4), 6, SIZE, 1.0, was_stored=True) is None
+
+
+def test_requests_that_wait_have_different_slots() -> None:
+    lookups, slots = Lookups(), list[int]()
+    for _ in range(MAX_WAITING):
+        slots.append(lookups.free_slot())
+        one = sent()
+        one.slot = slots[-1]
+        lookups.add(one, is_proved=False)
+    assert slots == list(range(MAX_WAITING))
+    lookups.drop(one)
+    assert lookups.free_slot() == MAX_WAITING - 1
 
 
 def answered(tokens: int = 65, held: int = 0) -> SentRequest:
@@ -101,10 +119,11 @@ def test_request_is_due_once_after_its_end_and_the_grace() -> None:
 def test_long_request_shows_only_that_it_was_stored() -> None:
     one = sent()
     one.ended_at = MAX_SECONDS
-    assert is_stored(one, overlap(4), 6, SIZE, MAX_SECONDS + 1) is True
-    assert is_stored(one, overlap(3), 6, SIZE, MAX_SECONDS + 1) is None
+    after = MAX_SECONDS + 1
+    assert is_stored(one, overlap(4), 6, SIZE, after, was_stored=False) is True
+    assert is_stored(one, overlap(3), 6, SIZE, after, was_stored=False) is None
     one.ended_at = MAX_SECONDS - 1
-    assert is_stored(one, overlap(3), 6, SIZE, MAX_SECONDS + 1) is False
+    assert is_stored(one, overlap(3), 6, SIZE, after, was_stored=False) is False
 
 
 def test_long_request_is_due_after_its_end() -> None:
