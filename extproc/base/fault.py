@@ -33,6 +33,10 @@ KINDS: Mapping[str, Kind] = {
         is_told=True,
         alert="KvsteerNotDelivered",
     ),
+    "paths-unrecognized": Kind(
+        "name what Envoy's routes take away from the front of paths in `extproc.path_prefixes`, or"
+        " switch ext_proc off on routes that lead to other servers"
+    ),
     "sharing-alone": Kind(
         "see that the Valkey at `sharing.url` answers", is_told=True, alert="KvsteerSharingAlone"
     ),

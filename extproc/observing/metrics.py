@@ -182,6 +182,10 @@ class Metrics(Collector):
         self._decisions.settle()
         return self._decisions.keyed.recent(now)
 
+    def calls(self) -> int:
+        """Returns how many requests were taken for a model's call."""
+        return self._decisions.calls()
+
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts an ended request, if the proxy sent its response."""
         completed = self._outcomes.count(outcome)

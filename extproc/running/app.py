@@ -579,6 +579,7 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
         yield made.sharing.faults
     yield made.workers.verifying.faults
     yield made.router.delivery.faults
+    yield made.router.unrecognized.faults
     yield made.failure_mode.faults
 
 

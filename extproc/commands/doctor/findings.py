@@ -243,6 +243,9 @@ FAULTS = {
         "envoy", "set ext_proc's `metadata_options.receiving_namespaces.untyped: [envoy.lb]`"
     ),
     "envoy-path": Fault("envoy", "set `normalize_path: true` in the HttpConnectionManager"),
+    "envoy-path-rewritten": Fault(
+        "envoy", "set `extproc.path_prefixes` as it says, so that the router recognizes requests"
+    ),
     "envoy-client-header": Fault(
         "envoy", "remove x-gateway-destination-endpoint by `early_header_mutation_extensions`"
     ),

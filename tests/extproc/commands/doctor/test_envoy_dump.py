@@ -12,6 +12,7 @@ from extproc.commands.doctor.envoy_dump import (
     judge_buffers,
     judge_envoy,
     judge_hosts,
+    judge_rewrites,
     judge_router_cluster,
     judge_routes,
     listing,
@@ -24,6 +25,7 @@ from extproc.commands.doctor.envoy_dump import (
 )
 from extproc.commands.doctor.findings import Severity, Subject
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Tls
+from extproc.config.sections import Isolation
 
 CONFIG = Config(extproc=ExtProc(deadline_ms=250, max_body_bytes=1024 * 1024))
 TYPE = "type.googleapis.com/envoy"
@@ -513,3 +515,18 @@ def test_number_reads_numbers_or_returns_the_default(value: object, expected: in
 
 def test_seconds_reads_durations_or_returns_the_default() -> None:
     assert (seconds("0.5s", 7.0), seconds(None, 7.0)) == (0.5, 7.0)
+
+
+def rewrite_codes(config: Config, *routes: Any) -> list[str]:
+    tree = {"virtual_hosts": [{"name": "v", "routes": list(routes)}]}
+    around = Around(FILTER, {}, {"route_config": tree}, [], {"workers"})
+    return [one.code for one in judge_rewrites(Subject("envoy"), config, around)]
+
+
+def test_route_that_rewrites_paths_is_found_where_its_requests_are_not_recognized() -> None:
+    isolated = Config(isolation=Isolation(header="x-tenant", secret_file="s"))
+    match, action = {"prefix": "/llm/"}, {"prefix_rewrite": "/"}
+    assert rewrite_codes(isolated, route(match, action=action)) == ["envoy-path-rewritten"]
+    assert rewrite_codes(PLAIN, route(match, action=action)) == []
+    assert rewrite_codes(isolated, route(match, "website", action=action)) == []
+    assert rewrite_codes(isolated, route(match, action=action, config=DISABLED)) == []
