@@ -198,6 +198,11 @@ class DecisionCounts:
         self.settle()
         return self.keyed.total.total()
 
+    def for_reason(self, reason: str) -> int:
+        """Returns how many requests were placed for a reason."""
+        self.settle()
+        return sum([count for (_, why), count in self.by_reason.items() if why == reason])
+
     def show(self, seen: TracedValue) -> None:
         """Makes a decision's trace the exemplar of its time's bucket."""
         self.seconds.show(seen)

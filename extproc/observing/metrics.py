@@ -186,6 +186,10 @@ class Metrics(Collector):
         """Returns how many requests were taken for a model's call."""
         return self._decisions.calls()
 
+    def decided_for(self, reason: str) -> int:
+        """Returns how many requests were placed for a reason."""
+        return self._decisions.for_reason(reason)
+
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts an ended request, if the proxy sent its response."""
         completed = self._outcomes.count(outcome)

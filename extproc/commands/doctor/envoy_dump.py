@@ -285,10 +285,29 @@ def judge_router_cluster(
             yield from _tls(about, f"cluster {name}", config.extproc.tls, contexts)
         at = hosts.get(str(name), {})
         yield from _router_place(about, config, str(name), at)
+        yield from _routers_apart(about, config, cluster, at)
         if at and all(at.values()):
             places = name_list(sorted(at))
             says = f"cluster {name}: all {sum(at.values())} connections to {places} failed"
             yield about.wrong("envoy-router-unreachable", says)
+
+
+def _routers_apart(
+    about: Subject, config: Config, cluster: Node, hosts: Collection[str]
+) -> Iterator[Finding]:
+    """Yields a finding if Envoy asks several routers in turn that do not share.
+
+    The router says so itself if `envoy.routers` names them. Processes of one router share.
+    """
+    is_told = config.envoy.routers is not None or config.sharing is not None
+    if is_told or len(hosts) <= config.extproc.processes:
+        return
+    groups = map(mapping, listing(mapping(cluster.get("load_assignment")).get("endpoints")))
+    by_hash = cluster.get("lb_policy") in ("RING_HASH", "MAGLEV")
+    if by_hash or any(number(one.get("priority"), 0) for one in groups):
+        return
+    says = f"cluster {cluster.get('name')} sends to {name_list(sorted(hosts))} in turn"
+    yield about.wrong("routers-share-nothing", f"{says}, but sharing is not configured")
 
 
 def _speaks_http2(cluster: Node) -> bool:

@@ -157,6 +157,9 @@ FAULTS = {
     "sharing-unsealed": Fault(
         "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
     ),
+    "routers-share-nothing": Fault(
+        "sharing", "configure `sharing`, or run one router; docs/scale.md has what two cost"
+    ),
     # whether requests are steered now
     "router-down": Fault(
         "steering",
