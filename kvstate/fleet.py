@@ -669,6 +669,11 @@ class FollowedWorkers:
         """Returns whether any rank has stored the prompt watched in a slot since."""
         return any(each.owner.was_stored(slot) for each in self._followed.get(worker, ()))
 
+    def lag_seconds(self, worker: str) -> float:
+        """Returns how long before they came a worker's last batches were stamped, at most."""
+        lags = [each.subscriber.lag_seconds for each in self._followed.get(worker, ())]
+        return max(lags, default=0.0)
+
     def block_size(self, worker: str) -> int | None:
         """Returns the tokens per block, learned from the worker's events; None if not known yet."""
         for each in self._followed.get(worker, ()):

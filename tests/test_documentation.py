@@ -28,6 +28,7 @@ from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector
 from extproc.observing.store_figures import StoreCollector
+from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
 from extproc.routing.steering import Steering
 from extproc.running.standing import StandingCollector
 from extproc.running.state_file import StateCollector
@@ -107,6 +108,7 @@ def test_metrics_are_all_documented_with_their_type() -> None:
     metrics.registry.register(SharingCollector(None))
     metrics.registry.register(StateCollector(None))
     metrics.registry.register(FaultCollector(Faults()))
+    metrics.registry.register(UnrecognizedCollector(Unrecognized(int, float)))
     metrics.registry.register(StandingCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(StoreCollector(list))

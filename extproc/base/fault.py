@@ -23,6 +23,15 @@ class Kind(NamedTuple):
 
 # The kinds of faults, by code.
 KINDS: Mapping[str, Kind] = {
+    "block-size-differs": Kind("set `workers[].block_size` to the engine's, or leave it out"),
+    "clock-differs": Kind(
+        "synchronize the clocks (NTP); if they agree, look for what holds the events up"
+    ),
+    "discovery-fault": Kind(
+        "correct the source, or its network access and permissions",
+        is_told=True,
+        alert="KvsteerDiscoveryFault",
+    ),
     "envoy-fails-open": Kind(
         "set `failure_mode_allow: false` in its ext_proc filter, as `kvsteer envoy` prints it, or"
         " `isolation.fail: open`"
@@ -40,6 +49,18 @@ KINDS: Mapping[str, Kind] = {
         "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
         " events"
     ),
+    "feed-degraded": Kind(
+        "set `events.replay`, or see that it answers: with it a feed is complete again at once",
+        alert="KvsteerFeedDegraded",
+    ),
+    "feed-not-live": Kind(
+        "see that the engine publishes at `events`, and that the router reaches it; `kvsteer"
+        " doctor` looks",
+        alert="KvsteerFeedNotLive",
+    ),
+    "model-unknown": Kind(
+        "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
+    ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
         " doctor` looks",
@@ -49,8 +70,25 @@ KINDS: Mapping[str, Kind] = {
     "prefix-caching-off": Kind(
         "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
     ),
+    "paths-unrecognized": Kind(
+        "name what Envoy's routes take away from the front of paths in `extproc.path_prefixes`, or"
+        " switch ext_proc off on routes that lead to other servers"
+    ),
+    "routers-share-nothing": Kind(
+        "configure `sharing`, or `envoy.routers.choice: standby`; one router is quicker than two"
+        " that share nothing"
+    ),
     "sharing-alone": Kind(
         "see that the Valkey at `sharing.url` answers", is_told=True, alert="KvsteerSharingAlone"
+    ),
+    "tls-ends": Kind(
+        "renew the certificate: new files are loaded without a restart",
+        alert="KvsteerCertificateEnds",
+    ),
+    "tls-files": Kind(
+        "correct the files of `extproc.tls`: they are loaded as soon as they are right",
+        is_told=True,
+        alert="KvsteerTlsFault",
     ),
     "tokens-differ": Kind(
         "point `models[].tokenizer` and `models[].chat_template` to the files that the engine was"
@@ -62,6 +100,13 @@ KINDS: Mapping[str, Kind] = {
         "see that a worker answers golden requests; GET /models says why none was compared",
         is_told=True,
         alert="KvsteerTokensDoubted",
+    ),
+    "worker-down": Kind(
+        "start the engine, or see why it does not answer", is_told=True, alert="KvsteerWorkerDown"
+    ),
+    "worker-several-addresses": Kind(
+        "use `discovery.dns`, which makes a worker of each address, or name one address",
+        is_told=True,
     ),
 }
 

@@ -25,6 +25,19 @@ def feature_doubts(config: Config) -> Iterator[str]:
     for number, store in enumerate(config.stores):
         yield from _store(f"stores[{number}]", store, config)
     yield from _deletion_cost(config)
+    apart = routers_apart(config)
+    if apart:
+        yield f"envoy.routers: {apart}: configure sharing, or choice: standby"
+
+
+def routers_apart(config: Config) -> str:
+    """Returns a sentence if Envoy uses several routers in turn that share nothing, else ""."""
+    several = config.envoy.routers
+    if several is None or several.choice != ANY or config.sharing is not None:
+        return ""
+    count = len(several.addresses)
+    says = f"Envoy asks {count} routers in turn, which share nothing: none knows what the others"
+    return f"{says} have in flight" if count > 1 else ""
 
 
 def is_discovered(config: Config) -> bool:

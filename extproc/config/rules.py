@@ -50,6 +50,10 @@ from kvstate.overlap import Tier, tier_of
 # A valid name for a header that the router asks a proxy to set (RFC 9110, section 5.1).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
+# Most prefixes of paths, which each unusual path is compared with, and their longest length.
+MAX_PATH_PREFIXES = 256
+MAX_PREFIX_CHARACTERS = 256
+
 # Longest name of a header that names a conversation.
 _HEADER_CHARACTERS = 256
 
@@ -94,6 +98,26 @@ def _body_limit(config: Config) -> Iterator[str]:
 def _shedding(config: Config) -> Iterator[str]:
     if config.policy.shed and config.policy.max_in_flight is None:
         yield "policy.max_in_flight: missing, but policy.shed needs it"
+
+
+def _path_prefixes(config: Config) -> Iterator[str]:
+    prefixes = config.extproc.path_prefixes
+    if len(prefixes) > MAX_PATH_PREFIXES:
+        yield f"extproc.path_prefixes: more than {MAX_PATH_PREFIXES}"
+    for number, prefix in enumerate(prefixes):
+        yield from _path_prefix(f"extproc.path_prefixes[{number}]", prefix)
+
+
+def _path_prefix(key: str, prefix: str) -> Iterator[str]:
+    whole = prefix.removesuffix("/")
+    if not prefix.startswith("/") or not whole:
+        yield f"{key}: must begin with / and have more than that, is {prefix[:60]!r}"
+    elif len(prefix) > MAX_PREFIX_CHARACTERS:
+        yield f"{key}: longer than {MAX_PREFIX_CHARACTERS} characters"
+    elif not set("?#%*").isdisjoint(prefix) or "//" in prefix:
+        yield f"{key}: must be a path as engines see it, without ?, #, %, * and //: {prefix[:60]!r}"
+    elif f"{whole}/".startswith("/v1/"):
+        yield f"{key}: /v1 is the beginning of an engine's own paths, is {prefix[:60]!r}"
 
 
 def _header_names(config: Config) -> Iterator[str]:
@@ -611,6 +635,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _deadline,
     _body_limit,
     _shedding,
+    _path_prefixes,
     _header_names,
     _session_header,
     _rank_header,

@@ -334,6 +334,11 @@ class ExtProc:
         32 * 1024 * 1024,
         minimum=1024,
     )
+    path_prefixes: tuple[str, ...] = key(
+        "beginnings of paths that Envoy's routes take away, such as /llm/tiny; needed only where"
+        " bodies are edited, or for /generate: other calls are known by how their paths end",
+        (),
+    )
     tls: Tls | None = key("TLS, if listen is host:port; by default plain text", None)
     socket_mode: str = key(
         "permissions of a unix:PATH socket, in quotes",
@@ -603,6 +608,13 @@ class Config:
     def model_of(self, worker: WorkerSettings) -> str:
         """Returns the name of the model that a worker serves."""
         return worker.model or self.models[0].name
+
+    @property
+    def edits_bodies(self) -> bool:
+        """Returns whether the router changes requests' bodies: salts, priorities, transfers."""
+        parts = self.disaggregation
+        takes_transfers = parts.mode is not None or parts.changes_bodies
+        return takes_transfers or self.isolation is not None or self.policy.classes is not None
 
     def router_addresses(self) -> tuple[str, ...]:
         """Returns the addresses at which Envoy reaches the routers."""

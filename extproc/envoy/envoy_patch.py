@@ -32,6 +32,7 @@ from extproc.envoy.envoy_config import (
     tree_of,
     worker_http,
 )
+from extproc.envoy.path_rewrites import unrecognized
 from extproc.envoy.yaml_edit import KeyPath, YamlText
 
 Tree = dict[str, Any]
@@ -482,6 +483,10 @@ class _Patcher:
     def _serve(self, host: _Object, route: _Object) -> None:
         """Lets a route to the workers buffer long prompts, and retry on a pick's next worker."""
         action = _Object((*route.path, "route"), route.tree["route"])
+        match = self._object(route, "match")
+        rewritten = unrecognized(match.tree if match else {}, action.tree, self._config)
+        if rewritten:
+            self._notes.append(f"{_place(action.path)}: {rewritten}")
         limit = "request_body_buffer_limit"
         if self._field(route, limit) is None and self._field(host, limit) is None:
             size = self._config.envoy.request_body_buffer_limit_bytes

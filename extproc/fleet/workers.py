@@ -29,6 +29,7 @@ from extproc.fleet.reuse import Reuse
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
+from extproc.fleet.worker_faults import WorkerFaults
 from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs
 from extproc.requests.dialect import Dialect, rivals_of
@@ -58,7 +59,7 @@ class Workers:
     state of their tokens. verifying: compares their tokens with the router's. identifying: knows
     their engines. candidates: what a picker sees of them. lanes: what Envoy sees of them. states:
     what the operator sees of them. questions: what they are asked. strays: whether requests reach
-    them.
+    them. faulty: what is wrong with them.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Workers:
             monotonic,
             config.disaggregation,
         )
+        self.faulty = WorkerFaults(table, fleet, self._feeds, self.states.down, monotonic)
         self._learned_more = False
         self._following: asyncio.Task[None] | None = None
         self.identifying.watch(self._note_engine)
@@ -205,6 +207,7 @@ class Workers:
 
     def faults(self) -> Iterator[Fault]:
         """Yields what is wrong with workers and their feeds."""
+        yield from self.faulty.faults()
         yield from self._feeds.faults()
         yield from self.proofs.faults()
         yield from self.identifying.faults()

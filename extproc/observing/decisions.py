@@ -193,6 +193,16 @@ class DecisionCounts:
                 phase.observe_all([to - at for at, to in zip(last, end, strict=True) if to])
                 last = tuple([to or at for at, to in zip(last, end, strict=True)])
 
+    def calls(self) -> int:
+        """Returns how many requests were taken for a model's call."""
+        self.settle()
+        return self.keyed.total.total()
+
+    def for_reason(self, reason: str) -> int:
+        """Returns how many requests were placed for a reason."""
+        self.settle()
+        return sum([count for (_, why), count in self.by_reason.items() if why == reason])
+
     def show(self, seen: TracedValue) -> None:
         """Makes a decision's trace the exemplar of its time's bucket."""
         self.seconds.show(seen)

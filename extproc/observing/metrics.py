@@ -25,6 +25,7 @@ from extproc.observing.outcomes import (
 )
 from extproc.observing.recent_counts import RecentCounts
 from extproc.observing.report import Report
+from extproc.observing.side_tokens import SideCollector
 from extproc.routing.decision import Decision
 from extproc.routing.load import Load
 from extproc.routing.query import Media
@@ -81,6 +82,7 @@ class Metrics(Collector):
         self.registry.register(DecisionCollector(self._decisions))
         self._fleet = fleet
         self.report = Report(clock())
+        self.registry.register(SideCollector(self.report))
         self._outcomes = OutcomeCounts(fleet.records, fleet.circumstances, fleet.note_usage)
         self.registry.register(OutcomeCollector(self._outcomes))
         self.registry.register(DriftCollector(fleet.records))
@@ -181,6 +183,14 @@ class Metrics(Collector):
         """Returns the answer of GET /apis. now: seconds of the decisions' clock."""
         self._decisions.settle()
         return self._decisions.keyed.recent(now)
+
+    def calls(self) -> int:
+        """Returns how many requests were taken for a model's call."""
+        return self._decisions.calls()
+
+    def decided_for(self, reason: str) -> int:
+        """Returns how many requests were placed for a reason."""
+        return self._decisions.for_reason(reason)
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts an ended request, if the proxy sent its response."""

@@ -225,6 +225,17 @@ class Window(NamedTuple):
     periods: Sequence[Period]
 
 
+class SideTokens(NamedTuple):
+    """The tokens of the requests of one side since the start: of prompts, and cached ones."""
+
+    prompt: int = 0
+    cached: int = 0
+
+    def with_those_of(self, side: Side) -> "SideTokens":
+        """Returns the sums with those of more requests."""
+        return SideTokens(self.prompt + side.prompt_tokens, self.cached + side.cached_tokens)
+
+
 class Report:
     """The requests of one router, or of several.
 
@@ -235,6 +246,7 @@ class Report:
     def __init__(self, now: float) -> None:
         self._periods: tuple[dict[int, Period], ...] = tuple({} for _ in SPANS)
         self._steered, self._unsteered = Side(), Side()
+        self._before = SideTokens(), SideTokens()  # of the requests that are in their periods
         self._classes: Classes = {}
         self._minute = now // MINUTES.seconds
         self._observed_until = now
@@ -251,6 +263,11 @@ class Report:
             found = class_in(self._classes, hash_of(outcome.of_class))
             if found is not None:
                 found.side.count(outcome, 0, tokens_per_second)
+
+    def tokens(self) -> tuple[SideTokens, SideTokens]:
+        """Returns the tokens of this router's requests: of those steered, and of all others."""
+        steered, others = self._before
+        return steered.with_those_of(self._steered), others.with_those_of(self._unsteered)
 
     def shed(self, of_class: str, now: float) -> None:
         """Counts a request of a class that was refused because all workers were busy."""
@@ -276,6 +293,7 @@ class Report:
             self._see(span, now)
             _drop(span, kept, now)
         if self._has_news():
+            self._before = self.tokens()
             self._steered, self._unsteered, self._classes = Side(), Side(), {}
             self.settled += 1
         self._minute = now // MINUTES.seconds

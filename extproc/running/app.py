@@ -34,8 +34,9 @@ from extproc.admin.routes import (
 )
 from extproc.base import address
 from extproc.base.errors import importing_extra
-from extproc.base.fault import FaultSource
+from extproc.base.fault import ROUTER, Fault, FaultSource
 from extproc.base.installed import installed_version
+from extproc.config.feature_doubts import routers_apart
 from extproc.config.schema import Config
 from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
 from extproc.config.sections import session_headers
@@ -45,6 +46,7 @@ from extproc.fleet.discovery.view import listed
 from extproc.fleet.proof_memory import ProofMemory
 from extproc.fleet.remembered import RememberedWorkers
 from extproc.fleet.verifying import VerifiedCollector
+from extproc.fleet.worker_faults import discovery_faults
 from extproc.fleet.workers import Workers
 from extproc.media.knowledge import MediaKnowledge
 from extproc.media.memory import MediaMemory
@@ -577,9 +579,22 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
     """Yields the parts that can see that something is wrong, in the order in which it is shown."""
     if made.sharing is not None:
         yield made.sharing.faults
+    if made.certificates is not None:
+        yield made.certificates.faults
+    yield lambda: _apart(made.config)
+    yield lambda: discovery_faults(made.discovery.status())
     yield made.workers.faults
     yield made.router.delivery.faults
+    yield made.router.unrecognized.faults
+    yield made.router.unknown_models.faults
     yield made.failure_mode.faults
+
+
+def _apart(config: Config) -> Iterator[Fault]:
+    """Yields a fault if several routers share nothing."""
+    says = routers_apart(config)
+    if says:
+        yield Fault("routers-share-nothing", ROUTER, says)
 
 
 def _failure_mode_parts(made: Running) -> Iterator[Part]:

@@ -4,17 +4,24 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from extproc.base.errors import StartError
+from extproc.base.fault import ROUTER, Fault
 from extproc.config.schema import Tls
 
 log = logging.getLogger("kvsteer.extproc")
 
 LOOK_SECONDS = 1.0
+
+# There is a fault if a certificate ends within so many days, as the alert says.
+LAST_DAYS = 7
+
+_DAY_SECONDS = 86_400
 
 # Four times the size of all authorities that a system trusts.
 MAX_FILE_BYTES = 1024 * 1024
@@ -54,6 +61,15 @@ class Certificates:
         self._looking = asyncio.Lock()
         self._stamps = _stamps(options)
         self.current = _read(options)
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields what is wrong with the files, and a fault once the certificate ends soon."""
+        if self.fault is not None:
+            yield Fault("tls-files", ROUTER, f"the TLS files cannot be used: {self.fault}")
+        days = (self.current.expires_at - time.time()) / _DAY_SECONDS
+        if days < LAST_DAYS:
+            says = f"ends in {days:.1f} days" if days > 0 else "has ended: nobody can connect"
+            yield Fault("tls-ends", ROUTER, f"the TLS certificate {says}")
 
     async def follow(self) -> None:
         """Checks the files for changes every second until it is cancelled."""

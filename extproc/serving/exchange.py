@@ -111,6 +111,8 @@ class Service:
             reads_usage=self.reads_usage,
             owned=self._owned(config),
             cleans=self.preparation.reads_bodies,
+            paths=router.paths,
+            note_unrecognized=router.unrecognized.note,
         )
         names = self.stream_settings.header_names()
         self.decoder = ProxyDecoder(

@@ -83,7 +83,7 @@ class Preparation:
         steps = (self._tenants, self._classes)
         self.headers = [one.header for one in steps if one is not None]
         self.headers += [self._recorded] if self._recorded else []
-        self.reads_bodies = self._transfers or any(steps)
+        self.reads_bodies = config.edits_bodies
         self.is_needed = self.reads_bodies or bool(self._recorded)
         if self.reads_bodies and self._tenants is None:
             self.headers.append(FORWARDED)

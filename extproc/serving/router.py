@@ -25,7 +25,10 @@ from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
 from extproc.observing.store_figures import StoreCollector
+from extproc.observing.unknown_models import UNKNOWN_MODEL, UnknownModels
+from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
 from extproc.requests.costly_json import is_light
+from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import (
     NOT_INFERENCE,
     UNKEYED,
@@ -80,7 +83,8 @@ class Router:
     steering: the percentage of steered requests. unsteered: requests that were not, by model.
     deliveries: whether steered requests reached their workers. delivery: notes it. watched: the
     requests under way that may show whether tokens match. preparation: what requests go through
-    before they are routed.
+    before they are routed. paths: finds those that engines see. unrecognized: requests of no known
+    API. unknown_models: those for models that are not configured.
 
     Raises:
         StartError: a file that the configuration names cannot be read.
@@ -149,6 +153,12 @@ class Router:
         self.unsteered: Counter[str | None] = Counter()
         self.deliveries = deliveries = Deliveries()
         self.delivery = Delivery(workers, deliveries, self._monotonic)
+        self.paths = EnginePaths(config.extproc.path_prefixes, guesses=not config.edits_bodies)
+        self.unrecognized = Unrecognized(metrics.calls, self._monotonic)
+        metrics.registry.register(UnrecognizedCollector(self.unrecognized))
+        self.unknown_models = UnknownModels(
+            metrics.calls, partial(metrics.decided_for, UNKNOWN_MODEL), self._monotonic
+        )
         steered, unsteered = self.placing.steered, self.unsteered
         metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
 
@@ -253,6 +263,7 @@ class Router:
 
         named: the values of the trusted headers, by their names.
         """
+        head = msgspec.structs.replace(head, path=self.paths.seen(head.path))
         unkeyed = why_unkeyed(head.method, head.path)
         is_read = not unkeyed or (unkeyed == UNKEYED and self.preparation.is_needed)
         ask = Ask(head, body if is_read else None, unkeyed)

@@ -55,6 +55,7 @@ from extproc.base import headers
 from extproc.base.errors import ProtocolError
 from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
+from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import (
     NO_HEAD,
     NOT_INFERENCE,
@@ -229,6 +230,10 @@ _READ_HEADERS = frozenset(
 )
 
 
+def _note_nothing(_: str) -> None:
+    """Notes no path."""
+
+
 class StreamSettings(msgspec.Struct, frozen=True):
     """Settings of all streams of a server.
 
@@ -244,7 +249,8 @@ class StreamSettings(msgspec.Struct, frozen=True):
     owned: headers that say where a prompt is computed, or on which rank, and that no client may
     set. cleans: whether bodies are cleaned of fields that no client may set.
     phrases: the answers that most streams get. learned: the paths on which a model computes, though
-    no API of theirs is known.
+    no API of theirs is known. paths: finds those that engines see. note_unrecognized: called with
+    the path of a request with a body that may be a model's call, but is no known one.
     """
 
     max_body_bytes: int
@@ -258,6 +264,8 @@ class StreamSettings(msgspec.Struct, frozen=True):
     cleans: bool = False
     phrases: Phrases = msgspec.field(default_factory=Phrases)
     learned: LearnedPaths = msgspec.field(default_factory=LearnedPaths)
+    paths: EnginePaths = EnginePaths()
+    note_unrecognized: Callable[[str], None] = _note_nothing
 
     def header_names(self) -> frozenset[str]:
         """Returns the headers that a stream reads, in lower case."""
@@ -407,9 +415,7 @@ class Stream:
         learned = spoken.learned
         unkeyed = learned.why_unkeyed(head.method, head.path)
         if unkeyed:
-            self._reads_usage &= unkeyed == NOT_INFERENCE
-            self._reads_usage &= learned.may_learn(head.method, head.path)
-            self._wants_status &= unkeyed != NOT_INFERENCE
+            head, unkeyed = self._seen_by_engine(head, unkeyed)
         unread = self._reason_without_body(head)
         reason = unkeyed or unread
         if unkeyed and not unread and self._is_cleaned(head):
@@ -420,6 +426,25 @@ class Stream:
         if self.is_duplex:
             return []
         return self._settings.phrases.go_on(self._announced_mode if self._wants_status else None)
+
+    def _seen_by_engine(self, head: Head, unkeyed: str) -> tuple[Head, str]:
+        """Returns a head with the path that the engine sees, and why its body is not needed.
+
+        unkeyed: why that is so by the path that the client used.
+        """
+        spoken = self._settings
+        path = spoken.paths.seen(head.path)
+        if path != head.path:
+            self.head = head = msgspec.structs.replace(head, path=path)
+            unkeyed = spoken.learned.why_unkeyed(head.method, path)
+        if not unkeyed:
+            return head, ""
+        is_unknown = unkeyed == NOT_INFERENCE
+        if is_unknown and not self._is_last and may_compute(head.method, path):
+            spoken.note_unrecognized(path)
+        self._reads_usage &= is_unknown and spoken.learned.may_learn(head.method, path)
+        self._wants_status &= not is_unknown
+        return head, unkeyed
 
     def _is_cleaned(self, head: Head) -> bool:
         """Returns whether a body may be changed, whoever may read it; those of audio are forms."""

@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import NamedTuple
 
+import msgspec
+
 from extproc.base import address
 from extproc.base.errors import ExtraError, RequestError, StartError
 from extproc.commands.config_file import add_config, config_of
@@ -37,6 +39,7 @@ from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
 from extproc.commands.doctor.pulls import judge_ports, judge_puller
 from extproc.commands.doctor.shared_stores import judge_mounts, judge_publisher
+from extproc.commands.doctor.steering_visit import local
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
 from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
 from extproc.commands.look import look_of
@@ -60,8 +63,17 @@ from extproc.sharing.carriers import transport_of
 from extproc.sharing.messages import MessageError, decoded
 from extproc.sharing.sharing import ALIVE_TICKS, telling_of
 from extproc.tokenizing.tokens import Tokenizer
+from kvstate.undecodable import UNDECODABLE
 
 Findings = Sequence[Finding]
+
+
+class _Place(msgspec.Struct):
+    """The part of an entry of GET /workers that is read."""
+
+    name: str
+    endpoint: str
+
 
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0
@@ -165,7 +177,7 @@ async def examine(
     async with WebClient(seconds, bounds.answer_bytes) as web:
         means = Means(config, web, tokenizers, seconds, probes, bounds)
         fleet, discovered = await visit_sources(config, seconds)
-        found = await _visits(means, fleet, at)
+        found = await _visits(means, fleet, at, [*findings, *discovered])
     about = Subject("configuration")
     doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
     doubted += judge_secret(config)
@@ -179,10 +191,12 @@ async def examine(
     return [*doubted, *findings, *discovered, *found]
 
 
-async def _visits(means: Means, fleet: Sequence[Sighting], at: str) -> list[Finding]:
+async def _visits(
+    means: Means, fleet: Sequence[Sighting], at: str, known: Findings
+) -> list[Finding]:
     """Examines everything that runs, all at once; returns the findings.
 
-    at: the address of Envoy's admin server.
+    at: the address of Envoy's admin server. known: what was found before.
     """
     turns, tellings = asyncio.Semaphore(MAX_WORKERS), list[FeedReport]()
 
@@ -204,9 +218,11 @@ async def _visits(means: Means, fleet: Sequence[Sighting], at: str) -> list[Find
         kubernetes = deletion_cost_visit.visit(means.config, means.seconds)
         deletion_cost = start("discovery kubernetes", kubernetes)
         workers = [group.create_task(_in_turn(means, one, turns, tellings)) for one in fleet]
-    swapped = judge_swapped(tellings)
-    before = [own, envoy, sharing, features, deletion_cost, *workers]
-    return [*(one for part in before for one in part.result()), *swapped, *steering.result()]
+    swapped = list(judge_swapped(tellings))
+    before = [envoy, sharing, features, deletion_cost, *workers]
+    found = [one for part in before for one in part.result()]
+    seen = faults_visit.without_doubles(own.result(), [*known, *found, *swapped])
+    return [*seen, *found, *swapped, *steering.result()]
 
 
 async def _in_turn(
@@ -231,13 +247,16 @@ async def _worker(
 ) -> Sequence[Finding]:
     visited = await worker_visit.visit(means, worker, about)
     tellings.append(FeedReport(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
-    parts = [feed_visit.visit(means, worker, visited, about)]
+    parts: list[Awaitable[Findings]] = []
+    judged: list[Finding] = []
+    if not visited.is_there and worker.events is not None:
+        judged.append(about.note("feed", "not checked, since the worker does not answer"))
     if visited.is_there:
+        parts.append(feed_visit.visit(means, worker, visited, about))
         parts.append(token_visit.visit(means, worker, visited, about))
         parts.append(priority_visit.visit(means, worker, visited, about))
         parts.append(store_visit.visit(means, worker, visited, about))
     found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
-    judged: list[Finding] = []
     if visited.is_there:
         judged += judge_engine(means.config, visited.engine, about)
         judged += judge_puller(means.config, worker, visited.engine, about)
@@ -478,15 +497,40 @@ async def visit_envoy(means: Means, fleet: Sequence[Sighting], at: str) -> list[
         return [about.wrong("envoy-unreadable", says)]
     clusters = await means.web.get(f"http://{at}{CLUSTERS}")
     hosts = hosts_in(clusters.body) if clusters.is_ok else {}
-    workers = await _hosts_wanted(fleet)
+    workers = await _hosts_wanted(means, fleet)
     return list(judge_envoy(about, means.config, answer.body, hosts, workers))
 
 
-async def _hosts_wanted(fleet: Sequence[Sighting]) -> dict[str, str]:
-    """Returns the workers in the form that `judge_hosts` expects."""
-    found = await asyncio.gather(*(_resolved(one.worker.endpoint) for one in fleet))
+async def _hosts_wanted(means: Means, fleet: Sequence[Sighting]) -> dict[str, str]:
+    """Returns the workers in the form that `judge_hosts` expects.
+
+    The running router knows where it sends requests; a look-up of one's own may find another
+    address of the same name.
+    """
+    answer = await means.web.get(f"http://{local(means.config.admin.listen)}/workers")
+    used = endpoints_in(answer.body) if answer.is_ok else {}
+    found = await asyncio.gather(
+        *(_resolved(used.get(one.worker.endpoint, one.worker.endpoint)) for one in fleet)
+    )
     names = ["" if one.excluded else one.worker.endpoint for one in fleet]
     return dict(zip(found, names, strict=True))
+
+
+def endpoints_in(answer: bytes) -> dict[str, str]:
+    """Returns the endpoints of workers by name, from an answer to GET /workers; {} without any."""
+    try:
+        shown = msgspec.json.decode(answer, type=list[_Place])
+    except UNDECODABLE:
+        return {}
+    return {one.name: one.endpoint for one in shown if _is_place(one.endpoint)}
+
+
+def _is_place(endpoint: str) -> bool:
+    try:
+        address.parse(endpoint)
+    except ValueError:
+        return False
+    return True
 
 
 async def _resolved(endpoint: str) -> str:

@@ -18,6 +18,7 @@ from extproc.base.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.commands.doctor.tenancy import judge_failure_mode
 from extproc.config.schema import Config, Tls
+from extproc.envoy.path_rewrites import unrecognized
 from extproc.requests.request import PATHS
 from kvstate.undecodable import UNDECODABLE
 
@@ -100,6 +101,7 @@ def _filters(about: Subject, config: Config, parts: object, hosts: Hosts) -> Ite
                 yield from judge_router_cluster(about, config, ext_proc, parts, hosts)
                 yield from _manager(about, manager)
                 yield from judge_routes(about, around)
+                yield from judge_rewrites(about, config, around)
                 if _mode(ext_proc) != _DUPLEX:
                     yield from judge_buffers(about, config, around)
     if not has_filter:
@@ -283,10 +285,29 @@ def judge_router_cluster(
             yield from _tls(about, f"cluster {name}", config.extproc.tls, contexts)
         at = hosts.get(str(name), {})
         yield from _router_place(about, config, str(name), at)
+        yield from _routers_apart(about, config, cluster, at)
         if at and all(at.values()):
             places = name_list(sorted(at))
             says = f"cluster {name}: all {sum(at.values())} connections to {places} failed"
             yield about.wrong("envoy-router-unreachable", says)
+
+
+def _routers_apart(
+    about: Subject, config: Config, cluster: Node, hosts: Collection[str]
+) -> Iterator[Finding]:
+    """Yields a finding if Envoy asks several routers in turn that do not share.
+
+    The router says so itself if `envoy.routers` names them. Processes of one router share.
+    """
+    is_told = config.envoy.routers is not None or config.sharing is not None
+    if is_told or len(hosts) <= config.extproc.processes:
+        return
+    groups = map(mapping, listing(mapping(cluster.get("load_assignment")).get("endpoints")))
+    by_hash = cluster.get("lb_policy") in ("RING_HASH", "MAGLEV")
+    if by_hash or any(number(one.get("priority"), 0) for one in groups):
+        return
+    says = f"cluster {cluster.get('name')} sends to {name_list(sorted(hosts))} in turn"
+    yield about.wrong("routers-share-nothing", f"{says}, but sharing is not configured")
 
 
 def _speaks_http2(cluster: Node) -> bool:
@@ -411,6 +432,21 @@ def judge_routes(about: Subject, around: Around) -> Iterator[Finding]:
         if reasons.isdisjoint(_RETRIES):
             says = f"{one}: no retries: a request steered to a worker that has just died fails"
             yield about.wrong("envoy-no-retries", says)
+
+
+def judge_rewrites(about: Subject, config: Config, around: Around) -> Iterator[Finding]:
+    """Yields the routes to the workers whose requests the router does not recognize."""
+    for tree, host in around.hosts:
+        for place, route in enumerate(map(mapping, listing(host.get("routes")))):
+            action = mapping(route.get("route"))
+            if not _leads_to(action, around.steered):
+                continue
+            if _is_disabled(around.name, (route, host, tree)):
+                continue
+            says = unrecognized(mapping(route.get("match")), action, config)
+            if says:
+                where = f"virtual host {host.get('name')}, route {route.get('name') or place}"
+                yield about.wrong("envoy-path-rewritten", f"{where}: {says}")
 
 
 def _llm_routes(around: Around) -> Iterator[_Route]:

@@ -1,6 +1,6 @@
 """Asks the running router what it finds wrong itself (GET /faults)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -11,6 +11,25 @@ from extproc.observing.faults import MAX_SHOWN
 from kvstate.errors import printable
 
 MAX_SAID = 400
+
+# What the router calls by another name than the doctor, or sees only in general: by the router's
+# code, the doctor's codes that say the same more precisely.
+_SAME = {
+    "block-size-differs": ("block-size",),
+    "clock-differs": ("clock-skew",),
+    "discovery-fault": ("discovery-fault",),
+    "envoy-fails-open": ("envoy-fails-open",),
+    "feed-degraded": ("replay-",),
+    "feed-not-live": ("feed-", "events-", "grpc-", "drain-", "rank"),
+    "not-delivered": ("envoy-worker-missing", "envoy-no-override", "envoy-namespaces"),
+    "paths-unrecognized": ("envoy-path-rewritten",),
+    "prefix-caching-off": ("prefix-caching-off",),
+    "sharing-alone": ("sharing-unreachable",),
+    "tls-ends": ("tls-expired",),
+    "tls-files": ("tls-certificate", "tls-client-ca"),
+    "tokens-differ": ("tokens-differ",),
+    "worker-down": ("worker-unreachable", "worker-unhealthy"),
+}
 
 
 class _Fault(msgspec.Struct):
@@ -29,6 +48,22 @@ async def visit(means: Means) -> list[Finding]:
     """Returns the faults that the router sees; none about a router that does not answer."""
     answer = await means.web.get(f"http://{local(means.config.admin.listen)}/faults")
     return list(judge(answer))
+
+
+def without_doubles(own: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
+    """Returns what the router sees, less what other findings say of the same cause.
+
+    own: the findings of `visit`. others: those of all other checks. A cause is the same if it is
+    about the same worker; those of the router, Envoy or a model are found only once.
+    """
+    wrong = [one for one in others if one.verdict is Severity.WRONG]
+
+    def is_said(fault: Finding) -> bool:
+        whose = fault.subject if fault.subject.startswith("worker ") else ""
+        codes = _SAME.get(fault.code, ())
+        return any(one.code.startswith(codes) and whose in ("", one.subject) for one in wrong)
+
+    return [one for one in own if not (one.code and is_said(one))]
 
 
 def judge(answer: Answer) -> Iterator[Finding]:

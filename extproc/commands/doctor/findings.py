@@ -157,6 +157,9 @@ FAULTS = {
     "sharing-unsealed": Fault(
         "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
     ),
+    "routers-share-nothing": Fault(
+        "sharing", "configure `sharing`, or run one router; docs/scale.md has what two cost"
+    ),
     # whether requests are steered now
     "router-down": Fault(
         "steering",
@@ -243,6 +246,9 @@ FAULTS = {
         "envoy", "set ext_proc's `metadata_options.receiving_namespaces.untyped: [envoy.lb]`"
     ),
     "envoy-path": Fault("envoy", "set `normalize_path: true` in the HttpConnectionManager"),
+    "envoy-path-rewritten": Fault(
+        "envoy", "set `extproc.path_prefixes` as it says, so that the router recognizes requests"
+    ),
     "envoy-client-header": Fault(
         "envoy", "remove x-gateway-destination-endpoint by `early_header_mutation_extensions`"
     ),

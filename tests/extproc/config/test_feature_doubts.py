@@ -46,9 +46,12 @@ SHARED = "sharing: {url: 'directory:/d'}"
         ),
         (
             [ONE_MODEL, WORKERS, SIBLINGS.format("cost"), ROUTERS.format("any")],
-            ["several envoy.routers"],
+            ["several envoy.routers", "2 routers in turn, which share nothing"],
         ),
         ([ONE_MODEL, WORKERS, SIBLINGS.format("cost"), ROUTERS.format("standby")], []),
+        ([ONE_MODEL, WORKERS, ROUTERS.format("any")], ["2 routers in turn, which share nothing"]),
+        ([ONE_MODEL, WORKERS, ROUTERS.format("any"), SHARED], []),
+        ([ONE_MODEL, WORKERS, ROUTERS.format("any").replace(", 'q:1'", "")], []),
         ([ONE_MODEL, WORKERS, PULLS], ["1 of 2 workers have a transfer_port"]),
         ([ONE_MODEL, WORKERS, PULLS, "discovery: {file: f}"], []),
         ([ONE_MODEL, NO_FEEDS, PULLS.replace("true", "false"), RANDOM], ["without events nobody"]),

@@ -604,3 +604,26 @@ def test_what_is_left_out_is_named(
 ) -> None:
     found = rules.omissions(Config(models=models, extproc=listener))
     assert [one.partition(": ")[0] for one in found] == keys
+
+
+@pytest.mark.parametrize(
+    ("prefix", "fault"),
+    [
+        ("llm", "must begin with / and have more than that, is 'llm'"),
+        ("/", "must begin with / and have more than that, is '/'"),
+        ("/a?b", "must be a path as engines see it, without ?, #, %, * and //: '/a?b'"),
+        ("/a//b", "must be a path as engines see it, without ?, #, %, * and //: '/a//b'"),
+        ("/" + "a" * 256, "longer than 256 characters"),
+        ("/v1/", "/v1 is the beginning of an engine's own paths, is '/v1/'"),
+    ],
+)
+def test_wrong_prefix_of_paths_is_told(prefix: str, fault: str) -> None:
+    said = told(MODEL, WORKER, f"extproc: {{path_prefixes: ['/llm', '{prefix}']}}")
+    assert said == [f"extproc.path_prefixes[1]: {fault}"]
+
+
+def test_number_of_prefixes_is_limited() -> None:
+    many = ", ".join(f"/p{number}" for number in range(257))
+    assert told(MODEL, WORKER, f"extproc: {{path_prefixes: [{many}]}}") == [
+        "extproc.path_prefixes: more than 256"
+    ]

@@ -311,6 +311,18 @@ NOTES = [
 ]
 
 
+def test_patch_notes_a_route_whose_requests_are_not_recognized() -> None:
+    mine = tree(USER)
+    for one in routes(mine):
+        if one.get("route", {}).get("cluster") == "engines":
+            one["match"], one["route"]["prefix_rewrite"] = {"prefix": "/llm/"}, "/"
+    text, edits = yaml.safe_dump(mine), "isolation: {header: x-t, secret_file: s, fail: open}\n"
+    told = [one for one in patch(text, more=edits).notes if "path_prefixes: [/llm]" in one]
+    assert told
+    assert told[0].startswith("static_resources.listeners[0].filter_chains[0]")
+    assert not patch(text).notes
+
+
 def test_patch_notes_paths_that_stay_undecoded() -> None:
     text = changed(
         ("stat_prefix: edge", "stat_prefix: edge\n                normalize_path: false")

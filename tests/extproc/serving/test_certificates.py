@@ -137,3 +137,31 @@ async def test_look_adopts_a_certificate_of_another_key_type(identities: Identit
     identities.certificate_file.write_bytes(issued.cert_chain_pems[0].bytes())
     identities.key_file.write_bytes(issued.private_key_pem.bytes())
     assert Certificates(identities.tls()).current.expires_at > 0
+
+
+async def test_files_that_cannot_be_used_are_a_fault_until_they_can(
+    identities: Identities,
+) -> None:
+    certificates = Certificates(identities.tls())
+    assert list(certificates.faults()) == []
+    kept = identities.key_file.read_bytes()
+    identities.key_file.write_bytes(b"no key")
+    await certificates.look(anyway=True)
+    (found,) = certificates.faults()
+    assert found.code == "tls-files"
+    assert found.says.startswith("the TLS files cannot be used: extproc.tls")
+    identities.key_file.write_bytes(kept)
+    await certificates.look(anyway=True)
+    assert list(certificates.faults()) == []
+
+
+@pytest.mark.parametrize(
+    ("days", "says"),
+    [(6, "ends in 6.0 days"), (-1, "has ended: nobody can connect"), (8, "")],
+)
+def test_certificate_that_ends_soon_is_a_fault(
+    identities: Identities, days: int, says: str
+) -> None:
+    identities.renew(days)
+    found = [one.says for one in Certificates(identities.tls()).faults()]
+    assert found == ([f"the TLS certificate {says}"] if says else [])

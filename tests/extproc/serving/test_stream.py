@@ -13,6 +13,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.requests.engine_paths import EnginePaths
 from extproc.requests.request import Ask, Head
 from extproc.serving.naming_headers import NamingHeaders
 from extproc.serving.refusals import Refusal
@@ -454,3 +455,57 @@ def test_body_beyond_the_budget_is_echoed_unread() -> None:
     assert bodies.used_bytes == 60
     first.close()
     assert bodies.used_bytes == 0
+
+
+# Paths that the proxy rewrites behind the router
+
+
+def rewriting(**settings: Any) -> tuple[Stream, list[str]]:
+    unrecognized: list[str] = []
+    spoken = StreamSettings(
+        1000,
+        Budget(2000),
+        names_model=False,
+        note_unrecognized=unrecognized.append,
+        **settings,
+    )
+    return Stream(spoken), unrecognized
+
+
+def test_rewritten_path_is_placed_as_the_engine_sees_it() -> None:
+    one, unrecognized = rewriting()
+    assert kinds(one.receive(read(head("/llm/tiny/v1/chat/completions")))) == ["request_headers"]
+    asked = ask(one.receive(read(body(b"{}"))))
+    assert (asked.head.path, asked.reason) == ("/v1/chat/completions", "")
+    assert one.head == asked.head
+    assert not unrecognized
+
+
+def test_path_that_ends_like_an_engines_is_not_guessed_where_bodies_are_edited() -> None:
+    one, unrecognized = rewriting(cleans=True, paths=EnginePaths(["/llm"], guesses=False))
+    one.receive(read(head("/other/v1/chat/completions")))
+    asked = ask(one.receive(read(body(b"{}"))))
+    assert (asked.head.path, asked.reason) == ("/other/v1/chat/completions", "not_inference")
+    assert unrecognized == ["/other/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("/v1/new", True),
+        ("/v1/score", False),
+        ("/llm/v1/score", False),
+        ("/tokenize", False),
+        ("/llm/tokenize", False),
+    ],
+)
+def test_unrecognized_are_bodies_of_no_known_api(path: str, counts: bool) -> None:
+    one, unrecognized = rewriting(paths=EnginePaths(["/llm"]))
+    one.receive(read(head(path)))
+    assert unrecognized == [path] * counts
+
+
+def test_request_without_a_body_is_not_unrecognized() -> None:
+    one, unrecognized = rewriting()
+    one.receive(read(head("/v1/new", end_of_stream=True)))
+    assert not unrecognized

@@ -12,6 +12,7 @@ from extproc.commands.doctor.envoy_dump import (
     judge_buffers,
     judge_envoy,
     judge_hosts,
+    judge_rewrites,
     judge_router_cluster,
     judge_routes,
     listing,
@@ -24,6 +25,7 @@ from extproc.commands.doctor.envoy_dump import (
 )
 from extproc.commands.doctor.findings import Severity, Subject
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Tls
+from extproc.config.sections import Isolation, Routers, SharingSettings
 
 CONFIG = Config(extproc=ExtProc(deadline_ms=250, max_body_bytes=1024 * 1024))
 TYPE = "type.googleapis.com/envoy"
@@ -262,7 +264,7 @@ def test_router_cluster_without_http2_is_found(options: Any, codes: list[str]) -
     [
         ("127.0.0.1:9002", {"127.0.0.1:9002"}, []),
         ("127.0.0.1:9002", {"127.0.0.1:9003"}, ["envoy-router-place"]),
-        ("0.0.0.0:9002", {"10.0.0.1:9002", "10.0.0.2:9002"}, []),
+        ("0.0.0.0:9002", {"10.0.0.1:9002"}, []),
         ("0.0.0.0:9002", {"10.0.0.1:80"}, [""]),  # a Service may map it
         ("unix:/run/k.sock", {"unix:/run/k.sock"}, []),
         ("unix:/run/k.sock", {"unix:/run/x.sock"}, ["envoy-router-place"]),
@@ -285,8 +287,9 @@ def test_router_address_follows_the_configuration() -> None:
 def test_router_is_unreachable_where_all_connections_to_all_hosts_failed() -> None:
     config = Config(extproc=ExtProc(listen="0.0.0.0:9002"))
     in_vain = {"10.0.0.1:9002": 2, "10.0.0.2:9002": 1}
-    assert router_codes(config, hosts=in_vain) == ["envoy-router-unreachable"]
-    assert router_codes(config, hosts=in_vain | {"10.0.0.2:9002": 0}) == []
+    shared = replace(config, sharing=SharingSettings(url="directory:/d"))
+    assert router_codes(shared, hosts=in_vain) == ["envoy-router-unreachable"]
+    assert router_codes(shared, hosts=in_vain | {"10.0.0.2:9002": 0}) == []
 
 
 STEERED = {"@type": CLUSTER, "name": "workers", "load_balancing_policy": OVERRIDE}
@@ -513,3 +516,41 @@ def test_number_reads_numbers_or_returns_the_default(value: object, expected: in
 
 def test_seconds_reads_durations_or_returns_the_default() -> None:
     assert (seconds("0.5s", 7.0), seconds(None, 7.0)) == (0.5, 7.0)
+
+
+def rewrite_codes(config: Config, *routes: Any) -> list[str]:
+    tree = {"virtual_hosts": [{"name": "v", "routes": list(routes)}]}
+    around = Around(FILTER, {}, {"route_config": tree}, [], {"workers"})
+    return [one.code for one in judge_rewrites(Subject("envoy"), config, around)]
+
+
+def test_route_that_rewrites_paths_is_found_where_its_requests_are_not_recognized() -> None:
+    isolated = Config(isolation=Isolation(header="x-tenant", secret_file="s"))
+    match, action = {"prefix": "/llm/"}, {"prefix_rewrite": "/"}
+    assert rewrite_codes(isolated, route(match, action=action)) == ["envoy-path-rewritten"]
+    assert rewrite_codes(PLAIN, route(match, action=action)) == []
+    assert rewrite_codes(isolated, route(match, "website", action=action)) == []
+    assert rewrite_codes(isolated, route(match, action=action, config=DISABLED)) == []
+
+
+def apart(config: Config, hosts: int, **cluster: Any) -> bool:
+    reached = {f"10.0.0.{number}:9002" for number in range(hosts)}
+    return "routers-share-nothing" in router_codes(config, hosts=reached, **cluster)
+
+
+def test_several_routers_in_turn_that_do_not_share_are_found() -> None:
+    listening = ExtProc(listen="0.0.0.0:9002")
+    assert apart(Config(extproc=listening), 2)
+    assert not apart(Config(extproc=listening), 1)
+    assert not apart(Config(extproc=replace(listening, processes=2)), 2)
+    shared = Config(extproc=listening, sharing=SharingSettings(url="directory:/d"))
+    assert not apart(shared, 2)
+    told = Envoy(routers=Routers(("10.0.0.0:9002", "10.0.0.1:9002")))
+    assert not apart(Config(extproc=listening, envoy=told), 2)
+
+
+def test_standby_and_conversations_are_not_in_turn() -> None:
+    config = Config(extproc=ExtProc(listen="0.0.0.0:9002"))
+    assert not apart(config, 2, lb_policy="RING_HASH")
+    assert not apart(config, 2, load_assignment={"endpoints": [{}, {"priority": 1}]})
+    assert apart(config, 2, load_assignment={"endpoints": [{}, {}]})
