@@ -58,9 +58,9 @@ class Session(Protocol):
         """Returns the bytes to write now; call it until there are none."""
 
     def send(self, write: Callable[[bytes], None], /) -> int:
-        """Writes all that can be sent if any of it is due; returns what is left to do.
+        """Writes what can be sent, a MiB at most, if any of it is due; returns what is left to do.
 
-        write: called with bytes, any number of times. What is left: bits of
+        write: called with bytes, up to four times. What is left: bits of
         `extproc.http2.leftovers`.
         """
 
@@ -68,6 +68,14 @@ class Session(Protocol):
         """Sends one message of an answer; returns how many bytes of it wait for the peer.
 
         Returns -1 if the call is gone, or there was no room to keep the message.
+        """
+
+    def answer_long(
+        self, stream_id: int, before: bytes, body: bytes, end: int, behind: bytes, /
+    ) -> int:
+        """Does what `answer` does, with the message `before + body[:end] + behind`.
+
+        The body is not copied, but held until it was sent.
         """
 
     def finish(self, stream_id: int, status: int, text: str, /) -> None:

@@ -289,6 +289,10 @@ static PyObject *session_py_data_to_send(CoreSession *self, PyObject *Py_UNUSED(
 #define KEPT_BACK 1
 #define OVER 2
 #define FAULTY 4
+#define MORE 8
+
+/* Most times that `send` writes: then others have their turn. */
+#define MAX_WRITES 4
 
 static bool is_due(const Connection *connection) {
     return connection->is_due || connection->ready.first;
@@ -298,8 +302,8 @@ static bool has_unsent(const Connection *connection) {
     return buffer_length(&connection->out) || connection->ready.first;
 }
 
-static long left_of(const Connection *connection) {
-    return (has_unsent(connection) && !is_due(connection) ? KEPT_BACK : 0) |
+static long left_of(const Connection *connection, bool has_more) {
+    return (has_more ? MORE : 0) | (has_unsent(connection) && !is_due(connection) ? KEPT_BACK : 0) |
            (connection_is_over(connection) ? OVER : 0) | (connection->has_failed ? FAULTY : 0);
 }
 
@@ -307,7 +311,7 @@ static long left_of(const Connection *connection) {
 static PyObject *session_py_send(CoreSession *self, PyObject *write) {
     const Connection *connection = &self->session.connection;
     bool has_more = true;
-    while (has_more && is_due(connection)) {
+    for (int writes = 0; writes < MAX_WRITES && has_more && is_due(connection); writes++) {
         PyObject *data = session_py_data_to_send(self, NULL);
         if (!data) return NULL;
         has_more = PyBytes_Size(data) > 0;
@@ -317,7 +321,7 @@ static PyObject *session_py_send(CoreSession *self, PyObject *write) {
         if (!written) return NULL;
         Py_DECREF(written);
     }
-    return PyLong_FromLong(left_of(connection));
+    return PyLong_FromLong(left_of(connection, has_more && is_due(connection)));
 }
 
 static PyObject *session_py_answer(CoreSession *self, PyObject *const *given, Py_ssize_t count) {
@@ -329,6 +333,39 @@ static PyObject *session_py_answer(CoreSession *self, PyObject *const *given, Py
         return NULL;
     int64_t queued =
         session_answer(&self->session, stream_id, (const uint8_t *)message, (size_t)length);
+    return is_sound(self) ? PyLong_FromLongLong(queued) : NULL;
+}
+
+static void give_back(void *owner) { Py_DECREF((PyObject *)owner); }
+
+static bool text_of(PyObject *given, Text *text) {
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(given, &bytes, &length)) return false;
+    *text = (Text){(const uint8_t *)bytes, (size_t)length};
+    return true;
+}
+
+/* answer_long(stream, before, body, end, behind): the body's first `end` bytes are not copied. */
+static PyObject *session_py_answer_long(CoreSession *self, PyObject *const *given,
+                                        Py_ssize_t count) {
+    uint32_t stream_id;
+    Text before, behind;
+    Loan loan = {.give_back = give_back};
+    if (!arguments_are(count, 5) || !stream_of(given[0], &stream_id) ||
+        !text_of(given[1], &before) || !text_of(given[2], &loan.bytes) ||
+        !text_of(given[4], &behind))
+        return NULL;
+    size_t end = PyLong_AsSize_t(given[3]);
+    if (PyErr_Occurred()) return NULL;
+    if (end > loan.bytes.length) {
+        PyErr_SetString(PyExc_ValueError, "out of bounds");
+        return NULL;
+    }
+    loan.bytes.length = end;
+    loan.owner = given[2];
+    Py_INCREF(given[2]);
+    int64_t queued = session_lend(&self->session, stream_id, before, loan, behind);
     return is_sound(self) ? PyLong_FromLongLong(queued) : NULL;
 }
 
@@ -427,7 +464,7 @@ static PyMethodDef session_methods[] = {
     SESSION(hold, METH_O),             SESSION(unhold, METH_O),
     SESSION(pause_sending, METH_NOARGS), SESSION(resume_sending, METH_NOARGS),
     SESSION(drain, METH_NOARGS),       SESSION(close, METH_NOARGS),
-    SESSION(send, METH_O),
+    SESSION(send, METH_O),             SESSION(answer_long, METH_FASTCALL),
     {NULL, NULL, 0, NULL},
 };
 

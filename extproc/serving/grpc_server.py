@@ -110,7 +110,7 @@ class GrpcServer:
                 decoding = decoded(message, decoder, thread)
                 del message  # a long one is copied, and would be kept until it is answered
                 for answer in await exchange.receive(await decoding):
-                    yield answer
+                    yield bytes(answer)  # which copies only a LongAnswer
         except ProtocolError as error:
             self._service.metrics.protocol_errors.inc()
             log.warning("stream ended: %s", error)

@@ -21,7 +21,7 @@ from extproc.serving.exchange import Exchange, Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
 from extproc.serving.proxy_message import ProxyMessage
-from extproc.serving.stream_answers import Answers
+from extproc.serving.stream_answers import Answers, LongAnswer
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -134,11 +134,15 @@ class Call(ABC):
         if not self._kept and not self.is_over:
             self._session.unhold(self._id)
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: bytes | LongAnswer) -> None:
         """Sends one message of the answer; does nothing if the call has ended."""
         if self.is_over:
             return
-        self._queued = self._session.answer(self._id, message)
+        if isinstance(message, LongAnswer):
+            pieces = message.before, message.body, message.end, message.behind
+            self._queued = self._session.answer_long(self._id, *pieces)
+        else:
+            self._queued = self._session.answer(self._id, message)
         if self._queued < 0:
             self.abort()
             self._wire.forget(self._id)
