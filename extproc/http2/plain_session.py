@@ -20,11 +20,13 @@ from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
+    LongMessage,
     MessageReader,
     Piece,
     RefusedRequest,
     Status,
     framed,
+    joined,
     refusal_of,
     trailers,
     trailers_only,
@@ -151,24 +153,19 @@ class PlainSession:
         left |= OVER if self.is_over else 0
         return left | (0 if self.fault is None else FAULTY)
 
-    def answer(self, stream_id: int, message: bytes) -> int:
+    def answer(self, stream_id: int, message: bytes | LongMessage) -> int:
         """Sends one message of an answer."""
         call = self._calls.get(stream_id)
         if call is None:
             return -1
+        whole = message if isinstance(message, bytes) else joined(message)
         head = b"" if call.has_answer else ANSWER_HEAD
         call.has_answer = True
-        queued = self._connection.send_data(stream_id, framed(message), head)
+        queued = self._connection.send_data(stream_id, framed(whole), head)
         if queued is None:
             self._forget(stream_id)
             return -1
         return queued
-
-    def answer_long(
-        self, stream_id: int, before: bytes, body: bytes, end: int, behind: bytes
-    ) -> int:
-        """Sends one message of an answer, in three pieces."""
-        return self.answer(stream_id, b"".join((before, body[:end], behind)))
 
     def finish(self, stream_id: int, status: int, text: str) -> None:
         """Ends a call with a gRPC status."""

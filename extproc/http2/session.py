@@ -10,6 +10,7 @@ from dataclasses import astuple
 from typing import Protocol
 
 from extproc.http2.call_events import CallEvent
+from extproc.http2.grpc_messages import LongMessage
 from extproc.http2.limits import Limits, SharedBudget
 from extproc.http2.plain_session import PlainSessions
 from extproc.http2.reading import Reading
@@ -64,18 +65,11 @@ class Session(Protocol):
         `extproc.http2.leftovers`.
         """
 
-    def answer(self, stream_id: int, message: bytes, /) -> int:
+    def answer(self, stream_id: int, message: bytes | LongMessage, /) -> int:
         """Sends one message of an answer; returns how many bytes of it wait for the peer.
 
-        Returns -1 if the call is gone, or there was no room to keep the message.
-        """
-
-    def answer_long(
-        self, stream_id: int, before: bytes, body: bytes, end: int, behind: bytes, /
-    ) -> int:
-        """Does what `answer` does, with the message `before + body[:end] + behind`.
-
-        The body is not copied, but held until it was sent.
+        Returns -1 if the call is gone, or there was no room to keep the message. The body of a long
+        one is not copied, but held until it was sent.
         """
 
     def finish(self, stream_id: int, status: int, text: str, /) -> None:

@@ -324,18 +324,6 @@ static PyObject *session_py_send(CoreSession *self, PyObject *write) {
     return PyLong_FromLong(left_of(connection, has_more && is_due(connection)));
 }
 
-static PyObject *session_py_answer(CoreSession *self, PyObject *const *given, Py_ssize_t count) {
-    uint32_t stream_id;
-    char *message;
-    Py_ssize_t length;
-    if (!arguments_are(count, 2) || !stream_of(given[0], &stream_id) ||
-        PyBytes_AsStringAndSize(given[1], &message, &length))
-        return NULL;
-    int64_t queued =
-        session_answer(&self->session, stream_id, (const uint8_t *)message, (size_t)length);
-    return is_sound(self) ? PyLong_FromLongLong(queued) : NULL;
-}
-
 static void give_back(void *owner) { Py_DECREF((PyObject *)owner); }
 
 static bool text_of(PyObject *given, Text *text) {
@@ -346,26 +334,37 @@ static bool text_of(PyObject *given, Text *text) {
     return true;
 }
 
-/* answer_long(stream, before, body, end, behind): the body's first `end` bytes are not copied. */
-static PyObject *session_py_answer_long(CoreSession *self, PyObject *const *given,
-                                        Py_ssize_t count) {
-    uint32_t stream_id;
-    Text before, behind;
-    Loan loan = {.give_back = give_back};
-    if (!arguments_are(count, 5) || !stream_of(given[0], &stream_id) ||
-        !text_of(given[1], &before) || !text_of(given[2], &loan.bytes) ||
-        !text_of(given[4], &behind))
-        return NULL;
-    size_t end = PyLong_AsSize_t(given[3]);
-    if (PyErr_Occurred()) return NULL;
-    if (end > loan.bytes.length) {
+/* Reads extproc.http2.grpc_messages.LongMessage, of which the body is lent. */
+static bool long_message_of(PyObject *given, Text *before, Loan *loan, Text *behind) {
+    PyObject *written, *body, *rest;
+    Py_ssize_t end;
+    if (!PyArg_ParseTuple(given, "SSnS", &written, &body, &end, &rest) ||
+        !text_of(written, before) || !text_of(body, &loan->bytes) || !text_of(rest, behind))
+        return false;
+    if (end < 0 || (size_t)end > loan->bytes.length) {
         PyErr_SetString(PyExc_ValueError, "out of bounds");
-        return NULL;
+        return false;
     }
-    loan.bytes.length = end;
-    loan.owner = given[2];
-    Py_INCREF(given[2]);
-    int64_t queued = session_lend(&self->session, stream_id, before, loan, behind);
+    loan->bytes.length = (size_t)end;
+    loan->owner = body;
+    Py_INCREF(body);
+    return true;
+}
+
+/* answer(stream, message): the message is bytes, or a tuple that is a long message. */
+static PyObject *session_py_answer(CoreSession *self, PyObject *const *given, Py_ssize_t count) {
+    uint32_t stream_id;
+    if (!arguments_are(count, 2) || !stream_of(given[0], &stream_id)) return NULL;
+    Text message, behind;
+    int64_t queued;
+    if (PyTuple_Check(given[1])) {
+        Loan loan = {.give_back = give_back};
+        if (!long_message_of(given[1], &message, &loan, &behind)) return NULL;
+        queued = session_lend(&self->session, stream_id, message, loan, behind);
+    } else {
+        if (!text_of(given[1], &message)) return NULL;
+        queued = session_answer(&self->session, stream_id, message.bytes, message.length);
+    }
     return is_sound(self) ? PyLong_FromLongLong(queued) : NULL;
 }
 
@@ -464,7 +463,7 @@ static PyMethodDef session_methods[] = {
     SESSION(hold, METH_O),             SESSION(unhold, METH_O),
     SESSION(pause_sending, METH_NOARGS), SESSION(resume_sending, METH_NOARGS),
     SESSION(drain, METH_NOARGS),       SESSION(close, METH_NOARGS),
-    SESSION(send, METH_O),             SESSION(answer_long, METH_FASTCALL),
+    SESSION(send, METH_O),
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import tell_fault
 from extproc.http2.call_events import ENDED, MESSAGE, PART
-from extproc.http2.grpc_messages import Message, MessageParts, Status
+from extproc.http2.grpc_messages import LongMessage, Message, MessageParts, Status
 from extproc.http2.limits import SharedBudget
 from extproc.http2.session import Session
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -21,7 +21,7 @@ from extproc.serving.exchange import Exchange, Service
 from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
 from extproc.serving.long_message import joined
 from extproc.serving.proxy_message import ProxyMessage
-from extproc.serving.stream_answers import Answers, LongAnswer
+from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -134,15 +134,11 @@ class Call(ABC):
         if not self._kept and not self.is_over:
             self._session.unhold(self._id)
 
-    def answer(self, message: bytes | LongAnswer) -> None:
+    def answer(self, message: bytes | LongMessage) -> None:
         """Sends one message of the answer; does nothing if the call has ended."""
         if self.is_over:
             return
-        if isinstance(message, LongAnswer):
-            pieces = message.before, message.body, message.end, message.behind
-            self._queued = self._session.answer_long(self._id, *pieces)
-        else:
-            self._queued = self._session.answer(self._id, message)
+        self._queued = self._session.answer(self._id, message)
         if self._queued < 0:
             self.abort()
             self._wire.forget(self._id)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from extproc.base import headers
+from extproc.http2.grpc_messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -25,31 +26,13 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.requests.added_fields import LONG_BYTES, Body, Extended
 from extproc.serving.refusals import Refusal
-from kvstate import scan
 
 # Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
 # that Envoy's documentation requires (BodyMutation.streamed_response).
 MAX_ECHO_BYTES = 62_000
 
-
-class LongAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An encoded message with a long body in it, which is not copied.
-
-    It is `before + body[:end] + behind`.
-    """
-
-    before: bytes
-    body: bytes
-    end: int
-    behind: bytes = b""
-
-    def __bytes__(self) -> bytes:
-        edits = ((0, 0, self.before), (self.end, len(self.body), self.behind))
-        return scan.splice(self.body, edits)
-
-
 # The encoded messages (ProcessingResponse) that answer one message of the proxy, in order.
-Answers = list[bytes | LongAnswer]
+Answers = list[bytes | LongMessage]
 
 
 def encoded(*answers: ProcessingResponse) -> Answers:
@@ -169,7 +152,7 @@ def _placed(placement: Placement, *, names_model: bool, owned: tuple[str, ...]) 
 
 def _long_placed(
     placement: Placement, body: Body, *, names_model: bool, owned: tuple[str, ...]
-) -> LongAnswer:
+) -> LongMessage:
     """Builds and encodes the answer of `Phrases.body_placed` with a long body."""
     common = pick_of(placement, names_model=names_model, owned=owned)
     announced = with_metadata(body_placed(common, None, len(body)), placement)
@@ -291,7 +274,7 @@ _BODY_FIELDS = (
 _LENGTH_DELIMITED = 2
 
 
-def _with_body(answer: bytes, body: Body) -> LongAnswer:
+def _with_body(answer: bytes, body: Body) -> LongMessage:
     """Returns an encoded answer to a request body with this new body, which is not copied.
 
     The messages would copy it three times. A decoder merges what stands twice for one message
@@ -303,8 +286,8 @@ def _with_body(answer: bytes, body: Body) -> LongAnswer:
         before = bytes((number << 3 | _LENGTH_DELIMITED, *_varint(size))) + before
         size = length + len(before)
     if isinstance(body, Extended):
-        return LongAnswer(answer + before, body.body, body.end, body.tail)
-    return LongAnswer(answer + before, body, length)
+        return LongMessage(answer + before, body.body, body.end, body.tail)
+    return LongMessage(answer + before, body, length)
 
 
 def _varint(number: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.http2 import session
 from extproc.http2.call_events import FAILED, MESSAGE
 from extproc.http2.frames import PREFACE, FrameType, frame, settings, window_update
-from extproc.http2.grpc_messages import LONG_BYTES, framed
+from extproc.http2.grpc_messages import LONG_BYTES, LongMessage, framed
 from extproc.http2.header_blocks import encode
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
 from extproc.http2.limits import Limits
@@ -202,12 +202,14 @@ ACTIONS = st.one_of(
     st.tuples(st.just("receive"), st.just(ACK)),
     st.tuples(st.just("answer"), st.sampled_from(STREAMS), st.binary(max_size=80)),
     st.tuples(
-        st.just("answer_long"),
+        st.just("answer"),
         st.sampled_from(STREAMS),
-        st.binary(max_size=9),
-        st.just(bytes(range(60))),
-        st.integers(0, 60),
-        st.binary(max_size=9),
+        st.tuples(
+            st.binary(max_size=9),
+            st.just(bytes(range(60))),
+            st.integers(0, 60),
+            st.binary(max_size=9),
+        ).map(LongMessage._make),
     ),
     st.tuples(
         st.just("finish"),
@@ -300,8 +302,8 @@ class Client:
         elif action == "answer":
             self.call("answer", stream_id, content * 20)
         elif action == "long":
-            end = len(content) * 19
-            self.call("answer_long", stream_id, content, content * 20, end, content[:at])
+            long = LongMessage(content, content * 20, len(content) * 19, content[:at])
+            self.call("answer", stream_id, long)
         elif action == "finish":
             self.call("finish", stream_id, at, content.decode("latin-1"))
         elif action in ("hold", "unhold", "queued"):
@@ -523,7 +525,7 @@ def test_answer_that_waits_for_a_window_is_sent_in_whole_frames() -> None:
     assert pair.sessions[0].budget.used_bytes == 0
 
 
-LENT = b"begin", bytes(100_000), 90_000, b"end"
+LENT = LongMessage(b"begin", bytes(100_000), 90_000, b"end")
 RESET = frame(FrameType.RST_STREAM, 0, 1, bytes(4))
 
 
@@ -532,9 +534,9 @@ RESET = frame(FrameType.RST_STREAM, 0, 1, bytes(4))
     [
         [("receive", window_update(1, 2**20) + window_update(0, 2**20))],
         [("receive", window_update(1, 2**20) + RESET)],
-        [("answer_long", 1, *LENT), ("receive", window_update(1, 95_000)), ("close",)],
+        [("answer", 1, LENT), ("receive", window_update(1, 95_000)), ("close",)],
         [("tick",)] * 7,
-        [("close",), ("answer_long", 1, *LENT)],
+        [("close",), ("answer", 1, LENT)],
     ],
 )
 def test_long_answer_is_held_until_it_was_sent_or_its_call_has_ended(
@@ -542,30 +544,37 @@ def test_long_answer_is_held_until_it_was_sent_or_its_call_has_ended(
 ) -> None:
     pair = Pair(Limits(), 100, 2**30)
     pair.receive(PREFACE + settings({4: 0}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
-    held = sys.getrefcount(LENT[1])
-    queued = pair.do("answer_long", 1, *LENT)
-    kept = sys.getrefcount(LENT[1])
+    held = sys.getrefcount(LENT.body)
+    queued = pair.do("answer", 1, LENT)
+    kept = sys.getrefcount(LENT.body)
     assert (queued, kept) == (5 + 5 + 90_000 + 3, held + 1)
     for done in end:
         pair.do(*done)
         pair.compare()
-    left = sys.getrefcount(LENT[1])
+    left = sys.getrefcount(LENT.body)
     pair.do("close")
     assert (left, pair.sessions[0].budget.used_bytes) == (held, 0)
 
 
 def test_long_answer_without_room_is_given_back_and_ends_its_call() -> None:
     pair = opened(50_000)
-    held = sys.getrefcount(LENT[1])
-    queued = pair.do("answer_long", 1, *LENT)
-    left = sys.getrefcount(LENT[1])
+    held = sys.getrefcount(LENT.body)
+    queued = pair.do("answer", 1, LENT)
+    left = sys.getrefcount(LENT.body)
     assert (queued, left, pair.both[0].stream_count) == (-1, held, 0)
+
+
+@pytest.mark.parametrize("end", [-1, 101_000])
+def test_long_answer_ends_within_its_body(end: int) -> None:
+    pair = opened(2**30)
+    with pytest.raises(ValueError, match="out of bounds"):
+        pair.both[0].answer(1, LENT._replace(end=end))
 
 
 def test_long_answer_takes_no_more_memory_than_its_body() -> None:
     pair, body = opened(2**30), bytes(128 * 2**20)  # none of it is resident before it is read
     before = _resident_pages()
-    assert pair.both[0].answer_long(1, b"", body, len(body), b"") > 0
+    assert pair.both[0].answer(1, LongMessage(b"", body, len(body))) > 0
     assert _resident_pages() - before < 1000
 
 

@@ -6,11 +6,12 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.http2.grpc_messages import LongMessage, joined
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
 from extproc.requests.added_fields import LONG_BYTES, Extended
 from extproc.serving import stream_answers as say
 from extproc.serving.refusals import Refusal
-from extproc.serving.stream_answers import MAX_ECHO_BYTES, LongAnswer, Phrases, Placement
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
 
 PICK = Placement("10.0.0.1:1,10.0.0.2:1", "tiny")
 LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)
@@ -194,8 +195,10 @@ def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
     body = bytes(LONG_BYTES + extra)
     placement = Placement("a:1,b:2", body=body, priority=("x", "1"))
     (written,) = Phrases().body_placed(placement, names_model=False, owned=("y",))
-    assert isinstance(written, LongAnswer) == (extra >= 0)
-    answer = ProcessingResponse.FromString(bytes(written))
+    assert isinstance(written, LongMessage) == (extra >= 0)
+    answer = ProcessingResponse.FromString(
+        written if isinstance(written, bytes) else joined(written)
+    )
     common = answer.request_body.response
     assert common.body_mutation.body == body
     headers = {one.header.key: one.header.raw_value for one in common.header_mutation.set_headers}
@@ -209,7 +212,7 @@ def test_long_body_that_ends_otherwise_is_not_copied() -> None:
     body = bytes(LONG_BYTES) + b"} "
     placement = Placement("a:1", body=Extended(body, LONG_BYTES, b',"x":1}'))
     (written,) = Phrases().body_placed(placement, names_model=False)
-    assert isinstance(written, LongAnswer)
+    assert isinstance(written, LongMessage)
     assert written.body is body
-    answer = ProcessingResponse.FromString(bytes(written)).request_body.response
+    answer = ProcessingResponse.FromString(joined(written)).request_body.response
     assert answer.body_mutation.body == bytes(LONG_BYTES) + b',"x":1}'
