@@ -44,9 +44,12 @@ def test_drift_adds_up_predicted_and_reported_tokens() -> None:
 
 def test_drift_counts_why_predictions_were_uncertain() -> None:
     drift, held = Drift(), {"w": Overlap(16, uncertain=4)}
-    for why in ("form", "form", "rank"):
-        known = Circumstances(block_size=16, overlaps=held, uncertain_because=why)
-        drift.count(outcome(0, 64)._replace(overlaps=held), lambda _, known=known: known)
+    reasons = iter(("form", "form", "rank"))
+    for _ in range(3):
+        drift.count(
+            outcome(0, 64)._replace(overlaps=held),
+            lambda _: Circumstances(block_size=16, uncertain_because=next(reasons)),
+        )
     shown = drift.as_json()
     assert (shown["causes"], shown["uncertain_because"]) == (
         {"uncertain": 3},

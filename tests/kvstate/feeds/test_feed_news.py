@@ -70,7 +70,7 @@ def test_unreachable_publisher_is_logged_as_one_warning(caplog: pytest.LogCaptur
 
 
 def test_reason_of_a_live_feed_names_its_replay_fault(feed: Feed, news: FeedNews) -> None:
-    news.replay_fault = "replay failed: silent"
+    news.tell_replay("replay failed: silent")
     assert news.reason == "replay failed: silent"
     feed.disconnect("hung up")
     assert news.reason == "hung up"
@@ -105,3 +105,15 @@ def test_skipped_events_of_a_batch_are_counted(feed: Feed) -> None:
     news = FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
     news.tell_taken(BatchResult(faults=("bad_tokens", "bad_tokens")))
     assert news.counts["bad_tokens"] == 2
+
+
+def test_replay_that_fails_is_logged_once_until_one_succeeds(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fault in ("replay failed: connection refused", "replay failed: connection lost", ""):
+        news.tell_replay(fault)
+    news.tell_replay("replay failed: connection lost")
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "feed of w rank 2: replay failed: connection refused"),
+        ("WARNING", "feed of w rank 2: replay failed: connection lost"),
+    ]
