@@ -47,6 +47,9 @@ KINDS: Mapping[str, Kind] = {
         is_told=True,
         alert="KvsteerTokensDoubted",
     ),
+    "worker-asleep": Kind(
+        "wake it with `POST /wake_up`, or leave it out of the fleet while it sleeps"
+    ),
 }
 
 

@@ -578,6 +578,7 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
     if made.sharing is not None:
         yield made.sharing.faults
     yield made.workers.verifying.faults
+    yield made.workers.sleeping.faults
     yield made.router.delivery.faults
     yield made.failure_mode.faults
 
