@@ -36,19 +36,6 @@ KINDS: Mapping[str, Kind] = {
         "set `failure_mode_allow: false` in its ext_proc filter, as `kvsteer envoy` prints it, or"
         " `isolation.fail: open`"
     ),
-    "feed-silent": Kind(
-        "see that `events.topic` is empty or the publisher's, that what relays the feed passes all"
-        " of it on, and that the engine publishes; `kvsteer doctor --probe` looks"
-    ),
-    "feed-unsequenced": Kind(
-        "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
-        " does; `events.zmq` may name another server's port",
-        is_told=True,
-    ),
-    "no-full-attention": Kind(
-        "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
-        " events"
-    ),
     "feed-degraded": Kind(
         "set `events.replay`, or see that it answers: with it a feed is complete again at once",
         alert="KvsteerFeedDegraded",
@@ -58,8 +45,21 @@ KINDS: Mapping[str, Kind] = {
         " doctor` looks",
         alert="KvsteerFeedNotLive",
     ),
+    "feed-silent": Kind(
+        "see that `events.topic` is empty or the publisher's, that what relays the feed passes all"
+        " of it on, and that the engine publishes; `kvsteer doctor --probe` looks"
+    ),
+    "feed-unsequenced": Kind(
+        "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
+        " does; `events.zmq` may name another server's port",
+        is_told=True,
+    ),
     "model-unknown": Kind(
         "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
+    ),
+    "no-full-attention": Kind(
+        "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
+        " events"
     ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
@@ -67,12 +67,12 @@ KINDS: Mapping[str, Kind] = {
         is_told=True,
         alert="KvsteerNotDelivered",
     ),
-    "prefix-caching-off": Kind(
-        "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
-    ),
     "paths-unrecognized": Kind(
         "name what Envoy's routes take away from the front of paths in `extproc.path_prefixes`, or"
         " switch ext_proc off on routes that lead to other servers"
+    ),
+    "prefix-caching-off": Kind(
+        "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
     ),
     "routers-share-nothing": Kind(
         "configure `sharing`, or `envoy.routers.choice: standby`; one router is quicker than two"
@@ -100,6 +100,9 @@ KINDS: Mapping[str, Kind] = {
         "see that a worker answers golden requests; GET /models says why none was compared",
         is_told=True,
         alert="KvsteerTokensDoubted",
+    ),
+    "worker-asleep": Kind(
+        "wake it with `POST /wake_up`, or leave it out of the fleet while it sleeps"
     ),
     "worker-down": Kind(
         "start the engine, or see why it does not answer", is_told=True, alert="KvsteerWorkerDown"

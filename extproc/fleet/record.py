@@ -109,8 +109,11 @@ class Worker:
     member: as it was configured or found. name: its configured host:port. place: the same, parsed.
     upstream: the record of its endpoint, which other workers may share; None until its host name is
     resolved. other_endpoints: to which its host name leads as well. holdings: what was sent there.
-    is_drained: whether the operator drained it. learned: what it reported about itself. printed:
-    how it prints the tools of responses, None as long as it shows nothing. retries: pauses before
+    is_drained: whether the operator drained it. asleep: how its engine sleeps, "" while it does
+    not. sleep_asked_at: when it was last asked for that because it was in doubt. void_at: how many
+    batches its feed had sent when its sleeping engine dropped its cache, None if none is dropped,
+    or that is announced. learned: what it reported about itself. printed: how it prints the tools
+    of responses, None as long as it shows nothing. retries: pauses before
     it is asked for that again; did_answer: whether it answered the last time. following: its feed.
     proof: the state of its tokens. lookups: its requests that will be looked up for that. reuse:
     what its outcomes show of what it reuses. pin_findings: whether it computes requests on the
@@ -123,6 +126,7 @@ class Worker:
     """
 
     __slots__ = (
+        "asleep",
         "batches_seen",
         "did_answer",
         "engine_answer",
@@ -147,9 +151,11 @@ class Worker:
         "retries",
         "reuse",
         "saved",
+        "sleep_asked_at",
         "store_share",
         "tokenizer",
         "upstream",
+        "void_at",
     )
 
     def __init__(self, name: str, member: FleetMember) -> None:
@@ -160,6 +166,9 @@ class Worker:
         self.other_endpoints: tuple[str, ...] = ()
         self.holdings = Holdings(name)
         self.is_drained = False
+        self.asleep = ""
+        self.sleep_asked_at = -math.inf
+        self.void_at: int | None = None
         self.learned = SelfReport()
         self.printed: Printed | None = None
         self.retries: Backoff | None = None

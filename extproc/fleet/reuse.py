@@ -51,7 +51,8 @@ class Reuse:
     def note_followed(self, worker: Worker) -> None:
         """Applies what is known of a worker to its feed."""
         by_release = rules_by_release(worker.engine)
-        is_certain = not worker.reuse.doubt and not self._is_silent(worker)
+        is_void = worker.void_at is not None
+        is_certain = not (worker.reuse.doubt or self._is_silent(worker) or is_void)
         self._fleet.note_rules(
             worker.name,
             by_release._replace(draft_drop=worker.reuse.draft_drop, is_certain=is_certain),

@@ -26,6 +26,7 @@ from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Table, Worker
 from extproc.fleet.resolving import LookUp, Resolving, addresses_of
 from extproc.fleet.reuse import Reuse
+from extproc.fleet.sleeping import Sleeping
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
@@ -59,7 +60,7 @@ class Workers:
     state of their tokens. verifying: compares their tokens with the router's. identifying: knows
     their engines. candidates: what a picker sees of them. lanes: what Envoy sees of them. states:
     what the operator sees of them. questions: what they are asked. strays: whether requests reach
-    them. faulty: what is wrong with them.
+    them. faulty: what is wrong with them. sleeping: which of them sleep.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class Workers:
             if isinstance(one.tokenizer, str) and has_hybrid_files(one.tokenizer)
         }
         self.reuse = Reuse(fleet, self.records, lambda worker: model_of(worker) in hybrids)
+        note_followed = self.reuse.note_followed
+        self.sleeping = Sleeping(table, fleet.batches, note_followed, monotonic)
         self.lanes = Lanes(table, config.disaggregation, model_of)
         self.verifying = Verifying(
             table,
@@ -127,6 +130,7 @@ class Workers:
             chance,
             monotonic,
             make_client,
+            self.sleeping,
         )
         self._resolving = Resolving(table, self.note_moved, times, look_up)
         self._feeds = Feeds(
@@ -208,6 +212,7 @@ class Workers:
     def faults(self) -> Iterator[Fault]:
         """Yields what is wrong with workers and their feeds."""
         yield from self.faulty.faults()
+        yield from self.sleeping.faults()
         yield from self._feeds.faults()
         yield from self.proofs.faults()
         yield from self.identifying.faults()

@@ -91,6 +91,12 @@ class FeedNews:
                 self._cut()
         log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
 
+    def tell_replay(self, fault: str = "") -> None:
+        """Notes the end of a replay, and logs why it failed, if the one before did not fail too."""
+        if fault and not self.replay_fault:
+            log.warning("feed of %s rank %d: %s", *self.place, fault)
+        self.replay_fault = fault
+
     def tell_restart(self) -> None:
         """Reports a restart of the publisher, if there was one."""
         if self._feed.restarts > self._logged_restarts:

@@ -296,10 +296,10 @@ class Subscriber:
     async def _end_replay(self, error: ReplayError | None) -> None:
         if error is None:
             self._retries.reset()
-            self.news.replay_fault = ""
+            self.news.tell_replay()
             await self._effects.carry_out(self.feed.end_replay())
             return
         self.counts["failed_replay"] += 1
-        self.news.replay_fault = f"replay failed: {error}"
+        self.news.tell_replay(f"replay failed: {error}")
         self._retry_at = asyncio.get_running_loop().time() + self._retries.next_seconds()
         await self._effects.carry_out(self.feed.fail_replay(str(error)))

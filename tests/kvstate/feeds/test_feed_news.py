@@ -70,7 +70,7 @@ def test_unreachable_publisher_is_logged_as_one_warning(caplog: pytest.LogCaptur
 
 
 def test_reason_of_a_live_feed_names_its_replay_fault(feed: Feed, news: FeedNews) -> None:
-    news.replay_fault = "replay failed: silent"
+    news.tell_replay("replay failed: silent")
     assert news.reason == "replay failed: silent"
     feed.disconnect("hung up")
     assert news.reason == "hung up"
@@ -125,3 +125,15 @@ def test_messages_that_are_no_load_reports_are_only_counted(news: FeedNews) -> N
     for _ in range(UNSEQUENCED_MESSAGES):
         news.note_malformed(is_load=True)
     assert (news.is_unsequenced, news.counts["malformed_message"]) == (False, UNSEQUENCED_MESSAGES)
+
+
+def test_replay_that_fails_is_logged_once_until_one_succeeds(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fault in ("replay failed: connection refused", "replay failed: connection lost", ""):
+        news.tell_replay(fault)
+    news.tell_replay("replay failed: connection lost")
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "feed of w rank 2: replay failed: connection refused"),
+        ("WARNING", "feed of w rank 2: replay failed: connection lost"),
+    ]
