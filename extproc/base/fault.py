@@ -37,8 +37,8 @@ KINDS: Mapping[str, Kind] = {
         is_told=True,
     ),
     "no-full-attention": Kind(
-        "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
-        " events"
+        "leave `events` out for its workers: without them, requests stay on their workers as well,"
+        " by what was sent there"
     ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"

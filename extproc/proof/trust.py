@@ -242,7 +242,7 @@ class Proofs:
         of_last = f"{PROMPTS_UNTOLD} of the last {LAST_FINDINGS} prompts that the worker answered"
         if self._fleet.block_size(worker) is not None or not self._fleet.batches(worker):
             return f"the feed is connected and told nothing of {of_last}"
-        if self._fleet.other_groups(worker).are_there:
+        if self._lacks_prefixes(worker):
             return "this model announces no full-attention blocks"
         return f"nothing that the feed told of {of_last} could be used"
 
@@ -251,9 +251,8 @@ class Proofs:
         for proof in list(self._distrusted) if self._has_distrusted else ():
             why = self.silence(proof.worker) if self._is_current(proof) else ""
             if why and not self._fleet.is_unsequenced(proof.worker):  # a fault of its own
-                is_other = self._fleet.other_groups(proof.worker).are_there
-                is_unread = self._fleet.block_size(proof.worker) is None
-                code = "no-full-attention" if is_other and is_unread else "feed-silent"
+                is_other = self._lacks_prefixes(proof.worker)
+                code = "no-full-attention" if is_other else "feed-silent"
                 yield Fault(code, f"worker {proof.worker}", why)
 
     def differs(self, worker: str) -> bool:
@@ -296,6 +295,11 @@ class Proofs:
             return self._fleet.block_size(worker) is None
         return state is FeedState.LIVE
 
+    def _lacks_prefixes(self, worker: str) -> bool:
+        """Whether all that a worker's feed ever told is of windows or states, not of prefixes."""
+        fleet = self._fleet
+        return fleet.block_size(worker) is None and fleet.other_groups(worker).are_there
+
     def _hear(
         self, worker: str, record: HasProof, sent: SentRequest, now: float, *, is_shown: bool
     ) -> None:
@@ -306,6 +310,10 @@ class Proofs:
         fleet, proof = self._fleet, record.proof
         is_read, size = fleet.block_size(worker) is not None, self._block_size(worker)
         heard = is_told(sent, fleet.live_batches(worker), size, is_read=is_read)
+        if heard is not True and self._lacks_prefixes(worker):
+            proof.told.alarm()
+            self._mark(proof)
+            return
         if not heard and is_shown:
             return
         if heard is False and not sent.is_over(now, SILENCE_SECONDS):
