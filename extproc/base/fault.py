@@ -46,6 +46,10 @@ KINDS: Mapping[str, Kind] = {
         is_told=True,
         alert="KvsteerNotDelivered",
     ),
+    "predictions-wrong": Kind(
+        "docs/metrics.md has all causes, under Why predictions drift; it ends when 6 of the last 8"
+        " predictions were right"
+    ),
     "prefix-caching-off": Kind(
         "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
     ),
