@@ -58,8 +58,8 @@ KINDS: Mapping[str, Kind] = {
         "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
     ),
     "no-full-attention": Kind(
-        "nothing: requests stay on their workers by what was sent there; GET /workers counts the"
-        " events"
+        "leave `events` out for its workers: without them, requests stay on their workers as well,"
+        " by what was sent there"
     ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
@@ -70,6 +70,10 @@ KINDS: Mapping[str, Kind] = {
     "paths-unrecognized": Kind(
         "name what Envoy's routes take away from the front of paths in `extproc.path_prefixes`, or"
         " switch ext_proc off on routes that lead to other servers"
+    ),
+    "predictions-wrong": Kind(
+        "docs/metrics.md has all causes, under Why predictions drift; it ends when 6 of the last 8"
+        " predictions were right"
     ),
     "prefix-caching-off": Kind(
         "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"

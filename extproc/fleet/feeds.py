@@ -217,12 +217,12 @@ class Feeds:
         return next((one.name for one in others), "")
 
 
-def feed_as_json(status: FeedStatus, silence: str) -> dict[str, Any]:
-    """Returns one rank's feed for GET /workers. silence: how the worker's feeds tell nothing."""
+def feed_as_json(status: FeedStatus, disbelief: str) -> dict[str, Any]:
+    """Returns one rank's feed for GET /workers. disbelief: why nothing it shows is certain."""
     return {
         "rank": status.rank,
         "state": status.state.value,
-        "reason": "; ".join(filter(None, (silence, status.reason))),
+        "reason": "; ".join(filter(None, (disbelief, status.reason))),
         "last_sequence": status.last_sequence,
         "blocks": status.blocks,
         "uncertain_blocks": status.uncertain_blocks,

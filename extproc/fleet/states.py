@@ -10,7 +10,7 @@ from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.reuse import Reuse
 from extproc.fleet.strays import Strays
-from extproc.observing.outcomes import BLOCKS, FORM, RANK, Circumstances, Outcome
+from extproc.observing.outcomes import BLOCKS, FORM, RANK, Circumstances, Outcome, likely_cause
 from extproc.proof.trust import SILENT, Proofs
 from extproc.routing.load import Load
 from kvstate.feeds.feed import FeedState
@@ -67,16 +67,17 @@ class States:
         name, endpoint = worker.name, worker.endpoint
         candidates = self._candidates
         tiers, share = self._fleet.blocks_by_tier(name), worker.store_share
-        adapters, silence = adapters_of(worker, is_listed=True), self._proofs.silence(name)
+        adapters = adapters_of(worker, is_listed=True)
+        disbelieved, why = self._proofs.disbelief(name)
         return {
             "endpoint": endpoint,
             "name": name,
             "other_endpoints": worker.other_endpoints,
             "model": candidates.model_of(worker) or "",
-            "state": SILENT if silence else candidates.state(name),
+            "state": disbelieved or candidates.state(name),
             "reason": self._reason(worker),
             "block_size": candidates.block_size(name),
-            "feeds": [feed_as_json(status, silence) for status in self._fleet.feeds(name)],
+            "feeds": [feed_as_json(status, why) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
@@ -179,3 +180,14 @@ class States:
         if counted is not None:
             self._proofs.counted(outcome.worker, outcome.forms, outcome.prompt_tokens, counted)
         self._reuse.note_outcome(outcome)
+        self._note_prediction(outcome)
+
+    def _note_prediction(self, outcome: Outcome) -> None:
+        """Compares what the worker held by its feed, certain or not, with what it reused."""
+        overlap = outcome.overlaps.get(outcome.worker)
+        held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
+        expected = outcome._replace(predicted_tokens=held)
+        error = expected.error_tokens
+        if error is not None:
+            cause = likely_cause(expected, self.circumstances(expected)) if error else ""
+            self._proofs.predicted(outcome.worker, cause)

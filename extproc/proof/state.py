@@ -41,6 +41,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from extproc.proof.recurring import Recurring
 from extproc.proof.tally import LAST_FINDINGS, Tally
 from extproc.requests.prompt import (
     ALL_FORMS,
@@ -246,7 +247,8 @@ class TokenProof:
     worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
     reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
     doubted, proved: the forms that are. told: whether its feed told of the last prompts that it
-    answered.
+    answered. predictions: how
+    those for it came out.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -258,6 +260,7 @@ class TokenProof:
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
         self.told = Tally(PROMPTS_UNTOLD, PROMPTS_TOLD)
+        self.predictions = Recurring()
         self._keyed = ALL_FORMS
         self._forms = {form: _unproved(form) for form in FORM_NAMES}
 
@@ -268,6 +271,11 @@ class TokenProof:
         This lasts through a restart of the worker: what hides its events may be in between.
         """
         return self.told.is_raised
+
+    @property
+    def is_disbelieved(self) -> bool:
+        """Whether nothing that its feed shows can be certain."""
+        return self.told.is_raised or self.predictions.lowers
 
     def agrees(self, comparison: Comparison) -> bool:
         """Returns whether a result of golden requests refutes nothing that is not refuted yet."""
@@ -332,6 +340,7 @@ class TokenProof:
 
     def restart(self, now: float) -> None:
         """Takes that the worker may have been restarted with other files."""
+        self.predictions.clear()
         for proof in self._forms.values():
             proof.restart(now)
         self._note()

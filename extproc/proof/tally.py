@@ -31,6 +31,11 @@ class Tally:
         elif len(self._last) >= self._good and all(list(self._last)[-self._good :]):
             self.clear()
 
+    def alarm(self) -> None:
+        """Raises it at once, by a finding that is proof by itself."""
+        self._last.append(False)
+        self.is_raised = True
+
     def clear(self) -> None:
         """Forgets all findings."""
         self._last.clear()

@@ -31,6 +31,9 @@ DIFFERS, DOUBTED = "differs", "doubted"
 # The state of a worker whose feed is complete, and tells nothing of what the worker computes.
 SILENT = "silent"
 
+# The state of a worker whose feed is complete, but whose answers contradict it.
+CONTRADICTED = "contradicted"
+
 # The same for forms that releases read differently, while they are not proved.
 UNPROVED = Proof.UNPROVED.value
 
@@ -161,6 +164,17 @@ class Proofs:
             self._note(record.proof, before)
             self._reconsider(worker, record)
 
+    def predicted(self, worker: str, cause: str) -> None:
+        """Notes how a prediction came out. cause: why it was wrong, "" if it was right."""
+        record = self._records.get(worker)
+        if record is None:
+            return
+        predictions = record.proof.predictions
+        before = predictions.cause
+        predictions.note(cause, self._monotonic())
+        if predictions.cause != before:
+            self._mark(record.proof)
+
     def compared(self, record: HasProof, comparison: Comparison) -> None:
         """Notes the result of golden requests for a worker's tokens."""
         record.proof.compare(comparison, self._monotonic())
@@ -195,7 +209,7 @@ class Proofs:
 
     def overlaps(self, prompt: Prompt, forms: int = AGREED_FORMS) -> Mapping[str, Overlap]:
         """Returns the fleet's overlaps, but nothing certain for workers whose tokens are refuted,
-        or not proved where releases differ, or whose feed is silent.
+        or not proved where releases differ, or whose feed is silent or contradicted.
 
         Those of doubted tokens stay certain: the worker holds these blocks, whatever it will store.
         """
@@ -207,7 +221,7 @@ class Proofs:
             }
         for proof in self._distrusted if self._has_distrusted else ():
             overlap = found.get(proof.worker)
-            is_wrong = proof.is_silent or proof.refuted & forms
+            is_wrong = proof.is_disbelieved or proof.refuted & forms
             if overlap is not None and is_wrong and self._is_current(proof):
                 found[proof.worker] = _uncertain(overlap)
         return found
@@ -215,13 +229,13 @@ class Proofs:
     def is_certain(self, worker: str, forms: int) -> bool:
         """Returns whether what a worker holds of a request of these forms may be certain."""
         record = self._records.get(worker)
-        if record is None or record.proof.is_silent:
+        if record is None or record.proof.is_disbelieved:
             return False
         return not record.proof.refuted & forms and record.proof.is_proved(forms & BY_RELEASE)
 
     def state(self, worker: str, forms: int = AGREED_FORMS) -> str:
-        """Returns the fleet's state; SILENT if its feed is, and DIFFERS, DOUBTED or UNPROVED if
-        these forms are, so that what was sent to the worker counts as well.
+        """Returns the fleet's state; SILENT or CONTRADICTED if its feed is, and DIFFERS, DOUBTED or
+        UNPROVED if these forms are, so that what was sent to the worker counts as well.
         """
         state = self._fleet.state(worker)
         by_release = forms & BY_RELEASE
@@ -229,8 +243,8 @@ class Proofs:
         record = None if is_trusted else self._records.get(worker)
         if record is None:
             return state.value
-        if record.proof.is_silent:
-            return SILENT
+        if record.proof.is_disbelieved:
+            return SILENT if record.proof.is_silent else CONTRADICTED
         if record.proof.refuted & forms:
             return DIFFERS
         if not record.proof.is_proved(by_release):
@@ -253,19 +267,30 @@ class Proofs:
         of_last = f"{PROMPTS_UNTOLD} of the last {LAST_FINDINGS} prompts that the worker answered"
         if self._fleet.block_size(worker) is not None or not self._fleet.batches(worker):
             return f"the feed is connected and told nothing of {of_last}"
-        if self._fleet.other_groups(worker).are_there:
+        if self._lacks_prefixes(worker):
             return "this model announces no full-attention blocks"
         return f"nothing that the feed told of {of_last} could be used"
 
+    def disbelief(self, worker: str) -> tuple[str, str]:
+        """Returns the state of a worker if its feed shows nothing certain, and why."""
+        why, record = self.silence(worker), self._records.get(worker)
+        if why or record is None or not record.proof.predictions.lowers:
+            return SILENT if why else "", why
+        if self._fleet.state(worker) is not FeedState.LIVE:
+            return "", ""
+        return CONTRADICTED, record.proof.predictions.in_words
+
     def faults(self) -> Iterator[Fault]:
-        """Yields a fault for each worker whose feed is silent."""
+        """Yields a fault for each worker whose feed is silent, or predicts wrongly."""
         for proof in list(self._distrusted) if self._has_distrusted else ():
             why = self.silence(proof.worker) if self._is_current(proof) else ""
             if why and not self._fleet.is_unsequenced(proof.worker):  # a fault of its own
-                is_other = self._fleet.other_groups(proof.worker).are_there
-                is_unread = self._fleet.block_size(proof.worker) is None
-                code = "no-full-attention" if is_other and is_unread else "feed-silent"
+                is_other = self._lacks_prefixes(proof.worker)
+                code = "no-full-attention" if is_other else "feed-silent"
                 yield Fault(code, f"worker {proof.worker}", why)
+            if proof.predictions.cause and self._is_current(proof):
+                says = proof.predictions.in_words
+                yield Fault("predictions-wrong", f"worker {proof.worker}", says)
 
     def differs(self, worker: str) -> bool:
         """Returns whether a worker's tokens are refuted for any form."""
@@ -308,6 +333,11 @@ class Proofs:
             return self._fleet.block_size(worker) is None
         return state is FeedState.LIVE
 
+    def _lacks_prefixes(self, worker: str) -> bool:
+        """Whether all that a worker's feed ever told is of windows or states, not of prefixes."""
+        fleet = self._fleet
+        return fleet.block_size(worker) is None and fleet.other_groups(worker).are_there
+
     def _hear(
         self, worker: str, record: HasProof, sent: SentRequest, now: float, *, is_shown: bool
     ) -> None:
@@ -318,6 +348,10 @@ class Proofs:
         fleet, proof = self._fleet, record.proof
         is_read, size = fleet.block_size(worker) is not None, self._block_size(worker)
         heard = is_told(sent, fleet.live_batches(worker), size, is_read=is_read)
+        if heard is not True and self._lacks_prefixes(worker):
+            proof.told.alarm()
+            self._mark(proof)
+            return
         if not heard and is_shown:
             return
         if heard is False and not sent.is_over(now, SILENCE_SECONDS):
@@ -355,7 +389,7 @@ class Proofs:
         return record is not None and record.proof is proof
 
     def _mark(self, proof: TokenProof) -> None:
-        if proof.refuted or proof.doubted or proof.is_silent:
+        if proof.refuted or proof.doubted or proof.is_silent or proof.predictions.cause:
             self._distrusted.add(proof)
         else:
             self._distrusted.discard(proof)

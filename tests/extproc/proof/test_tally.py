@@ -1,8 +1,5 @@
 """The tally of findings, which is raised while most of the last ones are bad."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from extproc.proof.tally import LAST_FINDINGS, Tally
 
 
@@ -20,11 +17,16 @@ def test_tally_is_raised_by_bad_findings_and_ended_by_good_ones_in_a_row() -> No
     assert (tally.is_raised, tally.has_bad) == (False, False)
 
 
-@given(st.lists(st.booleans(), max_size=3 * LAST_FINDINGS))
-def test_good_findings_alone_never_raise_it(findings: list[bool]) -> None:
-    tally = Tally(bad=LAST_FINDINGS, good=1)
-    for is_good in [True, *findings]:
+def test_one_proof_raises_it_at_once() -> None:
+    tally = Tally(bad=3, good=1)
+    tally.alarm()
+    assert (tally.is_raised, tally.has_bad) == (True, True)
+    tally.add(is_good=True)
+    assert not tally.is_raised
+
+
+def test_findings_before_the_last_ones_do_not_count() -> None:
+    tally = Tally(bad=2, good=1)
+    for is_good in (False, *[True] * LAST_FINDINGS, False):
         tally.add(is_good=is_good)
-    last = [True, *findings][-LAST_FINDINGS:]
-    if all(last):
-        assert not tally.is_raised
+    assert (tally.is_raised, tally.has_bad) == (False, True)
