@@ -463,7 +463,11 @@ def test_adapters_of_a_worker_must_belong_to_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "envoy", [Envoy(router="kvsteer:9002"), Envoy(routers=Routers(("unix:/x", "kvsteer:9002")))]
+    "envoy",
+    [
+        Envoy(router="kvsteer:9002"),
+        Envoy(routers=Routers(("unix:/x", "kvsteer:9002"), choice="standby")),
+    ],
 )
 def test_doubts_name_a_loopback_router_that_a_remote_envoy_needs(envoy: Envoy) -> None:
     (doubt,) = doubts(replace(LISTED, envoy=envoy))
