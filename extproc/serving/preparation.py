@@ -95,6 +95,8 @@ class Preparation:
         It yields None before it waits, as `Router.route` does.
         """
         ask = self._described(ask, named)
+        if self.reads_bodies:
+            ask = msgspec.structs.replace(ask, whose=self._client(named))
         whose: Whose | None = None
         if self._tenants is not None:
             seen = self._tenants.admit(ask, named.get(self._tenants.header, ()))
@@ -113,7 +115,7 @@ class Preparation:
             return job()
         await asyncio.sleep(0)  # from here on, it must run in a task
         try:
-            return await self._turns.run(self._client(named), len(ask.body), job)
+            return await self._turns.run(ask.whose or b"", len(ask.body), job)
         except UnclearError:
             return Prepared(crowded_out(ask.head.path), None, CROWDED)
 
