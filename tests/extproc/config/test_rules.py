@@ -604,3 +604,16 @@ def test_what_is_left_out_is_named(
 ) -> None:
     found = rules.omissions(Config(models=models, extproc=listener))
     assert [one.partition(": ")[0] for one in found] == keys
+
+
+@pytest.mark.parametrize(
+    ("responses", "events", "is_noted"),
+    [("none", "{zmq: tcp://h:1}", True), ("usage", "{zmq: tcp://h:1}", False), ("none", "", False)],
+)
+def test_wrong_predictions_that_nobody_would_see_are_named(
+    responses: str, events: str, *, is_noted: bool
+) -> None:
+    followed = f", events: {events}" if events else ""
+    text = f"accounting: {{responses: {responses}}}\nworkers: [{{endpoint: h:1{followed}}}]"
+    found = list(rules.unseen_causes(parse(f"models: [{{name: m}}]\n{text}", "c")))
+    assert bool(found) is is_noted
