@@ -184,10 +184,12 @@ class States:
 
     def _note_prediction(self, outcome: Outcome) -> None:
         """Compares what the worker held by its feed, certain or not, with what it reused."""
-        overlap = outcome.overlaps.get(outcome.worker)
+        cached = outcome.reported.cached_tokens
+        if outcome.error_tokens is None or cached is None:
+            return
+        overlap, cause = outcome.overlaps.get(outcome.worker), ""
         held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
-        expected = outcome._replace(predicted_tokens=held)
-        error = expected.error_tokens
-        if error is not None:
-            cause = likely_cause(expected, self.circumstances(expected)) if error else ""
-            self._proofs.predicted(outcome.worker, cause)
+        if held != cached:
+            expected = outcome._replace(predicted_tokens=held)
+            cause = likely_cause(expected, self.circumstances(expected))
+        self._proofs.predicted(outcome.worker, cause)

@@ -57,7 +57,8 @@ class SentRequest:
     held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
     feed had sent by then. slot: where the index watches for its prompt. block_size: the one for
     which it does, None if it cannot. ended_at: None while it lasts. told: how many batches of its
-    feed had come live by then. is_answered: whether an answer began that is no failure.
+    feed had come live by then. is_answered: whether an answer began that is no failure. is_shown:
+    whether it has shown already whether its tokens were stored.
     """
 
     prompt: Prompt
@@ -70,6 +71,7 @@ class SentRequest:
     ended_at: float | None = None
     told: int = 0
     is_answered: bool = False
+    is_shown: bool = False
 
     def is_long(self, now: float) -> bool:
         """Returns whether it has lasted so long by now, or until its end, that it is long."""

@@ -311,12 +311,13 @@ class Proofs:
         if sent is None or not self._must_tell(worker):
             return
         overlap, found = self._fleet.overlaps(sent.prompt).get(worker), None
-        if self._fleet.state(worker) is FeedState.LIVE:
+        if self._fleet.state(worker) is FeedState.LIVE and not sent.is_shown:
             batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
             was_stored = self._was_stored(worker, sent, size)
             found = is_stored(sent, overlap, batches, size, now, was_stored=was_stored)
-        self._hear(worker, record, sent, now, is_shown=found is not None)
+        self._hear(worker, record, sent, now)
         if found is not None:
+            sent.is_shown = True
             before = _logged_state(record.proof)
             record.proof.look_up(sent.forms, now, is_stored=found)
             self._note(record.proof, before)
@@ -338,12 +339,10 @@ class Proofs:
         fleet = self._fleet
         return fleet.block_size(worker) is None and fleet.other_groups(worker).are_there
 
-    def _hear(
-        self, worker: str, record: HasProof, sent: SentRequest, now: float, *, is_shown: bool
-    ) -> None:
+    def _hear(self, worker: str, record: HasProof, sent: SentRequest, now: float) -> None:
         """Notes whether a worker's feed told of a request that is over.
 
-        is_shown: whether it shows something of the tokens; a replay may have brought that.
+        What only a replay brought, the feed did not tell.
         """
         fleet, proof = self._fleet, record.proof
         is_read, size = fleet.block_size(worker) is not None, self._block_size(worker)
@@ -351,8 +350,6 @@ class Proofs:
         if heard is not True and self._lacks_prefixes(worker):
             proof.told.alarm()
             self._mark(proof)
-            return
-        if not heard and is_shown:
             return
         if heard is False and not sent.is_over(now, SILENCE_SECONDS):
             record.lookups.put_back(sent)

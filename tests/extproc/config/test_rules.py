@@ -631,3 +631,16 @@ def test_number_of_prefixes_is_limited() -> None:
     assert told(MODEL, WORKER, f"extproc: {{path_prefixes: [{many}]}}") == [
         "extproc.path_prefixes: more than 256"
     ]
+
+
+@pytest.mark.parametrize(
+    ("responses", "events", "is_noted"),
+    [("none", "{zmq: tcp://h:1}", True), ("usage", "{zmq: tcp://h:1}", False), ("none", "", False)],
+)
+def test_wrong_predictions_that_nobody_would_see_are_named(
+    responses: str, events: str, *, is_noted: bool
+) -> None:
+    followed = f", events: {events}" if events else ""
+    text = f"accounting: {{responses: {responses}}}\nworkers: [{{endpoint: h:1{followed}}}]"
+    found = list(rules.unseen_causes(parse(f"models: [{{name: m}}]\n{text}", "c")))
+    assert bool(found) is is_noted

@@ -12,6 +12,7 @@ from extproc.proof.state import PROMPTS_UNTOLD
 from extproc.requests.request import Ask, Head
 from extproc.routing.upstreams import Judge
 from kvstate.feeds.feed import FeedState
+from kvstate.feeds.feed_times import FeedTimes
 from tests.extproc.proof.test_trust import PATH, Checked, Run, chat, run, text
 from tests.waiting import until
 
@@ -181,3 +182,18 @@ async def test_feed_with_a_hole_is_silent_only_if_it_never_told_anything(run: Ru
         mute(one)
         await serve_many(one, PROMPTS_UNTOLD)
         assert codes(one) == []
+
+
+async def test_prompts_that_only_replays_bring_are_not_told_of(run: Run) -> None:
+    times = FeedTimes(quiet_seconds=0.02, quiet_for_long_seconds=0.02)
+    async with run(times=times) as one:
+        one.worker.faults.drop(1_000)
+        for seed in range(PROMPTS_UNTOLD):
+            booking = await one.send(text(seed))
+            one.router.note_answer(booking, OK, one.worker.endpoint)
+            await until(lambda: one.has_applied_all)
+            one.router.release(booking)
+            one.now += SILENCE_SECONDS
+        one.status()
+        (status,) = one.workers.states.statuses()
+        assert (status["state"], status["tokens"]["matched"]) == ("silent", PROMPTS_UNTOLD)

@@ -44,6 +44,7 @@ from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
@@ -211,7 +212,12 @@ def run(tmp_path: Path) -> Run:
 
     @asynccontextmanager
     async def checked(
-        template: str = RIGHT, *, golden: bool = False, usage: bool = False, **settings: Any
+        template: str = RIGHT,
+        *,
+        golden: bool = False,
+        usage: bool = False,
+        times: FeedTimes = USUAL,
+        **settings: Any,
     ) -> AsyncIterator[Checked]:
         file.write_text(template)
         model = Model("tiny", tokenizer=str(TINY_MODEL), chat_template=str(file))
@@ -225,7 +231,7 @@ def run(tmp_path: Path) -> Run:
         async with running(Settings(**settings)) as worker, aiohttp.ClientSession() as client:
             verify = "start" if golden else "off"
             config = parse(CONFIG.format(worker=worker, TINY_MODEL=TINY_MODEL, verify=verify), "c")
-            fleet, known = ShownWorkers(12345678, lambda: 0.0), {"tiny": tokenizer}
+            fleet, known = ShownWorkers(12345678, lambda: 0.0, times=times), {"tiny": tokenizer}
             workers = Workers(
                 config, fleet, open_transports, monotonic=lambda: one.now, tokenizers=known
             )

@@ -16,6 +16,7 @@ from extproc.config.schema import Model
 from extproc.fleet.workers import Workers
 from extproc.observing.metrics import Metrics
 from extproc.proof.lookups import PAUSE_SECONDS, SILENCE_SECONDS
+from extproc.proof.state import PROMPTS_UNTOLD
 from extproc.requests.request import Ask, Head
 from extproc.routing.decision import Decision
 from extproc.serving.router import Router
@@ -26,6 +27,7 @@ from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
 from simulator.settings import TINY_MODEL
+from tests.kvstate.publishing import payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
@@ -67,8 +69,8 @@ class Rig:
     now: float = 0.0
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
 
-    async def serve(self, *turns: str) -> Decision:
-        """Has the picked worker answer a conversation and send the next recorded batch."""
+    async def serve(self, *turns: str, batch: bytes | None = None) -> Decision:
+        """Has the picked worker answer a conversation, and send a batch, or the next recorded."""
         roles = ("user", "assistant") * len(turns)
         messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=False)]
         body = json.dumps({"model": "tiny", "messages": messages, "max_tokens": 2}).encode()
@@ -76,7 +78,9 @@ class Rig:
         decision, booking = await self.router.route(ask)
         assert booking is not None
         worker = decision.worker
-        self.transports[worker].put(Batch(self.sent[worker], RECORDED[self.sent[worker]]))
+        number = self.sent[worker]
+        self.transports[worker].put(Batch(number, batch or RECORDED[number]))
+        self.router.note_answer(booking, 200, worker)
         self.sent[worker] += 1
         await until(lambda: self.fleet.batches(worker) == self.sent[worker])
         self.router.release(booking)
@@ -144,8 +148,16 @@ async def test_turns_of_conversations_stay_on_their_workers(rig: Rig) -> None:
 
 async def test_nothing_recorded_can_be_used_for_prefixes(rig: Rig) -> None:
     name = NAMES[0]
-    for number, payload in enumerate(RECORDED):
-        rig.transports[name].put(Batch(number, payload))
+    for number, recorded_batch in enumerate(RECORDED):
+        rig.transports[name].put(Batch(number, recorded_batch))
     await until(lambda: rig.fleet.batches(name) == len(RECORDED))
     assert rig.fleet.block_size(name) is None
     assert rig.fleet.other_groups(name).are_there
+
+
+async def test_feed_that_tells_only_what_cannot_be_used_is_silent(rig: Rig) -> None:
+    for seed in range(3 * PROMPTS_UNTOLD):
+        await rig.serve(words(seed), batch=payload(seed, ["BlockRemoved", [1]]))
+    found = [fault.says for fault in rig.workers.proofs.faults() if fault.code == "feed-silent"]
+    assert found
+    assert found[0].startswith("nothing that the feed told of 6 of the last 8 prompts")
