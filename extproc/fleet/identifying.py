@@ -12,7 +12,7 @@ import aiohttp
 
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
+from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, cache_tokens_of_metrics
 from extproc.fleet.front_ends import FrontEndSilentError, front_end_of
 from extproc.fleet.identity import (
     EngineAnswer,
@@ -124,8 +124,10 @@ class Identifying:
             self._take_silence(worker, in_words(error))
             return max(least, asked.retries.next_seconds())
         if self._table.has(worker) and worker.endpoint == endpoint:
-            said = worker.engine_answer.drafts if told.drafts is None else told.drafts
-            worker.identify(told._replace(drafts=said))
+            if told.drafts is None:  # what its metrics said before counts
+                before = worker.engine_answer
+                told = told._replace(drafts=before.drafts, cache_tokens=before.cache_tokens)
+            worker.identify(told)
             self._note(worker)
         if told.engine is None:
             return max(least, asked.retries.next_seconds())
@@ -188,10 +190,13 @@ async def ask_engine(client: Client, endpoint: str) -> EngineAnswer:
             reasons.append(f"{path}: {release}")
             continue
         assert isinstance(answer, bytes)
-        drafts = await _drafts(client, endpoint) if name == VLLM else None
+        metrics = await _metrics(client, endpoint) if name == VLLM else b""
         front_end = await front_end_of(client, endpoint, name)
-        return _engine_answer(Engine(name, release, front_end), answer, path)._replace(
-            drafts=drafts
+        told = _engine_answer(Engine(name, release, front_end), answer, path)
+        if not metrics:
+            return told
+        return told._replace(
+            drafts=drafts_in_metrics(metrics), cache_tokens=cache_tokens_of_metrics(metrics)
         )
     return EngineAnswer(reason=f"it is {name}, but {'; '.join(reasons)}")
 
@@ -205,13 +210,13 @@ def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
     )
 
 
-async def _drafts(client: Client, endpoint: str) -> bool | None:
-    """Returns whether a vLLM may run a draft model, None if it does not show its metrics."""
+async def _metrics(client: Client, endpoint: str) -> bytes:
+    """Returns a vLLM's metrics, b"" if it does not show them."""
     try:
         _, text = await client.get(endpoint, METRICS, TIMEOUT_SECONDS, MAX_METRICS_BYTES)
     except FAILURES:
-        return None
-    return drafts_in_metrics(text) if text else None
+        return b""
+    return text
 
 
 async def _engine_of(client: Client, endpoint: str) -> str | None:

@@ -131,13 +131,15 @@ class EngineAnswer(NamedTuple):
     """What a worker said about its engine the last time that it answered.
 
     engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
-    drafts: whether it may run a draft model, None if it did not say.
+    drafts: whether it may run a draft model, None if it did not say. cache_tokens: how many tokens
+    it can cache, None if it did not say.
     """
 
     engine: Engine | None = None
     reason: str = UNASKED
     arguments: PromptArguments | None = None
     drafts: bool | None = None
+    cache_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
