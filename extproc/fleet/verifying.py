@@ -276,9 +276,10 @@ class Verifying:
             size = self._proofs.block_size(name) or USUAL_BLOCK_SIZE
             nonce = int(self._chance() * _NONCES)
             asked = await asyncio.to_thread(unseen, encoder, dialect, own, size, nonce)
-            prompt = None if asked is None else Prompt(model, asked.tokens)
-            sent = prompt and self._proofs.note_golden(name, prompt, own.forms)
-            if asked is None or sent is None:
+            if asked is None:
+                continue
+            sent = self._proofs.note_golden(name, Prompt(model, asked.tokens), own.forms)
+            if sent is None:
                 continue
             try:
                 is_sent = await is_answered(post, asked.question, model)

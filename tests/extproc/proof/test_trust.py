@@ -320,7 +320,7 @@ async def test_inline_system_turns_are_proved_by_a_message_before_any_request(ru
 
         def is_proved() -> bool:
             one.now += GRACE_SECONDS
-            return one.status()["forms"][FORM_NAMES[INLINE_SYSTEM]]["state"] == "proved"
+            return bool(one.status()["forms"][FORM_NAMES[INLINE_SYSTEM]]["state"] == "proved")
 
         await until(is_proved)
         assert one.status()["matched"] >= 1
