@@ -66,6 +66,24 @@ def sleep_of_metrics(text: bytes) -> Sleep | None:
     return Sleep(f"its engine sleeps at level {max(levels)}", drops_cache=True)
 
 
+# vLLM's gauge of each engine's cache, whose figures are labels: num_gpu_blocks blocks of block_size
+# tokens (v1/metrics/loggers.py, 0.33).
+_CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_BLOCKS = re.compile(rb'(?:^|,)num_gpu_blocks="(\d{1,12})"')
+_BLOCK_SIZE = re.compile(rb'(?:^|,)block_size="(\d{1,6})"')
+
+
+def cache_tokens_of_metrics(text: bytes) -> int | None:
+    """Returns how many tokens a worker's engines can cache together; None if that is not told."""
+    engines = []
+    for labels in _CACHE.findall(text[:MAX_METRICS_BYTES]):
+        blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
+        if blocks is None or size is None:
+            return None
+        engines.append(int(blocks[1]) * int(size[1]))
+    return sum(engines) or None
+
+
 def report_of_metrics(text: bytes, asked_at: float) -> LoadSample | None:
     """Returns the load in a worker's metrics, over all its series; None if it is missing."""
     values: dict[str, list[float]] = {}

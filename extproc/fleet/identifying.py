@@ -13,7 +13,7 @@ import aiohttp
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.base.fault import Fault
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
+from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, cache_tokens_of_metrics
 from extproc.fleet.front_ends import FrontEndSilentError, front_end_of
 from extproc.fleet.identity import (
     EngineAnswer,
@@ -223,6 +223,7 @@ def _kept(before: EngineAnswer, told: EngineAnswer) -> EngineAnswer:
         drafts=before.drafts if told.drafts is None else told.drafts,
         caches=before.caches if told.caches is None else told.caches,
         block_size=before.block_size if told.block_size is None else told.block_size,
+        cache_tokens=before.cache_tokens if told.cache_tokens is None else told.cache_tokens,
     )
 
 
@@ -234,6 +235,7 @@ def _with_metrics(told: EngineAnswer, metrics: bytes) -> EngineAnswer:
         drafts=drafts_in_metrics(metrics),
         caches=caches_in_metrics(metrics),
         block_size=block_size_in_metrics(metrics),
+        cache_tokens=cache_tokens_of_metrics(metrics),
     )
 
 

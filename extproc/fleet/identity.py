@@ -169,7 +169,8 @@ class EngineAnswer(NamedTuple):
 
     engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
     drafts: whether it may run a draft model, None if it did not say. caches: whether it caches
-    prefixes, None if it did not say. block_size: in tokens, None if it did not say.
+    prefixes, None if it did not say. block_size: in tokens, None if it did not say. cache_tokens:
+    how many tokens it can cache, None if it did not say.
     """
 
     engine: Engine | None = None
@@ -178,6 +179,7 @@ class EngineAnswer(NamedTuple):
     drafts: bool | None = None
     caches: bool | None = None
     block_size: int | None = None
+    cache_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

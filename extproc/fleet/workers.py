@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ from extproc.fleet.verifying import Verifying
 from extproc.fleet.worker_faults import WorkerFaults
 from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs
-from extproc.requests.dialect import Dialect, rivals_of
+from extproc.requests.dialect import Dialect, Printed, rivals_of
 from extproc.routing.load import Loads
 from extproc.routing.pins import PinFindings
 from extproc.routing.placing import ClaimReporter
@@ -249,12 +250,19 @@ class Workers:
             self.reuse.note_engine(worker)
             self.pins.note_change()
         self.candidates.note_change()
-        if worker is not None and worker.engine is not None and worker.engine.front_end == RUST:
+        if worker is None or worker.engine is None:
+            return
+        was_early = worker.questioned.dialect is None and worker.questioned.at > -math.inf
+        if worker.engine.front_end == RUST or was_early:
             self.verifying.ask_now(worker)  # what it was asked as another one proves little
 
     def _speak(self, worker: Worker, dialect: Dialect) -> None:
+        """Notes which dialect a worker has shown."""
+        self.note_printed(worker, dialect.tools)
+
+    def note_printed(self, worker: Worker, printed: Printed) -> None:
         """Notes how a worker prints the tools of responses."""
-        worker.printed = dialect.tools
+        worker.printed = printed
         self.proofs.reprinted(worker)
         self.candidates.note_change()
 

@@ -121,6 +121,22 @@ class Proofs:
         if not record.lookups.is_open(now, is_proved=is_proved):
             return None
         self._look_up_due(worker, record, now)
+        return self._kept(worker, record, prompt, forms, overlap)
+
+    def note_golden(self, worker: str, prompt: Prompt, forms: int) -> SentRequest | None:
+        """Notes a golden request that will be sent to a worker, as `note_sent` does for others."""
+        record = self._records.get(worker)
+        if record is None:
+            return None
+        overlap = self._fleet.overlaps(prompt).get(worker)
+        return self._kept(worker, record, prompt, forms, overlap)
+
+    def _kept(
+        self, worker: str, record: HasProof, prompt: Prompt, forms: int, overlap: Overlap | None
+    ) -> SentRequest | None:
+        """Has a request wait until it is looked up; returns it, None if it will not be."""
+        now = self._monotonic()
+        is_proved = record.proof.is_proved(forms) and not record.proof.told.has_bad
         if not record.lookups.has_room(now) or not self._must_tell(worker):
             return None
         if not may_show(prompt, overlap, self._block_size(worker), is_proved=is_proved):
@@ -144,6 +160,16 @@ class Proofs:
     def answered(self, sent: SentRequest) -> None:
         """Notes that a request is answered by its worker, without a failure."""
         sent.is_answered = True
+
+    def look_up(self, worker: str) -> None:
+        """Looks up one request of a worker that is over, if any is due."""
+        record = self._records.get(worker)
+        if record is not None:
+            self._look_up_due(worker, record, self._monotonic())
+
+    def block_size(self, worker: str) -> int | None:
+        """Returns the tokens in a worker's block, None if that is not known."""
+        return self._fleet.block_size(worker)
 
     def ended(self, sent: SentRequest) -> None:
         """Notes that a request is over."""

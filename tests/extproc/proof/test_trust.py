@@ -37,7 +37,7 @@ from extproc.proof.state import (
 )
 from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests import request
-from extproc.requests.prompt import BILLING, CONVERSATION
+from extproc.requests.prompt import BILLING, CONVERSATION, FORM_NAMES, INLINE_SYSTEM
 from extproc.requests.request import Ask, Head
 from extproc.routing.load import Booking
 from extproc.serving.router import Router
@@ -318,6 +318,18 @@ async def test_wrong_template_is_refuted_by_golden_requests_before_any_request(
     async with run(FAULTS[fault][0], golden=True) as one:
         await until(lambda: one.status()["state"] == "refuted")
         assert one.status()["request"] == "a conversation"
+
+
+async def test_inline_system_turns_are_proved_by_a_message_before_any_request(run: Run) -> None:
+    """The worker renders no messages for us, but stores the one that it answers."""
+    async with run(golden=True) as one:
+
+        def is_proved() -> bool:
+            one.now += GRACE_SECONDS
+            return bool(one.status()["forms"][FORM_NAMES[INLINE_SYSTEM]]["state"] == "proved")
+
+        await until(is_proved)
+        assert one.status()["matched"] >= 1
 
 
 async def test_right_template_is_proved_by_the_first_prompt_that_is_stored(run: Run) -> None:
