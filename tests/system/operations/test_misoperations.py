@@ -1,7 +1,8 @@
 """Each row of docs/failures.md's table of mis-operations, played before a real Envoy.
 
 Every place that the table names has to say what is wrong: GET /faults (which the page shows), the
-lines of /readyz, `top`, the metric, the log, the doctor without --probe, and an alert's rule.
+lines of /readyz, `health` and `top`, the metric, the log, the doctor without --probe, and the rule
+of an alert.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from extproc.base.fault import KINDS
 from extproc.commands import top
 from extproc.commands.doctor.doctor import examine
 from extproc.commands.doctor.findings import Severity
-from extproc.commands.health import fault_of
+from extproc.commands.health import fault_of, faults_at
 from extproc.config.reader import load
 from extproc.config.schema import Config
 from extproc.envoy.envoy_config import render
@@ -391,11 +392,15 @@ async def assert_seen(system: System, code: str) -> None:
         async with system.session.get(f"{system.metrics}/readyz") as answer:
             if said not in await answer.text():
                 return ""
+        at = system.metrics.removeprefix("http://")
+        lines = await asyncio.to_thread(faults_at, at, 5.0)
+        if not any(said[:200] in line for line in lines):
+            return ""
         screen = io.StringIO()
         await asyncio.to_thread(top.run, system.admin, once=True, out=screen)
         return said if f"FAULT {fault['subject']}: {said}"[:190] in screen.getvalue() else ""
 
-    await until(everywhere, f"readyz and top say the same of {code}")
+    await until(everywhere, f"readyz, health and top say the same of {code}")
 
 
 async def doctors_codes(system: System) -> dict[str, str]:
