@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
+DEFAULT_METRICS = "127.0.0.1:9091"
 
 # The maximum of `extproc.processes`.
 MAX_PROCESSES = 64
@@ -180,6 +181,12 @@ def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
         "--certificate", metavar="FILE", help="the client certificate, if the router requires one"
     )
     health.add_argument("--key", metavar="FILE", help="the private key of --certificate")
+    health.add_argument(
+        "--faults",
+        metavar="ADDRESS",
+        help="the router's metrics.listen, from which a ready router's faults are shown (default:"
+        f" {DEFAULT_METRICS}, without --at)",
+    )
     health.set_defaults(run=_health)
 
     demo = made["demo"]
@@ -606,7 +613,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from extproc.commands.health import ClientTls, fault_of
+    from extproc.commands.health import ClientTls, fault_of, faults_at
 
     given = (arguments.name, arguments.certificate, arguments.key)
     if (arguments.certificate is None) != (arguments.key is None):
@@ -618,7 +625,12 @@ def _health(arguments: argparse.Namespace) -> int:
     fault = fault_of(arguments.at, ClientTls(arguments.ca, *given) if arguments.ca else None)
     if fault:
         print(f"kvsteer: health: {fault}", file=sys.stderr)
-    return 1 if fault else 0
+        return 1
+    is_default = arguments.at == DEFAULT_EXTPROC
+    metrics = arguments.faults or (DEFAULT_METRICS if is_default else None)
+    for line in faults_at(metrics) if metrics else ():
+        print(f"ready, but: {line}")
+    return 0
 
 
 def _is_envelope(body: object) -> bool:

@@ -95,6 +95,43 @@ def fault_of(
     return None if status == _SERVING else f"{target}: {_STATUSES.get(status, _UNKNOWN_SERVICE)}"
 
 
+# The faults of a router are asked for beside the question that decides, so they must not delay it.
+FAULTS_SECONDS = 0.5
+
+_MAX_FAULT_BYTES = 65_536
+
+
+def faults_at(target: str, timeout_seconds: float = FAULTS_SECONDS) -> list[str]:
+    """Returns what a router finds wrong itself, a line each; none if that cannot be known.
+
+    target: its `metrics.listen`, whose GET /readyz shows the faults behind a first line.
+    timeout_seconds: for the whole answer.
+    """
+    try:
+        with _connected(target, None, timeout_seconds) as connection:
+            connection.sendall(b"GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            answer = _rest(connection, timeout_seconds)
+    except (OSError, _NoAnswer):
+        return []
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.") or b"text/plain" not in head:
+        return []
+    lines = body.decode(errors="replace").splitlines()[1:]
+    return ["".join(filter(str.isprintable, line))[:_MAX_DETAILS] for line in lines]
+
+
+def _rest(connection: socket.socket, timeout_seconds: float) -> bytes:
+    """Returns what comes until the peer closes the connection, or up to a limit."""
+    until, read = monotonic() + timeout_seconds, b""
+    while len(read) < _MAX_FAULT_BYTES:
+        connection.settimeout(max(0.001, until - monotonic()))
+        more = connection.recv(_MAX_FAULT_BYTES)
+        if not more:
+            break
+        read += more
+    return read
+
+
 @contextlib.contextmanager
 def _connected(
     target: str, tls: ClientTls | None, timeout_seconds: float

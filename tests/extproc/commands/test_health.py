@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from extproc.__main__ import main
-from extproc.commands.health import ClientTls, fault_of
+from extproc.commands.health import ClientTls, fault_of, faults_at
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from tests.extproc.serving.identities import NAME, Identities
 from tests.extproc.serving.running import Running, listen_at
@@ -188,3 +188,39 @@ def test_probe_loads_nothing_slow() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "set()\n"
+
+
+READYZ = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+
+
+def test_health_command_shows_the_faults_of_a_ready_router(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = READYZ + b"ready\nworker w:1: it is \x1b[31mdown; start it\n"
+    with server(HealthCheckResponse.SERVING) as target, answering(answer) as metrics:
+        assert main(["health", "--at", target, "--faults", metrics]) == 0
+    assert capsys.readouterr().out == "ready, but: worker w:1: it is [31mdown; start it\n"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\0\0", READYZ, READYZ + b"ready\n", b"HTTP/1.1 200 OK\r\n\r\na\nb\n"]
+)
+def test_answer_that_names_no_fault_shows_none(answer: bytes) -> None:
+    with answering(answer) as metrics:
+        assert faults_at(metrics) == []
+
+
+def test_faults_that_cannot_be_asked_for_show_none() -> None:
+    assert faults_at(f"127.0.0.1:{free_port()}") == []
+    assert faults_at("nonsense") == []
+
+
+def test_silent_server_of_metrics_delays_little() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert faults_at(f"127.0.0.1:{silent.getsockname()[1]}", 0.05) == []
+
+
+def test_faults_are_bounded() -> None:
+    with answering(READYZ + b"ready\n" + b"x" * 200_000) as metrics:
+        (line,) = faults_at(metrics)
+    assert len(line) == 300
