@@ -21,6 +21,13 @@ def test_more_than_a_fifth_of_a_minute_is_a_fault() -> None:
     assert said.startswith("5 of the last 20 requests name a model that is not configured")
 
 
+def test_looks_at_short_intervals_add_up() -> None:
+    traffic = Traffic()
+    said = [traffic.passing(1, 1, 0.5) for _ in range(LEAST)]
+    assert not any(said[:-1])
+    assert said[-1]
+
+
 def test_a_fifth_or_few_requests_are_none() -> None:
     assert not Traffic().passing(LEAST, LEAST // 5)
     assert not Traffic().passing(LEAST - 1, LEAST - 1)
