@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(READY) $(VENV)/.tests
+# This machine's C compiler; where there is none, one is installed in .venv.
+COMPILER := $(shell command -v "$${CC:-cc}" || command -v gcc || command -v clang)
+ZIG = $(abspath $(BIN))/python -m ziglang cc
 # How many processes the tests run in: on two cores four are faster than three, because many tests wait.
 WORKERS ?= 4
 # The tests start some hundred processes, which need not compile the same modules each time.
@@ -70,6 +73,7 @@ lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --extra envoy --extra fast --extra grpc --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --all-extras --group dev pyproject.toml -o requirements-dev.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --group compiler -o requirements-compiler.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-strip-extras --group docs -c requirements-dev.lock -o requirements-docs.lock
 
 $(VENV)/.installed: requirements-demo.lock
@@ -94,9 +98,16 @@ $(VENV)/.docs: requirements-docs.lock | $(TESTED)
 counts: $(TESTED)
 	$(BIN)/python benchmarks/extproc_counts.py --check
 
-# Builds the compiled cores, where there is a C compiler.
-$(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+$(VENV)/.compiler: requirements-compiler.lock | $(VENV)/.installed
+	@echo 'There is no C compiler here: installs one in $(VENV), once: 410 MB, in silence.'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-compiler.lock
+	@touch $@
+
+# Builds the compiled cores. Debian's Python names options for its linker that Zig's refuses, so LDSHARED is set as well; what
+# Zig keeps, lies where `make clean` finds it.
+$(READY): $(VENV)/.installed $(if $(COMPILER),,$(VENV)/.compiler) pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
+	@$(BIN)/python -c 'import pathlib, sys, sysconfig; (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or print("The headers of Python are missing, so the compiled cores cannot be built; on Debian: apt-get install python3-dev. `docker compose up` needs neither them nor a compiler.", file=sys.stderr)'
+	$(if $(COMPILER),,CC='$(ZIG)' LDSHARED='$(ZIG) -shared' ZIG_GLOBAL_CACHE_DIR='$(abspath $(VENV))/zig-cache') $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # The compiled cores under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.

@@ -70,6 +70,9 @@ OTHER_KIND = False
 # The most work in one step, in table lookups or their equivalent: a fraction of a 1 ms slice.
 WORK = 2_048
 
+# How many blocks of an owner can be watched at once.
+WATCHES = 32
+
 # Marks an owner in `Core.apply_run`.
 SPECIAL = 0x80000000
 
@@ -336,6 +339,23 @@ class Core(Protocol):
         It is empty if the overlap of any of the model's owners may have to be cut: what engines
         need of other groups is only known on the device.
         """
+
+    def watch(
+        self,
+        owner: int,
+        slot: int,
+        tokens: Tokens | memoryview,
+        lora: str | int | None,
+        first: bytes | None,
+        block_size: int,
+    ) -> None:
+        """Watches whether an owner stores the last block of a prompt that can be reused.
+
+        slot: less than WATCHES; what it watched before is forgotten. first: as for `overlaps`.
+        """
+
+    def was_stored(self, owner: int, slot: int) -> bool:
+        """Returns whether the block watched in a slot was stored since, even if it is gone now."""
 
     def status(self, owner: int) -> OwnerStatus:
         """Returns the counts of one owner."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from kvstate.events import EngineLoad
 from kvstate.feeds.allowance import Allowance
 from kvstate.feeds.feed import Feed, FeedState, Restoration
+from kvstate.feeds.feed_news import UNSEQUENCED
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.replays import MAX_REPLAYS, ReplaySlots
@@ -639,6 +640,35 @@ class FollowedWorkers:
             [each.subscriber.counts.get("batches", 0) for each in self._followed.get(worker, ())]
         )
 
+    def live_batches(self, worker: str) -> int:
+        """Returns how many of its batches came live, not in a replay."""
+        return sum(
+            [
+                each.subscriber.counts.get("batches", 0)
+                - each.subscriber.counts.get("replayed_batch", 0)
+                for each in self._followed.get(worker, ())
+            ]
+        )
+
+    def watch(self, worker: str, slot: int, prompt: Prompt, block_size: int) -> bool:
+        """Watches from now on whether a worker stores a prompt whole, as `Owner.watch` does.
+
+        Returns False if any of its ranks cannot.
+        """
+        known = self._adapters.get(prompt.lora, {}) if isinstance(prompt.lora, str) else {}
+        numbers = [number for number, workers in known.items() if worker in workers]
+        followed = self._followed.get(worker, ())
+        watched = [each.owner.watch(slot, prompt, block_size, numbers) for each in followed]
+        return bool(watched) and all(watched)
+
+    def has_removed(self, worker: str) -> bool:
+        """Returns whether a worker has ever announced the removal of a block."""
+        return any(each.owner.has_removed for each in self._followed.get(worker, ()))
+
+    def was_stored(self, worker: str, slot: int) -> bool:
+        """Returns whether any rank has stored the prompt watched in a slot since."""
+        return any(each.owner.was_stored(slot) for each in self._followed.get(worker, ()))
+
     def lag_seconds(self, worker: str) -> float:
         """Returns how long before they came a worker's last batches were stamped, at most."""
         lags = [each.subscriber.lag_seconds for each in self._followed.get(worker, ())]
@@ -662,6 +692,13 @@ class FollowedWorkers:
     def feeds(self, worker: str) -> list[FeedStatus]:
         """Returns the status of a worker's feeds, in order of rank."""
         return [self._status(each) for each in self._followed.get(worker, [])]
+
+    def is_unsequenced(self, worker: str) -> bool:
+        """Returns whether the messages of any of a worker's feeds have no sequence numbers."""
+        return any(
+            each.subscriber.reason.startswith(UNSEQUENCED)
+            for each in self._followed.get(worker, ())
+        )
 
     def loads(self, worker: str) -> list[ReportedLoad | None]:
         """Returns each rank's last load report, in order of rank; None without one."""

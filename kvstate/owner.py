@@ -10,7 +10,7 @@ correct.
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -21,6 +21,7 @@ from kvstate.core import (
     MAY_REPEAT,
     OTHER_KIND,
     UNCERTAIN,
+    WATCHES,
     WORK,
     Core,
     Outcome,
@@ -40,7 +41,7 @@ from kvstate.events import (
 )
 from kvstate.media import MediaFold, StoreListener, has_media
 from kvstate.orphans import Orphan, Orphanage, orphans_of
-from kvstate.overlap import Tier, encoded, tier_of
+from kvstate.overlap import Prompt, Tier, Tokens, encoded, tier_of
 from kvstate.reuse import NO_RULES, OtherGroups, ReuseRules
 from kvstate.saved import SavedOwner
 from kvstate.shared_media import names_media, parted, without_copies
@@ -122,6 +123,12 @@ class Stored:
                 numbers.add(event.lora)
 
 
+# How many prompts of a rank can be watched at once, and in how many ways each may be stored.
+WATCHED_PROMPTS = 8
+_WAYS = WATCHES // WATCHED_PROMPTS
+
+_NO_TOKENS = Tokens("I")
+
 # The work of one step that saves or restores rows, in table slots: some 0.05 ms.
 ROWS_WORK = 4_096
 
@@ -195,6 +202,11 @@ class Owner:
     def blocks(self) -> int:
         """Block hashes held, over all media."""
         return self.status["blocks"]
+
+    @property
+    def has_removed(self) -> bool:
+        """Whether it has ever announced the removal of a certain block, or of an unknown one."""
+        return self.status["removed_certain"] > 0 or self.counts["removed_unknown"] > 0
 
     @property
     def uncertain_blocks(self) -> int:
@@ -271,6 +283,44 @@ class Owner:
         self._core.drop_last(self.number, rules.draft_drop)
         if rules.announces_copies:
             self._core.announce_copies(self.number)
+
+    def watch(
+        self, slot: int, prompt: Prompt, block_size: int, numbers: Collection[int] = ()
+    ) -> bool:
+        """Watches from now on whether the last block of a prompt that can be reused is stored.
+
+        slot: less than WATCHED_PROMPTS; the prompt that it watched before is forgotten. block_size:
+        in tokens. numbers: those that its events may have for the prompt's adapter. Returns False
+        if it cannot: the prompt may be stored in too many ways.
+        """
+        ways = list(self._ways(prompt, numbers))
+        if len(ways) > _WAYS:
+            return False
+        ways += [(_NO_TOKENS, None, None)] * (_WAYS - len(ways))
+        for at, (tokens, lora, first) in enumerate(ways, slot * _WAYS):
+            self._core.watch(self.number, at, tokens, lora, first, block_size)
+        return True
+
+    def was_stored(self, slot: int) -> bool:
+        """Returns whether the prompt watched in a slot was stored since, whatever became of it."""
+        slots = range(slot * _WAYS, (slot + 1) * _WAYS)
+        return any(self._core.was_stored(self.number, at) for at in slots)
+
+    def _ways(
+        self, prompt: Prompt, numbers: Collection[int]
+    ) -> Iterator[tuple[Tokens | memoryview, str | int | None, bytes | None]]:
+        """Yields tokens, adapter and extra keys of each way in which its events may name a prompt.
+
+        An adapter may be known by number only, and pages may be of bigrams (`Index.overlaps`).
+        """
+        first = encoded(prompt.namespace)
+        yield prompt.tokens, prompt.lora, first
+        if isinstance(prompt.lora, str):
+            for number in {*numbers, *self._stored.numbered.get(self, ())}:
+                yield prompt.tokens, number, first
+        if self.model in self._stored.bigrams and prompt.tokens:
+            pair = encoded((prompt.tokens[0], *prompt.namespace))
+            yield memoryview(prompt.tokens)[1:], prompt.lora, pair
 
     def other_groups(self) -> OtherGroups:
         """Returns what is known of its other attention groups."""

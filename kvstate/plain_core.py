@@ -317,6 +317,8 @@ class _Owner:
     age: int = 1
     copies_announced: bool = False  # the removal of each copy is announced, not only of the last
     mark: int = 1  # of removals since the last hole, another after each
+    watches: dict[int, int] = field(default_factory=dict)  # keys of awaited blocks, by slot
+    stored_slots: set[int] = field(default_factory=set)  # of those that were stored since
 
     @property
     def doubted_media(self) -> set[str]:
@@ -637,6 +639,25 @@ class PlainCore:
                     best[names[owner.worker]] = overlap
         return best
 
+    def watch(
+        self,
+        owner: int,
+        slot: int,
+        tokens: Tokens | memoryview,
+        lora: str | int | None,
+        first: bytes | None,
+        block_size: int,
+    ) -> None:
+        held = self._owners[owner]
+        held.watches.pop(slot, None)
+        held.stored_slots.discard(slot)
+        root = root_key(self._secret, self._seeds[held.model], lora, block_size)
+        for key in chain(root, tokens, block_size, first, (len(tokens) - 1) // block_size):
+            held.watches[slot] = key
+
+    def was_stored(self, owner: int, slot: int) -> bool:
+        return slot in self._owners[owner].stored_slots
+
     def status(self, owner: int) -> OwnerStatus:
         held = self._owners[owner]
         return {
@@ -767,6 +788,9 @@ def _hold(
     *,
     may_repeat: bool = False,
 ) -> None:
+    for slot, watched in owner.watches.items():
+        if watched == key:
+            owner.stored_slots.add(slot)
     if pool.medium not in owner.removing:
         owner.aging.add(pool.medium)
     if segment is owner.certain:

@@ -448,9 +448,13 @@ class WorkerCollector(Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hit)
         settings = self._settings
         config = GaugeMetricFamily(
-            "vllm:cache_config_info", "The cache.", labels=["block_size", "enable_prefix_caching"]
+            "vllm:cache_config_info",
+            "The cache.",
+            labels=["block_size", "enable_prefix_caching", "engine", "num_gpu_blocks"],
         )
-        config.add_metric([str(settings.block_size_tokens), str(settings.prefix_caching)], 1)
+        size, is_cached = str(settings.block_size_tokens), str(settings.prefix_caching)
+        for rank in range(settings.ranks):
+            config.add_metric([size, is_cached, str(rank), str(settings.blocks)], 1)
         yield config
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:

@@ -39,6 +39,7 @@ TESTED = (
     "kvstate/test_index_messages.py",
     "kvstate/test_other_groups.py",
     "kvstate/test_plain_core.py",
+    "kvstate/test_watch.py",
     "kvstate/test_members.py",
     "kvstate/test_scan.py",
     "extproc/http2/test_sessions.py",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import sanitize
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "security.md"
 
@@ -265,6 +267,24 @@ def test_promise_is_on_the_page_and_its_test_exists(promise: str) -> None:
     assert words(promise) in words(PAGE.read_text())
     file, _, name = PROMISES[promise].partition("::")
     assert re.search(rf"def {name}\(" if name else "", (ROOT / "tests" / file).read_text())
+
+
+ATTACKS = re.findall(
+    r"^\| (?!attack )(.+?)(\*?) \| `(\S+\.py)::(\w*)` \|$", PAGE.read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("attack", "is_sanitized", "file", "name"), ATTACKS)
+def test_attack_is_a_test(attack: str, is_sanitized: str, file: str, name: str) -> None:
+    assert attack
+    assert re.search(rf"def {name}\(" if name else "", (ROOT / "tests" / file).read_text())
+    run = [one.partition("::") for one in sanitize.TESTED]
+    of_file = [(path, test) for path, _, test in run if path == file and test in ("", name)]
+    assert bool(of_file) == bool(is_sanitized)
+
+
+def test_page_has_all_attacks() -> None:
+    assert len(ATTACKS) == 18
 
 
 def test_page_counts_the_tested_templates() -> None:

@@ -45,8 +45,21 @@ KINDS: Mapping[str, Kind] = {
         " doctor` looks",
         alert="KvsteerFeedNotLive",
     ),
+    "feed-silent": Kind(
+        "see that `events.topic` is empty or the publisher's, that what relays the feed passes all"
+        " of it on, and that the engine publishes; `kvsteer doctor --probe` looks"
+    ),
+    "feed-unsequenced": Kind(
+        "have the publisher, or what relays it, send [topic, 8 bytes of a number, batch] as vLLM"
+        " does; `events.zmq` may name another server's port",
+        is_told=True,
+    ),
     "model-unknown": Kind(
         "name the model in `models[].name` or `aliases`, an adapter in `models[].lora`"
+    ),
+    "no-full-attention": Kind(
+        "leave `events` out for its workers: without them, requests stay on their workers as well,"
+        " by what was sent there"
     ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
@@ -57,6 +70,13 @@ KINDS: Mapping[str, Kind] = {
     "paths-unrecognized": Kind(
         "name what Envoy's routes take away from the front of paths in `extproc.path_prefixes`, or"
         " switch ext_proc off on routes that lead to other servers"
+    ),
+    "predictions-wrong": Kind(
+        "docs/metrics.md has all causes, under Why predictions drift; it ends when 6 of the last 8"
+        " predictions were right"
+    ),
+    "prefix-caching-off": Kind(
+        "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
     ),
     "routers-share-nothing": Kind(
         "configure `sharing`, or `envoy.routers.choice: standby`; one router is quicker than two"
@@ -84,6 +104,9 @@ KINDS: Mapping[str, Kind] = {
         "see that a worker answers golden requests; GET /models says why none was compared",
         is_told=True,
         alert="KvsteerTokensDoubted",
+    ),
+    "worker-asleep": Kind(
+        "wake it with `POST /wake_up`, or leave it out of the fleet while it sleeps"
     ),
     "worker-down": Kind(
         "start the engine, or see why it does not answer", is_told=True, alert="KvsteerWorkerDown"

@@ -38,8 +38,8 @@ TRACEPARENT = "traceparent"
 # Envoy's and many clients': identifies a request, as Envoy's access log does.
 REQUEST_ID = "x-request-id"
 
-# Envoy's: the addresses through which a request came; the last one is what the proxy saw, if it
-# appends it (`use_remote_address`).
+# The addresses through which a request came: each proxy appends that of its other end (Envoy's
+# `use_remote_address`).
 FORWARDED = "x-forwarded-for"
 
 # Longer ids are cut.

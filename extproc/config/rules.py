@@ -23,6 +23,7 @@ from extproc.config.fleet_rules import (
     same_place,
 )
 from extproc.config.schema import (
+    USAGE,
     Config,
     Envoy,
     FoundWorker,
@@ -703,6 +704,15 @@ def _unkeyed(config: Config) -> Iterator[str]:
                 f"models[{position}].tokenizer: none: the tokens of {model.name}'s prompts are not"
                 " known, so texts are compared instead of caches"
             )
+
+
+def unseen_causes(config: Config) -> Iterator[str]:
+    """Yields a note if nobody sees whether predictions are right, although workers have events."""
+    if config.accounting.responses != USAGE and any(one.events for one in config.workers):
+        yield (
+            f"accounting.responses: without {USAGE}, the router does not see whether its"
+            " predictions are right, such as those by a feed that is another worker's"
+        )
 
 
 def _open_router(config: Config) -> Iterator[str]:

@@ -278,6 +278,12 @@ class Envoy:
         32 * 1024 * 1024,
         minimum=1024,
     )
+    trusted_hops: int = key(
+        "proxies before Envoy that append their client's address to x-forwarded-for",
+        0,
+        minimum=0,
+        maximum=16,
+    )
     eds_directory: str | None = key(
         "a directory shared with Envoy, in which the router writes the workers' addresses;"
         " else Envoy knows only this file's workers",

@@ -12,13 +12,14 @@ from extproc.disaggregation.handover import (
     transfer,
 )
 from extproc.envoy.endpoint_files import cluster_names, prefill_cluster
+from extproc.requests.added_fields import Body
 from extproc.routing.decision import Decision
 
 # Size of a room: SGLang accepts positive numbers of 64 bits.
 ROOM_BITS = 63
 
 # The headers to set, and the body that replaces the client's, None if it stays.
-Said = tuple[tuple[tuple[str, str], ...], bytes | None]
+Said = tuple[tuple[tuple[str, str], ...], Body | None]
 _NOTHING_SAID: Said = ((), None)
 
 
@@ -37,7 +38,7 @@ class Announcer:
         self._clusters = {model: prefill_cluster(name) for model, name in clusters.items()}
         self._bits = bits
 
-    def announce(self, decision: Decision, path: str, body: bytes | None) -> Said | None:
+    def announce(self, decision: Decision, path: str, body: Body | None) -> Said | None:
         """Returns the headers and the body to send; None if the request must be refused.
 
         body: without a client's own such fields; None if it must not be changed.

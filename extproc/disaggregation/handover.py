@@ -15,7 +15,7 @@ from extproc.config.sections import (
     MOONCAKE,
     SGLANG,
 )
-from extproc.requests.added_fields import members, with_members
+from extproc.requests.added_fields import Body, members, with_members
 
 # The paths on which engines read these fields.
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -49,7 +49,7 @@ class Transfer(NamedTuple):
 class Edited(NamedTuple):
     """A body, and its end for the prefill worker: how many bytes to cut, and what replaces them."""
 
-    body: bytes
+    body: Body
     tail: str = ""
 
 
@@ -111,7 +111,7 @@ def pulled(source: str, port: int, number: int) -> Transfer:
     )
 
 
-def edited(body: bytes, fields: Transfer) -> Edited | None:
+def edited(body: Body, fields: Transfer) -> Edited | None:
     """Returns a body with these fields at its end; None if it is not an object."""
     written = with_members(body, fields.decode)
     if written is None:

@@ -178,6 +178,11 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
         path_with_escaped_slashes_action=(
             connection_manager.HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD
         ),
+        # It appends the address of the other end to x-forwarded-for, which clients can write too:
+        # the client's is before those of as many proxies as are trusted.
+        use_remote_address=True,
+        xff_num_trusted_hops=config.envoy.trusted_hops,
+        preserve_external_request_id=True,
         early_header_mutation_extensions=[client_headers_removed(config)],
         route_config=route.RouteConfiguration(
             name="clients", virtual_hosts=[_virtual_host(config)]

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import aiohttp
 
@@ -132,7 +132,8 @@ class Doubts:
     """Asks workers in doubt whether they are alive, and ejects the dead.
 
     sign_of_life: returns, by a worker's name, whether its feed has no connection, and how many
-    batches have arrived so far. monotonic: the clock of the loads.
+    batches have arrived so far. monotonic: the clock of the loads. look_closer: asks a worker in
+    doubt that is alive whether it sleeps.
     """
 
     def __init__(
@@ -141,9 +142,11 @@ class Doubts:
         polling: Polling,
         sign_of_life: Callable[[str], tuple[bool, int]],
         monotonic: Callable[[], float],
+        look_closer: Callable[[Client, Worker], Awaitable[None]] | None = None,
     ) -> None:
         self._table = table
         self._polling = polling
+        self._look_closer = look_closer
         self._sign_of_life = sign_of_life
         self._monotonic = monotonic
         self.look = Look(self._look, "workers in doubt could not be asked")
@@ -158,7 +161,8 @@ class Doubts:
     def _pulse(self, worker: Worker, upstream: Upstream) -> Pulse:
         is_cut, batches = self._sign_of_life(worker.name)
         in_flight = len(upstream.load.bookings)
-        is_doubted = self._table.upstreams.is_suspect(upstream.endpoint)
+        is_suspect = self._table.upstreams.is_suspect(upstream.endpoint)
+        is_doubted = is_suspect or bool(worker.asleep)
         return Pulse(is_cut, batches, in_flight, is_doubted)
 
     async def _ask(self, client: Client, worker: Worker, upstream: Upstream) -> None:
@@ -178,6 +182,8 @@ class Doubts:
         if upstream.vital.note_life(now):
             upstreams.restore(upstream, Judge.DOUBTS)
             log.info("worker %s is healthy again", worker.name)
+        if self._look_closer is not None:
+            await self._look_closer(client, worker)
 
     def _note_failure(self, worker: Worker, upstream: Upstream, fault: str, now: float) -> None:
         if not upstream.vital.note_failure(now, is_certain=fault in (REFUSED, SILENT)):
@@ -212,11 +218,15 @@ _UNFIT = "does not answer on its endpoint"
 _OK = 200
 
 
+def _unread(_: Worker, __: bytes) -> None:
+    pass
+
+
 class LoadReports:
     """Keeps the load of all workers current, from their feeds and their metrics.
 
     feed_loads: returns the loads that a worker's feeds reported, each with its age in seconds.
-    monotonic: the clock of the loads.
+    monotonic: the clock of the loads. read: takes the metrics of a worker, for all else.
     """
 
     def __init__(
@@ -226,11 +236,13 @@ class LoadReports:
         feed_loads: Callable[[str], Sequence[tuple[EngineLoad, float]]],
         pace: Pace,
         monotonic: Callable[[], float],
+        read: Callable[[Worker, bytes], None] = _unread,
     ) -> None:
         self._table = table
         self._loads = loads
         self._feed_loads = feed_loads
         self._monotonic = monotonic
+        self._read_metrics = read
         self.pace = pace
         self.question = pace.question("metrics")
         self.look = Look(self._read, "the load of feeds could not be read")
@@ -274,7 +286,10 @@ class LoadReports:
         was_unfit = self._table.upstreams.restore(upstream, Judge.SCRAPES)
         if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe logs it
             log.info("worker %s answers again", worker.name)
-        if status != _OK or worker.upstream is not upstream or self._has_feed_load(worker):
+        if status != _OK or worker.upstream is not upstream:
+            return
+        self._read_metrics(worker, text)
+        if self._has_feed_load(worker):
             return
         report = report_of_metrics(text, asked_at)
         if report is not None:

@@ -223,7 +223,7 @@ class Candidates:
         if worker is None:
             return 1
         given = worker.sighting.worker.block_size or worker.learned.block_size
-        return given or self._config.policy.block_size
+        return given or worker.engine_answer.block_size or self._config.policy.block_size
 
     def next_change(self) -> asyncio.Event:
         """Returns an event that is set at the next change of candidates; get it before reading."""

@@ -1,8 +1,9 @@
-"""Reads a worker's load from the metrics of its engine, or from what its ranks' feeds report."""
+"""Reads a worker's load and state from its engine's metrics, or its load from its ranks' feeds."""
 
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from extproc.routing.load import LoadSample
 from kvstate.events import EngineLoad
@@ -27,6 +28,60 @@ _SAMPLE = re.compile(
     rb"(?:\{[^\n]*\})?[ \t]+([^ \t\r\n]+)",
     re.MULTILINE,
 )
+
+
+# vLLM's gauge: 1 for the present state of each engine, 0 for the others; 0 for all while it is
+# paused, or wakes up (v1/metrics/loggers.py, 0.33).
+_SLEEP = re.compile(
+    rb'^vllm:engine_sleep_state\{[^\n]*sleep_state="([a-z_]+)"[^\n]*\}'
+    rb"[ \t]+([01](?:\.0)?)[ \t\r]*$",
+    re.MULTILINE,
+)
+_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
+
+
+class Sleep(NamedTuple):
+    """Whether an engine sleeps.
+
+    says: in words, "" if it is awake. drops_cache: whether it has dropped its cache for that.
+    """
+
+    says: str = ""
+    drops_cache: bool = False
+
+
+def sleep_of_metrics(text: bytes) -> Sleep | None:
+    """Returns whether any of a worker's engines sleeps; None if its metrics do not say."""
+    states: dict[str, list[bool]] = {}
+    for state, value in _SLEEP.findall(text[:MAX_METRICS_BYTES]):
+        states.setdefault(state.decode(), []).append(value.startswith(b"1"))
+    awake = states.get("awake")
+    if awake is None:
+        return None
+    if all(awake):
+        return Sleep()
+    levels = [level for state, level in _LEVELS.items() if any(states.get(state, ()))]
+    if not levels:
+        return Sleep("its engine is paused, or wakes up")
+    return Sleep(f"its engine sleeps at level {max(levels)}", drops_cache=True)
+
+
+# vLLM's gauge of each engine's cache, whose figures are labels: num_gpu_blocks blocks of block_size
+# tokens (v1/metrics/loggers.py, 0.33).
+_CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_BLOCKS = re.compile(rb'(?:^|,)num_gpu_blocks="(\d{1,12})"')
+_BLOCK_SIZE = re.compile(rb'(?:^|,)block_size="(\d{1,6})"')
+
+
+def cache_tokens_of_metrics(text: bytes) -> int | None:
+    """Returns how many tokens a worker's engines can cache together; None if that is not told."""
+    engines = []
+    for labels in _CACHE.findall(text[:MAX_METRICS_BYTES]):
+        blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
+        if blocks is None or size is None:
+            return None
+        engines.append(int(blocks[1]) * int(size[1]))
+    return sum(engines) or None
 
 
 def report_of_metrics(text: bytes, asked_at: float) -> LoadSample | None:

@@ -3,12 +3,13 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from extproc.base.errors import StartError
+from extproc.base.fault import Fault
 from extproc.config.schema import Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.feed_sources import SourcePlaces, configured, permitted, places, ranks_of
@@ -18,6 +19,7 @@ from extproc.fleet.record import FeedPlan, Following, Place, Table, Worker
 from extproc.fleet.reuse import Reuse
 from kvstate.errors import printable
 from kvstate.feeds.feed import FeedState
+from kvstate.feeds.feed_news import UNSEQUENCED
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import FeedTransport
 from kvstate.fleet import FeedStatus, FollowedWorkers, ReportedLoad
@@ -91,6 +93,12 @@ class Feeds:
             self.enabled = False
             await self._follow_wanted()
             await self._fleet.close()
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields a fault for each worker whose feed's messages have no sequence numbers."""
+        for worker in self._table:
+            if self._fleet.is_unsequenced(worker.name):
+                yield Fault("feed-unsequenced", f"worker {worker.name}", f"its feed: {UNSEQUENCED}")
 
     def reason(self, worker: Worker) -> str:
         """Returns why a worker has no feed, "" if it has one."""
@@ -209,12 +217,12 @@ class Feeds:
         return next((one.name for one in others), "")
 
 
-def feed_as_json(status: FeedStatus) -> dict[str, Any]:
-    """Returns one rank's feed for GET /workers."""
+def feed_as_json(status: FeedStatus, disbelief: str) -> dict[str, Any]:
+    """Returns one rank's feed for GET /workers. disbelief: why nothing it shows is certain."""
     return {
         "rank": status.rank,
         "state": status.state.value,
-        "reason": status.reason,
+        "reason": "; ".join(filter(None, (disbelief, status.reason))),
         "last_sequence": status.last_sequence,
         "blocks": status.blocks,
         "uncertain_blocks": status.uncertain_blocks,

@@ -6,18 +6,22 @@ restart may not show. What it said last counts while it does not answer.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import aiohttp
 
 from extproc.base.engine import SGLANG, VLLM, Engine
+from extproc.base.fault import Fault
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.engine_metrics import MAX_METRICS_BYTES
+from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, cache_tokens_of_metrics
 from extproc.fleet.front_ends import FrontEndSilentError, front_end_of
 from extproc.fleet.identity import (
     EngineAnswer,
     EngineRecord,
     arguments_in,
+    block_size_in_metrics,
+    caches_in_info,
+    caches_in_metrics,
     drafts_in_metrics,
     engine_of_metrics,
     owner_in,
@@ -94,6 +98,13 @@ class Identifying:
         """
         self._watchers.append(changed)
 
+    def faults(self) -> Iterator[Fault]:
+        """Yields a fault for each worker that says that it caches no prefixes."""
+        for worker in self._table:
+            if worker.engine_answer.caches is False:
+                says = "the engine says that its prefix cache is off: it reuses nothing"
+                yield Fault("prefix-caching-off", f"worker {worker.name}", says)
+
     def expect(self, worker: Worker) -> None:
         """Notes which engine a worker is configured to run."""
         self._note(worker)
@@ -124,8 +135,7 @@ class Identifying:
             self._take_silence(worker, in_words(error))
             return max(least, asked.retries.next_seconds())
         if self._table.has(worker) and worker.endpoint == endpoint:
-            said = worker.engine_answer.drafts if told.drafts is None else told.drafts
-            worker.identify(told._replace(drafts=said))
+            worker.identify(_kept(worker.engine_answer, told))
             self._note(worker)
         if told.engine is None:
             return max(least, asked.retries.next_seconds())
@@ -188,11 +198,10 @@ async def ask_engine(client: Client, endpoint: str) -> EngineAnswer:
             reasons.append(f"{path}: {release}")
             continue
         assert isinstance(answer, bytes)
-        drafts = await _drafts(client, endpoint) if name == VLLM else None
+        metrics = await _metrics(client, endpoint) if name == VLLM else b""
         front_end = await front_end_of(client, endpoint, name)
-        return _engine_answer(Engine(name, release, front_end), answer, path)._replace(
-            drafts=drafts
-        )
+        engine = Engine(name, release, front_end)
+        return _with_metrics(_engine_answer(engine, answer, path), metrics)
     return EngineAnswer(reason=f"it is {name}, but {'; '.join(reasons)}")
 
 
@@ -201,17 +210,42 @@ def _engine_answer(engine: Engine, answer: bytes, path: str) -> EngineAnswer:
         return EngineAnswer(engine, "")
     arguments = arguments_in(answer)
     return EngineAnswer(
-        engine, "" if arguments else f"{path}: its arguments cannot be read", arguments
+        engine,
+        "" if arguments else f"{path}: its arguments cannot be read",
+        arguments,
+        caches=caches_in_info(answer),
     )
 
 
-async def _drafts(client: Client, endpoint: str) -> bool | None:
-    """Returns whether a vLLM may run a draft model, None if it does not show its metrics."""
+def _kept(before: EngineAnswer, told: EngineAnswer) -> EngineAnswer:
+    """Returns what a worker said, with what it said before of what it does not say now."""
+    return told._replace(
+        drafts=before.drafts if told.drafts is None else told.drafts,
+        caches=before.caches if told.caches is None else told.caches,
+        block_size=before.block_size if told.block_size is None else told.block_size,
+        cache_tokens=before.cache_tokens if told.cache_tokens is None else told.cache_tokens,
+    )
+
+
+def _with_metrics(told: EngineAnswer, metrics: bytes) -> EngineAnswer:
+    """Returns what a worker said, and what vLLM's metrics say; b"" if there are none."""
+    if not metrics:
+        return told
+    return told._replace(
+        drafts=drafts_in_metrics(metrics),
+        caches=caches_in_metrics(metrics),
+        block_size=block_size_in_metrics(metrics),
+        cache_tokens=cache_tokens_of_metrics(metrics),
+    )
+
+
+async def _metrics(client: Client, endpoint: str) -> bytes:
+    """Returns the metrics of a worker, b"" if it does not show them."""
     try:
         _, text = await client.get(endpoint, METRICS, TIMEOUT_SECONDS, MAX_METRICS_BYTES)
     except FAILURES:
-        return None
-    return drafts_in_metrics(text) if text else None
+        return b""
+    return text
 
 
 async def _engine_of(client: Client, endpoint: str) -> str | None:

@@ -6,6 +6,7 @@ an object with `version`; `GET /server_info` of SGLang, formerly `/get_server_in
 its arguments and `version`.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +37,15 @@ MAX_SHOWN = 60
 MAX_ARGUMENT = 4_096
 
 UNASKED = "it was not asked yet"
+
+
+_CACHE_INFO = rb"^vllm:cache_config_info\{[^}\n]*\b"
+_CACHES = re.compile(_CACHE_INFO + rb'enable_prefix_caching="(True|False)"', re.MULTILINE)
+_BLOCK_SIZE = re.compile(_CACHE_INFO + rb'(?<!_)block_size="([1-9]\d{0,4})"', re.MULTILINE)
+
+
+class _CacheArguments(msgspec.Struct):
+    disable_radix_cache: bool | None = None
 
 
 class _Card(msgspec.Struct):
@@ -91,6 +101,33 @@ def drafts_in_metrics(text: bytes) -> bool:
     return b"\nvllm:spec_decode_num_draft" in text
 
 
+def caches_in_metrics(text: bytes) -> bool | None:
+    """Returns whether a vLLM caches prefixes, None if its metrics do not say.
+
+    The labels of `vllm:cache_config_info` show its configuration (v1/metrics/loggers.py).
+    """
+    found = _CACHES.search(text)
+    return None if found is None else found[1] == b"True"
+
+
+def block_size_in_metrics(text: bytes) -> int | None:
+    """Returns the tokens in a block of a vLLM, None if its metrics do not say."""
+    found = _BLOCK_SIZE.search(text)
+    return None if found is None else int(found[1])
+
+
+def caches_in_info(answer: bytes) -> bool | None:
+    """Returns whether an SGLang caches prefixes, by its answer to GET /server_info.
+
+    None if that is not known.
+    """
+    try:
+        is_off = msgspec.json.decode(answer, type=_CacheArguments).disable_radix_cache
+    except UNDECODABLE:
+        return None
+    return None if is_off is None else not is_off
+
+
 def release_in(answer: bytes) -> Release | str:
     """Returns the release in an answer to GET /version or /server_info, or why there is none."""
     try:
@@ -131,13 +168,18 @@ class EngineAnswer(NamedTuple):
     """What a worker said about its engine the last time that it answered.
 
     engine: None if that is unknown; then reason says why. arguments: SGLang's, None if unknown.
-    drafts: whether it may run a draft model, None if it did not say.
+    drafts: whether it may run a draft model, None if it did not say. caches: whether it caches
+    prefixes, None if it did not say. block_size: in tokens, None if it did not say. cache_tokens:
+    how many tokens it can cache, None if it did not say.
     """
 
     engine: Engine | None = None
     reason: str = UNASKED
     arguments: PromptArguments | None = None
     drafts: bool | None = None
+    caches: bool | None = None
+    block_size: int | None = None
+    cache_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

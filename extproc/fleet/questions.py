@@ -12,6 +12,7 @@ from extproc.fleet.polling import Client, Polling, Question
 from extproc.fleet.pull_arrivals import PullArrivals
 from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import SelfReport, Table, Worker
+from extproc.fleet.sleeping import Sleeping
 from extproc.fleet.verifying import Verifying
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import FeedState
@@ -50,6 +51,7 @@ class Questions:
         chance: Callable[[], float],
         monotonic: Callable[[], float],
         make_client: Callable[[], Client],
+        sleeping: Sleeping,
     ) -> None:
         self._table = table
         self._fleet = fleet
@@ -64,6 +66,7 @@ class Questions:
             self._feed_loads,
             Pace(policy.scrape_interval_ms / 1000, chance, monotonic),
             monotonic,
+            sleeping.note,
         )
         self.paced: list[_PacedQuestion] = [reports] if policy.scrape_interval_ms else []
         computed = Computed(
@@ -72,7 +75,7 @@ class Questions:
         self.pulls = PullArrivals(fleet.overlaps, self._delay_seconds, monotonic)
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:
-            doubts = Doubts(table, self.polling, self._sign_of_life, monotonic)
+            doubts = Doubts(table, self.polling, self._sign_of_life, monotonic, sleeping.ask)
             self._looks.append(doubts.look)
         elif policy.probe_interval_ms:
             pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)

@@ -109,8 +109,11 @@ class Worker:
     member: as it was configured or found. name: its configured host:port. place: the same, parsed.
     upstream: the record of its endpoint, which other workers may share; None until its host name is
     resolved. other_endpoints: to which its host name leads as well. holdings: what was sent there.
-    is_drained: whether the operator drained it. learned: what it reported about itself. printed:
-    how it prints the tools of responses, None as long as it shows nothing. retries: pauses before
+    is_drained: whether the operator drained it. asleep: how its engine sleeps, "" while it does
+    not. sleep_asked_at: when it was last asked for that because it was in doubt. void_at: how many
+    batches its feed had sent when its sleeping engine dropped its cache, None if none is dropped,
+    or that is announced. learned: what it reported about itself. printed: how it prints the tools
+    of responses, None as long as it shows nothing. retries: pauses before
     it is asked for that again; did_answer: whether it answered the last time. following: its feed.
     proof: the state of its tokens. lookups: its requests that will be looked up for that. reuse:
     what its outcomes show of what it reuses. pin_findings: whether it computes requests on the
@@ -123,6 +126,7 @@ class Worker:
     """
 
     __slots__ = (
+        "asleep",
         "batches_seen",
         "did_answer",
         "engine_answer",
@@ -147,9 +151,11 @@ class Worker:
         "retries",
         "reuse",
         "saved",
+        "sleep_asked_at",
         "store_share",
         "tokenizer",
         "upstream",
+        "void_at",
     )
 
     def __init__(self, name: str, member: FleetMember) -> None:
@@ -160,6 +166,9 @@ class Worker:
         self.other_endpoints: tuple[str, ...] = ()
         self.holdings = Holdings(name)
         self.is_drained = False
+        self.asleep = ""
+        self.sleep_asked_at = -math.inf
+        self.void_at: int | None = None
         self.learned = SelfReport()
         self.printed: Printed | None = None
         self.retries: Backoff | None = None
@@ -192,11 +201,19 @@ class Worker:
             self.engine_answer = told
         found = self.sighting
         self.identity = identity_of(found.worker.engine, found.engine_source, self.engine_answer)
+        size = None if found.worker.events is not None else self.engine_answer.cache_tokens
+        self.holdings.capacity_tokens = size
 
     @property
     def engine(self) -> Engine | None:
         """Its engine, None if that is unknown."""
         return self.identity.engine
+
+    @property
+    def must_tell(self) -> bool:
+        """Whether its feed has to tell of what it computes: it answers, and caches prefixes."""
+        is_down = self.upstream is not None and bool(self.upstream.against)
+        return self.engine_answer.caches is not False and not is_down
 
     @property
     def endpoint(self) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from extproc.base.engine import SGLANG, VLLM, Engine, Release
 from extproc.fleet.record import Worker
-from extproc.observing.outcomes import Outcome
-from extproc.proof.reuse import GROUP_MISSING
+from extproc.observing.outcomes import DRAFT, GROUPS, Outcome
+from extproc.proof.reuse import DRAFT_DROP
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap
@@ -51,7 +51,8 @@ class Reuse:
     def note_followed(self, worker: Worker) -> None:
         """Applies what is known of a worker to its feed."""
         by_release = rules_by_release(worker.engine)
-        is_certain = not worker.reuse.doubt and not self._is_silent(worker)
+        is_void = worker.void_at is not None
+        is_certain = not (worker.reuse.doubt or self._is_silent(worker) or is_void)
         self._fleet.note_rules(
             worker.name,
             by_release._replace(draft_drop=worker.reuse.draft_drop, is_certain=is_certain),
@@ -86,15 +87,21 @@ class Reuse:
         if worker is None or cached is None or overlap is None:
             return ""
         error, has_groups = _reusable(overlap) - cached, self._has_groups(worker)
-        if error == 0:  # it was right, but uncertain
-            return worker.reuse.doubt or (GROUP_MISSING if self._is_silent(worker) else "")
-        are_known = self._fleet.other_groups(worker.name).are_known and not self._is_silent(worker)
         return worker.reuse.cause(
             error,
             self._unit(worker, overlap.block_size),
             has_groups=has_groups,
-            are_known=are_known,
+            are_known=self._are_groups_known(worker),
         )
+
+    def uncertain_because(self, name: str) -> str:
+        """Returns why all of a worker's credit is uncertain: DRAFT or GROUPS, "" if it is not."""
+        worker = self._records.get(name)
+        if worker is None:
+            return ""
+        if worker.reuse.doubt:
+            return DRAFT if worker.reuse.doubt == DRAFT_DROP else GROUPS
+        return "" if self._are_groups_known(worker) else GROUPS
 
     def as_json(self, worker: Worker) -> dict[str, Any]:
         """Returns the entry of GET /workers."""
@@ -112,6 +119,10 @@ class Reuse:
 
     def _has_groups(self, worker: Worker) -> bool:
         return self._fleet.other_groups(worker.name).are_there or self._is_silent(worker)
+
+    def _are_groups_known(self, worker: Worker) -> bool:
+        """Whether its feed shows what its groups hold, if it has several."""
+        return self._fleet.other_groups(worker.name).are_known and not self._is_silent(worker)
 
     def _is_silent(self, worker: Worker) -> bool:
         """Whether its engine does not announce what windows and states hold."""

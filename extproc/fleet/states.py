@@ -10,8 +10,8 @@ from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.reuse import Reuse
 from extproc.fleet.strays import Strays
-from extproc.observing.outcomes import Circumstances, Outcome
-from extproc.proof.trust import Proofs
+from extproc.observing.outcomes import BLOCKS, FORM, RANK, Circumstances, Outcome, likely_cause
+from extproc.proof.trust import SILENT, Proofs
 from extproc.routing.load import Load
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
@@ -68,15 +68,16 @@ class States:
         candidates = self._candidates
         tiers, share = self._fleet.blocks_by_tier(name), worker.store_share
         adapters = adapters_of(worker, is_listed=True)
+        disbelieved, why = self._proofs.disbelief(name)
         return {
             "endpoint": endpoint,
             "name": name,
             "other_endpoints": worker.other_endpoints,
             "model": candidates.model_of(worker) or "",
-            "state": candidates.state(name),
+            "state": disbelieved or candidates.state(name),
             "reason": self._reason(worker),
             "block_size": candidates.block_size(name),
-            "feeds": [feed_as_json(status) for status in self._fleet.feeds(name)],
+            "feeds": [feed_as_json(status, why) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
@@ -156,13 +157,22 @@ class States:
         """Returns facts that may explain a wrong prediction for a worker."""
         name, prompt = outcome.worker, outcome.prompt
         return Circumstances(
-            self._candidates.state(name),
+            SILENT if self._proofs.silence(name) else self._candidates.state(name),
             tokens_differ=self._proofs.differs(name),
             block_size=self._candidates.block_size(name),
             ranks=self._fleet.ranks(name),
             overlaps={} if prompt is None else self._fleet.overlaps(prompt),
             reuse_cause=self._reuse.cause(outcome),
+            uncertain_because=self._uncertain_because(outcome),
         )
+
+    def _uncertain_because(self, outcome: Outcome) -> str:
+        """Returns why a worker's credit for a request is uncertain, if it is."""
+        if not self._proofs.is_certain(outcome.worker, outcome.forms):
+            return FORM
+        of_engine = self._reuse.uncertain_because(outcome.worker)
+        is_any_rank = self._fleet.ranks(outcome.worker) > 1 and not outcome.names_rank
+        return of_engine or (RANK if is_any_rank else BLOCKS)
 
     def note_usage(self, outcome: Outcome) -> None:
         """Compares how many tokens an engine counted, and reused, with what is known here."""
@@ -170,3 +180,16 @@ class States:
         if counted is not None:
             self._proofs.counted(outcome.worker, outcome.forms, outcome.prompt_tokens, counted)
         self._reuse.note_outcome(outcome)
+        self._note_prediction(outcome)
+
+    def _note_prediction(self, outcome: Outcome) -> None:
+        """Compares what the worker held by its feed, certain or not, with what it reused."""
+        cached = outcome.reported.cached_tokens
+        if outcome.error_tokens is None or cached is None:
+            return
+        overlap, cause = outcome.overlaps.get(outcome.worker), ""
+        held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
+        if held != cached:
+            expected = outcome._replace(predicted_tokens=held)
+            cause = likely_cause(expected, self.circumstances(expected))
+        self._proofs.predicted(outcome.worker, cause)

@@ -33,12 +33,17 @@ from extproc.proof.golden import (
 )
 from extproc.proof.golden_forms import (
     FormEncoder,
+    OwnPrompt,
+    Post,
     Told,
     ids_there,
+    is_answered,
     own_prompts,
     rival_shown,
+    unseen,
     verdicts,
 )
+from extproc.proof.lookups import GRACE_SECONDS, MAX_WAITING
 from extproc.proof.state import (
     OFF,
     STATES_SHOWN,
@@ -52,7 +57,7 @@ from extproc.requests.dialect import Dialect, dialect_of
 from extproc.requests.prompt import FORM_NAMES, TOOLS, names_of
 from extproc.tokenizing.remote_tokenizer_wire import PATH
 from kvstate.feeds.backoff import Backoff
-from kvstate.overlap import Tokens
+from kvstate.overlap import Prompt, Tokens
 
 log = logging.getLogger("kvsteer.tokens")
 
@@ -64,6 +69,12 @@ AT_ONCE = 16
 
 # How long KVSteer's own tokens are cached: templates may write the date.
 OURS_SECONDS = 60.0
+
+# Tokens in a block of a worker that has not stored any yet; most engines have smaller ones.
+USUAL_BLOCK_SIZE = 64
+
+# A golden message has one of so many numbers in it, so that its worker has never seen it.
+_NONCES = 1 << 40
 
 # Differences and failures of one model that are logged, until its tokens match again.
 MAX_SAID = 8
@@ -242,7 +253,48 @@ class Verifying:
             questioned.dialect, told = shown
             self._speak(worker, questioned.dialect)
         questioned.by_release |= verdicts(told, encoder.text_of, known)
+        not_shown = [own for own, theirs in told if theirs is None]
+        await self._prove_by_stores(post, worker, model, encoder, not_shown)
         return questioned.by_release
+
+    async def _prove_by_stores(
+        self,
+        post: Post,
+        worker: Worker,
+        model: str,
+        encoder: FormEncoder,
+        not_shown: Sequence[OwnPrompt],
+    ) -> None:
+        """Sends messages of forms that no answer shows, and looks up what the worker stored.
+
+        Not while tokens are known to differ: then it is no wonder if a prompt is not stored.
+        """
+        name, dialect, is_any_sent = worker.name, worker.questioned.dialect, False
+        for own in not_shown:
+            if dialect is None or worker.proof.refuted or worker.proof.is_proved(own.forms):
+                continue
+            size = self._proofs.block_size(name) or USUAL_BLOCK_SIZE
+            nonce = int(self._chance() * _NONCES)
+            asked = await asyncio.to_thread(unseen, encoder, dialect, own, size, nonce)
+            if asked is None:
+                continue
+            sent = self._proofs.note_golden(name, Prompt(model, asked.tokens), own.forms)
+            if sent is None:
+                continue
+            try:
+                is_sent = await is_answered(post, asked.question, model)
+            except TokenizerSilentError:
+                is_sent = False
+            if is_sent:
+                self._proofs.ended(sent)
+                is_any_sent = True
+            else:
+                self._proofs.dropped(name, sent)
+        if is_any_sent:
+            await asyncio.sleep(GRACE_SECONDS)
+            for _ in range(MAX_WAITING):
+                self._proofs.look_up(name)
+                await asyncio.sleep(0)
 
     async def _ours_of(
         self, model: str, encoder: FormEncoder, golden: Sequence[Golden]

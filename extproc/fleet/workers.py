@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from extproc.base import address
 from extproc.base.attention import has_hybrid_files
 from extproc.base.engine import RUST
+from extproc.base.fault import Fault
 from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.candidates import Candidates
@@ -25,13 +27,14 @@ from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import FeedPlan, Table, Worker
 from extproc.fleet.resolving import LookUp, Resolving, addresses_of
 from extproc.fleet.reuse import Reuse
+from extproc.fleet.sleeping import Sleeping
 from extproc.fleet.states import States
 from extproc.fleet.strays import Strays
 from extproc.fleet.verifying import Verifying
 from extproc.fleet.worker_faults import WorkerFaults
 from extproc.proof.golden_forms import FormEncoder
 from extproc.proof.trust import Proofs
-from extproc.requests.dialect import Dialect, rivals_of
+from extproc.requests.dialect import Dialect, Printed, rivals_of
 from extproc.routing.load import Loads
 from extproc.routing.pins import PinFindings
 from extproc.routing.placing import ClaimReporter
@@ -58,7 +61,7 @@ class Workers:
     state of their tokens. verifying: compares their tokens with the router's. identifying: knows
     their engines. candidates: what a picker sees of them. lanes: what Envoy sees of them. states:
     what the operator sees of them. questions: what they are asked. strays: whether requests reach
-    them. faulty: what is wrong with them.
+    them. faulty: what is wrong with them. sleeping: which of them sleep.
     """
 
     def __init__(
@@ -86,9 +89,9 @@ class Workers:
         rate = config.policy.cost.prefill_tokens_per_second
         touched = None if telling is None else telling.touched
         self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
-        self.proofs = Proofs(fleet, self.records, monotonic)
         self.pins = pins = RankPins(config, table, fleet, monotonic)
         self.candidates = candidates = Candidates(config, table, fleet, self.loads, pins)
+        self.proofs = Proofs(fleet, self.records, monotonic, candidates.block_size)
         model_of = candidates.model_of
         hybrids = {
             one.name
@@ -96,6 +99,8 @@ class Workers:
             if isinstance(one.tokenizer, str) and has_hybrid_files(one.tokenizer)
         }
         self.reuse = Reuse(fleet, self.records, lambda worker: model_of(worker) in hybrids)
+        note_followed = self.reuse.note_followed
+        self.sleeping = Sleeping(table, fleet.batches, note_followed, monotonic)
         self.lanes = Lanes(table, config.disaggregation, model_of)
         self.verifying = Verifying(
             table,
@@ -126,6 +131,7 @@ class Workers:
             chance,
             monotonic,
             make_client,
+            self.sleeping,
         )
         self._resolving = Resolving(table, self.note_moved, times, look_up)
         self._feeds = Feeds(
@@ -204,6 +210,15 @@ class Workers:
         self.candidates.note_change()
         await self._feeds.follow(changes.removed)
 
+    def faults(self) -> Iterator[Fault]:
+        """Yields what is wrong with workers and their feeds."""
+        yield from self.faulty.faults()
+        yield from self.sleeping.faults()
+        yield from self._feeds.faults()
+        yield from self.proofs.faults()
+        yield from self.identifying.faults()
+        yield from self.verifying.faults()
+
     def drain(self, name: str, *, draining: bool) -> bool:
         """Starts or ends draining a worker; returns whether it exists.
 
@@ -235,12 +250,19 @@ class Workers:
             self.reuse.note_engine(worker)
             self.pins.note_change()
         self.candidates.note_change()
-        if worker is not None and worker.engine is not None and worker.engine.front_end == RUST:
+        if worker is None or worker.engine is None:
+            return
+        was_early = worker.questioned.dialect is None and worker.questioned.at > -math.inf
+        if worker.engine.front_end == RUST or was_early:
             self.verifying.ask_now(worker)  # what it was asked as another one proves little
 
     def _speak(self, worker: Worker, dialect: Dialect) -> None:
+        """Notes which dialect a worker has shown."""
+        self.note_printed(worker, dialect.tools)
+
+    def note_printed(self, worker: Worker, printed: Printed) -> None:
         """Notes how a worker prints the tools of responses."""
-        worker.printed = dialect.tools
+        worker.printed = printed
         self.proofs.reprinted(worker)
         self.candidates.note_change()
 

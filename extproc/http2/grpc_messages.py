@@ -63,6 +63,21 @@ class MessageParts:
 Message = bytes | MessageParts
 
 
+class LongMessage(NamedTuple):
+    """A message to send, `before + body[:end] + behind`, whose body nobody copies."""
+
+    before: bytes
+    body: bytes
+    end: int
+    behind: bytes = b""
+
+
+def joined(message: LongMessage) -> bytes:
+    """Returns a message in one piece."""
+    before, body, end, behind = message
+    return b"".join((before, memoryview(body)[:end], behind))
+
+
 # A message, or a part of a long one that is not the last; is_whole: the message ends with it.
 Received = tuple[bytes, bool]
 

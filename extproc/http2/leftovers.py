@@ -8,3 +8,5 @@ KEPT_BACK: Final = 1
 OVER: Final = 2
 # The peer broke a rule, so that the connection must end: `Session.fault` says which.
 FAULTY: Final = 4
+# As much was written as is written at a time, and there is more: send again when others had a turn.
+MORE: Final = 8

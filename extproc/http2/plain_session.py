@@ -20,17 +20,19 @@ from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
+    LongMessage,
     MessageReader,
     Piece,
     RefusedRequest,
     Status,
     framed,
+    joined,
     refusal_of,
     trailers,
     trailers_only,
 )
 from extproc.http2.header_blocks import BlockCache, RequestHead
-from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
 from extproc.http2.limits import Budget, Limits, SharedBudget
 from extproc.http2.reading import Reading
 from extproc.http2.streams import Opened, Received
@@ -39,6 +41,9 @@ from extproc.http2.streams import Opened, Received
 # A refused request whose answer waits takes as much as the first.
 _OPEN_BYTES: Final = 1024
 _CALL_BYTES: Final = 4096
+
+# Most times that `send` writes: then others have their turn.
+_MAX_WRITES: Final = 4
 
 _TRACEPARENT = headers.TRACEPARENT.encode()
 
@@ -137,21 +142,26 @@ class PlainSession:
 
     def send(self, write: Callable[[bytes], None]) -> int:
         """Writes what is due; returns what is left to do."""
-        if self.is_due:
-            while data := self.data_to_send():
+        data, writes = b"more", 0
+        while data and writes < _MAX_WRITES and self.is_due:
+            data = self.data_to_send()
+            if data:
                 write(data)
-        left = KEPT_BACK if self.has_unsent and not self.is_due else 0
+            writes += 1
+        left = MORE if data and self.is_due else 0
+        left |= KEPT_BACK if self.has_unsent and not self.is_due else 0
         left |= OVER if self.is_over else 0
         return left | (0 if self.fault is None else FAULTY)
 
-    def answer(self, stream_id: int, message: bytes) -> int:
+    def answer(self, stream_id: int, message: bytes | LongMessage) -> int:
         """Sends one message of an answer."""
         call = self._calls.get(stream_id)
         if call is None:
             return -1
+        whole = message if isinstance(message, bytes) else joined(message)
         head = b"" if call.has_answer else ANSWER_HEAD
         call.has_answer = True
-        queued = self._connection.send_data(stream_id, framed(message), head)
+        queued = self._connection.send_data(stream_id, framed(whole), head)
         if queued is None:
             self._forget(stream_id)
             return -1

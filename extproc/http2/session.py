@@ -10,6 +10,7 @@ from dataclasses import astuple
 from typing import Protocol
 
 from extproc.http2.call_events import CallEvent
+from extproc.http2.grpc_messages import LongMessage
 from extproc.http2.limits import Limits, SharedBudget
 from extproc.http2.plain_session import PlainSessions
 from extproc.http2.reading import Reading
@@ -58,16 +59,17 @@ class Session(Protocol):
         """Returns the bytes to write now; call it until there are none."""
 
     def send(self, write: Callable[[bytes], None], /) -> int:
-        """Writes all that can be sent if any of it is due; returns what is left to do.
+        """Writes what can be sent, a MiB at most, if any of it is due; returns what is left to do.
 
-        write: called with bytes, any number of times. What is left: bits of
+        write: called with bytes, up to four times. What is left: bits of
         `extproc.http2.leftovers`.
         """
 
-    def answer(self, stream_id: int, message: bytes, /) -> int:
+    def answer(self, stream_id: int, message: bytes | LongMessage, /) -> int:
         """Sends one message of an answer; returns how many bytes of it wait for the peer.
 
-        Returns -1 if the call is gone, or there was no room to keep the message.
+        Returns -1 if the call is gone, or there was no room to keep the message. The body of a long
+        one is not copied, but held until it was sent.
         """
 
     def finish(self, stream_id: int, status: int, text: str, /) -> None:

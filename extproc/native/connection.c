@@ -710,6 +710,15 @@ bool connection_send(Connection *connection, uint32_t stream_id, const uint8_t *
     return false;
 }
 
+bool connection_lend(Connection *connection, uint32_t stream_id, Text before, Loan loan,
+                     Text behind) {
+    Stream *stream = open_stream(connection, stream_id);
+    if (stream && outbox_lend(connection, stream, before, loan, behind)) return true;
+    loan_end(&loan);
+    if (stream) reset_stream(connection, stream, ENHANCE_YOUR_CALM);
+    return false;
+}
+
 void connection_send_head(Connection *connection, uint32_t stream_id, const Buffer *block) {
     if (open_stream(connection, stream_id))
         outbox_frame(connection, FRAME_HEADERS, FLAG_END_HEADERS, stream_id,
@@ -746,8 +755,7 @@ void connection_close(Connection *connection) {
     for (size_t at = 0; at < table->capacity; at++) {
         const Stream *stream = table->slots[at];
         if (!stream) continue;
-        int64_t kept = (int64_t)buffer_length(&stream->queue) + stream->charged +
-                       stream->refused_bytes;
+        int64_t kept = (int64_t)stream_queued(stream) + stream->charged + stream->refused_bytes;
         amount_give_back(connection->budget, kept);
     }
     table_free(&connection->streams);

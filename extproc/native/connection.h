@@ -42,6 +42,16 @@ static inline void amount_give_back(Amount *amount, int64_t size) {
     if (amount->whole) amount->whole->used_bytes -= size;
 }
 
+/* Bytes that belong to somebody else until all are sent, or none is wanted any more: then `give_back`
+ * is called once with their owner. bytes: what is left of them. */
+typedef struct {
+    Text bytes;
+    void *owner; /* NULL: nothing is lent */
+    void (*give_back)(void *owner);
+} Loan;
+
+void loan_end(Loan *loan);
+
 typedef struct Stream Stream;
 
 /* A place in a list of streams, in the order in which they were added. */
@@ -60,7 +70,9 @@ struct Stream {
     int64_t refused_bytes;      /* of the budget, until a refused request's stream is closed */
     bool has_expected;
     uint64_t expected, received;
-    Buffer queue, trailers;
+    Buffer queue; /* of the answer, then what is lent, then what came after that */
+    Loan loan;
+    Buffer behind, trailers;
     int64_t stalled_ticks;
     Link waiting, ready, called;
     bool has_call, has_message, is_whole, is_failed, has_answer, is_held, is_read;
@@ -156,6 +168,10 @@ void connection_pump(Connection *connection);
  * prefix: bytes before the message, which belong to it. */
 bool connection_send(Connection *connection, uint32_t stream_id, const uint8_t *prefix,
                      size_t prefix_length, const uint8_t *data, size_t length);
+/* Sends a part of an answer as `connection_send`, in three pieces, of which the middle one is only
+ * lent. The loan is ended if this fails. */
+bool connection_lend(Connection *connection, uint32_t stream_id, Text before, Loan loan,
+                     Text behind);
 void connection_send_head(Connection *connection, uint32_t stream_id, const Buffer *block);
 void connection_end(Connection *connection, uint32_t stream_id, const Buffer *block, bool is_due);
 void connection_reset(Connection *connection, uint32_t stream_id, uint32_t code);
@@ -172,6 +188,9 @@ bool connection_is_over(const Connection *connection);
 
 /* Returns a stream, open or with a call; NULL if there is none. */
 Stream *connection_find(const Connection *connection, uint32_t stream_id);
+
+/* Returns how many bytes of a stream's answer wait. */
+size_t stream_queued(const Stream *stream);
 
 /* Frees a stream that is neither open nor has a call. */
 void connection_release(Connection *connection, Stream *stream);

@@ -289,6 +289,10 @@ static PyObject *session_py_data_to_send(CoreSession *self, PyObject *Py_UNUSED(
 #define KEPT_BACK 1
 #define OVER 2
 #define FAULTY 4
+#define MORE 8
+
+/* Most times that `send` writes: then others have their turn. */
+#define MAX_WRITES 4
 
 static bool is_due(const Connection *connection) {
     return connection->is_due || connection->ready.first;
@@ -298,8 +302,8 @@ static bool has_unsent(const Connection *connection) {
     return buffer_length(&connection->out) || connection->ready.first;
 }
 
-static long left_of(const Connection *connection) {
-    return (has_unsent(connection) && !is_due(connection) ? KEPT_BACK : 0) |
+static long left_of(const Connection *connection, bool has_more) {
+    return (has_more ? MORE : 0) | (has_unsent(connection) && !is_due(connection) ? KEPT_BACK : 0) |
            (connection_is_over(connection) ? OVER : 0) | (connection->has_failed ? FAULTY : 0);
 }
 
@@ -307,7 +311,7 @@ static long left_of(const Connection *connection) {
 static PyObject *session_py_send(CoreSession *self, PyObject *write) {
     const Connection *connection = &self->session.connection;
     bool has_more = true;
-    while (has_more && is_due(connection)) {
+    for (int writes = 0; writes < MAX_WRITES && has_more && is_due(connection); writes++) {
         PyObject *data = session_py_data_to_send(self, NULL);
         if (!data) return NULL;
         has_more = PyBytes_Size(data) > 0;
@@ -317,18 +321,50 @@ static PyObject *session_py_send(CoreSession *self, PyObject *write) {
         if (!written) return NULL;
         Py_DECREF(written);
     }
-    return PyLong_FromLong(left_of(connection));
+    return PyLong_FromLong(left_of(connection, has_more && is_due(connection)));
 }
 
+static void give_back(void *owner) { Py_DECREF((PyObject *)owner); }
+
+static bool text_of(PyObject *given, Text *text) {
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(given, &bytes, &length)) return false;
+    *text = (Text){(const uint8_t *)bytes, (size_t)length};
+    return true;
+}
+
+/* Reads extproc.http2.grpc_messages.LongMessage, of which the body is lent. */
+static bool long_message_of(PyObject *given, Text *before, Loan *loan, Text *behind) {
+    PyObject *written, *body, *rest;
+    Py_ssize_t end;
+    if (!PyArg_ParseTuple(given, "SSnS", &written, &body, &end, &rest) ||
+        !text_of(written, before) || !text_of(body, &loan->bytes) || !text_of(rest, behind))
+        return false;
+    if (end < 0 || (size_t)end > loan->bytes.length) {
+        PyErr_SetString(PyExc_ValueError, "out of bounds");
+        return false;
+    }
+    loan->bytes.length = (size_t)end;
+    loan->owner = body;
+    Py_INCREF(body);
+    return true;
+}
+
+/* answer(stream, message): the message is bytes, or a tuple that is a long message. */
 static PyObject *session_py_answer(CoreSession *self, PyObject *const *given, Py_ssize_t count) {
     uint32_t stream_id;
-    char *message;
-    Py_ssize_t length;
-    if (!arguments_are(count, 2) || !stream_of(given[0], &stream_id) ||
-        PyBytes_AsStringAndSize(given[1], &message, &length))
-        return NULL;
-    int64_t queued =
-        session_answer(&self->session, stream_id, (const uint8_t *)message, (size_t)length);
+    if (!arguments_are(count, 2) || !stream_of(given[0], &stream_id)) return NULL;
+    Text message, behind;
+    int64_t queued;
+    if (PyTuple_Check(given[1])) {
+        Loan loan = {.give_back = give_back};
+        if (!long_message_of(given[1], &message, &loan, &behind)) return NULL;
+        queued = session_lend(&self->session, stream_id, message, loan, behind);
+    } else {
+        if (!text_of(given[1], &message)) return NULL;
+        queued = session_answer(&self->session, stream_id, message.bytes, message.length);
+    }
     return is_sound(self) ? PyLong_FromLongLong(queued) : NULL;
 }
 

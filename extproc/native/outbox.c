@@ -51,20 +51,33 @@ static int64_t stream_room(const Connection *connection, const Stream *stream) {
 }
 
 static void keep(Connection *connection, Stream *stream, const uint8_t *bytes, size_t length) {
-    buffer_add(&stream->queue, bytes, length);
-    connection->is_broken |= stream->queue.is_broken;
+    Buffer *last = stream->loan.owner ? &stream->behind : &stream->queue;
+    buffer_add(last, bytes, length);
+    connection->is_broken |= last->is_broken;
+}
+
+/* Lets a stream's DATA be sent as windows allow. */
+static void await_room(Connection *connection, Stream *stream) {
+    list_add(&connection->waiting, stream);
+    if (stream_room(connection, stream) > 0) list_add(&connection->ready, stream);
+}
+
+/* Begins a frame that can be sent at once with so many bytes of DATA; false if it cannot. */
+static bool begin_frame(Connection *connection, Stream *stream, int64_t size) {
+    bool fits = size <= connection->out_window && size <= stream_room(connection, stream) &&
+                size <= (int64_t)MAX_FRAME_BYTES;
+    if (!fits || stream_queued(stream) || connection->is_paused) return false;
+    connection->out_window -= size;
+    stream->credit -= size;
+    connection->is_due = true;
+    put_header(&connection->out, (size_t)size, FRAME_DATA, 0, stream->id);
+    return true;
 }
 
 bool outbox_send(Connection *connection, Stream *stream, const uint8_t *prefix,
                  size_t prefix_length, const uint8_t *data, size_t length) {
     int64_t size = (int64_t)(prefix_length + length);
-    bool fits = size <= connection->out_window && size <= stream_room(connection, stream) &&
-                size <= (int64_t)MAX_FRAME_BYTES;
-    if (fits && !buffer_length(&stream->queue) && !connection->is_paused) {
-        connection->out_window -= size;
-        stream->credit -= size;
-        connection->is_due = true;
-        put_header(&connection->out, (size_t)size, FRAME_DATA, 0, stream->id);
+    if (begin_frame(connection, stream, size)) {
         buffer_add(&connection->out, prefix, prefix_length);
         buffer_add(&connection->out, data, length);
         return true;
@@ -72,22 +85,45 @@ bool outbox_send(Connection *connection, Stream *stream, const uint8_t *prefix,
     if (!amount_take(connection->budget, size)) return false;
     keep(connection, stream, prefix, prefix_length);
     keep(connection, stream, data, length);
-    list_add(&connection->waiting, stream);
-    if (stream_room(connection, stream) > 0) list_add(&connection->ready, stream);
+    await_room(connection, stream);
+    return true;
+}
+
+bool outbox_lend(Connection *connection, Stream *stream, Text before, Loan loan, Text behind) {
+    int64_t size = (int64_t)(before.length + loan.bytes.length + behind.length);
+    if (begin_frame(connection, stream, size)) {
+        buffer_add(&connection->out, before.bytes, before.length);
+        buffer_add(&connection->out, loan.bytes.bytes, loan.bytes.length);
+        buffer_add(&connection->out, behind.bytes, behind.length);
+        loan_end(&loan);
+        return true;
+    }
+    if (!amount_take(connection->budget, size)) return false;
+    keep(connection, stream, before.bytes, before.length);
+    if (stream->loan.owner) { /* one at a time: a call has one answer that is long */
+        keep(connection, stream, loan.bytes.bytes, loan.bytes.length);
+        loan_end(&loan);
+    } else {
+        stream->loan = loan;
+    }
+    keep(connection, stream, behind.bytes, behind.length);
+    await_room(connection, stream);
     return true;
 }
 
 void outbox_forget(Connection *connection, Stream *stream) {
     amount_give_back(connection->budget,
-                     (int64_t)buffer_length(&stream->queue) + stream->refused_bytes);
+                     (int64_t)stream_queued(stream) + stream->refused_bytes);
     stream->refused_bytes = 0;
     buffer_free(&stream->queue);
+    buffer_free(&stream->behind);
+    loan_end(&stream->loan);
     list_remove(&connection->waiting, stream);
     list_remove(&connection->ready, stream);
 }
 
 bool outbox_end(Connection *connection, Stream *stream) {
-    if (buffer_length(&stream->queue) || !stream->has_trailers) return false;
+    if (stream_queued(stream) || !stream->has_trailers) return false;
     const Buffer *block = &stream->trailers;
     if (buffer_length(block))
         put_header(&connection->out, buffer_length(block), FRAME_HEADERS,
@@ -106,7 +142,7 @@ bool outbox_end(Connection *connection, Stream *stream) {
 bool outbox_grant(Connection *connection, Stream *stream, uint32_t increment) {
     stream->credit += increment;
     if (stream_room(connection, stream) > MAX_WINDOW) return false;
-    if (buffer_length(&stream->queue) && stream_room(connection, stream) > 0)
+    if (stream_queued(stream) && stream_room(connection, stream) > 0)
         list_add(&connection->ready, stream);
     return true;
 }
@@ -118,15 +154,34 @@ void outbox_set_initial_window(Connection *connection, uint32_t size) {
         if (stream_room(connection, stream) > 0) list_add(&connection->ready, stream);
 }
 
+static size_t lesser(size_t one, size_t other) { return one < other ? one : other; }
+
+/* Adds the next bytes that wait to what is sent. size: no more than there are. */
+static void move_queued(Buffer *out, Stream *stream, size_t size) {
+    size_t first = lesser(size, buffer_length(&stream->queue));
+    buffer_add(out, buffer_content(&stream->queue), first);
+    buffer_drop(&stream->queue, first);
+    if (!stream->loan.owner) return;
+    Text *lent = &stream->loan.bytes;
+    size_t second = lesser(size - first, lent->length);
+    buffer_add(out, lent->bytes, second);
+    *lent = (Text){lent->bytes + second, lent->length - second};
+    if (lent->length || buffer_length(&stream->queue)) return;
+    loan_end(&stream->loan);
+    buffer_free(&stream->queue);
+    stream->queue = stream->behind;
+    stream->behind = (Buffer){0};
+    move_queued(out, stream, size - first - second);
+}
+
 /* Sends one frame of waiting DATA. */
 static void send_queued(Connection *connection, Stream *stream) {
-    int64_t size = (int64_t)buffer_length(&stream->queue);
+    int64_t size = (int64_t)stream_queued(stream);
     if (size > connection->out_window) size = connection->out_window;
     if (size > stream_room(connection, stream)) size = stream_room(connection, stream);
     if (size > (int64_t)MAX_FRAME_BYTES) size = MAX_FRAME_BYTES;
     put_header(&connection->out, (size_t)size, FRAME_DATA, 0, stream->id);
-    buffer_add(&connection->out, buffer_content(&stream->queue), (size_t)size);
-    buffer_drop(&stream->queue, (size_t)size);
+    move_queued(&connection->out, stream, (size_t)size);
     connection->pumped += size;
     connection->out_window -= size;
     stream->credit -= size;
@@ -139,7 +194,7 @@ void connection_pump(Connection *connection) {
            connection->pumped < MAX_PUMPED_BYTES && !connection->is_paused) {
         Stream *stream = connection->ready.first;
         if (stream_room(connection, stream) > 0) send_queued(connection, stream);
-        if (!buffer_length(&stream->queue)) {
+        if (!stream_queued(stream)) {
             buffer_free(&stream->queue);
             list_remove(&connection->ready, stream);
             list_remove(&connection->waiting, stream);

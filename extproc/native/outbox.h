@@ -17,6 +17,10 @@ void outbox_goaway(Connection *connection, uint32_t code, const char *text);
 bool outbox_send(Connection *connection, Stream *stream, const uint8_t *prefix,
                  size_t prefix_length, const uint8_t *data, size_t length);
 
+/* Sends DATA as windows allow, of which the loan is not copied; false if there is no room to keep it:
+ * then the loan is not ended. */
+bool outbox_lend(Connection *connection, Stream *stream, Text before, Loan loan, Text behind);
+
 /* Drops the waiting data of an ended stream. */
 void outbox_forget(Connection *connection, Stream *stream);
 

@@ -324,19 +324,56 @@ void session_tick(Session *session) {
 
 /* --- answers --- */
 
+/* Begins an answer, unless it has begun. Returns its call, NULL if that is over. */
+static Stream *begin_answer(Session *session, uint32_t stream_id, size_t length) {
+    Stream *call = find_call(session, stream_id);
+    if (!call || length > UINT32_MAX) return NULL;
+    if (!call->has_answer)
+        connection_send_head(&session->connection, stream_id, &session->answer_head);
+    call->has_answer = true;
+    return call;
+}
+
+static void write_prefix(uint8_t *prefix, size_t length) {
+    const uint8_t written[PREFIX_BYTES] = {0, (uint8_t)(length >> 24), (uint8_t)(length >> 16),
+                                           (uint8_t)(length >> 8), (uint8_t)length};
+    memcpy(prefix, written, sizeof written);
+}
+
+static int64_t queued_of(Session *session, Stream *call, bool is_kept) {
+    if (is_kept) return (int64_t)stream_queued(call);
+    forget_call(session, call);
+    return -1;
+}
+
 int64_t session_answer(Session *session, uint32_t stream_id, const uint8_t *message,
                        size_t length) {
     Connection *connection = &session->connection;
-    Stream *call = find_call(session, stream_id);
-    if (!call || length > UINT32_MAX) return -1;
-    if (!call->has_answer) connection_send_head(connection, stream_id, &session->answer_head);
-    call->has_answer = true;
-    const uint8_t prefix[PREFIX_BYTES] = {0, (uint8_t)(length >> 24), (uint8_t)(length >> 16),
-                                          (uint8_t)(length >> 8), (uint8_t)length};
-    if (connection_send(connection, stream_id, prefix, sizeof prefix, message, length))
-        return (int64_t)buffer_length(&call->queue);
-    forget_call(session, call);
-    return -1;
+    Stream *call = begin_answer(session, stream_id, length);
+    if (!call) return -1;
+    uint8_t prefix[PREFIX_BYTES];
+    write_prefix(prefix, length);
+    return queued_of(session, call, connection_send(connection, stream_id, prefix, sizeof prefix,
+                                                    message, length));
+}
+
+int64_t session_lend(Session *session, uint32_t stream_id, Text before, Loan loan, Text behind) {
+    size_t length = before.length + loan.bytes.length + behind.length;
+    Stream *call = begin_answer(session, stream_id, length);
+    if (!call) {
+        loan_end(&loan);
+        return -1;
+    }
+    Buffer *block = &session->block;
+    uint8_t prefix[PREFIX_BYTES];
+    write_prefix(prefix, length);
+    buffer_clear(block);
+    buffer_add(block, prefix, sizeof prefix);
+    buffer_add(block, before.bytes, before.length);
+    session->connection.is_broken |= block->is_broken;
+    Text begun = {buffer_content(block), buffer_length(block)};
+    return queued_of(session, call,
+                     connection_lend(&session->connection, stream_id, begun, loan, behind));
 }
 
 /* Adds a status (grpc/grpc, doc/PROTOCOL-HTTP2.md): "%", and all except printable ASCII, as %XX. */
@@ -377,7 +414,7 @@ void session_finish(Session *session, uint32_t stream_id, int status, const uint
 
 int64_t session_queued(const Session *session, uint32_t stream_id) {
     const Stream *call = find_call(session, stream_id);
-    return call ? (int64_t)buffer_length(&call->queue) : 0;
+    return call ? (int64_t)stream_queued(call) : 0;
 }
 
 void session_hold(Session *session, uint32_t stream_id) {

@@ -46,6 +46,9 @@ void session_forget_read(Session *session);
  * call is over. */
 int64_t session_answer(Session *session, uint32_t stream_id, const uint8_t *message,
                        size_t length);
+/* The same, of a message in three pieces, of which the middle one is only lent: however this ends,
+ * the loan is ended once. */
+int64_t session_lend(Session *session, uint32_t stream_id, Text before, Loan loan, Text behind);
 void session_finish(Session *session, uint32_t stream_id, int status, const uint8_t *text,
                     size_t length);
 int64_t session_queued(const Session *session, uint32_t stream_id);

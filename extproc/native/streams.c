@@ -50,8 +50,22 @@ static void close_gap(StreamTable *table, size_t gap) {
     }
 }
 
+void loan_end(Loan *loan) {
+    void *owner = loan->owner;
+    loan->owner = NULL;
+    loan->bytes.length = 0;
+    if (owner) loan->give_back(owner);
+}
+
+size_t stream_queued(const Stream *stream) {
+    return buffer_length(&stream->queue) + stream->loan.bytes.length +
+           buffer_length(&stream->behind);
+}
+
 static void stream_free(Stream *stream) {
     buffer_free(&stream->queue);
+    loan_end(&stream->loan);
+    buffer_free(&stream->behind);
     buffer_free(&stream->trailers);
     buffer_free(&stream->incomplete);
     free(stream);

@@ -36,7 +36,8 @@ class Course(msgspec.Struct, eq=False):
 
     clock: returns the time. started_at: when the decision began. traceparent: the trace that the
     request belongs to, as the proxy or the client wrote it, "" if none. path: the request's, "" if
-    the proxy sent none. trace: the request's trace, if it is traced.
+    the proxy sent none. whose: the client whose request it is, None where nobody asks. trace: the
+    request's trace, if it is traced.
 
     Whoever ends a phase writes its end: to call a method would take longer than to read the clock.
     A phase that did not happen has 0.0: a request without a prompt is not parsed, and nothing is
@@ -47,6 +48,7 @@ class Course(msgspec.Struct, eq=False):
     started_at: float
     traceparent: str = ""
     path: str = ""
+    whose: bytes | None = None
     trace: TraceContext = NO_TRACE
     parsed_at: float = 0.0
     tokenized_at: float = 0.0

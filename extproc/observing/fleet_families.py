@@ -206,13 +206,19 @@ def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         "1 while most of a worker's last requests were not stored as KVSteer tokenizes them",
         labels=["worker"],
     )
+    silent = GaugeMetricFamily(
+        "kvsteer_feed_silent",
+        "1 while a worker's feed is connected and tells nothing of the prompts that it answers",
+        labels=["worker"],
+    )
     for worker in workers:
         tokens = worker["tokens"]
         for result in ("matched", "mismatched", "without_evidence"):
             checks.add_metric([worker["name"], result], tokens[result])
         differ.add_metric([worker["name"]], int(tokens["state"] == "refuted"))
         doubted.add_metric([worker["name"]], int(tokens["doubted"]))
-    yield from (checks, differ, doubted)
+        silent.add_metric([worker["name"]], int(worker["state"] == "silent"))
+    yield from (checks, differ, doubted, silent)
 
 
 def _feed_states(workers: Sequence[Shown]) -> Iterator[Metric]:

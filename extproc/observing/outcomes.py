@@ -8,6 +8,10 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
 - `feed_not_live`: its feed is not live, so the index may be out of date.
 - `block_size`: the difference is less than a block, or the reported tokens are no whole number of
   KVSteer's blocks, so the engine uses another block size.
+- `uncertain`: more was reported, and what the worker held at the pick, certain or not, covers it:
+  the prediction counts only what was certain. `uncertain_because` in GET /workers says why it was
+  not, by the worker's present state: `form` (not proved there), `draft`, `groups` (of attention),
+  `rank` (none was named), or `blocks` (stored before a hole, or where removals are not announced).
 - `evicted`: less was reported, and according to its feed the worker now holds less than was
   predicted.
 - `stored_meanwhile`: more was reported, and the worker's feed announced it afterwards: requests
@@ -20,9 +24,8 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
   blocks may have answered.
 - `draft_drop`: less was reported, by exactly one unit, as by most recent requests of this worker: a
   draft model makes its engine compute the last block that it holds again.
-- `group_missing`: the worker has several kinds of attention, and its engine reused less (or more)
-  than the groups that its feed announced suggest, or its feed does not show what they hold; the
-  prediction was uncertain if that was known.
+- `group_missing`: the worker has several kinds of attention, and its engine reused less than the
+  groups that its feed announced suggest, or its feed does not show what they hold.
 - `evicted` again: less was reported, and according to its feed the worker now holds the whole
   prompt: it removed some between pick and prefill, and stored it again.
 - `unknown`: nothing in the worker's feed explains it.
@@ -118,6 +121,12 @@ class Outcome(NamedTuple):
 
 LIVE = "live"
 
+UNCERTAIN = "uncertain"
+
+# Why a prediction was uncertain.
+FORM, DRAFT, GROUPS, RANK, BLOCKS = "form", "draft", "groups", "rank", "blocks"
+UNCERTAIN_BECAUSE = (FORM, DRAFT, GROUPS, RANK, BLOCKS)
+
 
 class Circumstances(NamedTuple):
     """What is known about a worker when a request has ended.
@@ -125,7 +134,8 @@ class Circumstances(NamedTuple):
     state: of its feeds. tokens_differ: whether its tokens were found to differ from KVSteer's.
     block_size: in tokens. ranks: how many it has. overlaps: what every worker now holds of the
     request's prompt, by name. reuse_cause: why by the rules of its engine it reuses less than it
-    holds, if that explains the outcome, else "".
+    holds, if that explains the outcome, else "". uncertain_because: why its credit for such a
+    request is uncertain, one of `UNCERTAIN_BECAUSE`.
     """
 
     state: str = LIVE
@@ -134,6 +144,7 @@ class Circumstances(NamedTuple):
     ranks: int = 1
     overlaps: Mapping[str, Overlap] = {}
     reuse_cause: str = ""
+    uncertain_because: str = BLOCKS
 
 
 def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
@@ -160,8 +171,8 @@ def _cause_by_feeds(outcome: Outcome, circumstances: Circumstances, cached: int)
     """
     if outcome.predicted_tokens > cached:
         return _cause_of_less(outcome, circumstances)
-    if circumstances.reuse_cause:
-        return circumstances.reuse_cause
+    if _tokens(outcome.overlaps, outcome.worker) >= cached:
+        return UNCERTAIN
     if _tokens(circumstances.overlaps, outcome.worker) >= cached:
         return "stored_meanwhile"
     return "feed_of_another" if _is_of_another(outcome, circumstances, is_over=False) else "unknown"
@@ -235,8 +246,9 @@ class Drift:
 
     requests: those whose prediction could be compared. predicted_tokens, reported_tokens: theirs.
     unusable_tokens: what the worker held of their prompts, and could not reuse by its events.
-    causes: requests whose prediction was wrong, by the likeliest cause. is_logged: whether the
-    worker reports prompt tokens.
+    causes: requests whose prediction was wrong, by the likeliest cause. uncertain_because: those
+    whose prediction was uncertain, by the reason. is_logged: whether the worker reports prompt
+    tokens.
     """
 
     __slots__ = (
@@ -247,12 +259,14 @@ class Drift:
         "predicted_tokens",
         "reported_tokens",
         "requests",
+        "uncertain_because",
         "unusable_tokens",
     )
 
     def __init__(self) -> None:
         self.requests = self.predicted_tokens = self.reported_tokens = self.unusable_tokens = 0
         self.causes: Counter[str] = Counter()
+        self.uncertain_because: Counter[str] = Counter()
         self.is_logged = False
         self._forms_with_hits: set[str] = set()
         self._forms_with_zeros: set[str] = set()
@@ -295,7 +309,11 @@ class Drift:
         overlap = outcome.overlaps.get(outcome.worker)
         self.unusable_tokens += 0 if overlap is None else overlap.unusable_tokens
         if error:
-            self.causes[likely_cause(outcome, circumstances(outcome))] += 1
+            known = circumstances(outcome)
+            cause = likely_cause(outcome, known)
+            self.causes[cause] += 1
+            if cause == UNCERTAIN:
+                self.uncertain_because[known.uncertain_because] += 1
 
     def as_json(self) -> dict[str, Any]:
         """Returns its entry in GET /workers."""
@@ -305,6 +323,7 @@ class Drift:
             "reported_tokens": self.reported_tokens,
             "unusable_tokens": self.unusable_tokens,
             "causes": dict(self.causes),
+            "uncertain_because": dict(self.uncertain_because),
         }
 
 

@@ -31,6 +31,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.base.shares import Shares
 from extproc.config.sections import RecorderSettings as Settings
 from extproc.observing.outcomes import Outcome
 from extproc.requests.request import NO_HEAD, Head
@@ -307,6 +308,11 @@ def _make_private(path: str) -> None:
             os.close(descriptor)
 
 
+def _whose(decision: Decision) -> bytes | None:
+    """Returns the tenant of a request, None if requests name none."""
+    return None if decision.tenant is None else decision.tenant.name
+
+
 class Recorder:
     """Records the requests of one router.
 
@@ -334,8 +340,8 @@ class Recorder:
         self._open: dict[int, _Passing] = {}
         self._hashing: deque[_Passing] = deque()
         self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
-        # only one thread writes each of these two
-        self._given_tokens = self._taken_tokens = 0
+        self._tokens = Shares(MAX_QUEUED_TOKENS)  # of the event loop
+        self._hashed: deque[tuple[bytes | None, int]] = deque()  # whose tokens, of the thread
         self.recorded = 0
         self.not_recorded: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._lost = 0
@@ -362,9 +368,11 @@ class Recorder:
             self.not_recorded["several_prompts"] += 1
             return
         tokens = len(prompts[0].tokens) if prompts else 0
-        queued = self._given_tokens - self._taken_tokens + tokens
-        full = len(self._hashing) + len(self._ended) >= MAX_QUEUED or queued > MAX_QUEUED_TOKENS
-        if full or len(self._open) >= self._max_open:
+        while self._hashed:
+            self._tokens.give_back(*self._hashed.popleft())
+        full = len(self._hashing) + len(self._ended) >= MAX_QUEUED
+        full = full or len(self._open) >= self._max_open
+        if full or not self._tokens.take(_whose(decision), tokens):
             self.not_recorded["queue_full"] += 1
             return
         passing = _Passing(decision, prompts[0] if prompts else None, self._monotonic())
@@ -372,7 +380,6 @@ class Recorder:
         if not prompts:
             passing.session = self._sessions.note(decision.basis.belonging)
             return
-        self._given_tokens += tokens
         self._hashing.append(passing)
 
     def note_server(self, decision: Decision, endpoint: str) -> None:
@@ -441,7 +448,7 @@ class Recorder:
         tenant = passing.decision.tenant
         numbers = hash_ids(self._secret, prompt, self._block_size, tenant)
         passing.numbers = array("Q", numbers)
-        self._taken_tokens += len(prompt.tokens)
+        self._hashed.append((_whose(passing.decision), len(prompt.tokens)))
         passing.prompt = (
             None  # the numbers replace it, so that a long answer keeps no prompt in memory
         )

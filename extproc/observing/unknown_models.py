@@ -41,12 +41,12 @@ class UnknownModels:
         self._calls = calls
         self._unknown = unknown
         self._monotonic = monotonic
-        self._steps: deque[_Step] = deque([_Step(monotonic(), 0, 0)], maxlen=_STEPS + 1)
+        self._steps: deque[_Step] = deque(maxlen=_STEPS + 1)
 
     def faults(self) -> Iterator[Fault]:
         """Yields a fault while their share is too high; it has to be called every few seconds."""
         now = _Step(self._monotonic(), self._calls(), self._unknown())
-        if now.at - self._steps[-1].at >= _STEP_SECONDS:
+        if not self._steps or now.at - self._steps[-1].at >= _STEP_SECONDS:
             self._steps.append(now)
         first = next(
             (one for one in self._steps if now.at - one.at <= MINUTE_SECONDS + _STEP_SECONDS), now

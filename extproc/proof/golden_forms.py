@@ -5,6 +5,10 @@ They are asked by the worker's own dialect, of the engine's chat path itself: vL
 messages and responses); else one token of an answer with the ids of its prompt: `return_token_ids`
 of vLLM's and `return_prompt_token_ids` of SGLang 0.5.23's chat completions, and of vLLM's responses
 `enable_response_messages` (0.24 and 0.32, SimpleContext in openai/responses/context.py).
+
+No engine shows the ids of a message's prompt without /render. There the worker's own events tell:
+a message that nobody sent before is asked for one token, and its blocks are looked up like those of
+any request (`extproc.proof.lookups`).
 """
 
 import json
@@ -183,21 +187,44 @@ def own_prompts(encoder: FormEncoder, dialect: Dialect, known: int) -> list[OwnP
 
     known: forms that need no question any more.
     """
-    found = []
-    for question in QUESTIONS:
-        body = json.dumps(question.body).encode()
-        try:
-            (prompt,) = parse(question.path, body, lambda _: dialect).prompts
-            assert isinstance(prompt, Chat | Given)
-            started = encoder.start(prompt)
-            # they show no cuts; a front end and its date are shown by simpler requests, each time
-            shown = BY_RELEASE & ~(CUT | FRONT_END | DAYS)
-            forms = (forms_of(prompt) | started.forms) & shown
-            if forms & ~known:
-                found.append(OwnPrompt(question, prompt, forms, started.finish()))
-        except RequestError:
-            continue
-    return found
+    asked = (_own_prompt(encoder, dialect, question) for question in QUESTIONS)
+    return [own for own in asked if own is not None and own.forms & ~known]
+
+
+def _own_prompt(encoder: FormEncoder, dialect: Dialect, question: FormQuestion) -> OwnPrompt | None:
+    """Returns a golden request in a dialect, None if it is not keyed there."""
+    body = json.dumps(question.body).encode()
+    try:
+        (prompt,) = parse(question.path, body, lambda _: dialect).prompts
+        assert isinstance(prompt, Chat | Given)
+        started = encoder.start(prompt)
+        # they show no cuts; a front end and its date are shown by simpler requests, each time
+        shown = BY_RELEASE & ~(CUT | FRONT_END | DAYS)
+        forms = (forms_of(prompt) | started.forms) & shown
+        return OwnPrompt(question, prompt, forms, started.finish())
+    except RequestError:
+        return None
+
+
+# The words that a message gets for each token of a block: a word is at least one token.
+_BLOCKS = 2
+_MAX_WORDS = 4_096
+
+
+def unseen(
+    encoder: FormEncoder, dialect: Dialect, own: OwnPrompt, block_size: int, nonce: int
+) -> OwnPrompt | None:
+    """Returns a message like a golden one that no engine has seen, longer by two blocks or more.
+
+    nonce: any number that is not used twice. None if it is no message, or blocks are too large.
+    """
+    words = _BLOCKS * block_size
+    if own.question.path != _MESSAGES or words > _MAX_WORDS:
+        return None
+    *before, last = own.question.body["messages"]
+    longer = {**last, "content": f"{last['content']} {nonce}{' word' * words}"}
+    body = {**own.question.body, "messages": [*before, longer]}
+    return _own_prompt(encoder, dialect, own.question._replace(body=body))
 
 
 _OK = 200
@@ -232,6 +259,15 @@ class _Ids(msgspec.Struct):
 
 
 Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+
+
+async def is_answered(post: Post, asked: FormQuestion, model: str) -> bool:
+    """Has an engine answer a golden request; returns whether it did.
+
+    Its arguments are those of `ids_there`.
+    """
+    status, _ = await post(asked.path, json.dumps({"model": model, **asked.body}).encode())
+    return status == _OK
 
 
 async def ids_there(post: Post, asked: FormQuestion, model: str) -> Tokens | None:

@@ -1,10 +1,17 @@
 """Looks up whether workers stored the prompts of some requests as they are tokenized here.
 
 A request that was sent to a worker with a live feed is looked up in the index once it is over: the
-feed has announced its blocks by then. If the worker holds all that can be reused, its tokens are
-KVSteer's. If it does not, although it stored something meanwhile, that counts as not stored; all
-others say nothing: requests that were refused or answered elsewhere, prompts that were cached or
-are shorter than a block, workers without prefix caching, and feeds with a hole.
+feed has announced its blocks by then. If the worker holds all that can be reused, or its last block
+was stored since the request was sent and is gone again, its tokens are KVSteer's. If that block was
+not stored, although the feed said something meanwhile, that counts as not stored; all others say
+nothing: requests that were refused or answered elsewhere, prompts that were cached or are shorter
+than a block, workers without prefix caching, and feeds with a hole.
+
+That a prompt is not held any more is therefore no evidence, however small and full the cache: from
+the moment a request is sent, the index watches for the key of its last block (`Owner.watch`), which
+depends on all its tokens. A worker with another tokenizer stores other keys, in any cache.
+
+A look-up shows too whether the feed told of an answered prompt at all (`is_told`).
 
 Few requests are looked up, and one in each step: the index is asked for at most MAX_PROMPT_TOKENS.
 Time is an argument: seconds of one monotonic clock.
@@ -13,17 +20,23 @@ Time is an argument: seconds of one monotonic clock.
 from dataclasses import dataclass
 
 from kvstate.overlap import Overlap, Prompt, usable_tokens
+from kvstate.owner import WATCHED_PROMPTS
 
 # Events of a request may arrive after its answer; SGLang and TensorRT-LLM store it at its end.
 GRACE_SECONDS = 1.0
 
-# A request that lasts longer is long: some of its blocks may be gone again, so that it can only
-# show that they were stored. After its end, one that was not looked up for this time is given up.
+# A request that lasts longer is long: its feed may have had a hole meanwhile that has healed, so
+# that it can only show that its blocks were stored. After its end, one that was not looked up for
+# this time is given up.
 MAX_SECONDS = 60.0
+
+# The silence after an answered request that shows something: counts of a feed that another process
+# follows come every five seconds.
+SILENCE_SECONDS = 6.0
 
 # Most requests that wait, for each worker, and most long ones among them: what never ends leaves
 # room for the others.
-MAX_WAITING = 8
+MAX_WAITING = WATCHED_PROMPTS
 MAX_LONG = 4
 
 # Time between two requests of one worker that are looked up: while the state of its tokens is not
@@ -42,7 +55,10 @@ class SentRequest:
     """A request in flight to a worker.
 
     held_tokens: how many tokens of its prompt the worker held before. batches: how many batches its
-    feed had sent by then. ended_at: None while it lasts.
+    feed had sent by then. slot: where the index watches for its prompt. block_size: the one for
+    which it does, None if it cannot. ended_at: None while it lasts. told: how many batches of its
+    feed had come live by then. is_answered: whether an answer began that is no failure. is_shown:
+    whether it has shown already whether its tokens were stored.
     """
 
     prompt: Prompt
@@ -50,7 +66,12 @@ class SentRequest:
     held_tokens: int
     batches: int
     sent_at: float
+    slot: int = 0
+    block_size: int | None = None
     ended_at: float | None = None
+    told: int = 0
+    is_answered: bool = False
+    is_shown: bool = False
 
     def is_long(self, now: float) -> bool:
         """Returns whether it has lasted so long by now, or until its end, that it is long."""
@@ -91,11 +112,20 @@ class Lookups:
         self._next_at = self._next_unproved_at = now + PAUSE_SECONDS
         return False
 
+    def free_slot(self) -> int:
+        """Returns the first slot of the index that no waiting request has; there must be room."""
+        taken = {one.slot for one in self._waiting}
+        return next(slot for slot in range(MAX_WAITING) if slot not in taken)
+
     def add(self, sent: SentRequest, *, is_proved: bool) -> None:
         """Adds a request that was just sent. is_proved: whether all its forms are proved."""
         self._waiting.append(sent)
         self._next_at = sent.sent_at + (PAUSE_WHILE_PROVED_SECONDS if is_proved else PAUSE_SECONDS)
         self._next_unproved_at = sent.sent_at + PAUSE_SECONDS
+
+    def put_back(self, sent: SentRequest) -> None:
+        """Has a request that was looked up too early wait on."""
+        self._waiting.append(sent)
 
     def drop(self, sent: SentRequest) -> None:
         """Gives up a request; one that does not wait is left as it is."""
@@ -136,18 +166,38 @@ def may_show(
 
 
 def is_stored(
-    sent: SentRequest, overlap: Overlap | None, batches: int, block_size: int | None, now: float
+    sent: SentRequest,
+    overlap: Overlap | None,
+    batches: int,
+    block_size: int | None,
+    now: float,
+    *,
+    was_stored: bool | None,
 ) -> bool | None:
     """Returns whether a worker stored a prompt whole; None if that is not known.
 
     overlap: what the worker holds of it now. batches: how many its feed has sent by now.
-    block_size: the worker's, None if unknown.
+    block_size: the worker's, None if unknown. was_stored: whether its last block was stored since
+    the request was sent; None if that is not known.
     """
     if block_size is None:
         return None
     usable = usable_tokens(sent.prompt.tokens, block_size)
     if usable <= sent.held_tokens:  # its blocks are larger than was known when it was sent
         return None
-    if held_tokens(overlap) >= usable:
+    if was_stored or held_tokens(overlap) >= usable:
         return True
-    return None if batches == sent.batches or sent.is_long(now) else False
+    says_nothing = batches == sent.batches or sent.is_long(now) or was_stored is None
+    return None if says_nothing else False
+
+
+def is_told(sent: SentRequest, told: int, block_size: int, *, is_read: bool) -> bool | None:
+    """Returns whether a worker's feed told anything since a request; None if it need not have.
+
+    told: how many batches of its feed have come live by now. block_size: the worker's. is_read:
+    whether anything that its feed ever told could be used.
+    """
+    if told != sent.told and is_read:
+        return True
+    is_new = usable_tokens(sent.prompt.tokens, block_size) > sent.held_tokens
+    return False if sent.is_answered and is_new else None

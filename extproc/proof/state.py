@@ -36,11 +36,13 @@ again, except those that golden requests refute.
 Time is an argument: seconds of one monotonic clock.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from extproc.proof.recurring import Recurring
+from extproc.proof.tally import LAST_FINDINGS, Tally
 from extproc.requests.prompt import (
     ALL_FORMS,
     CONVERSATION,
@@ -52,9 +54,6 @@ from extproc.requests.prompt import (
     blamed,
 )
 
-# How many of the last findings of a kind count.
-LAST_FINDINGS = 8
-
 # How many of them must be other counts before a form is refuted, and how many equal ones in a row
 # end that: more, since only some prompts of the form may be counted otherwise.
 OTHER_COUNTS = 3
@@ -64,6 +63,11 @@ EQUAL_COUNTS = 6
 # in a row end that.
 PROMPTS_NOT_STORED = 6
 PROMPTS_STORED = 3
+
+# How many of the last answered prompts a live feed must not tell of before it counts as silent; one
+# that it tells of ends that.
+PROMPTS_UNTOLD = 6
+PROMPTS_TOLD = 1
 
 
 class Proof(StrEnum):
@@ -155,26 +159,6 @@ def _counted_otherwise(ours: int, engines: int) -> str:
     return f"it counts other tokens in requests: {engines} instead of {ours} in the last such one"
 
 
-class _Tally:
-    """The last findings of one kind; `is_raised` while too many of them are bad."""
-
-    def __init__(self, bad: int, good: int) -> None:
-        self._bad, self._good = bad, good
-        self._last: deque[bool] = deque(maxlen=LAST_FINDINGS)
-        self.is_raised = False
-
-    def add(self, *, is_good: bool) -> None:
-        self._last.append(is_good)
-        if not self.is_raised:
-            self.is_raised = self._last.count(False) >= self._bad
-        elif len(self._last) >= self._good and all(list(self._last)[-self._good :]):
-            self.clear()
-
-    def clear(self) -> None:
-        self._last.clear()
-        self.is_raised = False
-
-
 class FormProof:
     """The state of one form of request at one worker. state: the state now.
 
@@ -187,8 +171,8 @@ class FormProof:
         self._golden = GoldenVerdict(None)
         self._is_stored = self._is_restored = False
         self._unproved_why = NOT_SEEN
-        self._lookups = _Tally(PROMPTS_NOT_STORED, PROMPTS_STORED)
-        self._counts = _Tally(OTHER_COUNTS, EQUAL_COUNTS)
+        self._lookups = Tally(PROMPTS_NOT_STORED, PROMPTS_STORED)
+        self._counts = Tally(OTHER_COUNTS, EQUAL_COUNTS)
         self._counts_why = ""
 
     @property
@@ -262,7 +246,9 @@ class TokenProof:
 
     worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
     reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
-    doubted, proved: the forms that are.
+    doubted, proved: the forms that are. told: whether its feed told of the last prompts that it
+    answered. predictions: how
+    those for it came out.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -273,8 +259,23 @@ class TokenProof:
         self.reason = ""
         self.findings = Counter(dict.fromkeys(FINDINGS, 0))
         self.refuted = self.doubted = self.proved = 0
+        self.told = Tally(PROMPTS_UNTOLD, PROMPTS_TOLD)
+        self.predictions = Recurring()
         self._keyed = ALL_FORMS
         self._forms = {form: _unproved(form) for form in FORM_NAMES}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its feed tells nothing of the prompts that it answers, so that it shows nothing.
+
+        This lasts through a restart of the worker: what hides its events may be in between.
+        """
+        return self.told.is_raised
+
+    @property
+    def is_disbelieved(self) -> bool:
+        """Whether nothing that its feed shows can be certain."""
+        return self.told.is_raised or self.predictions.lowers
 
     def agrees(self, comparison: Comparison) -> bool:
         """Returns whether a result of golden requests refutes nothing that is not refuted yet."""
@@ -339,6 +340,7 @@ class TokenProof:
 
     def restart(self, now: float) -> None:
         """Takes that the worker may have been restarted with other files."""
+        self.predictions.clear()
         for proof in self._forms.values():
             proof.restart(now)
         self._note()

@@ -2,12 +2,22 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from extproc.proof.lookups import Lookups, SentRequest, held_tokens, is_stored, may_show
-from extproc.proof.state import Comparison, Proof, TokenProof
+from extproc.base.fault import Fault
+from extproc.proof.lookups import (
+    SILENCE_SECONDS,
+    Lookups,
+    SentRequest,
+    held_tokens,
+    is_stored,
+    is_told,
+    may_show,
+)
+from extproc.proof.state import PROMPTS_UNTOLD, Comparison, Proof, TokenProof
+from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests.prompt import AGREED_FORMS, BY_RELEASE, PRINTED
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
@@ -17,6 +27,12 @@ log = logging.getLogger("kvsteer.tokens")
 
 # The states of a worker whose feed is complete, but whose tokens are refuted or doubted.
 DIFFERS, DOUBTED = "differs", "doubted"
+
+# The state of a worker whose feed is complete, and tells nothing of what the worker computes.
+SILENT = "silent"
+
+# The state of a worker whose feed is complete, but whose answers contradict it.
+CONTRADICTED = "contradicted"
 
 # The same for forms that releases read differently, while they are not proved.
 UNPROVED = Proof.UNPROVED.value
@@ -37,6 +53,10 @@ class HasProof(Protocol):
     def lookups(self) -> Lookups:
         """Its requests that will be looked up."""
 
+    @property
+    def must_tell(self) -> bool:
+        """Whether its feed has to tell of what it computes: it answers, and caches prefixes."""
+
 
 class Trust(Protocol):
     """What workers are trusted to hold for one request."""
@@ -48,10 +68,16 @@ class Trust(Protocol):
         """Returns the state of a worker's feeds; another one if its tokens are not trusted."""
 
 
-class Proofs:
-    """The state of all workers' tokens.
+def _any_size(_: str) -> int:
+    return 1
 
-    records: of the workers, by name. monotonic: returns seconds.
+
+class Proofs:
+    """The state of all workers' tokens, and whether their feeds tell of what they compute.
+
+    records: of the workers, by name. monotonic: returns seconds. block_size: returns the tokens in
+    a worker's block, as far as that is known before its feed tells it. wants_answers: whether
+    answers have to be seen, since a feed told nothing of a request that may have had none.
     """
 
     def __init__(
@@ -59,15 +85,20 @@ class Proofs:
         fleet: FollowedWorkers,
         records: Mapping[str, HasProof],
         monotonic: Callable[[], float] = time.monotonic,
+        block_size: Callable[[str], int] = _any_size,
     ) -> None:
+        self._block_size = block_size
         self._fleet = fleet
         self._records = records
         self._monotonic = monotonic
         # weak: a proof ends with the record that it is part of
-        self._distrusted: WeakSet[TokenProof] = WeakSet()  # refuted or doubted for some forms
+        # refuted or doubted for some forms, or with a silent feed
+        self._distrusted: WeakSet[TokenProof] = WeakSet()
         self._watchers: list[Callable[[str], None]] = []
         # also if all of them have ended: a WeakSet's length takes longer than all else here
         self._has_distrusted = False
+        self._unheard: WeakSet[TokenProof] = WeakSet()
+        self.wants_answers = False
 
     def watch(self, reconsider: Callable[[str], None]) -> None:
         """Has this called with the name of a worker whose tools are not printed as assumed here."""
@@ -86,18 +117,59 @@ class Proofs:
         # most requests end here, for less than a microsecond
         if record is None:
             return None
-        is_proved = record.proof.is_proved(forms)
+        is_proved = record.proof.is_proved(forms) and not record.proof.told.has_bad
         if not record.lookups.is_open(now, is_proved=is_proved):
             return None
         self._look_up_due(worker, record, now)
-        if not record.lookups.has_room(now) or self._fleet.state(worker) is not FeedState.LIVE:
+        return self._kept(worker, record, prompt, forms, overlap)
+
+    def note_golden(self, worker: str, prompt: Prompt, forms: int) -> SentRequest | None:
+        """Notes a golden request that will be sent to a worker, as `note_sent` does for others."""
+        record = self._records.get(worker)
+        if record is None:
             return None
-        if not may_show(prompt, overlap, self._fleet.block_size(worker), is_proved=is_proved):
+        overlap = self._fleet.overlaps(prompt).get(worker)
+        return self._kept(worker, record, prompt, forms, overlap)
+
+    def _kept(
+        self, worker: str, record: HasProof, prompt: Prompt, forms: int, overlap: Overlap | None
+    ) -> SentRequest | None:
+        """Has a request wait until it is looked up; returns it, None if it will not be."""
+        now = self._monotonic()
+        is_proved = record.proof.is_proved(forms) and not record.proof.told.has_bad
+        if not record.lookups.has_room(now) or not self._must_tell(worker):
             return None
-        batches = self._fleet.batches(worker)
-        sent = SentRequest(prompt, forms, held_tokens(overlap), batches, now)
+        if not may_show(prompt, overlap, self._block_size(worker), is_proved=is_proved):
+            return None
+        fleet, lookups, held = self._fleet, record.lookups, held_tokens(overlap)
+        size, slot = fleet.block_size(worker), lookups.free_slot()
+        is_watched = size is not None and fleet.watch(worker, slot, prompt, size)
+        sent = SentRequest(
+            prompt,
+            forms,
+            held,
+            fleet.batches(worker),
+            now,
+            slot=slot,
+            block_size=size if is_watched else None,
+            told=fleet.live_batches(worker),
+        )
         record.lookups.add(sent, is_proved=is_proved)
         return sent
+
+    def answered(self, sent: SentRequest) -> None:
+        """Notes that a request is answered by its worker, without a failure."""
+        sent.is_answered = True
+
+    def look_up(self, worker: str) -> None:
+        """Looks up one request of a worker that is over, if any is due."""
+        record = self._records.get(worker)
+        if record is not None:
+            self._look_up_due(worker, record, self._monotonic())
+
+    def block_size(self, worker: str) -> int | None:
+        """Returns the tokens in a worker's block, None if that is not known."""
+        return self._fleet.block_size(worker)
 
     def ended(self, sent: SentRequest) -> None:
         """Notes that a request is over."""
@@ -117,6 +189,17 @@ class Proofs:
             record.proof.count(forms, ours, engines, self._monotonic())
             self._note(record.proof, before)
             self._reconsider(worker, record)
+
+    def predicted(self, worker: str, cause: str) -> None:
+        """Notes how a prediction came out. cause: why it was wrong, "" if it was right."""
+        record = self._records.get(worker)
+        if record is None:
+            return
+        predictions = record.proof.predictions
+        before = predictions.cause
+        predictions.note(cause, self._monotonic())
+        if predictions.cause != before:
+            self._mark(record.proof)
 
     def compared(self, record: HasProof, comparison: Comparison) -> None:
         """Notes the result of golden requests for a worker's tokens."""
@@ -152,31 +235,33 @@ class Proofs:
 
     def overlaps(self, prompt: Prompt, forms: int = AGREED_FORMS) -> Mapping[str, Overlap]:
         """Returns the fleet's overlaps, but nothing certain for workers whose tokens are refuted,
-        or not proved where releases differ.
+        or not proved where releases differ, or whose feed is silent or contradicted.
 
         Those of doubted tokens stay certain: the worker holds these blocks, whatever it will store.
         """
         found = self._fleet.overlaps(prompt)
         if forms & BY_RELEASE:
             return {
-                name: overlap if self._is_certain(name, forms) else _uncertain(overlap)
+                name: overlap if self.is_certain(name, forms) else _uncertain(overlap)
                 for name, overlap in found.items()
             }
         for proof in self._distrusted if self._has_distrusted else ():
             overlap = found.get(proof.worker)
-            if overlap is not None and proof.refuted & forms and self._is_current(proof):
+            is_wrong = proof.is_disbelieved or proof.refuted & forms
+            if overlap is not None and is_wrong and self._is_current(proof):
                 found[proof.worker] = _uncertain(overlap)
         return found
 
-    def _is_certain(self, worker: str, forms: int) -> bool:
+    def is_certain(self, worker: str, forms: int) -> bool:
+        """Returns whether what a worker holds of a request of these forms may be certain."""
         record = self._records.get(worker)
-        if record is None:
+        if record is None or record.proof.is_disbelieved:
             return False
         return not record.proof.refuted & forms and record.proof.is_proved(forms & BY_RELEASE)
 
     def state(self, worker: str, forms: int = AGREED_FORMS) -> str:
-        """Returns the fleet's state; DIFFERS, DOUBTED or UNPROVED if these forms are, so that what
-        was sent to the worker counts as well.
+        """Returns the fleet's state; SILENT or CONTRADICTED if its feed is, and DIFFERS, DOUBTED or
+        UNPROVED if these forms are, so that what was sent to the worker counts as well.
         """
         state = self._fleet.state(worker)
         by_release = forms & BY_RELEASE
@@ -184,6 +269,8 @@ class Proofs:
         record = None if is_trusted else self._records.get(worker)
         if record is None:
             return state.value
+        if record.proof.is_disbelieved:
+            return SILENT if record.proof.is_silent else CONTRADICTED
         if record.proof.refuted & forms:
             return DIFFERS
         if not record.proof.is_proved(by_release):
@@ -195,6 +282,41 @@ class Proofs:
         if self._has_distrusted or forms & BY_RELEASE:
             return self.state(worker, forms) == _LIVE
         return self._fleet.state(worker) is _LIVE
+
+    def silence(self, worker: str) -> str:
+        """Returns in words how a worker's live feed tells nothing, "" if it tells."""
+        record = self._records.get(worker)
+        if record is None or not record.proof.is_silent or not record.must_tell:
+            return ""
+        if not self._must_tell(worker):
+            return ""
+        of_last = f"{PROMPTS_UNTOLD} of the last {LAST_FINDINGS} prompts that the worker answered"
+        if self._fleet.block_size(worker) is not None or not self._fleet.batches(worker):
+            return f"the feed is connected and told nothing of {of_last}"
+        if self._lacks_prefixes(worker):
+            return "this model announces no full-attention blocks"
+        return f"nothing that the feed told of {of_last} could be used"
+
+    def disbelief(self, worker: str) -> tuple[str, str]:
+        """Returns the state of a worker if its feed shows nothing certain, and why."""
+        why, record = self.silence(worker), self._records.get(worker)
+        if why or record is None or not record.proof.predictions.lowers:
+            return SILENT if why else "", why
+        if self._fleet.state(worker) is not FeedState.LIVE:
+            return "", ""
+        return CONTRADICTED, record.proof.predictions.in_words
+
+    def faults(self) -> Iterator[Fault]:
+        """Yields a fault for each worker whose feed is silent, or predicts wrongly."""
+        for proof in list(self._distrusted) if self._has_distrusted else ():
+            why = self.silence(proof.worker) if self._is_current(proof) else ""
+            if why and not self._fleet.is_unsequenced(proof.worker):  # a fault of its own
+                is_other = self._lacks_prefixes(proof.worker)
+                code = "no-full-attention" if is_other else "feed-silent"
+                yield Fault(code, f"worker {proof.worker}", why)
+            if proof.predictions.cause and self._is_current(proof):
+                says = proof.predictions.in_words
+                yield Fault("predictions-wrong", f"worker {proof.worker}", says)
 
     def differs(self, worker: str) -> bool:
         """Returns whether a worker's tokens are refuted for any form."""
@@ -212,16 +334,71 @@ class Proofs:
     def _look_up_due(self, worker: str, record: HasProof, now: float) -> None:
         """Looks up one request that is over: a step of bounded length, once or twice a second."""
         sent = record.lookups.take_due(now)
-        if sent is None or self._fleet.state(worker) is not FeedState.LIVE:
+        if sent is None or not self._must_tell(worker):
             return
-        overlap = self._fleet.overlaps(sent.prompt).get(worker)
-        batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
-        found = is_stored(sent, overlap, batches, size, now)
+        overlap, found = self._fleet.overlaps(sent.prompt).get(worker), None
+        if self._fleet.state(worker) is FeedState.LIVE and not sent.is_shown:
+            batches, size = self._fleet.batches(worker), self._fleet.block_size(worker)
+            was_stored = self._was_stored(worker, sent, size)
+            found = is_stored(sent, overlap, batches, size, now, was_stored=was_stored)
+        self._hear(worker, record, sent, now)
         if found is not None:
+            sent.is_shown = True
             before = _logged_state(record.proof)
             record.proof.look_up(sent.forms, now, is_stored=found)
             self._note(record.proof, before)
             self._reconsider(worker, record)
+
+    def _must_tell(self, worker: str) -> bool:
+        """Whether a worker's feed has to tell of each prompt that it did not tell of before.
+
+        After a hole the worker may hold prompts that the feed tells nothing of; but then it is
+        strange that it has never told anything.
+        """
+        state = self._fleet.state(worker)
+        if state is FeedState.DEGRADED:
+            return self._fleet.block_size(worker) is None
+        return state is FeedState.LIVE
+
+    def _lacks_prefixes(self, worker: str) -> bool:
+        """Whether all that a worker's feed ever told is of windows or states, not of prefixes."""
+        fleet = self._fleet
+        return fleet.block_size(worker) is None and fleet.other_groups(worker).are_there
+
+    def _hear(self, worker: str, record: HasProof, sent: SentRequest, now: float) -> None:
+        """Notes whether a worker's feed told of a request that is over.
+
+        What only a replay brought, the feed did not tell.
+        """
+        fleet, proof = self._fleet, record.proof
+        is_read, size = fleet.block_size(worker) is not None, self._block_size(worker)
+        heard = is_told(sent, fleet.live_batches(worker), size, is_read=is_read)
+        if heard is not True and self._lacks_prefixes(worker):
+            proof.told.alarm()
+            self._mark(proof)
+            return
+        if heard is False and not sent.is_over(now, SILENCE_SECONDS):
+            record.lookups.put_back(sent)
+            return
+        if heard is None and not proof.is_silent:
+            self._unheard.add(proof)
+        elif heard:
+            self._unheard.discard(proof)
+        self.wants_answers = bool(self._unheard)
+        if heard or (heard is False and record.must_tell and fleet.is_certain(worker)):
+            proof.told.add(is_good=heard)
+            self._mark(proof)
+
+    def _was_stored(self, worker: str, sent: SentRequest, size: int | None) -> bool | None:
+        """Returns whether the last block of a prompt was stored since; None if it is not known.
+
+        Before a worker's first store, nothing can be watched for: then what is not held was not
+        stored, as long as nothing was removed.
+        """
+        if sent.block_size == size:
+            return self._fleet.was_stored(worker, sent.slot)
+        is_first = sent.block_size is None and not self._fleet.has_removed(worker)
+        return False if is_first else None
 
     def _reconsider(self, worker: str, record: HasProof) -> None:
         """Tells that live requests speak against how tools are printed; golden ones count more."""
@@ -235,7 +412,7 @@ class Proofs:
         return record is not None and record.proof is proof
 
     def _mark(self, proof: TokenProof) -> None:
-        if proof.refuted or proof.doubted:
+        if proof.refuted or proof.doubted or proof.is_silent or proof.predictions.cause:
             self._distrusted.add(proof)
         else:
             self._distrusted.discard(proof)

@@ -16,6 +16,7 @@ from typing import Any
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import ToolFields
 from extproc.requests.known_tools import PrintedTools, Tools
+from extproc.requests.lax_values import flag
 from extproc.requests.prompt import TOOL_FIELDS
 
 # The fields that any release prints alike, as most clients send them.
@@ -26,8 +27,6 @@ _USUAL_FUNCTION = frozenset(("name", "description", "parameters", "strict"))
 FLAGS = ("strict", "defer_loading")
 
 # The texts that pydantic takes for a boolean, whatever their case.
-_TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
-_FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
 
 
 def printed_tools(tools: Tools, fields: ToolFields = ToolFields.NAMED) -> PrintedTools:
@@ -85,9 +84,9 @@ def function_of(
     printed = {"name": name, "description": description, "parameters": parameters}
     if fields is ToolFields.ALL_WITHOUT_FLAGS:
         return {**printed, **function}
-    for flag in FLAGS:
-        if function.get(flag) is not None:
-            printed[flag] = as_flag(function[flag])
+    for key in FLAGS:
+        if function.get(key) is not None:
+            printed[key] = as_flag(function[key])
     if fields is ToolFields.NAMED:
         return printed
     return {**printed, **{key: function[key] for key in function if key not in FLAGS}}
@@ -96,15 +95,10 @@ def function_of(
 def as_flag(value: object) -> bool | None:
     """Returns what the engine's models make of a value that is to be a boolean, or null.
 
-    Source: pydantic's lax mode, which takes 0 and 1, and some words.
-
     Raises:
         RequestError: they refuse it.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | float) and value in (0, 1):
-        return value == 1
-    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    raise RequestError("unsupported_tools")
+    try:
+        return flag(value)
+    except RequestError:
+        raise RequestError("unsupported_tools") from None

@@ -198,7 +198,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     the proxy's routes choose a cluster by the model, and find the model themselves if the router
     names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
     model. of_class: its class, None without classes. tenant: whose it is, None if nobody asks.
-    is_unread: whether it has a body that would have been changed, and was not read.
+    is_unread: whether it has a body that would have been changed, and was not read. whose: the
+    client that waits for itself alone: the tenant, or an address; None where nobody asks.
     """
 
     head: Head
@@ -209,6 +210,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     of_class: RequestClass | None = None
     tenant: Tenant | None = None
     is_unread: bool = False
+    whose: bytes | None = None
 
 
 class _AnyBody(msgspec.Struct):

@@ -15,6 +15,7 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.dialect import Dialect
+from extproc.requests.lax_values import flag, integer, text
 from extproc.requests.prompt import (
     CONVERTED,
     MAX_MESSAGES,
@@ -27,7 +28,7 @@ from extproc.requests.prompt import (
     is_given,
     token_ids,
 )
-from extproc.requests.sglang_fields import as_read, flag, integer, text
+from extproc.requests.sglang_fields import as_read
 from extproc.requests.sglang_media import (
     TOOL_REFERENCE,
     MediaFields,

@@ -12,6 +12,7 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect
+from extproc.requests.lax_values import flag, text
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.sglang_chat import (
     Messages,
@@ -20,7 +21,7 @@ from extproc.requests.sglang_chat import (
     effort_in,
     printed_tools,
 )
-from extproc.requests.sglang_fields import as_read, flag, text
+from extproc.requests.sglang_fields import as_read
 from extproc.requests.sglang_media import TOOL_REFERENCE
 from extproc.requests.sglang_rules import SglangRules
 

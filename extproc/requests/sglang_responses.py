@@ -14,6 +14,7 @@ import msgspec
 
 from extproc.base.errors import RequestError
 from extproc.requests.dialect import Dialect
+from extproc.requests.lax_values import flag
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.sglang_chat import (
     Messages,
@@ -22,7 +23,7 @@ from extproc.requests.sglang_chat import (
     effort_in,
     printed_tools,
 )
-from extproc.requests.sglang_fields import as_read, flag
+from extproc.requests.sglang_fields import as_read
 from extproc.requests.sglang_rules import SglangRules
 from kvstate.undecodable import UNDECODABLE
 

@@ -5,14 +5,16 @@ One table serves two purposes, by two lifetimes of the same claim:
 - speculative, for a worker whose feed is live: from the pick until the request has ended and its
   events have had time to arrive, or until a deadline. A running request's blocks are not evicted;
   afterwards the feed knows better.
-- approximate, for a worker without events now: until its age limit, or until newer prompts need the
-  memory.
+- approximate, for a worker without events now: until its age limit, until newer prompts need the
+  memory, or until more was sent to that worker than its cache can hold, if its size is known.
 
 The table is separate from the index, and bounded: it has two generations, and drops the older one
 when the younger one is full or old.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -74,24 +76,69 @@ DEFAULT_LIFETIMES = Lifetimes()
 Expected = tuple[int, int]
 
 
+# The parts of a worker's cache whose age is known.
+_PARTS = 64
+
+
+@dataclass(slots=True)
+class _Filled:
+    """Some prompts sent one after the other: their new tokens, and when the last one was sent."""
+
+    tokens: float = 0.0
+    at: float = _NEVER
+
+
 class Holdings:
     """What was sent to one worker, unless it lost its cache since; part of its record.
 
-    worker: its name. lost_at: everything sent before is lost; seconds of one monotonic clock.
-    conversations: those that live there.
+    worker: its name. lost_at: everything sent until then is lost; seconds of one monotonic clock.
+    conversations: those that live there. capacity_tokens: the size of its cache, if that is known
+    and no events tell what is evicted; else None.
     """
 
-    __slots__ = ("conversations", "lost_at", "worker")
+    __slots__ = (
+        "_filled",
+        "_filled_tokens",
+        "capacity_tokens",
+        "conversations",
+        "lost_at",
+        "worker",
+    )
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.lost_at = _NEVER
         self.conversations = Conversations()
+        self.capacity_tokens: int | None = None
+        self._filled: deque[_Filled] = deque()
+        self._filled_tokens = 0.0
+
+    def fill(self, tokens: float, now: float) -> None:
+        """Notes that a prompt was sent of which so many tokens were not there.
+
+        An engine evicts what was not used for longest: once more tokens than its cache has are new,
+        whatever was last sent before the first of them is gone. Generated tokens are not counted,
+        and of the prompts sent, `_PARTS` of a cache are told apart.
+        """
+        capacity = self.capacity_tokens
+        if capacity is None:
+            return
+        if not self._filled or self._filled[-1].tokens >= capacity / _PARTS:
+            self._filled.append(_Filled())
+        self._filled[-1].tokens += tokens
+        self._filled[-1].at = now
+        self._filled_tokens += tokens
+        while self._filled_tokens - self._filled[0].tokens >= capacity:
+            gone = self._filled.popleft()
+            self._filled_tokens -= gone.tokens
+            self.lost_at = max(self.lost_at, gone.at)
 
     def lose(self, now: float = inf) -> None:
         """Notes that the worker lost its cache; without a time, that it was removed."""
         self.lost_at = now
         self.conversations = Conversations()
+        self._filled.clear()
+        self._filled_tokens = 0.0
 
 
 class Claim(msgspec.Struct, eq=False, gc=False):

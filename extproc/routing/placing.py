@@ -283,6 +283,10 @@ class Placing:
         else:
             claims = [record(holdings, one, now) for one in marks]
         self._claims[booking] = claims
+        if holdings.capacity_tokens is not None:
+            basis = decision.basis
+            there = basis.claims_on(worker).approximate
+            holdings.fill(max(0.0, basis.weighed_tokens - there), now)
         if self._telling is not None:
             self._telling.begin(claims, booking.endpoint, booking.uncached_tokens)
 

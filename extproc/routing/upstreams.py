@@ -166,9 +166,10 @@ class Vital:
 class Judge(IntEnum):
     """What can eject an endpoint; the lowest one's reason is shown. None clears another's."""
 
-    PROBE = 0
-    SCRAPES = 1
-    DOUBTS = 2
+    SLEEP = 0
+    PROBE = 1
+    SCRAPES = 2
+    DOUBTS = 3
 
 
 @dataclass(eq=False, slots=True)

@@ -432,7 +432,10 @@ def _state(
 
     remembered = RememberedWorkers(workers.records, workers.identifying, workers.monotonic)
     model_of = workers.candidates.model_of
-    proofs = ProofMemory(workers.records, model_of, digests, workers.monotonic)
+    proofs = ProofMemory(
+        workers.records, model_of, digests, workers.monotonic, workers.note_printed
+    )
+    workers.identifying.watch(proofs.note_engine)
     keepers: Sequence[Keeper] = [remembered, proofs, MediaMemory(media)]
     seconds = PROVING_SECONDS if is_awaited else RELIEVING_SECONDS
     restored = RestoredWorkers(fleet, identity, keepers, seconds)
@@ -583,8 +586,7 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
         yield made.certificates.faults
     yield lambda: _apart(made.config)
     yield lambda: discovery_faults(made.discovery.status())
-    yield made.workers.faulty.faults
-    yield made.workers.verifying.faults
+    yield made.workers.faults
     yield made.router.delivery.faults
     yield made.router.unrecognized.faults
     yield made.router.unknown_models.faults

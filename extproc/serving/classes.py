@@ -7,13 +7,13 @@ import msgspec
 from extproc.base.engine import Engine
 from extproc.base.headers import PRIORITY
 from extproc.config.sections import Classes
-from extproc.requests.added_fields import with_fields
+from extproc.requests.added_fields import Body, with_fields
 from extproc.requests.request import Ask, may_compute
 from extproc.requests.request_class import ClassTable, RequestClass
 from extproc.routing.priorities import PRIORITY_FIELD, priority_pin
 
 # The header to set, and the body that replaces the client's; None for each that there is not.
-Named = tuple[tuple[str, str] | None, bytes | None]
+Named = tuple[tuple[str, str] | None, Body | None]
 
 UNNAMED: Named = (None, None)
 
@@ -42,7 +42,7 @@ def is_told_by_header(engines: Collection[Engine | None], path: str) -> bool:
 
 
 def named_priority(
-    of_class: RequestClass | None, engine: Engine | None, path: str, body: bytes | None
+    of_class: RequestClass | None, engine: Engine | None, path: str, body: Body | None
 ) -> Named:
     """Returns what tells an engine the priority of a class.
 

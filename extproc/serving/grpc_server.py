@@ -11,6 +11,7 @@ from extproc.base import headers
 from extproc.base.errors import ProtocolError, StartError
 from extproc.base.logs import tell_fault
 from extproc.config.schema import ExtProc
+from extproc.http2.grpc_messages import joined
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.certificates import Certificates, Material
 from extproc.serving.exchange import Service
@@ -110,7 +111,7 @@ class GrpcServer:
                 decoding = decoded(message, decoder, thread)
                 del message  # a long one is copied, and would be kept until it is answered
                 for answer in await exchange.receive(await decoding):
-                    yield answer
+                    yield answer if isinstance(answer, bytes) else joined(answer)
         except ProtocolError as error:
             self._service.metrics.protocol_errors.inc()
             log.warning("stream ended: %s", error)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from extproc.base.errors import CallError, ProtocolError
 from extproc.base.logs import tell_fault
 from extproc.http2.call_events import ENDED, MESSAGE, PART
-from extproc.http2.grpc_messages import Message, MessageParts, Status
+from extproc.http2.grpc_messages import LongMessage, Message, MessageParts, Status
 from extproc.http2.limits import SharedBudget
 from extproc.http2.session import Session
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -134,7 +134,7 @@ class Call(ABC):
         if not self._kept and not self.is_over:
             self._session.unhold(self._id)
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: bytes | LongMessage) -> None:
         """Sends one message of the answer; does nothing if the call has ended."""
         if self.is_over:
             return

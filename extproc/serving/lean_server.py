@@ -15,7 +15,7 @@ from extproc.base.other_end import peer_name
 from extproc.http2.call_events import ABORTED, OPENED, CallEvent
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import Status
-from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
 from extproc.http2.limits import MIB, Limits, SharedBudget
 from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
 from extproc.observing.fleet_families import ServerFigures
@@ -79,6 +79,7 @@ class LeanConnection(asyncio.Protocol):
         self._paused_ticks: int | None = None
         self._is_closing = False
         self._ending: asyncio.TimerHandle | None = None  # writes the ends that were kept back
+        self._going_on: asyncio.Handle | None = None  # writes more when others had their turn
         self.transport: asyncio.Transport
         self._write_out: Callable[[bytes], None]  # the transport's
 
@@ -173,28 +174,23 @@ class LeanConnection(asyncio.Protocol):
             self.rested_at = time.monotonic()
 
     def flush(self) -> None:
-        """Writes all data to send if any is due, and lets calls that waited for it continue."""
+        """Writes data to send if any is due, and lets calls that waited for it continue."""
         if self._is_closing:
             return
         left = self.session.send(self._write_out)
-        if self._paused_calls:
-            left = self._write_for_paused()
+        while self._paused_calls and not left & MORE and self._release():
+            left = self.session.send(self._write_out)
         # the usual rest is the end of a stream, for which a timer runs already
         if left and (left != KEPT_BACK or self._ending is None):
             self._look_after(left)
-
-    def _write_for_paused(self) -> int:
-        """Writes all data, so that calls that waited for it continue; returns what is left."""
-        self._write()
-        while self._paused_calls and self._release():
-            self._write()
-        return self.session.send(self.transport.write)
 
     def _look_after(self, left: int) -> None:
         """Does what is left to do after data was sent (extproc.http2.leftovers)."""
         if left & KEPT_BACK and self._ending is None:
             loop = asyncio.get_running_loop()
             self._ending = loop.call_later(self._host.bounds.end_seconds, self._write_ends)
+        if left & MORE and self._going_on is None:
+            self._going_on = asyncio.get_running_loop().call_soon(self._go_on)
         fault = self.session.fault if left & FAULTY else None
         if fault is not None:
             log.warning("connection ended: %s", fault[1])
@@ -203,6 +199,10 @@ class LeanConnection(asyncio.Protocol):
             self._write()
             self._is_closing = True
             self.transport.close()
+
+    def _go_on(self) -> None:
+        self._going_on = None
+        self.flush()
 
     def _write(self) -> None:
         while data := self.session.data_to_send():

@@ -1,15 +1,15 @@
 """Tells the engine which data-parallel rank a request names: in a header, or in its body."""
 
-from extproc.requests.added_fields import with_fields
+from extproc.requests.added_fields import Body, with_fields
 from extproc.routing.pins import PinnedRank
 
 # The header to set, and the body that replaces the client's; None for each that there is not.
-Named = tuple[tuple[str, str] | None, bytes | None]
+Named = tuple[tuple[str, str] | None, Body | None]
 
 UNNAMED: Named = (None, None)
 
 
-def named_rank(rank: PinnedRank | None, body: bytes | None) -> Named:
+def named_rank(rank: PinnedRank | None, body: Body | None) -> Named:
     """Returns what names a rank. body: the client's; None if it must not be changed."""
     if rank is None:
         return UNNAMED

@@ -79,6 +79,7 @@ class Preparation:
         self._fleet = fleet
         self._transfers = _takes_transfers(config)
         self._recorded = _recorded_header(config)
+        self._hops = config.envoy.trusted_hops
         self._turns = Turns()
         steps = (self._tenants, self._classes)
         self.headers = [one.header for one in steps if one is not None]
@@ -94,6 +95,8 @@ class Preparation:
         It yields None before it waits, as `Router.route` does.
         """
         ask = self._described(ask, named)
+        if self.reads_bodies:
+            ask = msgspec.structs.replace(ask, whose=self._client(named))
         whose: Whose | None = None
         if self._tenants is not None:
             seen = self._tenants.admit(ask, named.get(self._tenants.header, ()))
@@ -112,7 +115,7 @@ class Preparation:
             return job()
         await asyncio.sleep(0)  # from here on, it must run in a task
         try:
-            return await self._turns.run(self._client(named), len(ask.body), job)
+            return await self._turns.run(ask.whose or b"", len(ask.body), job)
         except UnclearError:
             return Prepared(crowded_out(ask.head.path), None, CROWDED)
 
@@ -137,9 +140,9 @@ class Preparation:
 
     def _client(self, named: Named) -> bytes:
         """Returns who has to wait behind whom: the tenant, or the address that the proxy saw."""
-        header = FORWARDED if self._tenants is None else self._tenants.header
-        values = named.get(header, ())
-        return values[-1].rpartition(b",")[2].strip() if values else b""
+        if self._tenants is not None:
+            return b",".join(named.get(self._tenants.header, ()))
+        return forwarded_for(named.get(FORWARDED, ()), self._hops)
 
     def _edited(self, ask: Ask, body: bytes, duties: Duties, whose: Whose | None) -> Prepared:
         """Returns a request with its body edited, or refused; it may run in another thread."""
@@ -175,6 +178,18 @@ class Preparation:
             return Prepared(ask)
         is_long = why in (Unclear.UNREAD, Unclear.TOO_LARGE)
         return Prepared((unread_body if is_long else refused_body)(path), None, why.value)
+
+
+def forwarded_for(values: Sequence[bytes], hops: int) -> bytes:
+    """Returns the client's address in x-forwarded-for, b"" without one.
+
+    Each proxy appends the address of its other end. What is before the client's, clients may have
+    written themselves.
+
+    hops: how many of the last addresses are of proxies.
+    """
+    last = b",".join(values).rsplit(b",", hops + 1)[-hops - 1 :]
+    return last[0].strip()
 
 
 def _unsalted(path: str, why: Unclear) -> Prepared:

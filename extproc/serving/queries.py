@@ -107,7 +107,7 @@ class Queries:
         if not query.forms & BY_RELEASE and not spoken.has_engines:
             return query
         others = spoken.rest
-        return await self._with_variants(query, others, path, body) if others else query
+        return await self._with_variants(query, others, path, body, course) if others else query
 
     async def _read_again(
         self, query: Query, head: Head, body: bytes, course: Course
@@ -124,7 +124,9 @@ class Queries:
             if is_light(body):
                 odd = rewritten(body)
             else:
-                odd = await self._tokens.run_in_thread(partial(rewritten, body), len(body))
+                odd = await self._tokens.run_in_thread(
+                    partial(rewritten, body), len(body), None, course.whose
+                )
         except TimeoutError:
             return self._of_unparsed(body, "deadline", beginning_of(body)), body
         except RequestError as error:
@@ -183,7 +185,7 @@ class Queries:
         served, salt, turns, parts = plain
         try:
             tokens = await self._tokens.run_in_thread(
-                partial(turns.finish, parts), len(body), ThreadUse(served.model)
+                partial(turns.finish, parts), len(body), ThreadUse(served.model), course.whose
             )
         except TimeoutError:
             outline = self._outline_of(body) if is_light(body) else beginning_of(body)
@@ -201,7 +203,7 @@ class Queries:
         course.parsed_at = course.clock()
         if isinstance(read, Query):
             return read
-        query = self._by_turns(*read) or await self._tokenized(*read, body)
+        query = self._by_turns(*read) or await self._tokenized(*read, body, course)
         course.tokenized_at = course.clock()
         return query
 
@@ -224,6 +226,7 @@ class Queries:
         others: Sequence[tuple[Dialect, frozenset[str]]],
         path: str,
         body: bytes,
+        course: Course,
     ) -> Query:
         """Returns a query with the prompts of workers that speak other dialects.
 
@@ -231,13 +234,13 @@ class Queries:
         """
         variants = []
         for dialect, workers in others:
-            prompts, forms = await self._prompts_in(dialect, path, body)
+            prompts, forms = await self._prompts_in(dialect, path, body, course)
             if prompts != query.prompts or forms != query.forms:
                 variants.append(Variant(workers, prompts, forms))
         return msgspec.structs.replace(query, variants=variants)
 
     async def _prompts_in(
-        self, dialect: Dialect, path: str, body: bytes
+        self, dialect: Dialect, path: str, body: bytes, course: Course
     ) -> tuple[Sequence[Prompt], int]:
         """Returns a request's prompts in a dialect, and their forms; none if it is not keyed."""
         held = ThreadUse()
@@ -250,7 +253,9 @@ class Queries:
             return None if tokens is None else _keyed(*read, tokens)
 
         try:
-            query = await self._tokens.run_in_thread(read_and_tokenized, len(body), held)
+            query = await self._tokens.run_in_thread(
+                read_and_tokenized, len(body), held, course.whose
+            )
         except (RequestError, TimeoutError):
             query = None
         return (query.prompts, query.forms) if query is not None else ((), 0)
@@ -308,13 +313,16 @@ class Queries:
         held = ThreadUse()
         try:
             read, body, course.parsed_at = await self._tokens.run_in_thread(
-                partial(self._read_and_tokenized, path, body, course, held), len(body), held
+                partial(self._read_and_tokenized, path, body, course, held),
+                len(body),
+                held,
+                course.whose,
             )
         except TimeoutError:
             return self._of_unparsed(body, "deadline", beginning_of(body))
         except RequestError as error:
             return self._of_unparsed(body, error.reason, beginning_of(body))
-        query = read if isinstance(read, Query) else await self._tokenized(*read, body)
+        query = read if isinstance(read, Query) else await self._tokenized(*read, body, course)
         course.tokenized_at = course.clock()
         return query
 
@@ -349,21 +357,25 @@ class Queries:
         # some were not of media parts
         return self._read(path, body, self._speaks), body
 
-    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Query:
+    async def _tokenized(
+        self, request: InferenceRequest, served: Served, body: bytes, course: Course
+    ) -> Query:
         try:
-            tokens = await self._tokens.tokenize(request, served.model, len(body))
+            tokens = await self._tokens.tokenize(request, served.model, len(body), course.whose)
             return self._keyed(request, served, tokens, body)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            outline = await self._outlined(body, error)
+            outline = await self._outlined(body, error, course)
             return self._untokenized(request, served, error, lambda: outline)
 
-    async def _outlined(self, body: bytes, error: Exception) -> Outline:
+    async def _outlined(self, body: bytes, error: Exception, course: Course) -> Outline:
         """Returns a body's outline; of its beginning alone if the request is late already."""
         if is_light(body):
             return self._outline_of(body)
         if isinstance(error, RequestError) and error.reason != "too_many_waiting":
             with suppress(TimeoutError, RequestError):
-                return await self._tokens.run_in_thread(partial(self._outline_of, body), len(body))
+                return await self._tokens.run_in_thread(
+                    partial(self._outline_of, body), len(body), None, course.whose
+                )
         return beginning_of(body)
 
     def _keyed(self, request: InferenceRequest, served: Served, keyed: Keyed, body: bytes) -> Query:

@@ -174,7 +174,7 @@ class Router:
         traceparent: the trace that the request belongs to, "" if none.
         """
         clock = self._monotonic
-        course = Course(clock, clock(), traceparent, ask.head.path)
+        course = Course(clock, clock(), traceparent, ask.head.path, ask.whose)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
         query = await self._queries.make_query(ask, course)
@@ -384,12 +384,14 @@ class Router:
 
     def wants_status(self) -> bool:
         """Returns whether to ask the proxy for the next response, if it need not send any."""
-        return self.placing.wants_status()
+        return self.placing.wants_status() or self.watched.wants_answers
 
     def note_answer(self, booking: Booking, status: int, served: str) -> None:
         """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
         if status >= FIRST_FAILURE:
             self._drop_watch(booking)
+        else:
+            self.watched.note_answer(booking)
         self._disaggregator.note_answer(booking, status, self._monotonic())
         seconds = self.placing.note_answer(booking, status, served, self._monotonic())
         if seconds:
@@ -448,7 +450,7 @@ class Router:
             else:
                 with suppress(TimeoutError, RequestError):  # then the side is random
                     read = partial(beginning_of, path, body)
-                    beginning = await self.tokens.run_in_thread(read, len(body))
+                    beginning = await self.tokens.run_in_thread(read, len(body), None, ask.whose)
         return self.steering.steers(hash_of(beginning), self._rng.random())
 
     async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from extproc.base import headers
-from extproc.http2.grpc_messages import LONG_BYTES
+from extproc.http2.grpc_messages import LongMessage
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -24,15 +24,15 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     StreamedBodyResponse,
     TrailersResponse,
 )
+from extproc.requests.added_fields import LONG_BYTES, Body, Extended
 from extproc.serving.refusals import Refusal
-from kvstate import scan
 
 # Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
 # that Envoy's documentation requires (BodyMutation.streamed_response).
 MAX_ECHO_BYTES = 62_000
 
 # The encoded messages (ProcessingResponse) that answer one message of the proxy, in order.
-Answers = list[bytes]
+Answers = list[bytes | LongMessage]
 
 
 def encoded(*answers: ProcessingResponse) -> Answers:
@@ -53,7 +53,7 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
     rank: tuple[str, str] | None = None
     legs: tuple[tuple[str, str], ...] = ()
-    body: bytes | None = None
+    body: Body | None = None
     priority: tuple[str, str] | None = None
 
 
@@ -109,7 +109,7 @@ class Phrases:
         around = self._around.get((len(written), name))
         if around is None:
             mark = _MARK * len(written)
-            marked = self._placed(Placement(mark, name), names_model=names_model, owned=owned)
+            marked = _placed(Placement(mark, name), names_model=names_model, owned=owned)
             around = marked.split(mark.encode()) if mark else [marked]
             if len(around) != _PICK_PARTS:  # no pick, or the model's name has the mark as well
                 placement = Placement(destination, name)
@@ -129,17 +129,11 @@ class Phrases:
         known = None if is_its_own else self._answers.get(placement)
         if known is not None:
             return known
-        answers = [self._placed(placement, names_model=names_model, owned=owned)]
-        return answers if is_its_own else self._keep(placement, answers)
-
-    def _placed(self, placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
-        """Builds and encodes the answer of `body_placed`."""
-        common = pick_of(placement, names_model=names_model, owned=owned)
         body = placement.body
-        if body is None or len(body) < LONG_BYTES:
-            return with_metadata(body_placed(common, body), placement).SerializeToString()
-        announced = with_metadata(body_placed(common, None, len(body)), placement)
-        return _with_body(announced.SerializeToString(), body)
+        if isinstance(body, Extended) or (body is not None and len(body) >= LONG_BYTES):
+            return [_long_placed(placement, body, names_model=names_model, owned=owned)]
+        answers: Answers = [_placed(placement, names_model=names_model, owned=owned)]
+        return answers if is_its_own else self._keep(placement, answers)
 
     def _keep(self, cause: _Cause, answers: Answers) -> Answers:
         if len(self._answers) >= self._most:
@@ -147,6 +141,22 @@ class Phrases:
             self._around.clear()
         self._answers[cause] = answers
         return answers
+
+
+def _placed(placement: Placement, *, names_model: bool, owned: tuple[str, ...]) -> bytes:
+    """Builds and encodes the answer of `Phrases.body_placed`, with no body or a short one."""
+    common = pick_of(placement, names_model=names_model, owned=owned)
+    body = None if isinstance(placement.body, Extended) else placement.body
+    return with_metadata(body_placed(common, body), placement).SerializeToString()
+
+
+def _long_placed(
+    placement: Placement, body: Body, *, names_model: bool, owned: tuple[str, ...]
+) -> LongMessage:
+    """Builds and encodes the answer of `Phrases.body_placed` with a long body."""
+    common = pick_of(placement, names_model=names_model, owned=owned)
+    announced = with_metadata(body_placed(common, None, len(body)), placement)
+    return _with_body(announced.SerializeToString(), body)
 
 
 # In these modes a whole body arrives in one message, which is not always marked as the last one:
@@ -264,17 +274,20 @@ _BODY_FIELDS = (
 _LENGTH_DELIMITED = 2
 
 
-def _with_body(answer: bytes, body: bytes) -> bytes:
-    """Returns an encoded answer to a request body with this new body, which is copied once.
+def _with_body(answer: bytes, body: Body) -> LongMessage:
+    """Returns an encoded answer to a request body with this new body, which is not copied.
 
     The messages would copy it three times. A decoder merges what stands twice for one message
     (protobuf's encoding, "Last One Wins").
     """
-    before, size = b"", len(body)
+    length = size = len(body)
+    before = b""
     for number in _BODY_FIELDS:
         before = bytes((number << 3 | _LENGTH_DELIMITED, *_varint(size))) + before
-        size = len(body) + len(before)
-    return scan.splice(body, ((0, 0, answer + before),))
+        size = length + len(before)
+    if isinstance(body, Extended):
+        return LongMessage(answer + before, body.body, body.end, body.tail)
+    return LongMessage(answer + before, body, length)
 
 
 def _varint(number: int) -> Iterator[int]:

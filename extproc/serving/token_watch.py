@@ -59,6 +59,17 @@ class TokenWatch:
         """
         return self._compared.get(booking)
 
+    @property
+    def wants_answers(self) -> bool:
+        """Whether the answers to requests have to be seen."""
+        return self._proofs.wants_answers
+
+    def note_answer(self, booking: Booking) -> None:
+        """Notes that its worker began to answer a request, without a failure."""
+        sent = self._pending.get(booking) if self._pending else None
+        if sent is not None:
+            self._proofs.answered(sent[1])
+
     def drop(self, booking: Booking) -> None:
         """Gives up looking up a request that its worker did not compute."""
         sent = self._pending.pop(booking, None)

@@ -57,7 +57,7 @@ KEYS_OF_HOME = 64
 _TAG_BYTES = 8
 _SEAL_BYTES = 16
 _HEAD_BYTES = len(MAGIC) + 2 * _TAG_BYTES
-_SEALED_FROM = _HEAD_BYTES + _SEAL_BYTES
+SEALED_FROM = _HEAD_BYTES + _SEAL_BYTES  # where the body of a message begins
 
 # A worker's id has 63 bits: the most for which the MessagePack decoder can check bounds.
 _WORKER_BITS = 2**63 - 1
@@ -361,14 +361,14 @@ def unsealed(wire: bytes, keys: Keys, magic: bytes = MAGIC) -> bytes:
     Raises:
         MessageError: it is not from this fleet.
     """
-    if not _SEALED_FROM < len(wire) <= MAX_BYTES:
+    if not SEALED_FROM < len(wire) <= MAX_BYTES:
         raise MessageError("wrong_size")
     if not wire.startswith(magic):
         raise MessageError("other_version")
-    head, body = wire[:_HEAD_BYTES], wire[_SEALED_FROM:]
+    head, body = wire[:_HEAD_BYTES], wire[SEALED_FROM:]
     if head[len(magic) : -_TAG_BYTES] != keys.fleet:
         raise MessageError("other_secret")
-    if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], seal_of(keys, head, body)):
+    if not hmac.compare_digest(wire[_HEAD_BYTES:SEALED_FROM], seal_of(keys, head, body)):
         raise MessageError("forged")
     return body
 

@@ -5,25 +5,30 @@
     RowsTake(offer, at), again and again    RowsPiece(offer, at, total, data)
 
 They are sealed as `extproc.sharing.messages` says, under a magic number of their own, so that
-routers of older releases skip them. The data is a state file (`kvstate.saved_state`) without a
-secret: routers that share one have the same. Both numbers are random, so that a recorded message
-is of no use later.
+routers of older releases skip them. All but the first have an address, the number under which its
+receiver waits for it, in clear before the rest of the body: so the others do not read them, though
+there may be thousands. The data is a state file (`kvstate.saved_state`) without a secret: routers
+that share one have the same. Both numbers are random, so that a recorded message is of no use
+later.
 """
 
 from typing import Annotated
 
 import msgspec
 
-from extproc.sharing.messages import Keys, MessageError, sealed, unsealed
+from extproc.sharing.messages import SEALED_FROM, Keys, MessageError, sealed, unsealed
 from kvstate.undecodable import UNDECODABLE
 
-MAGIC = b"KVR\x01"
+MAGIC = b"KVR\x02"
 
 # Bytes of rows in one message.
 PIECE_BYTES = 48 * 1024
 
 # The most rows that a router sends or takes: some 12 million blocks.
 MAX_BYTES = 256 * 1024 * 1024
+
+TO_ALL = 0
+_ADDRESS_BYTES = 8
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
@@ -72,9 +77,25 @@ def is_about_rows(wire: bytes) -> bool:
     return wire.startswith(MAGIC)
 
 
+def address_of(wire: bytes) -> int:
+    """Returns the number under which the receiver of a message waits for it, or `TO_ALL`.
+
+    Nobody has checked yet who sent it: it may only be used to read no more of it.
+    """
+    return int.from_bytes(wire[SEALED_FROM : SEALED_FROM + _ADDRESS_BYTES], "little")
+
+
 def encoded(message: RowsMessage, keys: Keys, tag: bytes) -> bytes:
     """Returns a message as bytes, from the sender with this tag."""
-    return sealed(_encoder.encode(message), keys, tag, MAGIC)
+    match message:
+        case RowsAsk():
+            address = TO_ALL
+        case RowsOffer(number=number):
+            address = number
+        case RowsTake(offer=offer) | RowsPiece(offer=offer):
+            address = offer
+    body = address.to_bytes(_ADDRESS_BYTES, "little") + _encoder.encode(message)
+    return sealed(body, keys, tag, MAGIC)
 
 
 def decoded(wire: bytes, keys: Keys) -> RowsMessage:
@@ -84,7 +105,7 @@ def decoded(wire: bytes, keys: Keys) -> RowsMessage:
         MessageError: it is not from this fleet, or malformed.
     """
     try:
-        message: RowsMessage = _decoder.decode(unsealed(wire, keys, MAGIC))
+        message: RowsMessage = _decoder.decode(unsealed(wire, keys, MAGIC)[_ADDRESS_BYTES:])
     except UNDECODABLE:
         raise MessageError("malformed") from None
     return message

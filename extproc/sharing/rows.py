@@ -18,11 +18,13 @@ from extproc.sharing.messages import Keys
 from extproc.sharing.row_messages import (
     MAX_BYTES,
     PIECE_BYTES,
+    TO_ALL,
     RowsAsk,
     RowsMessage,
     RowsOffer,
     RowsPiece,
     RowsTake,
+    address_of,
     decoded,
     encoded,
 )
@@ -100,11 +102,13 @@ class RowsExchange:
         self._expiry: asyncio.TimerHandle | None = None
 
     def hear(self, wire: bytes) -> None:
-        """Takes a message of another router.
+        """Takes a message of another router, unless it is for somebody else.
 
         Raises:
             MessageError: it is not from this fleet, or malformed.
         """
+        if not self._is_for_this(address_of(wire)):
+            return
         message = decoded(wire, self._keys)
         match message:
             case RowsAsk():
@@ -119,6 +123,15 @@ class RowsExchange:
             case RowsPiece(offer=offer):
                 if offer == self._taken:
                     self._note(message)
+
+    def _is_for_this(self, address: int) -> bool:
+        """Returns whether this router waits for messages with this address."""
+        if address in (TO_ALL, self._asked, self._taken):
+            return True
+        given = self._giving
+        if given is not None and given.offer == address:
+            return True
+        return any(offer.number == address for offer in self._offers.values())
 
     async def take(self) -> bytes | None:
         """Returns the rows of another router, as a state file; None if there are none to be had."""

@@ -349,10 +349,11 @@ class _Specials(NamedTuple):
         own = [value for name, value in self.named.items() if name not in KINDS]
         if not is_old:
             return [*kinds, *own, *self.others]
+        steps = [[one] for one in kinds] + [self.others] + [[one] for one in own]
         found: list[_Special] = []
-        for some in (*([one] for one in kinds), self.others, *([one] for one in own)):
+        for step in steps:  # within one of them, a text may come twice
             seen = {*map(_text, found)}
-            found += [one for one in some if _text(one) not in seen]
+            found += [one for one in step if _text(one) not in seen]
         return found
 
     @property

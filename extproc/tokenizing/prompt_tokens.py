@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from extproc.base.errors import RequestError
+from extproc.base.shares import Shares
 from extproc.requests.prompt import Chat, Given, InferenceRequest, Prompt, forms_of
 from extproc.tokenizing.holes import Parts, before_added, parts_of
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
@@ -78,8 +79,7 @@ class PromptTokens:
     and the thread is replaced: one model cannot take the tokens of the others away.
 
     tokenizers: by model. deadline_seconds: for one request. hung_seconds: after which a thread is
-    given up. inline_seconds: see `INLINE_MESSAGES`. waiting: the pieces of work that wait for a
-    thread or have one.
+    given up. inline_seconds: see `INLINE_MESSAGES`.
     """
 
     def __init__(
@@ -96,7 +96,12 @@ class PromptTokens:
         self._hung: set[str] = set()
         self._threads = _threads()
         self._free = asyncio.Semaphore(TOKENIZER_THREADS)
-        self.waiting = self._waiting_bytes = 0
+        self._places, self._room = Shares(MAX_WAITING), Shares(MAX_WAITING_BYTES)
+
+    @property
+    def waiting(self) -> int:
+        """The pieces of work that wait for a thread or have one."""
+        return self._places.used
 
     def is_hung(self, model: str) -> bool:
         """Returns whether a model is not tokenized any more, since it has held a thread."""
@@ -106,12 +111,19 @@ class PromptTokens:
         """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def tokenize(self, request: InferenceRequest, model: str, body_bytes: int) -> Keyed:
+    async def tokenize(
+        self,
+        request: InferenceRequest,
+        model: str,
+        body_bytes: int,
+        whose: bytes | None = None,
+    ) -> Keyed:
         """Returns the tokens of each prompt that the engine computes, and their forms.
 
         It waits only for work that takes a millisecond or more, like `run_in_thread`.
 
-        model: the configured one. body_bytes: the size of the request's body.
+        model: the configured one. body_bytes: the size of the request's body. whose: as
+        `run_in_thread`.
 
         Raises:
             RequestError: they are not certain. TimeoutError: they are not known by the deadline.
@@ -130,7 +142,7 @@ class PromptTokens:
         elif model in self._hung:
             raise RequestError("tokenizer_hung")
         else:
-            whole = await self._local(tokenizer, request.prompts, model, body_bytes)
+            whole = await self._local(tokenizer, request.prompts, model, body_bytes, whose)
         return _keyed(request, whole)
 
     def tokenize_turns(self, request: InferenceRequest, model: str) -> Keyed | None:
@@ -189,21 +201,27 @@ class PromptTokens:
         return _keyed(request, whole)
 
     async def run_in_thread(
-        self, work: Callable[[], Result], body_bytes: int, held: ThreadUse | None = None
+        self,
+        work: Callable[[], Result],
+        body_bytes: int,
+        held: ThreadUse | None = None,
+        whose: bytes | None = None,
     ) -> Result:
         """Runs work that takes a millisecond or more in a thread, and returns its result.
 
         body_bytes: the memory that it keeps until it is done. held: whose template and tokenizer it
-        runs, if any; the work may name the model later.
+        runs, if any; the work may name the model later. whose: the client whose request it is, None
+        where nobody asks; one cannot take all places.
 
         Raises:
             RequestError: too much work is waiting already (too_many_waiting); or work raises it.
             TimeoutError: it is not done within the deadline.
         """
-        if self.waiting >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
+        if not self._places.take(whose, 1):
             raise RequestError("too_many_waiting")
-        self.waiting += 1
-        self._waiting_bytes += body_bytes
+        if not self._room.take(whose, body_bytes):
+            self._places.give_back(whose, 1)
+            raise RequestError("too_many_waiting")
         try:
             await _in_a_task()
             async with asyncio.timeout(self.deadline_seconds):
@@ -221,8 +239,8 @@ class PromptTokens:
                     # what it raised leads to this frame, and so to a body, in a circle
                     del done
         finally:
-            self.waiting -= 1
-            self._waiting_bytes -= body_bytes
+            self._places.give_back(whose, 1)
+            self._room.give_back(whose, body_bytes)
 
     def _give_up(self, done: asyncio.Future[Any], held: ThreadUse) -> None:
         """Replaces the threads, one of which does not come back.
@@ -281,7 +299,12 @@ class PromptTokens:
             return await asyncio.gather(*asked)
 
     async def _local(
-        self, tokenizer: "Tokenizer", prompts: Sequence[Prompt], model: str, body_bytes: int
+        self,
+        tokenizer: "Tokenizer",
+        prompts: Sequence[Prompt],
+        model: str,
+        body_bytes: int,
+        whose: bytes | None,
     ) -> Keyed:
         started = None
         if all(map(_is_short, prompts)):
@@ -292,10 +315,13 @@ class PromptTokens:
                 lambda: _finished([start(prompt) for prompt in prompts]),
                 body_bytes,
                 ThreadUse(model),
+                whose,
             )
         if len(started) == 1 and started[0].is_cheap:
             return Keyed([started[0].finish()], started[0].forms)
-        return await self.run_in_thread(lambda: _finished(started), body_bytes, ThreadUse(model))
+        return await self.run_in_thread(
+            lambda: _finished(started), body_bytes, ThreadUse(model), whose
+        )
 
 
 def _threads() -> ThreadPoolExecutor:

@@ -13,6 +13,10 @@ log = logging.getLogger("kvsteer.feed")
 
 Call = Callable[[], None]
 
+# Why nothing of a connected feed can be used, and after how many such messages in a row.
+UNSEQUENCED = "its messages have no sequence number"
+UNSEQUENCED_MESSAGES = 3
+
 BEHIND = "behind: events arrive faster than they are applied"
 
 
@@ -30,6 +34,7 @@ class FeedNews:
         self.counts: Counter[str] = Counter()
         self.replay_fault = ""
         self.is_behind = False
+        self._unsequenced = 0  # live messages in a row
         self._feed = feed
         self._emptied = emptied
         self._cut = cut
@@ -41,9 +46,22 @@ class FeedNews:
     def reason(self) -> str:
         """Why the feed is in its state; for a healthy feed, what it lacks (a replay)."""
         reason = self._feed.reason or self.replay_fault
-        if not self.is_behind:
-            return reason
-        return f"{BEHIND}; {reason}" if reason else BEHIND
+        first = UNSEQUENCED if self.is_unsequenced else BEHIND if self.is_behind else ""
+        return "; ".join(filter(None, (first, reason)))
+
+    @property
+    def is_unsequenced(self) -> bool:
+        """Whether several messages without a sequence number came in a row."""
+        return self._unsequenced >= UNSEQUENCED_MESSAGES
+
+    def note_batch(self) -> None:
+        """Notes that a live batch came."""
+        self._unsequenced = 0
+
+    def note_malformed(self, *, is_load: bool) -> None:
+        """Notes a live message without a sequence number, or (is_load) no load report."""
+        self.counts["malformed_message"] += 1
+        self._unsequenced += not is_load
 
     def note_behind(self, *, is_behind: bool) -> None:
         """Notes whether events arrive faster than they are applied, and counts each start."""
@@ -67,10 +85,17 @@ class FeedNews:
             self._has_logged_unreached = True
         else:
             is_cut = state is FeedState.STALE and before is not FeedState.STALE
-            level = logging.WARNING if self.is_behind or is_cut else logging.INFO
+            is_bad = self.is_behind or self.is_unsequenced or is_cut
+            level = logging.WARNING if is_bad else logging.INFO
             if is_cut:
                 self._cut()
         log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
+
+    def tell_replay(self, fault: str = "") -> None:
+        """Notes the end of a replay, and logs why it failed, if the one before did not fail too."""
+        if fault and not self.replay_fault:
+            log.warning("feed of %s rank %d: %s", *self.place, fault)
+        self.replay_fault = fault
 
     def tell_restart(self) -> None:
         """Reports a restart of the publisher, if there was one."""

@@ -231,6 +231,7 @@ class Subscriber:
     def _take(self, signal: Signal) -> list[Effect]:
         match signal:
             case Batch():
+                self.news.note_batch()
                 return self.feed.receive(self._stamped(signal))
             case Connected():
                 self._is_connected = True
@@ -250,8 +251,8 @@ class Subscriber:
             case LoadReport(load):
                 self.counts["loads"] += 1
                 self.load, self.load_at = load, self._shared.clock()
-            case Malformed():
-                self.counts["malformed_message"] += 1
+            case Malformed(is_load):
+                self.news.note_malformed(is_load=is_load)
         return []
 
     def _stamped(self, batch: Batch) -> Batch:
@@ -289,15 +290,16 @@ class Subscriber:
         if isinstance(message, Malformed):
             self.counts["malformed_message"] += 1
         else:
+            self.counts["replayed_batch"] += 1
             await self._effects.carry_out(self.feed.receive_replayed(self._stamped(message)))
 
     async def _end_replay(self, error: ReplayError | None) -> None:
         if error is None:
             self._retries.reset()
-            self.news.replay_fault = ""
+            self.news.tell_replay()
             await self._effects.carry_out(self.feed.end_replay())
             return
         self.counts["failed_replay"] += 1
-        self.news.replay_fault = f"replay failed: {error}"
+        self.news.tell_replay(f"replay failed: {error}")
         self._retry_at = asyncio.get_running_loop().time() + self._retries.next_seconds()
         await self._effects.carry_out(self.feed.fail_replay(str(error)))

@@ -69,7 +69,9 @@ class SnapshotBegun:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A message arrived whose number cannot be read."""
+    """A message arrived whose number cannot be read, or (is_load) that is no load report."""
+
+    is_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,17 +203,21 @@ async def _connect(connection: ZmtpConnection, endpoint: str, seconds: float) ->
     place = place_of(endpoint)
     if place is None:
         raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
+    fault = "no answer"
     try:
         async with asyncio.timeout(seconds):
             while not connection.is_ready:
                 try:
                     await connection.open(place)
-                except OSError:
+                except OSError as error:
+                    is_refused = isinstance(error, ConnectionRefusedError)
+                    fault = "connection refused" if is_refused else "no connection"
                     await asyncio.sleep(REPLAY_CONNECT_SECONDS)
                 if connection.is_lost:
                     raise ReplayError(connection.fault or "connection lost")
     except TimeoutError:
-        raise ReplayError(f"no answer within {seconds:g} s") from None
+        when = f"for {seconds:g} s" if fault != "no answer" else f"within {seconds:g} s"
+        raise ReplayError(f"{fault} {when}") from None
 
 
 def _size_bytes(batch: Batch) -> int:
@@ -448,4 +452,4 @@ def _load_signal(message: list[bytes]) -> Signal:
     try:
         return LoadReport(load_of(message))
     except WireError:
-        return Malformed()
+        return Malformed(is_load=True)

@@ -36,6 +36,7 @@ static void owner_free(Owner *owner) {
 void index_free(Index *index) {
     for (uint32_t n = 0; n < index->owner_count; n++) {
         owner_free(&index->owners[n]);
+        free(index->owners[n].watches);
         groups_forget(&index->owners[n].groups);
         ends_free(index, n);
     }
@@ -297,6 +298,7 @@ static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32
         if (old.shard) forget(index, number, pool, segment ^ 1, old);
     }
     uint32_t tag = has_medium(owner->aging, pool->medium) ? owner->age : 1;
+    if (owner->watched) watch_stored(owner, key);
     bool is_held = hold(index, number, pool, segment, hash, key, tag, again);
     return is_held ? INDEX_OK : INDEX_NO_MEMORY;
 }
@@ -612,6 +614,9 @@ void index_remove_owner(Index *index, uint32_t number) {
     index_clear(index, number);
     groups_forget(&index->owners[number].groups);
     ends_free(index, number);
+    free(index->owners[number].watches);
+    index->owners[number].watches = NULL;
+    index->owners[number].watched = 0;
     index->owners[number].present = false;
     index_note_cut(index, number);
 }

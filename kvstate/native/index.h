@@ -78,6 +78,14 @@ typedef struct {
     uint32_t cut_owners; /* whose overlaps may have to be cut, see lookup.c */
 } Model;
 
+/* Blocks whose store is awaited, at most so many of an owner. */
+#define MAX_WATCHES 32u
+
+typedef struct {
+    uint64_t key;
+    bool is_used, was_stored;
+} Watch;
+
 typedef struct {
     bool present, trusted;
     uint32_t worker; /* ranks of one worker share it */
@@ -105,6 +113,8 @@ typedef struct {
     void *pending; /* a message applied in part, see module.c */
     uint64_t removed_unknown, restored_with_other_tokens, over_limit, copied_unknown;
     uint64_t removed_certain; /* blocks that were removed while they were certain */
+    Watch *watches;   /* MAX_WATCHES, or NULL before the first */
+    uint64_t watched; /* a bit for the last six bits of each watched key */
 } Owner;
 
 typedef struct {
@@ -277,6 +287,18 @@ int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt);
 /* The same of certain blocks on one tier alone; nothing for models whose overlaps may be cut. */
 int64_t index_overlaps_on(Index *index, LookupSpace *space, const Prompt *prompt, uint32_t tier);
 void lookup_free(LookupSpace *space);
+
+/* watch.c */
+
+/* Watches, in this slot, whether an owner stores the last block that can be reused of a prompt, in
+ * blocks of this size; what the slot watched before is forgotten. A prompt without such a block is
+ * not watched. */
+IndexResult index_watch(Index *index, uint32_t owner, uint32_t slot, const Prompt *prompt,
+                        uint32_t block_size);
+/* Whether the block that is watched in this slot was stored since, whatever became of it. */
+bool index_was_stored(const Index *index, uint32_t owner, uint32_t slot);
+/* Notes that a block with this key was stored. */
+void watch_stored(Owner *owner, uint64_t key);
 
 /* An owner's holders: one for each segment and tier, then one for each class of other groups. */
 #define HOLDERS 16u

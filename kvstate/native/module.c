@@ -1066,6 +1066,48 @@ static PyObject *core_overlaps_on(Core *self, PyObject *const *given, Py_ssize_t
     return overlaps_on(self, given, (uint32_t)tier);
 }
 
+/* Converts the number of a slot for a watched block. */
+static bool slot_of(PyObject *object, uint32_t *slot) {
+    unsigned long number = PyLong_AsUnsignedLong(object);
+    if (PyErr_Occurred()) return false;
+    *slot = (uint32_t)number;
+    if (number < MAX_WATCHES) return true;
+    PyErr_SetString(PyExc_ValueError, "no such slot");
+    return false;
+}
+
+static PyObject *core_watch(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 6)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    uint32_t slot;
+    Prompt prompt = {0};
+    if (!owner || !slot_of(given[1], &slot) || !lora_of(self, given[3], &prompt.lora) ||
+        !extra_of(self, given[4], &prompt.first))
+        return NULL;
+    unsigned long block_size = PyLong_AsUnsignedLong(given[5]);
+    if (PyErr_Occurred()) return NULL;
+    if (!block_size || block_size > MAX_BLOCK_SIZE) {
+        PyErr_SetString(PyExc_ValueError, "no such block size");
+        return NULL;
+    }
+    Py_buffer view;
+    if (!tokens_of(given[2], &view)) return NULL;
+    prompt.tokens = view.buf;
+    prompt.count = (size_t)view.len / 4;
+    IndexResult result = index_watch(&self->index, number_of(self, owner), slot, &prompt,
+                                     (uint32_t)block_size);
+    PyBuffer_Release(&view);
+    return result == INDEX_OK ? constant(Py_None) : PyErr_NoMemory();
+}
+
+static PyObject *core_was_stored(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    uint32_t slot;
+    if (!owner || !slot_of(given[1], &slot)) return NULL;
+    return PyBool_FromLong(index_was_stored(&self->index, number_of(self, owner), slot));
+}
+
 static PyObject *core_status(Core *self, PyObject *number) {
     const Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
@@ -1191,7 +1233,7 @@ static PyMethodDef core_methods[] = {
     ONE(saved_learned), FAST(put_learned), FAST(saved_rows), FAST(put_rows),
     FAST(expire),   FAST(limit),    FAST(note_group),   FAST(store_ends), FAST(remove_end),
     FAST(drop_last), ONE(other_groups), ONE(begin_message), FAST(may_reuse),
-    ONE(announce_copies), FAST(apply_run),   FAST(pass_on),     NONE(passed_on),
+    ONE(announce_copies), FAST(watch),       FAST(was_stored),  FAST(apply_run),   FAST(pass_on),     NONE(passed_on),
     {NULL, NULL, 0, NULL},
 };
 

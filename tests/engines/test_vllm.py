@@ -306,8 +306,22 @@ async def test_predictions_equal_the_report_of_the_engines(fleet: Fleet) -> None
     compared, causes = await fleet.compared(380)
     report("compared, causes", (compared, causes))
     assert sum(one.removals for one in fleet.held) > 0, "nothing was evicted"
-    assert causes.keys() <= {"evicted", "stored_meanwhile"}
+    assert causes.keys() <= {"evicted", "stored_meanwhile", "uncertain"}
     assert 1 - causes.total() / compared >= LEAST_EXACT
+
+
+async def test_tokens_are_not_doubted_however_much_is_evicted(fleet: Fleet) -> None:
+    """Six hundred requests: the 400 before, and 200 more."""
+    removed = sum(one.removals for one in fleet.held)
+    await fleet.converse(200)
+    assert sum(one.removals for one in fleet.held) > removed, "nothing was evicted"
+    found = [worker["tokens"] for worker in await fleet.system.status()]
+    report(
+        "matched, without evidence", [(one["matched"], one["without_evidence"]) for one in found]
+    )
+    assert [(one["doubted"], one["mismatched"]) for one in found] == [(False, 0)] * len(BLOCKS)
+    assert sum(one["matched"] for one in found) > 0
+    assert "its tokens are not proved" not in "\n".join(log_lines(fleet.system))
 
 
 async def test_certain_credits_are_right_in_a_fleet_at_rest(fleet: Fleet) -> None:

@@ -52,7 +52,7 @@ CLIENTS = 2
 MAX_BATCHES_SINCE_WRITE = 60
 
 # What is predicted when a request is sent may change until the engine begins it.
-TIMING = {"evicted", "stored_meanwhile"}
+TIMING = {"evicted", "stored_meanwhile", "uncertain"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

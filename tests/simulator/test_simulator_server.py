@@ -187,7 +187,8 @@ async def test_metrics_have_the_names_of_vllm(client: Client) -> None:
         "vllm:kv_cache_usage_perc": 0,
         "vllm:prefix_cache_queries_total": 34,
         "vllm:prefix_cache_hits_total": 16,
-        'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"}': 1,
+        'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",'
+        'num_gpu_blocks="1024"}': 1,
     }
 
 

@@ -17,9 +17,12 @@ const ADVICE = {
   connecting: "Nothing is known about its cache: there was no connection yet. Check the address of its events, and that it publishes them.",
   replaying: "The router is fetching the events that it missed.",
   degraded: "Events were lost and could not be fetched again, so a part of its blocks is uncertain. It recovers as the worker stores new blocks. If it has a replay port, check that the port answers.",
+  silent: "Its events are of no use, so requests are routed by what was sent to it before. Run kvsteer doctor --probe.",
+  contradicted: "Its answers contradict its events, so nothing of it is certain, and what was sent to it before counts as well. Run kvsteer doctor --probe.",
   stale: "Its events no longer arrive, so its blocks are uncertain. Check that the worker runs, and that the port of its events can be reached.",
 };
 const DOWN = "It gets no requests until it answers. Check that its process runs, and read its log.";
+const UNSEQUENCED = "Its messages cannot be used. Check what listens at the port of its events, and what relays them.";
 const LACKING = "No events are missing yet, but the next gap could not be filled. Check that its replay port is correct and answers.";
 
 const BEHIND = "Events arrive faster than they can be applied, so its blocks count as uncertain. Check whether it stores and removes blocks endlessly.";
@@ -31,6 +34,7 @@ const shownState = (worker) => (worker.down ? "down" : worker.state);
 
 function advice(worker) {
   if (worker.down) return DOWN;
+  if (worker.feeds.some((feed) => feed.reason.startsWith("its messages have no"))) return UNSEQUENCED;
   if (worker.state === "live") return isBehind(worker) ? BEHIND : lacks(worker) ? LACKING : null;
   return ADVICE[worker.state] ?? null;
 }

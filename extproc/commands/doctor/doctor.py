@@ -45,7 +45,7 @@ from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
 from extproc.commands.look import look_of
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
-from extproc.config.rules import doubts
+from extproc.config.rules import doubts, unseen_causes
 from extproc.config.schema import Config, Tls, WorkerSettings
 from extproc.config.sections import SharingSettings
 from extproc.fleet.discovery.sources import sources_of
@@ -179,7 +179,8 @@ async def examine(
         fleet, discovered = await visit_sources(config, seconds)
         found = await _visits(means, fleet, at, [*findings, *discovered])
     about = Subject("configuration")
-    doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
+    likely = (*doubts(config, os.path.exists), *unseen_causes(config))
+    doubted = [about.note("configuration", doubt) for doubt in likely]
     doubted += judge_secret(config)
     doubted += judge_ports(config, [found.worker for found in fleet])
     doubted += judge_mounts(config, [found.worker.endpoint for found in fleet])

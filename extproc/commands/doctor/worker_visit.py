@@ -1,7 +1,6 @@
 """Asks a worker's HTTP server whether it is healthy, what it serves, and where it publishes."""
 
 import asyncio
-import re
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -32,11 +31,6 @@ OK = 200
 
 # More than a message's delay, or the whole seconds of a Date header, can explain.
 MAX_SKEW_SECONDS = 5.0
-
-# In vLLM's /metrics, the labels of a gauge show its configuration.
-_PREFIX_CACHING = re.compile(
-    rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
-)
 
 
 class ListedModels(NamedTuple):
@@ -414,10 +408,6 @@ def judge_block_size(
     return about.right("block size", f"{size} tokens according to {witness}")
 
 
-class _ReportedServerInfo(msgspec.Struct):
-    disable_radix_cache: bool = False
-
-
 def judge_draft(about: Subject, metrics: bytes) -> Iterator[Finding]:
     """Yields a note if an engine drafts tokens. metrics: vLLM's answer to /metrics, or b""."""
     if identity.drafts_in_metrics(metrics):
@@ -430,17 +420,14 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
 
     metrics: vLLM's answer to /metrics. info: SGLang's answer to /server_info; b"" if missing.
     """
-    found = _PREFIX_CACHING.search(metrics)
-    if found and found[1] == b"False":
-        says = "the engine's prefix cache is off (/metrics): it reuses nothing"
-        yield about.wrong("prefix-caching-off", says)
-    try:
-        is_off = msgspec.json.decode(info, type=_ReportedServerInfo).disable_radix_cache
-    except UNDECODABLE:
-        is_off = False
-    if is_off:
-        says = "the engine's prefix cache is off (/server_info): it reuses nothing"
-        yield about.wrong("prefix-caching-off", says)
+    told = (
+        (identity.caches_in_metrics(metrics), "/metrics"),
+        (identity.caches_in_info(info), "/server_info"),
+    )
+    for caches, path in told:
+        if caches is False:
+            says = f"the engine's prefix cache is off ({path}): it reuses nothing"
+            yield about.wrong("prefix-caching-off", says)
 
 
 def judge_template_arguments(

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OUT_OF_REACH = {
     "kvsteer": "starting, stopping and reading the configuration again",
     "kvsteer.decisions": "decisions, of which `log.decisions_percent` says how many",
-    "kvsteer.isolation": "what Envoy's configuration says, when that changes",
+    "kvsteer.faults": "what the router finds wrong itself, when it begins and ends",
     "kvsteer.processes": "processes of this router that start and end",
     "kvsteer.recorder": "its file's faults, when they begin and end",
     "kvsteer.report": "its file's faults, when they begin and end",

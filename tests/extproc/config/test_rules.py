@@ -463,7 +463,11 @@ def test_adapters_of_a_worker_must_belong_to_a_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "envoy", [Envoy(router="kvsteer:9002"), Envoy(routers=Routers(("unix:/x", "kvsteer:9002")))]
+    "envoy",
+    [
+        Envoy(router="kvsteer:9002"),
+        Envoy(routers=Routers(("unix:/x", "kvsteer:9002"), choice="standby")),
+    ],
 )
 def test_doubts_name_a_loopback_router_that_a_remote_envoy_needs(envoy: Envoy) -> None:
     (doubt,) = doubts(replace(LISTED, envoy=envoy))
@@ -627,3 +631,16 @@ def test_number_of_prefixes_is_limited() -> None:
     assert told(MODEL, WORKER, f"extproc: {{path_prefixes: [{many}]}}") == [
         "extproc.path_prefixes: more than 256"
     ]
+
+
+@pytest.mark.parametrize(
+    ("responses", "events", "is_noted"),
+    [("none", "{zmq: tcp://h:1}", True), ("usage", "{zmq: tcp://h:1}", False), ("none", "", False)],
+)
+def test_wrong_predictions_that_nobody_would_see_are_named(
+    responses: str, events: str, *, is_noted: bool
+) -> None:
+    followed = f", events: {events}" if events else ""
+    text = f"accounting: {{responses: {responses}}}\nworkers: [{{endpoint: h:1{followed}}}]"
+    found = list(rules.unseen_causes(parse(f"models: [{{name: m}}]\n{text}", "c")))
+    assert bool(found) is is_noted

@@ -27,12 +27,13 @@ def workers(
 ) -> Workers:
     """A fleet with these workers in YAML; `more`: other sections of its configuration."""
 
-    def make(_: FeedSource) -> list[MemoryTransport]:
-        made = MemoryTransport()
-        made.put(Connected())
+    def make(source: FeedSource) -> list[MemoryTransport]:
+        made = [MemoryTransport() for _ in (source if isinstance(source, tuple) else [source])]
+        for each in made:
+            each.put(Connected())
         if transports is not None:
-            transports.append(made)
-        return [made]
+            transports.extend(made)
+        return made
 
     read = parse(f"models: {models}\nworkers: [{text}]\n{more}", "c")
     fleet = FollowedWorkers(12345678, lambda: 0.0)

@@ -12,12 +12,15 @@ from extproc.fleet import feed_sources
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.polling import MAX_ANSWER_BYTES
 from extproc.fleet.workers import Workers
+from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState
+from kvstate.feeds.feed_news import UNSEQUENCED, UNSEQUENCED_MESSAGES
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
-from kvstate.feeds.transport import Connected
+from kvstate.feeds.transport import Connected, Malformed
 from kvstate.fleet import FollowedWorkers
 from tests.extproc.fleet.answering import worker
 from tests.extproc.fleet.asked import client
+from tests.kvstate.publishing import block, payload
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
@@ -76,6 +79,26 @@ async def test_feed_moves_with_its_workers_address() -> None:
     addresses[0] = "10.0.0.2"
     await until(lambda: len(opened) > 1)
     assert opened[1:] == [(ZmqSource("tcp://10.0.0.2:5557", "tcp://10.0.0.2:5657", ""),)]
+    await one.close()
+
+
+async def test_messages_without_sequence_numbers_are_a_fault_of_the_worker() -> None:
+    transport, fleet = MemoryTransport(), FollowedWorkers(1, lambda: 0.0)
+    events = '{zmq: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5657"}'
+    text = f'models: [{{name: a}}]\nworkers: [{{endpoint: "127.0.0.1:1", events: {events}}}]'
+    one = Workers(parse(text, "c"), fleet, lambda _: [transport])
+    await one.start()
+    transport.put(Connected())
+    for _ in range(UNSEQUENCED_MESSAGES):
+        transport.put(Malformed())
+    await until(lambda: fleet.is_unsequenced("127.0.0.1:1"))
+    (fault,) = one.faults()
+    assert str(fault).startswith(f"worker 127.0.0.1:1: its feed: {UNSEQUENCED}; have")
+    (status,) = one.states.statuses()
+    assert status["feeds"][0]["reason"] == UNSEQUENCED
+    transport.put(Batch(0, payload(0, block(1))))
+    await until(lambda: not fleet.is_unsequenced("127.0.0.1:1"))
+    assert not list(one.faults())
     await one.close()
 
 

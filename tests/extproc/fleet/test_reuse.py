@@ -12,6 +12,7 @@ from extproc.fleet.reuse import SILENT, rules_by_release
 from extproc.fleet.workers import Workers
 from extproc.observing.outcomes import Outcome, likely_cause
 from extproc.observing.usage import Usage
+from extproc.requests.prompt import CONVERSATION, INLINE_SYSTEM
 from kvstate.events import Batch, Body
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import NO_RULES, ReuseRules
@@ -74,6 +75,12 @@ def has_applied(one: Workers, number: int) -> bool:
     return feed.last_sequence == number and not feed.unapplied
 
 
+def why_of(one: Workers, outcome: Outcome) -> tuple[str, str]:
+    """The cause of a wrong prediction, and why it would be uncertain."""
+    known = one.states.circumstances(outcome)
+    return likely_cause(outcome, known), known.uncertain_because
+
+
 def reuse_of(one: Workers) -> object:
     return next(one.states.statuses())["reuse"]
 
@@ -124,7 +131,7 @@ async def test_hybrid_that_reuses_less_is_uncertain_until_it_agrees_again() -> N
     assert overlap_of(one, last) == held._replace(tiers=(0, 0, 0, 0), uncertain=sum(held.tiers))
     assert likely_cause(lower, one.states.circumstances(lower)) == "group_missing"
     equal = outcome_of(last, overlap_of(one, last), held.certain_tokens)
-    assert likely_cause(equal, one.states.circumstances(equal)) == "group_missing"
+    assert why_of(one, equal) == ("uncertain", "groups")
     for _ in range(20):
         one.states.note_usage(equal)
     assert overlap_of(one, last) == held
@@ -174,7 +181,7 @@ async def test_sglang_hybrids_are_never_certain(tmp_path: Path, kind: str, *, si
     status = next(one.states.statuses())
     assert status["reuse"]["uncertain_because"] == (SILENT if silent else "")
     right = outcome_of(prompts[-1] or Prompt("a", Tokens("I")), held, held.uncertain_tokens)
-    assert not silent or likely_cause(right, one.states.circumstances(right)) == "group_missing"
+    assert not silent or why_of(one, right) == ("uncertain", "groups")
     await one.close()
 
 
@@ -190,3 +197,35 @@ async def test_sglang_hybrids_are_never_certain(tmp_path: Path, kind: str, *, si
 )
 def test_rules_by_release(engine: Engine | None, rules: ReuseRules) -> None:
     assert rules_by_release(engine) == rules
+
+
+TWO_RANKS = '{zmq: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5567", ranks: 2}'
+
+
+async def why_uncertain(one: Workers, forms: int = 0, *, drafts: bool = False) -> tuple[str, str]:
+    """The cause where all that was reported was held, but uncertain, and why it was."""
+    await one.start()
+    if drafts:
+        one.records[NAME].reuse.suspect_draft()
+    prompt = Prompt("a", Tokens("I", range(65)))
+    found = outcome_of(prompt, Overlap(16, uncertain=4), 64)._replace(forms=forms)
+    circumstances = one.states.circumstances(found)._replace(state="live", block_size=16)
+    await one.close()
+    return likely_cause(found, circumstances), circumstances.uncertain_because
+
+
+@pytest.mark.parametrize(
+    ("events", "forms", "drafts", "because"),
+    [
+        (EVENTS, INLINE_SYSTEM, False, "form"),
+        (EVENTS, 0, True, "draft"),  # n-grams are counted as drafts, and drop nothing
+        (EVENTS, CONVERSATION, False, "blocks"),
+        (TWO_RANKS, 0, False, "rank"),
+    ],
+)
+async def test_right_prediction_that_was_uncertain_says_why(
+    events: str, forms: int, because: str, *, drafts: bool
+) -> None:
+    text = f'{{endpoint: "{NAME}", model: a, engine: {VLLM}, events: {events}}}'
+    one = workers(text, models="[{name: a}]")
+    assert await why_uncertain(one, forms, drafts=drafts) == ("uncertain", because)

@@ -75,6 +75,7 @@ async def test_status_has_every_field_of_the_contract() -> None:
             "reported_tokens": 0,
             "unusable_tokens": 0,
             "causes": {},
+            "uncertain_because": {},
         },
     }
     await one.close()

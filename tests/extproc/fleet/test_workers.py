@@ -1,5 +1,10 @@
 import asyncio
+import math
 
+import pytest
+
+from extproc.base.engine import Engine, Release
+from extproc.fleet.identity import EngineAnswer
 from tests.extproc.fleet.fleets import EVENTS, following, members, until_live, workers
 from tests.memory_transport import MemoryTransport
 
@@ -104,3 +109,17 @@ async def test_enable_events_follows_another_engine_that_comes_meanwhile() -> No
         ("", 1)
     ] * 2
     await one.close()
+
+
+@pytest.mark.parametrize(("asked_at", "expected"), [(0.0, True), (-math.inf, False)])
+async def test_worker_that_was_asked_before_its_engine_was_known_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, asked_at: float, *, expected: bool
+) -> None:
+    one = workers('{endpoint: "127.0.0.1:1", model: a}')
+    (worker,) = one.records.values()
+    asked: list[str] = []
+    monkeypatch.setattr(one.verifying, "ask_now", lambda known: asked.append(known.name))
+    worker.questioned.at = asked_at
+    worker.identify(EngineAnswer(Engine("vllm", Release(0, 33)), ""))
+    one.identifying.expect(worker)
+    assert bool(asked) is expected

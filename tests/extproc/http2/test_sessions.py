@@ -1,7 +1,9 @@
 """The compiled session against the plain one: equal events, bytes and memory for any input."""
 
+import sys
 from collections.abc import Sequence
 from itertools import permutations
+from pathlib import Path
 from random import Random
 from typing import cast
 
@@ -12,9 +14,9 @@ from hypothesis import strategies as st
 from extproc.http2 import session
 from extproc.http2.call_events import FAILED, MESSAGE
 from extproc.http2.frames import PREFACE, FrameType, frame, settings, window_update
-from extproc.http2.grpc_messages import LONG_BYTES, framed
+from extproc.http2.grpc_messages import LONG_BYTES, LongMessage, framed
 from extproc.http2.header_blocks import encode
-from extproc.http2.leftovers import FAULTY, KEPT_BACK, OVER
+from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
 from extproc.http2.limits import Limits
 from extproc.http2.plain_session import PlainSessions
 from extproc.http2.reading import MessageDecoder, Reading
@@ -200,6 +202,16 @@ ACTIONS = st.one_of(
     st.tuples(st.just("receive"), st.just(ACK)),
     st.tuples(st.just("answer"), st.sampled_from(STREAMS), st.binary(max_size=80)),
     st.tuples(
+        st.just("answer"),
+        st.sampled_from(STREAMS),
+        st.tuples(
+            st.binary(max_size=9),
+            st.just(bytes(range(60))),
+            st.integers(0, 60),
+            st.binary(max_size=9),
+        ).map(LongMessage._make),
+    ),
+    st.tuples(
         st.just("finish"),
         st.sampled_from(STREAMS),
         st.sampled_from((0, 0, 3, 13)),
@@ -289,6 +301,9 @@ class Client:
             self.send(sent)
         elif action == "answer":
             self.call("answer", stream_id, content * 20)
+        elif action == "long":
+            long = LongMessage(content, content * 20, len(content) * 19, content[:at])
+            self.call("answer", stream_id, long)
         elif action == "finish":
             self.call("finish", stream_id, at, content.decode("latin-1"))
         elif action in ("hold", "unhold", "queued"):
@@ -353,6 +368,7 @@ DONE = (
     "initial",
     "answer",
     "answer",
+    "long",
     "finish",
     "hold",
     "unhold",
@@ -507,6 +523,76 @@ def test_answer_that_waits_for_a_window_is_sent_in_whole_frames() -> None:
     pair.receive(window_update(0, 2**20))
     assert pair.both[0].stream_count == 0
     assert pair.sessions[0].budget.used_bytes == 0
+
+
+LENT = LongMessage(b"begin", bytes(100_000), 90_000, b"end")
+RESET = frame(FrameType.RST_STREAM, 0, 1, bytes(4))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [("receive", window_update(1, 2**20) + window_update(0, 2**20))],
+        [("receive", window_update(1, 2**20) + RESET)],
+        [("answer", 1, LENT), ("receive", window_update(1, 95_000)), ("close",)],
+        [("tick",)] * 7,
+        [("close",), ("answer", 1, LENT)],
+    ],
+)
+def test_long_answer_is_held_until_it_was_sent_or_its_call_has_ended(
+    end: list[tuple[str, *tuple[object, ...]]],
+) -> None:
+    pair = Pair(Limits(), 100, 2**30)
+    pair.receive(PREFACE + settings({4: 0}) + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
+    held = sys.getrefcount(LENT.body)
+    queued = pair.do("answer", 1, LENT)
+    kept = sys.getrefcount(LENT.body)
+    assert (queued, kept) == (5 + 5 + 90_000 + 3, held + 1)
+    for done in end:
+        pair.do(*done)
+        pair.compare()
+    left = sys.getrefcount(LENT.body)
+    pair.do("close")
+    assert (left, pair.sessions[0].budget.used_bytes) == (held, 0)
+
+
+def test_long_answer_without_room_is_given_back_and_ends_its_call() -> None:
+    pair = opened(50_000)
+    held = sys.getrefcount(LENT.body)
+    queued = pair.do("answer", 1, LENT)
+    left = sys.getrefcount(LENT.body)
+    assert (queued, left, pair.both[0].stream_count) == (-1, held, 0)
+
+
+@pytest.mark.parametrize("end", [-1, 101_000])
+def test_long_answer_ends_within_its_body(end: int) -> None:
+    pair = opened(2**30)
+    with pytest.raises(ValueError, match="out of bounds"):
+        pair.both[0].answer(1, LENT._replace(end=end))
+
+
+def test_long_answer_takes_no_more_memory_than_its_body() -> None:
+    pair, body = opened(2**30), bytes(128 * 2**20)  # none of it is resident before it is read
+    before = _resident_pages()
+    assert pair.both[0].answer(1, LongMessage(b"", body, len(body))) > 0
+    assert _resident_pages() - before < 1000
+
+
+def _resident_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_send_writes_a_mebibyte_at_a_time(*, compiled: bool) -> None:
+    one, written = make_sessions(Limits(), 100, 2**30, compiled=compiled).open(), list[bytes]()
+    greeting = PREFACE + settings({4: 2**24}) + window_update(0, 2**24)
+    one.receive(greeting + frame(FrameType.HEADERS, END_HEADERS, 1, block_of()))
+    one.answer(1, bytes(3 * 2**20))
+    assert (one.send(written.append), len(written)) == (MORE, 4)
+    assert (one.send(written.append), len(written)) == (MORE, 8)
+    while one.send(written.append):
+        pass
+    assert sum(map(len, written)) > 3 * 2**20
 
 
 def test_sessions_hold_back_alike_what_a_shrunken_window_no_longer_allows() -> None:

@@ -79,7 +79,6 @@ def test_likely_cause_follows_the_events_since_the_pick(
     [
         (64, 48, held(w=6), None),
         (64, 0, held(w=4), None),
-        (0, 64, held(w=6), None),  # what was right was uncertain
         (64, 0, held(w=3), "evicted"),
         (64, 0, held(w=4, x=6), "feed_of_another"),
     ],
@@ -89,6 +88,30 @@ def test_likely_cause_is_that_of_the_engine_unless_the_feeds_explain_it(
 ) -> None:
     circumstances = WELL._replace(overlaps=now, reuse_cause=reuse_cause)
     assert likely_cause(outcome(predicted, cached), circumstances) == (cause or reuse_cause)
+
+
+@pytest.mark.parametrize(
+    ("uncertain", "cause"),
+    [
+        (4, "uncertain"),
+        (5, "uncertain"),  # the last one is computed again, as with a draft
+        (3, "stored_meanwhile"),
+        (0, "stored_meanwhile"),
+    ],
+)
+def test_likely_cause_is_uncertainty_if_what_was_uncertain_covers_the_report(
+    uncertain: int, cause: str
+) -> None:
+    held_then = {"w": Overlap(16, (1, 0, 0, 0), uncertain - 1)} if uncertain else {}
+    before = outcome(16 if uncertain else 0, 64)._replace(overlaps=held_then)
+    now = WELL._replace(overlaps=held(w=6), reuse_cause="draft_drop")
+    assert likely_cause(before, now) == cause
+
+
+def test_likely_cause_of_a_silent_feed_is_that_it_is_not_live() -> None:
+    before = outcome(0, 64)._replace(overlaps={"w": Overlap(16, uncertain=4)})
+    for state in ("silent", "degraded"):
+        assert likely_cause(before, WELL._replace(state=state)) == "feed_not_live"
 
 
 def test_likely_cause_ignores_blocks_that_another_worker_held_before() -> None:

@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 from extproc.observing.outcomes import (
@@ -29,15 +30,33 @@ def test_drift_adds_up_predicted_and_reported_tokens() -> None:
     held = {"w": Overlap(16, (6, 0, 0, 0), unusable=2)}
     workers = records("w")
     counts = OutcomeCounts(workers, lambda _: Circumstances(block_size=16, overlaps=held))
-    for predicted, cached in ((64, 64), (64, 32), (0, 64)):
+    for predicted, cached in ((64, 64), (64, 32)):
         counts.count(outcome(predicted, cached)._replace(overlaps=held))
+    counts.count(outcome(0, 64))
     assert workers["w"].outcomes.drift.as_json() == {
         "requests": 3,
         "predicted_tokens": 128,
         "reported_tokens": 160,
-        "unusable_tokens": 96,
+        "unusable_tokens": 64,
         "causes": {"evicted": 1, "stored_meanwhile": 1},
+        "uncertain_because": {},
     }
+
+
+def _returned(known: Circumstances, _: Outcome) -> Circumstances:
+    return known
+
+
+def test_drift_counts_why_predictions_were_uncertain() -> None:
+    drift, held = Drift(), {"w": Overlap(16, uncertain=4)}
+    for why in ("form", "form", "rank"):
+        known = Circumstances(block_size=16, overlaps=held, uncertain_because=why)
+        drift.count(outcome(0, 64)._replace(overlaps=held), partial(_returned, known))
+    shown = drift.as_json()
+    assert (shown["causes"], shown["uncertain_because"]) == (
+        {"uncertain": 3},
+        {"form": 2, "rank": 1},
+    )
 
 
 def test_drift_ignores_outcomes_without_a_report() -> None:

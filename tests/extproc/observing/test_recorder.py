@@ -371,6 +371,27 @@ def test_recording_of_an_earlier_run_ends_with_its_hours(tmp_path: Path) -> None
     assert not path.with_name("trace.jsonl.old.2").exists()
 
 
+def test_tokens_of_one_tenant_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.jsonl")
+    recorder = Recorder(Settings(file=path), path, SECRET)  # its thread is not started
+    long = Prompt("tiny", array("I", bytes(4 * (MAX_QUEUED_TOKENS // 8))))
+    greedy, other = (
+        [replace(decision(1), tenant=Tenant(name)) for _ in range(8)]
+        for name in (b"greedy", b"other")
+    )
+    for one in greedy:
+        recorder.note_decision(one, [long])
+    assert recorder.not_recorded_by_reason()["queue_full"] == 2
+    recorder.note_decision(other[0], [long])
+    assert recorder.not_recorded_by_reason()["queue_full"] == 2
+    for one in (*greedy, other[0]):
+        recorder.end(one, outcome())
+    recorder.start()
+    recorder.close()
+    recorder.note_decision(greedy[0], [long])
+    assert recorder.not_recorded_by_reason()["queue_full"] == 2
+
+
 ENDS = st.sampled_from(("served", "unknown", "error", "dropped"))
 
 

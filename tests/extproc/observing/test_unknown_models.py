@@ -8,6 +8,7 @@ class Traffic:
         self.calls = self.unknown = 0
         self.now = 100.0
         self.seen = UnknownModels(lambda: self.calls, lambda: self.unknown, lambda: self.now)
+        assert not [*self.seen.faults()]
 
     def passing(self, calls: int, unknown: int, seconds: float = 5.0) -> str:
         self.calls += calls

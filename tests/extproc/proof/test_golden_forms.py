@@ -17,8 +17,10 @@ from extproc.proof.golden_forms import (
     OwnPrompt,
     Told,
     ids_there,
+    is_answered,
     own_prompts,
     rival_shown,
+    unseen,
     verdicts,
 )
 from extproc.requests.dialect import NEWEST, Dialect, dialect_of, rivals_of
@@ -35,7 +37,7 @@ from extproc.requests.prompt import (
 )
 from extproc.requests.request import CHAT_PATH
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.overlap import Tokens
+from kvstate.overlap import Tokens, shared_tokens
 from simulator.settings import TINY_MODEL
 from tests.extproc.template_shapes import QWEN_TOOLS
 
@@ -114,6 +116,33 @@ async def test_ids_are_those_of_the_chat_path(
     path, body = engine.asked[-1]
     assert body["model"] == "m"
     assert body.get("max_tokens") == (None if path.endswith("/render") else 1)
+
+
+def test_unseen_message_has_the_same_forms_and_blocks_of_its_own() -> None:
+    (own,) = (one for one in own_prompts(tokenizer(), NEWEST, 0) if one.forms & INLINE_SYSTEM)
+    one, other = (unseen(tokenizer(), NEWEST, own, 16, nonce) for nonce in (123, 124))
+    assert one is not None
+    assert other is not None
+    assert one.forms == other.forms == own.forms
+    shared = shared_tokens(one.tokens, other.tokens)
+    assert len(own.tokens) - 8 < shared < len(own.tokens) + 8
+    assert len(one.tokens) >= shared + 2 * 16
+
+
+def test_only_messages_of_small_blocks_are_sent_to_be_stored() -> None:
+    for own in own_prompts(tokenizer(), NEWEST, 0):
+        assert (unseen(tokenizer(), NEWEST, own, 16, 1) is None) != (
+            own.question.path == "/v1/messages"
+        )
+        assert unseen(tokenizer(), NEWEST, own, 4096, 1) is None
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, False), (500, False)])
+async def test_message_is_answered_if_the_engine_says_so(status: int, *, expected: bool) -> None:
+    engine = EngineAnswers({"/v1/messages": (status, {})})
+    asked = FormQuestion("messages", "/v1/messages", {"max_tokens": 1, "messages": []})
+    assert await is_answered(engine.post, asked, "m") is expected
+    assert engine.asked == [("/v1/messages", {"model": "m", "max_tokens": 1, "messages": []})]
 
 
 async def test_other_apis_are_only_rendered() -> None:

@@ -15,6 +15,7 @@ from extproc.proof.lookups import (
     Lookups,
     SentRequest,
     is_stored,
+    is_told,
     may_show,
 )
 from extproc.requests.prompt import TEXT
@@ -36,20 +37,54 @@ def overlap(blocks: int, uncertain: int = 0) -> Overlap:
 
 
 def test_prompt_is_stored_if_all_usable_blocks_are_held() -> None:
-    assert is_stored(sent(), overlap(4), 6, SIZE, 1.0) is True
-    assert is_stored(sent(), overlap(3, 1), 6, SIZE, 1.0) is True
+    for held in (overlap(4), overlap(3, 1)):
+        assert is_stored(sent(), held, 6, SIZE, 1.0, was_stored=False) is True
+        assert is_stored(sent(), held, 6, SIZE, 1.0, was_stored=None) is True
 
 
-def test_prompt_is_not_stored_if_a_block_lacks_though_something_was_stored() -> None:
-    assert is_stored(sent(), overlap(3), 6, SIZE, 1.0) is False
-    assert is_stored(sent(), None, 6, SIZE, 1.0) is False
+def test_prompt_is_stored_if_its_last_block_was_though_it_is_gone() -> None:
+    assert is_stored(sent(), None, 6, SIZE, 1.0, was_stored=True) is True
 
 
-def test_is_stored_is_none_without_stored_or_usable_blocks() -> None:
-    assert is_stored(sent(), None, 5, SIZE, 1.0) is None
-    assert is_stored(sent(), None, 6, None, 1.0) is None
-    assert is_stored(sent(SIZE), None, 6, SIZE, 1.0) is None
-    assert is_stored(sent(held=64), overlap(4), 6, SIZE, 1.0) is None
+def test_prompt_is_not_stored_if_its_last_block_was_not_though_something_was() -> None:
+    assert is_stored(sent(), overlap(3), 6, SIZE, 1.0, was_stored=False) is False
+    assert is_stored(sent(), None, 6, SIZE, 1.0, was_stored=False) is False
+
+
+def test_is_stored_is_none_without_stored_or_usable_blocks_or_a_watch() -> None:
+    assert is_stored(sent(), None, 5, SIZE, 1.0, was_stored=False) is None
+    assert is_stored(sent(), None, 6, None, 1.0, was_stored=None) is None
+    assert is_stored(sent(), None, 6, SIZE, 1.0, was_stored=None) is None
+    assert is_stored(sent(SIZE), None, 6, SIZE, 1.0, was_stored=False) is None
+    assert is_stored(sent(held=64), overlap(4), 6, SIZE, 1.0, was_stored=True) is None
+
+
+def test_requests_that_wait_have_different_slots() -> None:
+    lookups, slots = Lookups(), list[int]()
+    for _ in range(MAX_WAITING):
+        slots.append(lookups.free_slot())
+        one = sent()
+        one.slot = slots[-1]
+        lookups.add(one, is_proved=False)
+    assert slots == list(range(MAX_WAITING))
+    lookups.drop(one)
+    assert lookups.free_slot() == MAX_WAITING - 1
+
+
+def answered(tokens: int = 65, held: int = 0) -> SentRequest:
+    return SentRequest(prompt(tokens), TEXT, held, 5, 0.0, told=3, is_answered=True)
+
+
+def test_feed_told_of_a_prompt_if_anything_came_that_can_be_used() -> None:
+    assert is_told(answered(), 4, SIZE, is_read=True) is True
+    assert is_told(answered(), 4, SIZE, is_read=False) is False
+    assert is_told(answered(), 3, SIZE, is_read=True) is False
+
+
+def test_feed_need_not_tell_of_prompts_without_an_answer_or_a_new_block() -> None:
+    assert is_told(sent(), 0, SIZE, is_read=False) is None
+    assert is_told(answered(SIZE), 3, SIZE, is_read=True) is None
+    assert is_told(answered(held=64), 3, SIZE, is_read=True) is None
 
 
 def test_prompt_may_show_tokens_unless_it_is_cached_short_or_long() -> None:
@@ -59,6 +94,16 @@ def test_prompt_may_show_tokens_unless_it_is_cached_short_or_long() -> None:
     assert not may_show(prompt(65), overlap(4), SIZE)
     assert not may_show(prompt(SIZE), None, SIZE)
     assert not may_show(prompt(MAX_PROMPT_TOKENS + 1), None, SIZE)
+
+
+def test_request_that_is_put_back_waits_behind_the_others() -> None:
+    lookups, one, other = Lookups(), sent(), sent()
+    one.ended_at = other.ended_at = 0.0
+    for each in (one, other):
+        lookups.add(each, is_proved=False)
+    assert lookups.take_due(GRACE_SECONDS) is one
+    lookups.put_back(one)
+    assert [lookups.take_due(GRACE_SECONDS) for _ in range(2)] == [other, one]
 
 
 def test_request_is_due_once_after_its_end_and_the_grace() -> None:
@@ -74,10 +119,11 @@ def test_request_is_due_once_after_its_end_and_the_grace() -> None:
 def test_long_request_shows_only_that_it_was_stored() -> None:
     one = sent()
     one.ended_at = MAX_SECONDS
-    assert is_stored(one, overlap(4), 6, SIZE, MAX_SECONDS + 1) is True
-    assert is_stored(one, overlap(3), 6, SIZE, MAX_SECONDS + 1) is None
+    after = MAX_SECONDS + 1
+    assert is_stored(one, overlap(4), 6, SIZE, after, was_stored=False) is True
+    assert is_stored(one, overlap(3), 6, SIZE, after, was_stored=False) is None
     one.ended_at = MAX_SECONDS - 1
-    assert is_stored(one, overlap(3), 6, SIZE, MAX_SECONDS + 1) is False
+    assert is_stored(one, overlap(3), 6, SIZE, after, was_stored=False) is False
 
 
 def test_long_request_is_due_after_its_end() -> None:

@@ -39,10 +39,18 @@ def looked_up(name: str, tokenized: Callable[[list[int]], list[int]]) -> list[bo
         held = index.overlaps(prompt).get("w")
         tokens = 0 if held is None else held.certain_tokens + held.uncertain_tokens
         sent = SentRequest(prompt, TEXT, tokens, number, 0.0)
-        is_shown = may_show(prompt, held, owner.block_size)
+        is_shown, size = may_show(prompt, held, owner.block_size), owner.block_size
+        is_watched = size is not None and owner.watch(0, prompt, size)
         for frame in entry["frames"]:
             finished(owner.applying(base64.b64decode(frame["payload_b64"])))
-        result = is_stored(sent, index.overlaps(prompt).get("w"), number + 1, owner.block_size, 1.0)
+        result = is_stored(
+            sent,
+            index.overlaps(prompt).get("w"),
+            number + 1,
+            owner.block_size,
+            1.0,
+            was_stored=is_watched and owner.was_stored(0),
+        )
         if is_shown and entry["frames"] and result is not None:
             found.append(result)
     return found

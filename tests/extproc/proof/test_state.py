@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from extproc.proof.state import (
     EQUAL_COUNTS,
-    LAST_FINDINGS,
     NOT_STORED,
     OTHER_COUNTS,
     PROMPTS_NOT_STORED,
@@ -20,6 +19,7 @@ from extproc.proof.state import (
     Proof,
     TokenProof,
 )
+from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests.prompt import (
     ALL_FORMS,
     CONVERSATION,

@@ -27,7 +27,6 @@ from extproc.proof.lookups import (
     PAUSE_WHILE_PROVED_SECONDS,
 )
 from extproc.proof.state import (
-    LAST_FINDINGS,
     MATCHED,
     NOT_STORED,
     PROMPTS_NOT_STORED,
@@ -36,14 +35,16 @@ from extproc.proof.state import (
     GoldenVerdict,
     Mismatch,
 )
+from extproc.proof.tally import LAST_FINDINGS
 from extproc.requests import request
-from extproc.requests.prompt import BILLING, CONVERSATION
+from extproc.requests.prompt import BILLING, CONVERSATION, FORM_NAMES, INLINE_SYSTEM
 from extproc.requests.request import Ask, Head
 from extproc.routing.load import Booking
 from extproc.serving.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.feed_times import USUAL, FeedTimes
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
@@ -211,7 +212,12 @@ def run(tmp_path: Path) -> Run:
 
     @asynccontextmanager
     async def checked(
-        template: str = RIGHT, *, golden: bool = False, usage: bool = False, **settings: Any
+        template: str = RIGHT,
+        *,
+        golden: bool = False,
+        usage: bool = False,
+        times: FeedTimes = USUAL,
+        **settings: Any,
     ) -> AsyncIterator[Checked]:
         file.write_text(template)
         model = Model("tiny", tokenizer=str(TINY_MODEL), chat_template=str(file))
@@ -225,7 +231,7 @@ def run(tmp_path: Path) -> Run:
         async with running(Settings(**settings)) as worker, aiohttp.ClientSession() as client:
             verify = "start" if golden else "off"
             config = parse(CONFIG.format(worker=worker, TINY_MODEL=TINY_MODEL, verify=verify), "c")
-            fleet, known = ShownWorkers(12345678, lambda: 0.0), {"tiny": tokenizer}
+            fleet, known = ShownWorkers(12345678, lambda: 0.0, times=times), {"tiny": tokenizer}
             workers = Workers(
                 config, fleet, open_transports, monotonic=lambda: one.now, tokenizers=known
             )
@@ -312,6 +318,18 @@ async def test_wrong_template_is_refuted_by_golden_requests_before_any_request(
     async with run(FAULTS[fault][0], golden=True) as one:
         await until(lambda: one.status()["state"] == "refuted")
         assert one.status()["request"] == "a conversation"
+
+
+async def test_inline_system_turns_are_proved_by_a_message_before_any_request(run: Run) -> None:
+    """The worker renders no messages for us, but stores the one that it answers."""
+    async with run(golden=True) as one:
+
+        def is_proved() -> bool:
+            one.now += GRACE_SECONDS
+            return bool(one.status()["forms"][FORM_NAMES[INLINE_SYSTEM]]["state"] == "proved")
+
+        await until(is_proved)
+        assert one.status()["matched"] >= 1
 
 
 async def test_right_template_is_proved_by_the_first_prompt_that_is_stored(run: Run) -> None:

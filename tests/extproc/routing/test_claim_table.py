@@ -1,4 +1,5 @@
 import gc
+import math
 import sys
 import tracemalloc
 from array import array
@@ -371,3 +372,59 @@ def test_withdraw_keeps_ended_claims_for_any_number_of_claims_of_a_mark(
     for claim in claims:
         sent.withdraw(claim)
     assert [sent.expected(marks, now) for now in (1.5, 50.0)] == before
+
+
+def filled(capacity: int | None, *sent: int) -> Holdings:
+    """The record of a worker to which so many new tokens were sent, one request a second."""
+    holdings = Holdings("w")
+    holdings.capacity_tokens = capacity
+    for now, tokens in enumerate(sent, 1):
+        holdings.fill(tokens, float(now))
+    return holdings
+
+
+def test_what_no_longer_fits_into_a_cache_of_known_size_does_not_count() -> None:
+    sent = table()
+    marks, holdings = sent.marks(PROMPT), filled(500)
+    sent.record(holdings, marks, 0.0)
+    holdings.fill(300, 0.0)
+    holdings.fill(499, 1.0)
+    assert sent.expected(marks, 2.0)["w"][1] == 256
+    holdings.fill(1, 2.0)
+    assert sent.expected(marks, 2.0) == {}
+
+
+def test_cache_of_unknown_size_and_a_lost_one_have_room() -> None:
+    assert filled(None, 10_000, 10_000).lost_at == -math.inf
+    holdings = filled(100, 90)
+    holdings.lose(1.5)
+    holdings.fill(50, 2.0)
+    holdings.fill(90, 3.0)
+    assert holdings.lost_at == 1.5
+
+
+PROMPTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=80)
+
+
+@given(PROMPTS, st.integers(1, 200))
+def test_what_counts_as_evicted_is_evicted_by_least_recent_use(
+    sent: list[tuple[int, int]], capacity: int
+) -> None:
+    holdings, sizes, last_sent = filled(capacity), dict[int, int](), dict[int, float]()
+    lru = list[int]()
+    for now, (name, tokens) in enumerate(sent, 1):
+        size = sizes.setdefault(name, tokens)
+        is_there = last_sent.get(name, -math.inf) > holdings.lost_at
+        holdings.fill(0 if is_there else size, float(now))
+        last_sent[name] = float(now)
+        lru = [*(one for one in lru if one != name), name]
+        while sum(sizes[one] for one in lru) > capacity:
+            lru.pop(0)
+        gone = {one for one, at in last_sent.items() if at <= holdings.lost_at}
+        assert not gone.intersection(lru)
+
+
+def test_memory_of_what_fills_a_cache_is_bounded() -> None:
+    holdings = filled(6_400, *[1] * 10_000)
+    assert len(holdings._filled) <= 66
+    assert holdings.lost_at == pytest.approx(10_000 - 6_400, abs=200)

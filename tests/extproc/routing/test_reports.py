@@ -2,7 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
+from extproc.fleet.engine_metrics import (
+    MAX_METRICS_BYTES,
+    cache_tokens_of_metrics,
+    report_of_feeds,
+    report_of_metrics,
+)
 from extproc.routing.load import LoadSample
 from kvstate.events import EngineLoad
 
@@ -94,3 +99,22 @@ def test_report_of_feeds_takes_cache_usage_from_the_ranks_that_publish_it() -> N
 
 def test_report_of_feeds_is_none_without_loads() -> None:
     assert report_of_feeds([], 0.0) is None
+
+
+CACHE = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="%s"} 1.0\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (CACHE % b"100", 1600),
+        (b"# HELP\n" + CACHE % b"100" + CACHE % b"50", 2400),
+        (CACHE % b"None", None),
+        (CACHE % b"100" + CACHE % b"None", None),
+        (CACHE % b"0", None),
+        (CACHE.replace(b"block_size", b"other_block_size") % b"100", None),
+        (b"", None),
+    ],
+)
+def test_cache_size_is_read_from_metrics_of_all_engines(text: bytes, tokens: int | None) -> None:
+    assert cache_tokens_of_metrics(text) == tokens

@@ -96,6 +96,21 @@ async def test_conversation_stays_on_its_first_worker(
         assert second.basis.claims[second.worker].approximate > 256
 
 
+async def test_conversation_does_not_count_where_its_cache_has_no_room_left(router: Router) -> None:
+    first = await turn(router, "tiny", "0 question " * 200)
+    held = first.basis.prompt_tokens
+    for record in router._workers.records.values():
+        record.holdings.capacity_tokens = 3 * held
+    for number in range(8):  # each of its own, and spread
+        await turn(router, "tiny", f"{number} question " * 200)
+    again = await turn(router, "tiny", "3 question " * 200)
+    assert again.reason == "approximate_overlap"
+    for number in range(8, 60):
+        await turn(router, "tiny", f"{number} question " * 200)
+    late = await turn(router, "tiny", "4 question " * 200)
+    assert late.reason == "nothing_cached"
+
+
 async def test_new_conversations_are_spread(router: Router) -> None:
     picked = {(await turn(router, "bare", f"{n} {n} question " * 200)).worker for n in range(40)}
     assert len(picked) == 8

@@ -6,8 +6,9 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.grpc_messages import LONG_BYTES
+from extproc.http2.grpc_messages import LongMessage, joined
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderValueOption, ProcessingMode, ProcessingResponse
+from extproc.requests.added_fields import LONG_BYTES, Extended
 from extproc.serving import stream_answers as say
 from extproc.serving.refusals import Refusal
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
@@ -157,7 +158,8 @@ def test_phrases_do_not_keep_answers_of_a_single_request(more: dict[str, Any]) -
     phrases, pick = Phrases(), msgspec.structs.replace(PICK, **more)
     placed = phrases.body_placed(pick, names_model=False, owned=("x-leg",))
     assert placed is not phrases.body_placed(pick, names_model=False, owned=("x-leg",))
-    made = say.body_placed(say.pick_of(pick, names_model=False, owned=("x-leg",)), pick.body)
+    body = None if pick.body is None else bytes(pick.body)
+    made = say.body_placed(say.pick_of(pick, names_model=False, owned=("x-leg",)), body)
     assert placed == say.encoded(say.with_metadata(made, pick))
 
 
@@ -193,7 +195,10 @@ def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
     body = bytes(LONG_BYTES + extra)
     placement = Placement("a:1,b:2", body=body, priority=("x", "1"))
     (written,) = Phrases().body_placed(placement, names_model=False, owned=("y",))
-    answer = ProcessingResponse.FromString(written)
+    assert isinstance(written, LongMessage) == (extra >= 0)
+    answer = ProcessingResponse.FromString(
+        written if isinstance(written, bytes) else joined(written)
+    )
     common = answer.request_body.response
     assert common.body_mutation.body == body
     headers = {one.header.key: one.header.raw_value for one in common.header_mutation.set_headers}
@@ -201,3 +206,13 @@ def test_new_body_is_whole_however_long_it_is(extra: int) -> None:
     assert headers["x"] == b"1"
     assert list(common.header_mutation.remove_headers) == ["y"]
     assert answer.HasField("dynamic_metadata")
+
+
+def test_long_body_that_ends_otherwise_is_not_copied() -> None:
+    body = bytes(LONG_BYTES) + b"} "
+    placement = Placement("a:1", body=Extended(body, LONG_BYTES, b',"x":1}'))
+    (written,) = Phrases().body_placed(placement, names_model=False)
+    assert isinstance(written, LongMessage)
+    assert written.body is body
+    answer = ProcessingResponse.FromString(joined(written)).request_body.response
+    assert answer.body_mutation.body == bytes(LONG_BYTES) + b',"x":1}'

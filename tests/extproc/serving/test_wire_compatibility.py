@@ -42,6 +42,7 @@ def test_subset_answer_is_read_the_same_by_the_complete_classes() -> None:
     stream = Stream(StreamSettings(max_body_bytes=10, bodies=Budget(10), names_model=True))
     stream.receive(read(head("/metrics")))
     (answer,) = stream.place(Placement("10.0.0.1:8000", "tiny"))
+    assert isinstance(answer, bytes)
     theirs_read = theirs.ProcessingResponse.parse(answer)
     assert theirs_read.request_headers is not None
     common = theirs_read.request_headers.response

@@ -173,6 +173,14 @@ def test_offers_that_are_remembered_are_bounded() -> None:
     assert other.made == 0
 
 
+async def test_router_does_not_read_what_is_for_another_one(net: Net) -> None:
+    Router(net, ROWS)
+    # whatever it read, it would reject
+    third = Router(net, ROWS, keys=keys_of(b"the secret of another fleet"))
+    assert await Router(net, [], **PATIENT).exchange.take() == b"".join(ROWS)
+    assert third.rejected == net.count(RowsAsk)
+
+
 async def test_pieces_and_offers_that_nobody_asked_for_are_ignored(net: Net) -> None:
     other, new = Router(net, ROWS), Router(net, [], **PATIENT)
     for message in (RowsPiece(1, 0, 5, b"forged"), RowsOffer(1, 1), RowsTake(1, 0)):
@@ -189,10 +197,10 @@ async def test_pieces_and_offers_that_nobody_asked_for_are_ignored(net: Net) -> 
 def test_any_sealed_body_is_a_message_or_malformed(body: bytes) -> None:
     reasons = set[str]()
     try:
-        decoded(sealed(body, KEYS, b"somebody", MAGIC), KEYS)
+        decoded(sealed(bytes(8) + body, KEYS, b"somebody", MAGIC), KEYS)
     except MessageError as error:
         reasons.add(error.reason)
-    assert reasons <= {"malformed", "wrong_size"}
+    assert reasons <= {"malformed"}
 
 
 def test_piece_that_is_too_long_is_malformed() -> None:

@@ -231,6 +231,27 @@ async def test_waiting_prompts_are_bounded_in_number_and_bytes(size: int) -> Non
     tokens.close()
 
 
+@pytest.mark.parametrize("size", [1, MAX_WAITING_BYTES // 16])
+async def test_prompts_of_one_client_leave_room_for_those_of_others(size: int) -> None:
+    tokens, may_end = PromptTokens({}, 60.0), threading.Event()
+
+    def wait(whose: bytes) -> asyncio.Task[bool]:
+        return asyncio.create_task(tokens.run_in_thread(may_end.wait, size, None, whose))
+
+    greedy = [wait(b"greedy") for _ in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    others = [wait(b"%d" % n) for n in range(3)]
+    await asyncio.sleep(0)
+    may_end.set()
+    assert await asyncio.gather(*others) == [True] * 3
+    refused = [
+        one for one in await asyncio.gather(*greedy, return_exceptions=True) if one is not True
+    ]
+    assert len(greedy) - len(refused) == 3 * min(MAX_WAITING, MAX_WAITING_BYTES // size) // 4
+    assert tokens.waiting == 0
+    tokens.close()
+
+
 async def test_waiting_prompt_is_dropped_at_its_deadline() -> None:
     tokens, may_end, begun = PromptTokens({}, 0.05), threading.Event(), []
 

@@ -5,7 +5,7 @@ import pytest
 from kvstate.errors import WireError
 from kvstate.events import Batch, BatchResult
 from kvstate.feeds.feed import Feed, FeedState
-from kvstate.feeds.feed_news import FeedNews
+from kvstate.feeds.feed_news import UNSEQUENCED, UNSEQUENCED_MESSAGES, FeedNews
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import RankName
 
@@ -70,7 +70,7 @@ def test_unreachable_publisher_is_logged_as_one_warning(caplog: pytest.LogCaptur
 
 
 def test_reason_of_a_live_feed_names_its_replay_fault(feed: Feed, news: FeedNews) -> None:
-    news.replay_fault = "replay failed: silent"
+    news.tell_replay("replay failed: silent")
     assert news.reason == "replay failed: silent"
     feed.disconnect("hung up")
     assert news.reason == "hung up"
@@ -105,3 +105,35 @@ def test_skipped_events_of_a_batch_are_counted(feed: Feed) -> None:
     news = FeedNews(RankName("w", 2), feed, lambda: None, lambda: None)
     news.tell_taken(BatchResult(faults=("bad_tokens", "bad_tokens")))
     assert news.counts["bad_tokens"] == 2
+
+
+def test_messages_without_sequence_numbers_are_the_reason_until_a_batch_comes(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(UNSEQUENCED_MESSAGES):
+        assert (news.is_unsequenced, news.reason) == (False, ""), number
+        news.note_malformed(is_load=False)
+    assert (news.is_unsequenced, news.reason) == (True, UNSEQUENCED)
+    news.tell_change()
+    assert caplog.messages == [f"feed of w rank 2: live ({UNSEQUENCED})"]
+    assert news.counts["malformed_message"] == UNSEQUENCED_MESSAGES
+    news.note_batch()
+    assert (news.is_unsequenced, news.reason) == (False, "")
+
+
+def test_messages_that_are_no_load_reports_are_only_counted(news: FeedNews) -> None:
+    for _ in range(UNSEQUENCED_MESSAGES):
+        news.note_malformed(is_load=True)
+    assert (news.is_unsequenced, news.counts["malformed_message"]) == (False, UNSEQUENCED_MESSAGES)
+
+
+def test_replay_that_fails_is_logged_once_until_one_succeeds(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fault in ("replay failed: connection refused", "replay failed: connection lost", ""):
+        news.tell_replay(fault)
+    news.tell_replay("replay failed: connection lost")
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "feed of w rank 2: replay failed: connection refused"),
+        ("WARNING", "feed of w rank 2: replay failed: connection lost"),
+    ]

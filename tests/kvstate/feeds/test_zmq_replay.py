@@ -19,6 +19,7 @@ from simulator.interference import Interference
 from simulator.publisher import ReplaySocket
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
+from tests.ports import free_port
 
 END = [b"", b"", b"\xff" * 8, b""]
 
@@ -79,6 +80,14 @@ async def test_replay_without_an_answer_fails(engine: Publisher) -> None:
     _, address = engine.bind(zmq.ROUTER)
     with pytest.raises(ReplayError, match=r"no answer within 0\.02 s"):
         await replayed(address, limits=ZmqLimits(replay_seconds=0.02))
+
+
+async def test_replay_from_a_port_that_refuses_says_so() -> None:
+    limits = ZmqLimits(replay_seconds=0.02)
+    with pytest.raises(ReplayError, match=r"connection refused for 0\.02 s"):
+        await replayed(f"tcp://127.0.0.1:{free_port()}", limits=limits)
+    with pytest.raises(ReplayError, match=r"no connection for 0\.02 s"):
+        await replayed("ipc:///nowhere/replay", limits=limits)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 from aiohttp import web
 
+from extproc.config.schema import Config
+from extproc.envoy.envoy_config import FILTER, render
 from tests.ports import free_port
 from tests.system.system import System, running
 from tests.waiting import until
@@ -24,6 +27,9 @@ from tests.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PAGE = Path(__file__).parents[3] / "docs" / "edited-bodies.md"
+# A header by which a test chooses how Envoy sends a body to the router.
+MODE = "x-body-mode"
+PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MAX_BYTES = 6 * 1024 * 1024
 
@@ -110,6 +116,8 @@ FORMS: dict[str, Sent] = {
         [b"--b\r\n\r\n%b\r\n--b--\r\n" % TEXT.encode()],
         {"content-type": "multipart/form-data; boundary=b"},
     ),
+    "not sent by the proxy (body mode `NONE`)": (CHAT, [TEXT.encode()], {MODE: "NONE"}),
+    "sent in pieces (body mode `STREAMED`)": (CHAT, [TEXT.encode()], {MODE: "STREAMED"}),
 }
 
 
@@ -158,6 +166,29 @@ async def serving(engine: Engine) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
+def with_modes(config: Config) -> str:
+    """Envoy's configuration, in which a header chooses the body mode of a request."""
+    tree = yaml.safe_load(render(config))
+    (listener,) = tree["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    (host,) = manager["route_config"]["virtual_hosts"]
+    found = host["routes"][0]
+    host["routes"][:0] = [
+        {**found, "match": matched(found, mode), "typed_per_filter_config": by_mode(mode)}
+        for mode in ("NONE", "STREAMED")
+    ]
+    return yaml.safe_dump(tree)
+
+
+def matched(route: dict[str, Any], mode: str) -> dict[str, Any]:
+    return {**route["match"], "headers": [{"name": MODE, "string_match": {"exact": mode}}]}
+
+
+def by_mode(mode: str) -> dict[str, Any]:
+    overrides = {"processing_mode": {"request_body_mode": mode, "response_header_mode": "SKIP"}}
+    return {FILTER: {"@type": PER_ROUTE, "overrides": overrides}}
+
+
 @contextlib.asynccontextmanager
 async def target_of(feature: str, folder: Path) -> AsyncIterator[tuple[System, Engine]]:
     secret = folder / "secret"
@@ -167,7 +198,9 @@ async def target_of(feature: str, folder: Path) -> AsyncIterator[tuple[System, E
     sections = {"extproc": {"max_body_bytes": MAX_BYTES}, **changes(secret)}
     async with (
         serving(engine),
-        running(1, changes=sections, proxied=lambda _: engine.address) as system,
+        running(
+            1, changes=sections, proxied=lambda _: engine.address, envoy_config=with_modes
+        ) as system,
     ):
 
         async def is_known() -> bool:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 import yaml
+import zmq
+import zmq.asyncio
 
 from extproc.base.fault import KINDS
 from extproc.commands import top
@@ -154,6 +156,15 @@ def name_of_two(_: dict[str, Any], worker: dict[str, Any]) -> None:
     worker["endpoint"] = f"workers.test:{worker['endpoint'].rpartition(':')[2]}"
 
 
+def another_topic(given: dict[str, Any], _: dict[str, Any]) -> None:
+    given["topic"] = "kv@"
+
+
+def swapped(content: dict[str, Any]) -> None:
+    one, other = content["workers"]
+    one["events"], other["events"] = other["events"], one["events"]
+
+
 def two_routers(content: dict[str, Any]) -> None:
     listen = content["extproc"]["listen"]
     content["envoy"]["routers"] = {"addresses": [listen, f"127.0.0.1:{free_port()}"]}
@@ -179,6 +190,53 @@ async def told(edit: Edit, before: Sequence[str] = (), **settings: Any) -> Async
 async def lose_a_batch(system: System) -> None:
     system.workers[0].faults.drop(1)
     await serve_some(system)
+
+
+async def ask_until(system: System, code: str) -> None:
+    """Sends prompts, each twice, until the router sees the fault."""
+
+    async def is_found() -> bool:
+        body = chat(long_text(f"prompt {next(COUNT)}"))
+        for _ in range(2):
+            await system.send(body)
+        return await is_shown(system, code) is not None
+
+    await until(is_found, f"{code} is found", pause=0.2)
+
+
+@contextlib.asynccontextmanager
+async def asked(edit: Edit, code: str, **settings: Any) -> AsyncIterator[System]:
+    """A system with a mistake that many requests show."""
+    async with configured(edit, **settings) as system:
+        await ask_until(system, code)
+        yield system
+
+
+@contextlib.asynccontextmanager
+async def relayed() -> AsyncIterator[System]:
+    """A system in which a relay passes on the first worker's events without their numbers."""
+    async with running(2) as system, contextlib.AsyncExitStack() as stack:
+        content = yaml.safe_load(system.config_file.read_text())
+        context = zmq.asyncio.Context()
+        stack.callback(context.destroy, linger=0)
+        taken, given = context.socket(zmq.SUB), context.socket(zmq.PUB)
+        taken.connect(content["workers"][0]["events"]["zmq"])
+        taken.subscribe(b"")
+        port = given.bind_to_random_port("tcp://127.0.0.1")
+
+        async def relay() -> None:
+            while True:
+                topic, _, batch = await taken.recv_multipart()
+                await given.send_multipart([topic, batch])
+
+        def read_the_relay(given: dict[str, Any], _: dict[str, Any]) -> None:
+            given["zmq"], given["replay"] = f"tcp://127.0.0.1:{port}", None
+
+        relaying = asyncio.create_task(relay())
+        stack.callback(relaying.cancel)
+        await restarted(system, events(read_the_relay))
+        await ask_until(system, "feed-unsequenced")
+        yield system
 
 
 @contextlib.asynccontextmanager
@@ -340,6 +398,14 @@ def plays(directory: Path) -> Mapping[str, Callable[[], Play]]:
         "One rank is configured as two": lambda: configured(events(second_rank)),
         "A worker's host name is not known": lambda: configured(events(name_of_nobody)),
         "A worker's host name leads to two addresses": lambda: configured(events(name_of_two), two),
+        "Events are subscribed to under another topic": lambda: asked(
+            events(another_topic), "feed-silent"
+        ),
+        "A relay leaves out the sequence numbers of events": relayed,
+        "Two workers' events are exchanged": lambda: asked(
+            swapped, "predictions-wrong", changes=USAGE
+        ),
+        "An engine caches no prefixes": lambda: running(2, prefix_caching=False),
         "Events were lost, and no replay is configured": lambda: losing(events(no_replay)),
         "Events were lost, and the replay port refuses connections": lambda: losing(
             events(refused_replay)

@@ -15,6 +15,9 @@ from tests.ports import free_port
 PAGE = Path(__file__).parents[4] / "docs" / "doctor.md"
 
 TEXT = """\
+configuration
+  note   configuration: accounting.responses: without usage, the router does not see whether its \
+predictions are right, such as those by a feed that is another worker's
 model tiny
   note   tokenizer: none is configured: texts are compared, not tokens
 envoy ENVOY
@@ -30,7 +33,7 @@ no router listens there; \
 Envoy's admin server at ENVOY did not tell: connection refused [router-down]
          fix: start the router with `kvsteer serve`, and read its log if it ends; \
 on another machine, run the doctor beside the router
-2 wrong, 0 right, 3 notes; requests are not steered now
+2 wrong, 0 right, 4 notes; requests are not steered now
 """
 
 

@@ -1,0 +1,89 @@
+"""Who sends a large body waits behind his own: clients cannot say that they are somebody else."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extproc.serving.preparation import forwarded_for
+from tests.ports import free_port
+from tests.system.system import CHAT, chat, running
+from tests.waiting import until
+
+CLIENT, PROXY = "127.0.0.2", "127.0.0.3"
+FORGED = "192.0.2.1"
+
+
+class Worker:
+    """A worker that keeps what it was told of who sent a request."""
+
+    def __init__(self) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.told: list[bytes] = []
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.told = [one.encode() for one in request.headers.getall("x-forwarded-for", [])]
+        return web.json_response({})
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        host, _, port = self.address.rpartition(":")
+        await web.TCPSite(runner, host, int(port)).start()
+        return runner
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    one = Worker()
+    runner = await one.start()
+    yield one
+    await runner.cleanup()
+
+
+async def told(worker: Worker, envoy: str, sender: str, forwarded: str) -> list[bytes]:
+    connector = aiohttp.TCPConnector(local_addr=(sender, 0))
+    headers = {"x-forwarded-for": forwarded} if forwarded else {}
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def is_answered() -> bool:
+            async with session.post(f"{envoy}{CHAT}", json=chat("a"), headers=headers) as answer:
+                return answer.status == 200
+
+        await until(is_answered, "answered")
+    return worker.told
+
+
+@pytest.mark.parametrize("forwarded", ["", FORGED, f"{FORGED}, {FORGED}"])
+async def test_client_cannot_choose_whose_queue_its_bodies_wait_in(
+    worker: Worker, forwarded: str
+) -> None:
+    async with running(1, proxied=lambda _: worker.address) as system:
+        seen = await told(worker, system.envoy, CLIENT, forwarded)
+    assert forwarded_for(seen, 0) == CLIENT.encode()
+
+
+async def test_client_behind_a_trusted_proxy_is_the_one_that_it_saw(worker: Worker) -> None:
+    hops = {"envoy": {"trusted_hops": 1}}
+    async with running(1, changes=hops, proxied=lambda _: worker.address) as system:
+        seen = await told(worker, system.envoy, PROXY, f"{FORGED}, {CLIENT}")
+    assert forwarded_for(seen, 1) == CLIENT.encode()
+
+
+@pytest.mark.parametrize(
+    ("values", "hops", "client"),
+    [
+        ([], 0, b""),
+        ([b"a, b"], 0, b"b"),
+        ([b"a", b"b,c"], 1, b"b"),
+        ([b"a"], 1, b"a"),
+        ([b"a,b,c"], 2, b"a"),
+    ],
+)
+def test_address_of_a_client_is_before_those_of_proxies(
+    values: list[bytes], hops: int, client: bytes
+) -> None:
+    assert forwarded_for(values, hops) == client

@@ -1,0 +1,44 @@
+"""What `make` would do on other machines."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("Makefile", "pyproject.toml", "setup.py", "requirements-demo.lock")
+
+
+def steps(folder: Path, programs: tuple[str, ...]) -> str:
+    """Returns what `make demo` would do in a new clone where only these programs are installed."""
+    clone, path = folder / "clone", folder / "bin"
+    clone.mkdir()
+    path.mkdir()
+    for name in (*SOURCES, "requirements-compiler.lock"):
+        shutil.copy(ROOT / name, clone)
+    for name in ("sh", "make", *programs):
+        (path / name).symlink_to(shutil.which(name) or "/bin/true")
+    command = [str(path / "make"), "--dry-run", "demo"]
+    environment = {"PATH": str(path)}
+    run = subprocess.run(
+        command, cwd=clone, env=environment, capture_output=True, text=True, check=True
+    )
+    return run.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_machine_without_a_compiler_installs_one_and_builds_with_it(tmp_path: Path) -> None:
+    told = steps(tmp_path, ())
+    assert "-r requirements-compiler.lock" in told
+    assert "-m ziglang cc'" in told
+    assert "-m ziglang cc -shared'" in told
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("compiler", ["cc", "gcc", "clang"])
+def test_machine_with_a_compiler_builds_with_its_own(tmp_path: Path, compiler: str) -> None:
+    told = steps(tmp_path, (compiler,))
+    assert "--editable ." in told
+    assert "ziglang" not in told
+    assert "requirements-compiler.lock" not in told
