@@ -61,6 +61,10 @@ KINDS: Mapping[str, Kind] = {
         "leave `events` out for its workers: without them, requests stay on their workers as well,"
         " by what was sent there"
     ),
+    "not-asked": Kind(
+        "give Envoy the ext_proc filter and the router's cluster (`kvsteer envoy --patch`), and see"
+        " that no route switches it off; `kvsteer doctor` looks"
+    ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"
         " doctor` looks",

@@ -190,4 +190,4 @@ def test_calls_are_all_but_those_of_no_model() -> None:
         quick = course(0.0, 0.001)
         quick.picked_at = quick.clock()
         counts.note(decision(reason=reason), quick)
-    assert (counts.calls(), counts.for_reason("unknown_model")) == (3, 2)
+    assert (counts.calls(), counts.for_reason("unknown_model"), counts.total()) == (3, 2, 4)

@@ -283,6 +283,14 @@ async def ask_many(system: System) -> None:
 COUNT = iter(range(1_000_000))
 
 
+async def ask_without_a_router(system: System) -> None:
+    async def is_missed() -> bool:
+        await system.send(chat(long_text(f"n{next(COUNT)}")))
+        return await is_shown(system, "not-asked") is not None
+
+    await until(is_missed, "the router finds that nobody asks it", seconds=120, pause=0.2)
+
+
 async def ask_under_a_prefix(system: System) -> None:
     for number in range(20):
         url = f"{system.envoy}/llm/v1/chat/completions"
@@ -311,6 +319,12 @@ def fails_open(resources: dict[str, Any]) -> None:
     for one in manager_of(resources)["http_filters"]:
         if "failure_mode_allow" in one["typed_config"] or "ext_proc" in one["name"]:
             one["typed_config"]["failure_mode_allow"] = True
+
+
+def lacks_the_filter(resources: dict[str, Any]) -> None:
+    manager = manager_of(resources)
+    filters = manager["http_filters"]
+    manager["http_filters"] = [one for one in filters if "ext_proc" not in one["name"]]
 
 
 def lacks_a_worker(resources: dict[str, Any]) -> None:
@@ -428,6 +442,9 @@ def plays(directory: Path) -> Mapping[str, Callable[[], Play]]:
         "Envoy fails open, with `isolation`": lambda: isolated(directory),
         "Envoy's cluster lacks a worker": lambda: broken(
             ask_many, changes=USAGE, envoy_config=changed_envoy(lacks_a_worker)
+        ),
+        "Envoy has no `ext_proc` filter": lambda: broken(
+            ask_without_a_router, envoy_config=changed_envoy(lacks_the_filter)
         ),
         "Envoy rewrites paths, with `policy.classes`": lambda: broken(
             ask_under_a_prefix, changes=CLASSES, envoy_config=changed_envoy(rewrites)
