@@ -24,8 +24,18 @@ class Kind(NamedTuple):
 # The kinds of faults, by code.
 KINDS: Mapping[str, Kind] = {
     "block-size-differs": Kind("set `workers[].block_size` to the engine's, or leave it out"),
+    "bodies-compressed": Kind(
+        "let Envoy decompress them: `envoy.filters.http.decompressor` before ext_proc"
+    ),
+    "bodies-not-sent": Kind(
+        "set `request_body_mode: BUFFERED` (or FULL_DUPLEX_STREAMED) in Envoy's ext_proc filter"
+    ),
     "clock-differs": Kind(
         "synchronize the clocks (NTP); if they agree, look for what holds the events up"
+    ),
+    "decisions-late": Kind(
+        "give the router a core of its own, or more processes; see `kvsteer_phase_seconds`",
+        alert="KvsteerDecisionsLate",
     ),
     "discovery-fault": Kind(
         "correct the source, or its network access and permissions",

@@ -590,7 +590,7 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
     yield made.workers.faults
     yield made.router.delivery.faults
     yield made.router.unrecognized.faults
-    yield made.router.unknown_models.faults
+    yield made.router.reasons.faults
     yield made.failure_mode.faults
 
 
