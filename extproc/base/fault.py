@@ -24,8 +24,18 @@ class Kind(NamedTuple):
 # The kinds of faults, by code.
 KINDS: Mapping[str, Kind] = {
     "block-size-differs": Kind("set `workers[].block_size` to the engine's, or leave it out"),
+    "bodies-compressed": Kind(
+        "let Envoy decompress them: `envoy.filters.http.decompressor` before ext_proc"
+    ),
+    "bodies-not-sent": Kind(
+        "set `request_body_mode: BUFFERED` (or FULL_DUPLEX_STREAMED) in Envoy's ext_proc filter"
+    ),
     "clock-differs": Kind(
         "synchronize the clocks (NTP); if they agree, look for what holds the events up"
+    ),
+    "decisions-late": Kind(
+        "give the router a core of its own, or more processes; see `kvsteer_phase_seconds`",
+        alert="KvsteerDecisionsLate",
     ),
     "discovery-fault": Kind(
         "correct the source, or its network access and permissions",
@@ -60,6 +70,10 @@ KINDS: Mapping[str, Kind] = {
     "no-full-attention": Kind(
         "leave `events` out for its workers: without them, requests stay on their workers as well,"
         " by what was sent there"
+    ),
+    "not-asked": Kind(
+        "give Envoy the ext_proc filter and the router's cluster (`kvsteer envoy --patch`), and see"
+        " that no route switches it off; `kvsteer doctor` looks"
     ),
     "not-delivered": Kind(
         "see that Envoy's cluster holds the workers, and that the route leads to it; `kvsteer"

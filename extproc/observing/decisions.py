@@ -195,6 +195,11 @@ class DecisionCounts:
                 phase.observe_all([to - at for at, to in zip(last, end, strict=True) if to])
                 last = tuple([to or at for at, to in zip(last, end, strict=True)])
 
+    def total(self) -> int:
+        """Returns how many requests were decided."""
+        self.settle()
+        return sum(self.by_reason.values())
+
     def calls(self) -> int:
         """Returns how many requests were taken for a model's call."""
         self.settle()

@@ -184,6 +184,10 @@ class Metrics(Collector):
         self._decisions.settle()
         return self._decisions.keyed.recent(now)
 
+    def decided(self) -> int:
+        """Returns how many requests were decided, whatever they call."""
+        return self._decisions.total()
+
     def calls(self) -> int:
         """Returns how many requests were taken for a model's call."""
         return self._decisions.calls()

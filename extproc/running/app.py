@@ -55,6 +55,7 @@ from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.observing.telemetry import telemetry
+from extproc.observing.unasked import Unasked
 from extproc.routing.steering import Steering
 from extproc.routing.store_offers import store_rules
 from extproc.running.common_secret import common_secret
@@ -589,7 +590,7 @@ def _fault_sources(made: Running) -> Iterator[FaultSource]:
     yield made.workers.faults
     yield made.router.delivery.faults
     yield made.router.unrecognized.faults
-    yield made.router.unknown_models.faults
+    yield made.router.reasons.faults
     yield made.failure_mode.faults
 
 
@@ -707,6 +708,7 @@ def _server_part(made: Running) -> Part:
     if isinstance(server, LeanServer):
         made.listening["extproc"] = server.listening
         made.metrics.registry.register(ServerCollector(server.figures))
+        _watch_whether_asked(made, lambda: server.figures().connections)
 
     async def start() -> None:
         await server.start()
@@ -718,6 +720,20 @@ def _server_part(made: Running) -> Part:
         await server.stop()
 
     return Part("server", start, stop)
+
+
+def _watch_whether_asked(made: Running, connections: Callable[[], int]) -> None:
+    """Has it told if no proxy asks, where no other router or process may be asked instead."""
+    if made.member is not None or made.sharing is not None:
+        return
+    workers, fleet = made.workers, made.fleet
+    unasked = Unasked(
+        made.metrics.decided,
+        connections,
+        lambda: sum([fleet.batches(name) for name in workers.records]),
+        time.monotonic,
+    )
+    made.faults.add(unasked.faults)
 
 
 def _handover_parts(made: Running) -> Iterator[Part]:

@@ -24,8 +24,8 @@ from extproc.observing.decisions import Course, Traces
 from extproc.observing.deliveries import Deliveries, SteeringCollector
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome
+from extproc.observing.reason_faults import ReasonFaults
 from extproc.observing.store_figures import StoreCollector
-from extproc.observing.unknown_models import UNKNOWN_MODEL, UnknownModels
 from extproc.observing.unrecognized import Unrecognized, UnrecognizedCollector
 from extproc.requests.costly_json import is_light
 from extproc.requests.engine_paths import EnginePaths
@@ -84,7 +84,8 @@ class Router:
     deliveries: whether steered requests reached their workers. delivery: notes it. watched: the
     requests under way that may show whether tokens match. preparation: what requests go through
     before they are routed. paths: finds those that engines see. unrecognized: requests of no known
-    API. unknown_models: those for models that are not configured.
+    API. reasons: the faults that the reasons of decisions
+    show.
 
     Raises:
         StartError: a file that the configuration names cannot be read.
@@ -156,9 +157,7 @@ class Router:
         self.paths = EnginePaths(config.extproc.path_prefixes, guesses=not config.edits_bodies)
         self.unrecognized = Unrecognized(metrics.calls, self._monotonic)
         metrics.registry.register(UnrecognizedCollector(self.unrecognized))
-        self.unknown_models = UnknownModels(
-            metrics.calls, partial(metrics.decided_for, UNKNOWN_MODEL), self._monotonic
-        )
+        self.reasons = ReasonFaults(metrics.calls, metrics.decided_for, self._monotonic)
         steered, unsteered = self.placing.steered, self.unsteered
         metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
 

@@ -182,3 +182,12 @@ def test_course_of_a_request_without_a_prompt_has_a_pick_only() -> None:
     assert noted.clock() == 2
     noted.picked_at = noted.clock()
     assert list(noted.phases()) == [("pick", 1, 3)]
+
+
+def test_calls_are_all_but_those_of_no_model() -> None:
+    counts = DecisionCounts()
+    for reason in ("", "unknown_model", "unknown_model", "not_inference"):
+        quick = course(0.0, 0.001)
+        quick.picked_at = quick.clock()
+        counts.note(decision(reason=reason), quick)
+    assert (counts.calls(), counts.for_reason("unknown_model"), counts.total()) == (3, 2, 4)

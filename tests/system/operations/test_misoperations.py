@@ -7,7 +7,9 @@ of an alert.
 
 import asyncio
 import contextlib
+import gzip
 import io
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -283,6 +285,28 @@ async def ask_many(system: System) -> None:
 COUNT = iter(range(1_000_000))
 
 
+async def ask_without_a_router(system: System) -> None:
+    async def is_missed() -> bool:
+        await system.send(chat(long_text(f"n{next(COUNT)}")))
+        return await is_shown(system, "not-asked") is not None
+
+    await until(is_missed, "the router finds that nobody asks it", seconds=120, pause=0.2)
+
+
+async def ask_some(system: System) -> None:
+    for number in range(30):
+        await system.send(chat(f"question {number}"))
+
+
+async def ask_compressed(system: System) -> None:
+    for number in range(30):
+        body = gzip.compress(json.dumps(chat(f"question {number}")).encode())
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        url = f"{system.envoy}/v1/chat/completions"
+        async with system.session.post(url, data=body, headers=headers) as answer:
+            await answer.read()
+
+
 async def ask_under_a_prefix(system: System) -> None:
     for number in range(20):
         url = f"{system.envoy}/llm/v1/chat/completions"
@@ -311,6 +335,18 @@ def fails_open(resources: dict[str, Any]) -> None:
     for one in manager_of(resources)["http_filters"]:
         if "failure_mode_allow" in one["typed_config"] or "ext_proc" in one["name"]:
             one["typed_config"]["failure_mode_allow"] = True
+
+
+def sends_no_bodies(resources: dict[str, Any]) -> None:
+    for one in manager_of(resources)["http_filters"]:
+        if "ext_proc" in one["name"]:
+            one["typed_config"]["processing_mode"]["request_body_mode"] = "NONE"
+
+
+def lacks_the_filter(resources: dict[str, Any]) -> None:
+    manager = manager_of(resources)
+    filters = manager["http_filters"]
+    manager["http_filters"] = [one for one in filters if "ext_proc" not in one["name"]]
 
 
 def lacks_a_worker(resources: dict[str, Any]) -> None:
@@ -429,9 +465,16 @@ def plays(directory: Path) -> Mapping[str, Callable[[], Play]]:
         "Envoy's cluster lacks a worker": lambda: broken(
             ask_many, changes=USAGE, envoy_config=changed_envoy(lacks_a_worker)
         ),
+        "Envoy has no `ext_proc` filter": lambda: broken(
+            ask_without_a_router, envoy_config=changed_envoy(lacks_the_filter)
+        ),
         "Envoy rewrites paths, with `policy.classes`": lambda: broken(
             ask_under_a_prefix, changes=CLASSES, envoy_config=changed_envoy(rewrites)
         ),
+        "Envoy sends no bodies": lambda: broken(
+            ask_some, envoy_config=changed_envoy(sends_no_bodies)
+        ),
+        "Clients compress bodies": lambda: broken(ask_compressed),
         "Envoy does not retry": lambda: running(2, envoy_config=changed_envoy(never_retries)),
     }
 
