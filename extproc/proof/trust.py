@@ -277,7 +277,7 @@ class Proofs:
                 is_other = self._lacks_prefixes(proof.worker)
                 code = "no-full-attention" if is_other else "feed-silent"
                 yield Fault(code, f"worker {proof.worker}", why)
-            if proof.predictions.cause and self._is_current(proof):
+            if not why and proof.predictions.cause and self._is_current(proof):
                 says = proof.predictions.in_words
                 yield Fault("predictions-wrong", f"worker {proof.worker}", says)
 

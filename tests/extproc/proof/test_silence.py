@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.proof.lookups import SILENCE_SECONDS
+from extproc.proof.recurring import EXPLAINED
 from extproc.proof.state import PROMPTS_UNTOLD
 from extproc.requests.request import Ask, Head
 from extproc.routing.upstreams import Judge
@@ -197,3 +198,12 @@ async def test_prompts_that_only_replays_bring_are_not_told_of(run: Run) -> None
         one.status()
         (status,) = one.workers.states.statuses()
         assert (status["state"], status["tokens"]["matched"]) == ("silent", PROMPTS_UNTOLD)
+
+
+async def test_wrong_predictions_of_a_silent_worker_are_no_second_fault(run: Run) -> None:
+    async with muted(run) as one:
+        for _ in range(EXPLAINED):
+            one.workers.proofs.predicted(one.worker.endpoint, "unknown")
+        assert codes(one) == ["predictions-wrong"]
+        await serve_many(one, PROMPTS_UNTOLD)
+        assert codes(one) == ["feed-silent"]
