@@ -32,6 +32,7 @@ from extproc.commands.doctor import (
     token_visit,
     worker_visit,
 )
+from extproc.commands.doctor.dead_engine import told_once
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
@@ -243,7 +244,7 @@ async def _worker(
         judged += judge_puller(means.config, worker, visited.engine, about)
         judged += judge_publisher(means.config, worker, visited.engine, about)
     parts_found = (one for part in found for one in part)
-    return list(dict.fromkeys([*visited.findings, *judged, *parts_found]))
+    return told_once(list(dict.fromkeys([*visited.findings, *judged, *parts_found])))
 
 
 async def _bounded(
