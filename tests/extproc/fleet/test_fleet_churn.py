@@ -210,6 +210,7 @@ class System:
             for one in self.workers.questions.paced:
                 await one.ask(self.workers.questions.polling.client, worker)
         upstreams.eject(upstream, Judge.DOUBTS, "is dead")
+        upstreams.eject(upstream, Judge.SLEEP, "sleeps")
         assert len(upstream.against) == len(Judge)
         self.workers.proofs.note_sent(worker.name, Prompt("a", IDS), TEXT, None)
         refuting = Comparison(1, {TEXT: GoldenVerdict(is_same=False, reason="it differs")})
