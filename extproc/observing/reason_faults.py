@@ -50,8 +50,7 @@ class ReasonFaults:
         self._calls = calls
         self._decided_for = decided_for
         self._monotonic = monotonic
-        start = _Step(monotonic(), 0, dict.fromkeys(CODES, 0))
-        self._steps: deque[_Step] = deque([start], maxlen=_STEPS + 1)
+        self._steps: deque[_Step] = deque(maxlen=_STEPS + 1)
 
     def _step(self) -> _Step:
         by_code = dict.fromkeys(CODES, 0)
@@ -62,7 +61,7 @@ class ReasonFaults:
     def faults(self) -> Iterator[Fault]:
         """Yields a fault while a share is too high; it has to be called every few seconds."""
         now = self._step()
-        if now.at - self._steps[-1].at >= _STEP_SECONDS:
+        if not self._steps or now.at - self._steps[-1].at >= _STEP_SECONDS:
             self._steps.append(now)
         first = next(
             (one for one in self._steps if now.at - one.at <= MINUTE_SECONDS + _STEP_SECONDS), now

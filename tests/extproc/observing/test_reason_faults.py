@@ -13,6 +13,7 @@ class Traffic:
         self.calls, self.now, self.reason = 0, 100.0, reason
         self.counts: Counter[str] = Counter()
         self.seen = ReasonFaults(lambda: self.calls, self.counts.__getitem__, lambda: self.now)
+        assert not [*self.seen.faults()]
 
     def passing(self, calls: int, such: int, seconds: float = 5.0) -> str:
         self.calls += calls
