@@ -272,6 +272,7 @@ class ExtProcCall(Call):
         """Returns the answers to a long message, which is joined in a thread."""
         service = self._service
         read = await joined(message, service.decoder, service.joining)
+        del message  # its parts take as much memory as what was made of them
         return await self._opened().receive(read)
 
     def end(self) -> None:

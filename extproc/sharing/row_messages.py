@@ -87,13 +87,10 @@ def address_of(wire: bytes) -> int:
 
 def encoded(message: RowsMessage, keys: Keys, tag: bytes) -> bytes:
     """Returns a message as bytes, from the sender with this tag."""
-    match message:
-        case RowsAsk():
-            address = TO_ALL
-        case RowsOffer(number=number):
-            address = number
-        case RowsTake(offer=offer) | RowsPiece(offer=offer):
-            address = offer
+    if isinstance(message, RowsAsk):
+        address = TO_ALL
+    else:
+        address = message.number if isinstance(message, RowsOffer) else message.offer
     body = address.to_bytes(_ADDRESS_BYTES, "little") + _encoder.encode(message)
     return sealed(body, keys, tag, MAGIC)
 

@@ -10,6 +10,7 @@ from kvstate.overlap import Tokens
 from kvstate.owner import WATCHED_PROMPTS
 from tests.kvstate.cores import needs_compiled_core, new_core
 from tests.kvstate.small_index import an_index, prompt, stored
+from tests.kvstate.test_index import bigrams
 
 each_core = pytest.mark.usefixtures("each_core")
 
@@ -67,6 +68,27 @@ def test_adapter_may_be_named_by_its_number_and_pages_may_be_of_bigrams() -> Non
     index.apply(owner, [stored([2], [2], lora=7)])
     assert owner.was_stored(1)
     assert not owner.watch(2, prompt(3, 9, lora="c"), 1, range(WATCHES))
+
+
+@each_core
+def test_pages_of_bigrams_may_hold_the_prompt() -> None:
+    index, owner = an_index()
+    index.apply(owner, [bigrams([1], [5, 6])])
+    owner.watch(0, prompt(1, 2, 3, 4), 2)
+    assert not owner.was_stored(0)
+    index.apply(owner, [bigrams([2], [1, 2, 3])])
+    assert owner.was_stored(0)
+    owner.watch(1, prompt(), 2)
+
+
+@each_core
+def test_first_removal_is_noted() -> None:
+    for removed in (1, 7):  # one that it holds, and one that nobody knows
+        index, owner = an_index()
+        index.apply(owner, [stored([1], [1])])
+        assert not owner.has_removed
+        index.apply(owner, [BlocksRemoved([removed])])
+        assert owner.has_removed
 
 
 @each_core

@@ -34,6 +34,7 @@ from extproc.commands.doctor import (
     token_visit,
     worker_visit,
 )
+from extproc.commands.doctor.dead_engine import told_once
 from extproc.commands.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.commands.doctor.feed_visit import FeedReport, judge_swapped
 from extproc.commands.doctor.findings import Finding, Subject, as_json, as_text, exit_status
@@ -41,7 +42,7 @@ from extproc.commands.doctor.pulls import judge_ports, judge_puller
 from extproc.commands.doctor.shared_stores import judge_mounts, judge_publisher
 from extproc.commands.doctor.steering_visit import local
 from extproc.commands.doctor.tenancy import judge_engine, judge_secret
-from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient, WorkerReport
+from extproc.commands.doctor.worker_visit import USUAL, Bounds, Means, WebClient
 from extproc.commands.look import look_of
 from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
@@ -248,10 +249,8 @@ async def _worker(
 ) -> Sequence[Finding]:
     visited = await worker_visit.visit(means, worker, about)
     tellings.append(FeedReport(worker.endpoint, feed_visit.zmq_places(worker), visited.sources))
-    if not visited.is_there:
-        parts = [_without_engine(means, worker, visited, about)]
-    else:
-        parts = [feed_visit.visit(means, worker, visited, about)]
+    parts = [feed_visit.visit(means, worker, visited, about)]
+    if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
         parts.append(priority_visit.visit(means, worker, visited, about))
         parts.append(store_visit.visit(means, worker, visited, about))
@@ -262,21 +261,7 @@ async def _worker(
         judged += judge_puller(means.config, worker, visited.engine, about)
         judged += judge_publisher(means.config, worker, visited.engine, about)
     parts_found = (one for part in found for one in part)
-    return list(dict.fromkeys([*visited.findings, *judged, *parts_found]))
-
-
-async def _without_engine(
-    means: Means, worker: WorkerSettings, visited: WorkerReport, about: Subject
-) -> Findings:
-    """Returns what can be said of the feed of a worker that does not answer at all.
-
-    That its feed does not answer either has the same cause, and needs no remedy of its own.
-    """
-    if worker.events is None:
-        return ()
-    found = await feed_visit.visit(means, worker, visited, about)
-    others = [one for one in found if one.code == "extra-missing"]
-    return others or [about.note("feed", "not checked, since the worker does not answer")]
+    return told_once(list(dict.fromkeys([*visited.findings, *judged, *parts_found])))
 
 
 async def _bounded(

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from extproc.fleet.asking import Doubts
-from extproc.fleet.engine_metrics import Sleep, sleep_of_metrics
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.sleeping import AGAIN_SECONDS, Sleeping
 from extproc.routing.upstreams import Judge
 from tests.extproc.fleet.asked import METRICS, Engine, against, client, only, served, table_of
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
+from tests.extproc.routing.test_reports import sleep_metrics
 from tests.waiting import until
 
 
@@ -28,37 +28,9 @@ async def http() -> AsyncIterator[Client]:
         yield one
 
 
-def metrics(*engines: str) -> str:
-    """The metrics of engines in these states, "" for one that is paused or wakes up."""
-    states = ("awake", "weights_offloaded", "discard_all")
-    lines = [
-        f'vllm:engine_sleep_state{{engine="{n}",model_name="m",sleep_state="{one}"}}'
-        f" {float(one == state)}"
-        for n, state in enumerate(engines)
-        for one in states
-    ]
-    return METRICS + "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("engines", "says", "drops_cache"),
-    [
-        (("awake",), "", False),
-        (("awake", "awake"), "", False),
-        (("weights_offloaded",), "its engine sleeps at level 1", True),
-        (("discard_all",), "its engine sleeps at level 2", True),
-        (("awake", "discard_all"), "its engine sleeps at level 2", True),
-        (("",), "its engine is paused, or wakes up", False),
-    ],
-)
-def test_sleep_is_read_from_metrics(engines: tuple[str, ...], says: str, drops_cache: bool) -> None:
-    assert sleep_of_metrics(metrics(*engines).encode()) == Sleep(says, drops_cache)
-
-
-def test_metrics_without_the_gauge_say_nothing_of_sleep() -> None:
-    gauge = b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} none\n'
-    for text in (b"", METRICS.encode(), gauge):
-        assert sleep_of_metrics(text) is None
+def metrics(state: str) -> str:
+    """The metrics of an engine in this state, "" if it is paused or wakes up."""
+    return METRICS + sleep_metrics(state)
 
 
 class Followed:

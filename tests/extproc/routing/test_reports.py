@@ -4,9 +4,11 @@ from hypothesis import strategies as st
 
 from extproc.fleet.engine_metrics import (
     MAX_METRICS_BYTES,
+    Sleep,
     cache_tokens_of_metrics,
     report_of_feeds,
     report_of_metrics,
+    sleep_of_metrics,
 )
 from extproc.routing.load import LoadSample
 from kvstate.events import EngineLoad
@@ -118,3 +120,36 @@ CACHE = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="%s"}
 )
 def test_cache_size_is_read_from_metrics_of_all_engines(text: bytes, tokens: int | None) -> None:
     assert cache_tokens_of_metrics(text) == tokens
+
+
+def sleep_metrics(*engines: str) -> str:
+    """vLLM's gauge for engines in these states, "" for one that is paused or wakes up."""
+    states = ("awake", "weights_offloaded", "discard_all")
+    lines = [
+        f'vllm:engine_sleep_state{{engine="{n}",model_name="m",sleep_state="{one}"}}'
+        f" {float(one == state)}"
+        for n, state in enumerate(engines)
+        for one in states
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("engines", "says", "drops_cache"),
+    [
+        (("awake",), "", False),
+        (("awake", "awake"), "", False),
+        (("weights_offloaded",), "its engine sleeps at level 1", True),
+        (("discard_all",), "its engine sleeps at level 2", True),
+        (("awake", "discard_all"), "its engine sleeps at level 2", True),
+        (("",), "its engine is paused, or wakes up", False),
+    ],
+)
+def test_sleep_is_read_from_metrics(engines: tuple[str, ...], says: str, drops_cache: bool) -> None:
+    assert sleep_of_metrics(sleep_metrics(*engines).encode()) == Sleep(says, drops_cache)
+
+
+def test_metrics_without_the_gauge_say_nothing_of_sleep() -> None:
+    gauge = b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} none\n'
+    for text in (b"", VLLM, gauge):
+        assert sleep_of_metrics(text) is None

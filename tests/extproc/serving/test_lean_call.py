@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from extproc.base.errors import ProtocolError
 from extproc.http2.frames import PREFACE, FrameType, settings, window_update
-from extproc.http2.grpc_messages import framed
+from extproc.http2.grpc_messages import LONG_BYTES, MessageParts, framed
 from extproc.http2.limits import MIB, Limits
 from extproc.http2.session import make_sessions
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpBody, ProcessingRequest
@@ -326,3 +328,26 @@ async def test_call_fails_loudly_where_an_exchange_waits_before_it_has_a_task(
     expected = "TypeError" if how == "future" else expected
     assert f"stream ended by an internal error: {expected}" in caplog.text
     assert b"grpc-status\x0213" in play.frames(request)[-1].payload
+
+
+async def test_parts_of_a_long_message_are_gone_once_it_was_joined() -> None:
+    part, sizes = bytes(LONG_BYTES), list[int]()
+    alone = sys.getrefcount(part)
+
+    class Looking(Asking):
+        async def receive(self, message: ProxyMessage) -> list[bytes]:
+            # the thread drops what it has joined, too
+            await until(lambda: sys.getrefcount(part) == alone, "gone")
+            sizes.append(len(message.body))
+            return []
+
+    whole = HttpBody(body=bytes(2 * LONG_BYTES))
+    begin = ProcessingRequest(request_body=whole).SerializeToString()[: -2 * LONG_BYTES]
+    session = SimpleNamespace(unhold=int, answer=int)
+    wire = cast("LeanConnection", SimpleNamespace(session=session, budget=None, flush=list))
+    with ThreadPoolExecutor(1) as joining:
+        made = SimpleNamespace(decoder=ProxyDecoder(()), joining=joining, open=lambda _: Looking())
+        call = ExtProcCall(wire, 1, cast("Service", made), "")
+        call.take(MessageParts([begin, part, part]))
+        await until(lambda: bool(sizes))
+    assert sizes == [2 * LONG_BYTES]

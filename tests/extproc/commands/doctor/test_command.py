@@ -26,14 +26,15 @@ envoy ENVOY
 worker WORKER
   wrong  http: WORKER/health: connection refused [worker-unreachable]
          fix: start the engine, or correct `endpoint`; a firewall or network policy may block it
-  note   feed: not checked, since the worker does not answer
+  note   feed: tcp://EVENTS: connection refused
+  note   replay: none is configured: lost messages cannot be recovered
 steering
   wrong  steering: requests are not steered now: no router is ready: ROUTER: Connection refused: \
 no router listens there; \
 Envoy's admin server at ENVOY did not tell: connection refused [router-down]
          fix: start the router with `kvsteer serve`, and read its log if it ends; \
 on another machine, run the doctor beside the router
-2 wrong, 0 right, 4 notes; requests are not steered now
+2 wrong, 0 right, 5 notes; requests are not steered now
 """
 
 

@@ -1,0 +1,45 @@
+"""One cause, one fault: of an engine that does not run, every port refuses the connection."""
+
+from collections.abc import Sequence
+
+from extproc.commands.doctor.findings import Finding, Severity
+
+# The faults of a worker's ports for events, replays and load.
+_OF_PORTS = (
+    "feed-nobody-listens",
+    "grpc-unreachable",
+    "load-nobody-listens",
+    "rank-missing",
+    "replay-nobody-listens",
+)
+
+# Something answers at such a port, so that its engine may run.
+_OF_ANSWERS = (
+    "feed-not-zmq",
+    "feed-secured",
+    "feed-wrong-socket",
+    "load-not-zmq",
+    "load-wrong-socket",
+    "replay-not-zmq",
+    "replay-wrong-socket",
+)
+
+
+def _is_refused(finding: Finding) -> bool:
+    return "connection refused" in finding.says.lower()
+
+
+def told_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Returns a worker's findings; its ports are notes if its HTTP server refuses as they all do.
+
+    If any of them answers, or hangs, the engine may run: then each is a fault of its own.
+    """
+    unreachable = [one for one in findings if one.code == "worker-unreachable"]
+    ports = [one for one in findings if one.code in _OF_PORTS]
+    answer = any(one.code in _OF_ANSWERS for one in findings)
+    if answer or not unreachable or not all(map(_is_refused, (*unreachable, *ports))):
+        return list(findings)
+    return [
+        one._replace(verdict=Severity.NOTE, code="", fix="") if one in ports else one
+        for one in findings
+    ]
