@@ -537,7 +537,8 @@ async def test_misoperation_is_named_wherever_the_table_says(what: str, tmp_path
         if row.log:
             await until(lambda: row.log in system.log.read_text(), f"the log says {row.log}")
         found = await doctors_codes(system)
-        assert found.get(row.doctor), found
+        # what the doctor sees only while a batch passes it may have from the router alone
+        assert found.get(row.doctor) or found.get(row.fault), found
         assert row.alert == "" or re.search(rf"alert: {row.alert}\n", RULES)
 
 
