@@ -10,7 +10,15 @@ from extproc.fleet.rank_pins import RankPins
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.reuse import Reuse
 from extproc.fleet.strays import Strays
-from extproc.observing.outcomes import BLOCKS, FORM, RANK, Circumstances, Outcome, likely_cause
+from extproc.observing.outcomes import (
+    BLOCKS,
+    FORM,
+    RANK,
+    TOKEN_MISMATCH,
+    Circumstances,
+    Outcome,
+    likely_cause,
+)
 from extproc.proof.trust import SILENT, Proofs
 from extproc.routing.load import Load
 from kvstate.feeds.feed import FeedState
@@ -192,4 +200,6 @@ class States:
         if held != cached:
             expected = outcome._replace(predicted_tokens=held)
             cause = likely_cause(expected, self.circumstances(expected))
+        if cause == TOKEN_MISMATCH and self._proofs.differs(outcome.worker):
+            return  # it is known of these forms, and others may be right
         self._proofs.predicted(outcome.worker, cause)

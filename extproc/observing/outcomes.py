@@ -127,6 +127,9 @@ UNCERTAIN = "uncertain"
 FORM, DRAFT, GROUPS, RANK, BLOCKS = "form", "draft", "groups", "rank", "blocks"
 UNCERTAIN_BECAUSE = (FORM, DRAFT, GROUPS, RANK, BLOCKS)
 
+# The cause where the engine's tokens are others.
+TOKEN_MISMATCH = "token_mismatch"  # noqa: S105 - no password
+
 
 class Circumstances(NamedTuple):
     """What is known about a worker when a request has ended.
@@ -156,7 +159,7 @@ def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
     if outcome.media is not None and not outcome.media.is_whole and error < 0:
         return "unknown_media"
     if circumstances.tokens_differ or counted not in (None, outcome.prompt_tokens):
-        return "token_mismatch"
+        return TOKEN_MISMATCH
     if circumstances.state != LIVE:
         return "feed_not_live"
     if abs(error) < circumstances.block_size or cached % circumstances.block_size:

@@ -308,13 +308,13 @@ class Proofs:
 
     def faults(self) -> Iterator[Fault]:
         """Yields a fault for each worker whose feed is silent, or predicts wrongly."""
-        for proof in list(self._distrusted) if self._has_distrusted else ():
+        for proof in sorted(self._distrusted, key=_name_of) if self._has_distrusted else ():
             why = self.silence(proof.worker) if self._is_current(proof) else ""
             if why and not self._fleet.is_unsequenced(proof.worker):  # a fault of its own
                 is_other = self._lacks_prefixes(proof.worker)
                 code = "no-full-attention" if is_other else "feed-silent"
                 yield Fault(code, f"worker {proof.worker}", why)
-            if proof.predictions.cause and self._is_current(proof):
+            if not why and proof.predictions.cause and self._is_current(proof):
                 says = proof.predictions.in_words
                 yield Fault("predictions-wrong", f"worker {proof.worker}", says)
 
@@ -439,6 +439,10 @@ class Proofs:
             )
         else:
             log.info("worker %s: its tokens are %s", proof.worker, known.proof.value)
+
+
+def _name_of(proof: TokenProof) -> str:
+    return proof.worker
 
 
 def _uncertain(overlap: Overlap) -> Overlap:

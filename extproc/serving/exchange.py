@@ -201,7 +201,9 @@ class Exchange:
         self._traceparent = traceparent
         # if only some requests are steered, as much must be known about the others
         self._accounts = accounts or router.steering.is_partial
-        self._wants_status = not accounts and (self._accounts or router.wants_status())
+        self._wants_status = not accounts and (
+            self._accounts or router.watched.proofs.wants_answers or router.placing.wants_status()
+        )
         self._stream = Stream(service.stream_settings, wants_status=self._wants_status)
         clock = service.monotonic
         self._began_at = clock()

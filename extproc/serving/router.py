@@ -382,10 +382,6 @@ class Router:
         self.placing.note_response(worker, name, self._monotonic())
         return True
 
-    def wants_status(self) -> bool:
-        """Returns whether to ask the proxy for the next response, if it need not send any."""
-        return self.placing.wants_status() or self.watched.wants_answers
-
     def note_answer(self, booking: Booking, status: int, served: str) -> None:
         """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
         if status >= FIRST_FAILURE:

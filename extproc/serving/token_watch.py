@@ -23,11 +23,12 @@ def _text_of(prompt: Prompt, media: Media) -> Prompt:
 class TokenWatch:
     """What is kept of a request, by its booking, until it ends.
 
-    compares: whether the usage that engines report is compared with the prediction.
+    proofs: of the workers. compares: whether the usage that engines report is compared with the
+    prediction.
     """
 
     def __init__(self, proofs: Proofs, *, compares: bool) -> None:
-        self._proofs = proofs
+        self.proofs = proofs
         self._compares = compares
         self._pending: dict[Booking, tuple[str, SentRequest]] = {}
         self._compared: dict[Booking, tuple[Prompt, int]] = {}
@@ -45,7 +46,7 @@ class TokenWatch:
             prompt = _text_of(prompt, query.media)
         try:
             overlap = decision.basis.overlaps[0].get(worker)
-            sent = self._proofs.note_sent(worker, prompt, query.forms, overlap)
+            sent = self.proofs.note_sent(worker, prompt, query.forms, overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already
             tell_fault(log, "token check failed with %s", error)
             return
@@ -59,22 +60,17 @@ class TokenWatch:
         """
         return self._compared.get(booking)
 
-    @property
-    def wants_answers(self) -> bool:
-        """Whether the answers to requests have to be seen."""
-        return self._proofs.wants_answers
-
     def note_answer(self, booking: Booking) -> None:
         """Notes that its worker began to answer a request, without a failure."""
         sent = self._pending.get(booking) if self._pending else None
         if sent is not None:
-            self._proofs.answered(sent[1])
+            self.proofs.answered(sent[1])
 
     def drop(self, booking: Booking) -> None:
         """Gives up looking up a request that its worker did not compute."""
         sent = self._pending.pop(booking, None)
         if sent is not None:
-            self._proofs.dropped(*sent)
+            self.proofs.dropped(*sent)
 
     def end(self, booking: Booking) -> None:
         """Has a request that is over looked up, if it is watched."""
@@ -82,4 +78,4 @@ class TokenWatch:
             self._compared.pop(booking, None)
         sent = self._pending.pop(booking, None) if self._pending else None
         if sent is not None:
-            self._proofs.ended(sent[1])
+            self.proofs.ended(sent[1])

@@ -24,7 +24,7 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
-from tests.extproc.proof.test_trust import PATH, Run, chat, run, text
+from tests.extproc.proof.test_trust import PATH, WITH_SYSTEM_LINE, Run, chat, run, text
 from tests.waiting import until
 
 __all__ = ["run"]
@@ -71,6 +71,17 @@ async def test_credit_stays_where_the_cause_is_unknown_or_a_race(run: Run, cause
         found = await one.explain(text(1))
         assert (found["state"], found["overlap_tokens"]) == ("live", held)
         assert len(list(one.workers.faults())) == (cause == "unknown")
+
+
+async def test_refuted_tokens_are_no_second_fault(run: Run) -> None:
+    async with run(WITH_SYSTEM_LINE, usage=True) as one:
+        for seed in range(2 * EXPLAINED):
+            await one.run(text(seed))
+            await one.run(text(seed))
+        (status,) = one.workers.states.statuses()
+        assert status["tokens"]["state"] == "refuted"
+        assert "token_mismatch" in status["predictions"]["causes"]
+        assert "predictions-wrong" not in {fault.code for fault in one.workers.faults()}
 
 
 async def test_restart_of_a_worker_ends_what_its_answers_contradicted(run: Run) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.proof.lookups import SILENCE_SECONDS
+from extproc.proof.recurring import EXPLAINED
 from extproc.proof.state import PROMPTS_UNTOLD
 from extproc.requests.request import Ask, Head
 from extproc.routing.upstreams import Judge
@@ -159,16 +160,16 @@ async def test_worker_that_is_down_need_not_tell(run: Run) -> None:
 
 async def test_answers_are_asked_for_while_a_feed_is_suspected(run: Run) -> None:
     async with muted(run) as one:
-        assert not one.router.wants_status()
+        assert not one.workers.proofs.wants_answers
         await serve_many(one, 1, status=None)
-        assert one.router.wants_status()
+        assert one.workers.proofs.wants_answers
         mute(one, muted=False)
         booking = await one.send(text(500))
         await until(lambda: has_caught_up(one))
         one.router.release(booking)
         one.now += SILENCE_SECONDS
         one.status()
-        assert not one.router.wants_status()
+        assert not one.workers.proofs.wants_answers
 
 
 async def test_feed_with_a_hole_is_silent_only_if_it_never_told_anything(run: Run) -> None:
@@ -197,3 +198,12 @@ async def test_prompts_that_only_replays_bring_are_not_told_of(run: Run) -> None
         one.status()
         (status,) = one.workers.states.statuses()
         assert (status["state"], status["tokens"]["matched"]) == ("silent", PROMPTS_UNTOLD)
+
+
+async def test_wrong_predictions_of_a_silent_worker_are_no_second_fault(run: Run) -> None:
+    async with muted(run) as one:
+        for _ in range(EXPLAINED):
+            one.workers.proofs.predicted(one.worker.endpoint, "unknown")
+        assert codes(one) == ["predictions-wrong"]
+        await serve_many(one, PROMPTS_UNTOLD)
+        assert codes(one) == ["feed-silent"]
