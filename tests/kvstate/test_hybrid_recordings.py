@@ -110,6 +110,7 @@ async def predictions(
         "batches",
         "bytes",
         "other_attention_group",
+        "replayed_batch",
     }
     await fleet.close()
 
