@@ -24,6 +24,7 @@ from extproc.admin.routes import (
     page_routes,
 )
 from extproc.base.address import Address
+from extproc.base.fault import NOTE
 from extproc.fleet.workers import Workers
 from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
@@ -63,12 +64,12 @@ def admin_application(
 
 
 def metrics_application(
-    metrics: Metrics, hindrance: Callable[[], str], faults: Faults
+    metrics: Metrics, hindrance: Callable[[], str], faults: Faults, notes: Sequence[str] = ()
 ) -> web.Application:
     """Returns GET /metrics, /healthz and /readyz.
 
     hindrance: returns why the router is not ready, "" if it is. faults: what is wrong though it is
-    ready; /readyz shows each in a line.
+    ready; /readyz shows each in a line. notes: what it cannot see, the last lines of /readyz.
     """
 
     async def get_metrics(request: web.Request) -> web.Response:
@@ -81,6 +82,7 @@ def metrics_application(
     async def get_readyz(_: web.Request) -> web.Response:
         reason = hindrance()
         lines = [reason or "ready", *(str(one) for one in faults.present())]
+        lines += [f"{NOTE}{one}" for one in notes]
         text = "".join(f"{line}\n" for line in lines)
         return web.Response(text=text, status=503 if reason else 200)
 

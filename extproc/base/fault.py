@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 ROUTER = "router"
 
+# How the lines of /readyz begin that say what cannot be seen; the others are faults.
+NOTE = "note: "
+
 
 class Kind(NamedTuple):
     """A kind of fault.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from time import monotonic
 
 from extproc.base.errors import StartError
+from extproc.base.fault import NOTE
 
 TIMEOUT_SECONDS = 3.0
 
@@ -117,7 +118,8 @@ def faults_at(target: str, timeout_seconds: float = FAULTS_SECONDS) -> list[str]
     if not head.startswith(b"HTTP/1.") or b"text/plain" not in head:
         return []
     lines = body.decode(errors="replace").splitlines()[1:]
-    return ["".join(filter(str.isprintable, line))[:_MAX_DETAILS] for line in lines]
+    faults = [line for line in lines if not line.startswith(NOTE)]
+    return ["".join(filter(str.isprintable, line))[:_MAX_DETAILS] for line in faults]
 
 
 def _rest(connection: socket.socket, timeout_seconds: float) -> bytes:

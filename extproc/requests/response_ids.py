@@ -29,10 +29,15 @@ _ID = re.compile(r"resp_([0-9a-f]{32})([0-9a-f]{32})")
 _MAX_ID_BYTES = 1024  # as JSON, which may escape each letter
 
 
-def response_in(path: str) -> str:
-    """Returns the id of the response that a path names, "" if it names none."""
-    before, _, rest = path.partition(RESPONSES_PATH + "/")
-    return "" if before else rest.partition("/")[0]
+def responses_in(path: str) -> list[str]:
+    """Returns the ids of the responses that a path names.
+
+    What stands behind `/v1/responses/` is one; behind a prefix that a proxy takes away, any part
+    that may be one of the router's own ids.
+    """
+    at = 3 if path.startswith(f"{RESPONSES_PATH}/") else None
+    parts = enumerate(path.split("/"))
+    return [one for number, one in parts if one and (number == at or one.startswith(_PREFIX))]
 
 
 def names_on(path: str) -> tuple[bytes, ...]:

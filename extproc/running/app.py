@@ -37,6 +37,7 @@ from extproc.base.errors import importing_extra
 from extproc.base.fault import ROUTER, Fault, FaultSource
 from extproc.base.installed import installed_version
 from extproc.config.feature_doubts import routers_apart
+from extproc.config.rules import unseen_causes
 from extproc.config.schema import Config
 from extproc.config.schema import RemoteTokenizerSettings as RemoteTokenizerOptions
 from extproc.config.sections import session_headers
@@ -670,7 +671,8 @@ def _admin(made: Running) -> Application:
 
 def _scraped(made: Running) -> Application:
     """Returns the application of the HTTP server for metrics and readiness."""
-    return metrics_application(made.metrics, made.readiness.hindrance, made.faults)
+    hindrance, notes = made.readiness.hindrance, [*unseen_causes(made.config)]
+    return metrics_application(made.metrics, hindrance, made.faults, notes)
 
 
 def _site_part(made: Running, name: str, application: Application, at: str) -> Part:

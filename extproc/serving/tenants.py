@@ -16,7 +16,7 @@ from extproc.requests import grpc_request
 from extproc.requests.draft import Draft, Unclear
 from extproc.requests.named_media import names_media
 from extproc.requests.request import NOT_INFERENCE, Ask, Models, has_empty_segment, may_compute
-from extproc.requests.response_ids import RESPONSES_PATH, ResponseIds, response_in
+from extproc.requests.response_ids import RESPONSES_PATH, ResponseIds, responses_in
 from extproc.requests.tenant_salt import (
     PATHS,
     SGLANG_PATHS,
@@ -103,15 +103,15 @@ class Tenants:
         head = ask.head
         if has_empty_segment(head.path):  # a server that merges slashes would take another path
             return Separated(Isolated.API, unsalted_api(head.path))
-        response = response_in(head.path)
-        if not response and (not may_compute(head.method, head.path) or ask.reason == "no_body"):
+        responses = responses_in(head.path)
+        if not responses and (not may_compute(head.method, head.path) or ask.reason == "no_body"):
             return Separated(None)
         unnamed = self._unnamed(named)
         if unnamed is not None:
             return Separated(unnamed, refused_tenant(head.path))
         tenant = named[0] if named else None
-        if response:
-            is_own = self._ids.is_own(tenant, response)
+        if responses:
+            is_own = all(self._ids.is_own(tenant, one) for one in responses)
             return Separated(None) if is_own else _of_another(head.path)
         is_known = ask.reason != NOT_INFERENCE and head.path not in grpc_request.PATHS
         if ask.wants_endpoint or not is_known:

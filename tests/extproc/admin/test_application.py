@@ -98,14 +98,17 @@ async def test_events_are_switched(served: Served, client: aiohttp.ClientSession
 
 
 @pytest.mark.parametrize(
-    ("hindrance", "answer"), [("", (200, "ready\n")), ("stopping", (503, "stopping\n"))]
+    ("hindrance", "answer"),
+    [("", (200, "ready\nnote: x: y\n")), ("stopping", (503, "stopping\nnote: x: y\n"))],
 )
 async def test_scrapers_read_metrics_health_and_readiness(
     client: aiohttp.ClientSession, hindrance: str, answer: tuple[int, str]
 ) -> None:
     place = Address("127.0.0.1", free_port())
     runner = await listen(
-        metrics_application(Metrics(Nobody()), lambda: hindrance, Faults()), place, "metrics"
+        metrics_application(Metrics(Nobody()), lambda: hindrance, Faults(), ["x: y"]),
+        place,
+        "metrics",
     )
     async with client.get(f"http://{place}/readyz") as response:
         assert (response.status, await response.text()) == answer

@@ -203,7 +203,7 @@ def test_health_command_shows_the_faults_of_a_ready_router(
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\0\0", READYZ, READYZ + b"ready\n", b"HTTP/1.1 200 OK\r\n\r\na\nb\n"]
+    "answer", [b"", b"\0\0", READYZ, READYZ + b"ready\nnote: x\n", b"HTTP/1.1 200 OK\r\n\r\na\nb\n"]
 )
 def test_answer_that_names_no_fault_shows_none(answer: bytes) -> None:
     with answering(answer) as metrics:

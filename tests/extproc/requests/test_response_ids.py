@@ -15,7 +15,7 @@ from extproc.requests.response_ids import (
     RESPONSES_PATH,
     ResponseIds,
     names_on,
-    response_in,
+    responses_in,
 )
 
 IDS = ResponseIds(b"s" * 16, Random(0).randbytes)
@@ -89,12 +89,15 @@ def test_ids_are_looked_for_only_where_they_are_read() -> None:
 @pytest.mark.parametrize(
     ("path", "named"),
     [
-        ("/v1/responses", ""),
-        ("/v1/responses/resp_1", "resp_1"),
-        ("/v1/responses/resp_1/cancel", "resp_1"),
-        ("/x/v1/responses/resp_1", ""),
-        ("/v1/chat/completions", ""),
+        ("/v1/responses", []),
+        ("/v1/responses/", []),
+        ("/v1/responses/resp_1", ["resp_1"]),
+        ("/v1/responses/1/cancel", ["1"]),
+        ("/x/v1/responses/resp_1", ["resp_1"]),
+        ("/v1/responses/1/responses/resp_2", ["1", "resp_2"]),
+        ("/x/v1/responses/1", []),
+        ("/v1/chat/completions", []),
     ],
 )
-def test_response_in_a_path(path: str, named: str) -> None:
-    assert response_in(path) == named
+def test_responses_in_a_path(path: str, named: list[str]) -> None:
+    assert responses_in(path) == named

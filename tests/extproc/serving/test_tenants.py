@@ -157,6 +157,7 @@ async def test_request_without_one_tenant_is_treated_as_configured(
         (b"\0\0\0\0\0", "/vllm.grpc.engine.VllmEngine/Generate", "api", 200),
         (prompt(previous_response_id="resp_1"), "/v1/responses", "response", 404),
         (b"", "/v1/responses/resp_1/cancel", "response", 404),
+        (b"", "/x/v1/responses/resp_1/cancel", "response", 404),
         (prompt(messages=[{"uuid": "u"}]), COMPLETIONS, "media", 400),
         (many("request_id", previous_response_id="resp_1"), "/v1/responses", "body", 400),
         (many("previous_response_id"), "/v1/responses", "body", 400),
