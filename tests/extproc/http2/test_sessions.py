@@ -485,6 +485,13 @@ def test_request_that_is_refused_and_reset_in_one_read_keeps_nothing() -> None:
     assert (pair.events, pair.sessions[0].budget.used_bytes) == ([], 0)
 
 
+def test_data_read_with_the_head_of_a_refused_request_is_ignored_alike() -> None:
+    pair = Pair(Limits(), MAX_MESSAGE, 2**30)
+    sent = frame(FrameType.HEADERS, END_HEADERS, 1, encode([(b":method", b"GET"), *REQUEST[1:]]))
+    pair.receive(PREFACE + settings({4: 0}) + sent + frame(FrameType.DATA, 0, 1, bytes(100)))
+    assert (pair.events, pair.both[0].stream_count) == ([], 1)
+
+
 @pytest.mark.parametrize("end", ["close", "tick"])
 def test_refusal_that_is_not_read_is_given_up_alike(end: str) -> None:
     pair = Pair(SMALL, MAX_MESSAGE, 2**30)

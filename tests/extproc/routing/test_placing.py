@@ -432,3 +432,14 @@ def test_book_claims_each_prompt_of_a_request() -> None:
     one.book(decided(one), 0.0)
     both.book(decided(both, replace(QUERY, prompts=[*QUERY.prompts, other])), 0.0)
     assert len(both.claims) == 2 * len(one.claims) > 0
+
+
+def test_book_fills_a_cache_of_known_size_by_what_was_not_there() -> None:
+    one = placing()
+    holdings = [one.fleet.holdings(each.name) for each in WORKERS]
+    for each in holdings:
+        each.capacity_tokens = 500
+    for number in range(2 * len(WORKERS)):  # of 1,000 tokens each, all of them new
+        prompt = Prompt("m", array("I", range(1000 * number, 1000 * number + 1000)))
+        one.book(decided(one, replace(QUERY, prompts=[prompt])), 5.0 + number)
+    assert all(each.lost_at >= 5.0 for each in holdings)
