@@ -9,6 +9,7 @@ import pytest
 from selenium.webdriver.support.select import Select
 
 from extproc.base.engine import Engine, Release
+from extproc.base.fault import KINDS, Fault
 from extproc.fleet.discovery.view import SourceReport
 from extproc.fleet.identity import EngineAnswer
 from extproc.observing.outcomes import Circumstances, Outcome
@@ -53,6 +54,17 @@ def test_page_names_the_other_routers_and_their_silence(browser: Browser) -> Non
         browser.until(lambda: browser.texts("#routers") == [said], "one is heard")
         routers.told["alone"] = "redis://a: gone"
         browser.until(lambda: browser.texts("#routers.notice")[0].endswith("gone"), "alone")
+
+
+def test_faults_are_shown_with_what_to_do_until_they_end(browser: Browser) -> None:
+    faults = [Fault("worker-asleep", f"worker {EVIL}", "it sleeps")]
+    with in_background(serving(faults=faults)) as served, browser.visiting():
+        browser.open(f"{served.it.url}/")
+        said = f"worker {EVIL}: it sleeps"
+        browser.until(lambda: browser.texts("#faults li")[0].startswith(said), "the fault")
+        assert f"To do: {KINDS['worker-asleep'].fix}." in browser.texts("#faults li small")[0]
+        faults.clear()
+        browser.until(lambda: not browser.one("#faults").is_displayed(), "it has ended")
 
 
 def test_verification_is_shown_in_words_and_as_text(browser: Browser) -> None:
@@ -370,7 +382,7 @@ def test_router_without_workers_shows_the_cause(browser: Browser) -> None:
             lambda: browser.texts("#fleet-summary")[0].startswith("0 workers: none known ·"),
             "no workers",
         )
-        assert browser.one("#sources").is_displayed()
+        browser.until(lambda: browser.one("#sources").is_displayed(), "the cause")
 
 
 def test_empty_router_shows_the_next_step(browser: Browser) -> None:

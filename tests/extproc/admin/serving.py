@@ -18,6 +18,7 @@ from extproc.admin.routes import (
     steering_routes,
 )
 from extproc.base.address import Address
+from extproc.base.fault import Fault
 from extproc.config.reader import parse
 from extproc.fleet.discovery.discovery import Discovery
 from extproc.fleet.discovery.view import Source, listed
@@ -65,8 +66,11 @@ async def serving(
     *,
     steers_all: bool = False,
     streams: StreamLimits = USUAL,
+    faults: Sequence[Fault] = (),
 ) -> AsyncIterator[Served]:
-    """Runs the server until the block ends."""
+    """Runs the server until the block ends. faults: what its parts find wrong."""
+    found = Faults()
+    found.add(lambda: faults)
     parsed = parse(config, "c")
     discovery = Discovery(listed(parsed.workers), sources)
     fleet = FollowedWorkers(12345678, lambda: 0.0)
@@ -90,7 +94,7 @@ async def serving(
         [
             *discovery_routes(workers, discovery),
             *sharing_routes(sharing),
-            *fault_routes(Faults()),
+            *fault_routes(found),
         ]
     )
     change = router.steering.change
