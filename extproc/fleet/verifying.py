@@ -45,6 +45,8 @@ from extproc.proof.golden_forms import (
 )
 from extproc.proof.lookups import GRACE_SECONDS, MAX_WAITING
 from extproc.proof.state import (
+    NOT_ASKED,
+    NOT_SEEN,
     OFF,
     STATES_SHOWN,
     Comparison,
@@ -378,14 +380,17 @@ class Verifying:
         ]
 
     def faults(self) -> Iterator[Fault]:
-        """Yields a fault for each model whose tokens are refuted or not proved."""
+        """Yields a fault for each model whose tokens are refuted, or could not be proved.
+
+        That nobody has answered yet, as at the start, is none.
+        """
         for name, one in self.of_models().items():
             proof = one.proof
             by = f" by worker {proof.worker}: {proof.summary.reason}" if proof.worker else ""
             if one.state == Proof.REFUTED:
                 says = f"its tokens are found to differ{by}"
                 yield Fault("tokens-differ", f"model {name}", says)
-            elif one.state == Proof.UNPROVED:
+            elif one.state == Proof.UNPROVED and proof.summary.reason not in (NOT_ASKED, NOT_SEEN):
                 yield Fault("tokens-unproved", f"model {name}", f"its tokens are not proved{by}")
 
 
