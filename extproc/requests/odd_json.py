@@ -24,8 +24,8 @@ import msgspec
 from extproc.base.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
 
-# Larger bodies are not read.
-MAX_BYTES = 4 * 1024 * 1024
+# Larger bodies are not read: the interpreter is held for some 25 ms for each MiB of escapes.
+MAX_BYTES = 1024 * 1024
 
 # Numbers that no client writes by chance: each stands for one that JSON cannot say. They are finite
 # and no integers, so they are refused where the engine refuses these.
