@@ -173,8 +173,9 @@ async def test_right_template_is_verified_at_the_start(
         simulated(Settings()) as two,
         Before(one.endpoint, two.endpoint) as before,
     ):
-        await until(lambda: before.told["workers"]["proved"] == 2)
-        assert (before.told["state"], before.told["why"]) == ("proved", "")
+        # what a worker stores may prove its forms before all golden requests are compared
+        await until(lambda: before.told["workers"]["proved"] == 2 and not before.told["why"])
+        assert before.told["state"] == "proved"
         assert before.told["compared"] == OF_MODEL
         assert before.metric("proved") == 1
         assert before.metric("refuted") == 0
