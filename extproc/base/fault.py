@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 ROUTER = "router"
 
-# How the lines of /readyz begin that say what cannot be seen; the others are faults.
+# How the lines of /readyz begin that are no faults: they name what the router does not see.
 NOTE = "note: "
 
 
@@ -156,5 +156,8 @@ class Fault(NamedTuple):
         return f"{about}{self.says}; {self.fix}"
 
 
-# Returns the faults that are present now.
-FaultSource = Callable[[], Iterable[Fault]]
+# Returns the faults that are present now; None wherever others may have a turn.
+FaultSource = Callable[[], Iterable[Fault | None]]
+
+# Workers that are looked at without a pause: a fraction of a millisecond.
+WORKERS_AT_ONCE = 16

@@ -15,7 +15,7 @@ import aiohttp
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.base.fault import Fault
+from extproc.base.fault import WORKERS_AT_ONCE, Fault
 from extproc.config import schema
 from extproc.fleet.asking_times import USUAL, AskingTimes
 from extproc.fleet.polling import Client, Question
@@ -75,7 +75,7 @@ OURS_SECONDS = 60.0
 # Tokens in a block of a worker that has not stored any yet; most engines have smaller ones.
 USUAL_BLOCK_SIZE = 64
 
-# A golden message has one of so many numbers in it, so that its worker has never seen it.
+# A golden message holds one of so many numbers, so that hardly any worker has seen it before.
 _NONCES = 1 << 40
 
 # Differences and failures of one model that are logged, until its tokens match again.
@@ -357,14 +357,22 @@ class Verifying:
 
     def of_models(self) -> dict[str, "OfModel"]:
         """Returns what is known about every model, by name, in one pass over the workers."""
-        found = {model.name: OfModel(model.name in self.encoders) for model in self._models}
-        for worker in self._table:
+        found: dict[str, OfModel] = {}
+        for _ in self._gathered(found):
+            pass
+        return found
+
+    def _gathered(self, found: dict[str, "OfModel"]) -> Iterator[None]:
+        """Puts what is known about every model there; yields wherever others may have a turn."""
+        found.update((one.name, OfModel(one.name in self.encoders)) for one in self._models)
+        for number, worker in enumerate(list(self._table), 1):
+            if number % WORKERS_AT_ONCE == 0:
+                yield
             model = found.get(self._model_of(worker) or "")
             if model is not None:
                 state = worker.proof.state_text
                 model.counts[state] += 1
                 model.first.setdefault(state, worker.proof)
-        return found
 
     def models_as_json(self) -> list[dict[str, Any]]:
         """Returns the answer of GET /models."""
@@ -379,12 +387,14 @@ class Verifying:
             for name, one in self.of_models().items()
         ]
 
-    def faults(self) -> Iterator[Fault]:
+    def faults(self) -> Iterator[Fault | None]:
         """Yields a fault for each model whose tokens are refuted, or could not be proved.
 
         That nobody has answered yet, as at the start, is none.
         """
-        for name, one in self.of_models().items():
+        found: dict[str, OfModel] = {}
+        yield from self._gathered(found)
+        for name, one in found.items():
             proof = one.proof
             by = f" by worker {proof.worker}: {proof.summary.reason}" if proof.worker else ""
             if one.state == Proof.REFUTED:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from extproc.base.fault import Fault
+from extproc.base.fault import WORKERS_AT_ONCE, Fault
 from extproc.fleet.record import Table, Worker
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FollowedWorkers
@@ -49,10 +49,12 @@ class WorkerFaults:
         # since when each feed is not what it should be
         self._since: dict[tuple[str, int], float] = {}
 
-    def faults(self) -> Iterator[Fault]:
+    def faults(self) -> Iterator[Fault | None]:
         """Yields what is wrong now; of a worker that does not answer only that."""
         before, self._since = self._since, {}
-        for worker in list(self._table):
+        for number, worker in enumerate(list(self._table), 1):
+            if number % WORKERS_AT_ONCE == 0:
+                yield None
             if worker.is_draining or worker.sighting.excluded:
                 continue
             about = f"worker {worker.name}"
@@ -104,7 +106,7 @@ class WorkerFaults:
 
 
 def discovery_faults(status: list[dict[str, Any]]) -> Iterator[Fault]:
-    """Yields the sources of workers that cannot be read. status: as GET /discovery shows it."""
+    """Yields a fault for each source of workers that failed. status: as GET /discovery shows it."""
     for one in status:
         if one["fault"]:
             says = f"{one['fault']}; its last list of workers is used"

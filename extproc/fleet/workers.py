@@ -210,7 +210,7 @@ class Workers:
         self.candidates.note_change()
         await self._feeds.follow(changes.removed)
 
-    def faults(self) -> Iterator[Fault]:
+    def faults(self) -> Iterator[Fault | None]:
         """Yields what is wrong with workers and their feeds."""
         yield from self.faulty.faults()
         yield from self.sleeping.faults()

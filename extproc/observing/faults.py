@@ -1,20 +1,23 @@
 """What the running router itself finds wrong, in one list.
 
-Every part that can see a fault is a source of faults. GET /faults, /readyz, the log, the page,
-`top`, `doctor` and the metric `kvsteer_faults` all show this list, so that they agree.
+Every part that can see a fault is a source of faults, and all are asked every two seconds. GET
+/faults, /readyz, the log, the page, `top`, `doctor` and the metric `kvsteer_faults` show what was
+found last, so that they agree.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.base.fault import KINDS, Fault, FaultSource
+from extproc.base.logs import tell_fault
 
 log = logging.getLogger("kvsteer.faults")
 
@@ -25,8 +28,18 @@ MAX_SHOWN = 50
 INTERVAL_SECONDS = 2.0
 
 
+class _Seen(NamedTuple):
+    """A fault as it was last seen, and when it was seen first, in seconds since the epoch."""
+
+    fault: Fault
+    since: float
+
+
 class Faults:
-    """The faults of one router.
+    """The faults of one router, as the last look found them.
+
+    Only `look` asks the sources: some of them watch what changes between two looks, and those who
+    read the list may be many.
 
     clock: seconds since the epoch.
     """
@@ -34,56 +47,75 @@ class Faults:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._sources: list[FaultSource] = []
         self._clock = clock
-        self._since: dict[tuple[str, str], float] = {}
+        self._seen: dict[tuple[str, str], _Seen] = {}  # by code and subject
+        self._failing: set[FaultSource] = set()
 
     def add(self, source: FaultSource) -> None:
-        """Adds a part that can see faults; it is asked often, so it only reads what it knows."""
+        """Adds a part that can see faults; it only reads what it knows."""
         self._sources.append(source)
 
     def present(self) -> list[Fault]:
-        """Returns the present faults in the order of their sources, at most `MAX_SHOWN`."""
-        return [fault for source in self._sources for fault in source()][:MAX_SHOWN]
-
-    def look(self) -> tuple[list[Fault], list[tuple[str, str]]]:
-        """Returns the faults that appeared since the last look, and code and subject of those that
-        ended.
+        """Returns the faults of the last look in the order of their sources, and the first
+        `MAX_SHOWN` of them.
         """
-        present, now = self.present(), self._clock()
-        since = {(one.code, one.subject): now for one in present} | {
-            key: at
-            for key, at in self._since.items()
-            if key in {(one.code, one.subject) for one in present}
+        return [one.fault for one in self._seen.values()]
+
+    async def look(self) -> tuple[list[Fault], list[Fault]]:
+        """Asks all sources; returns the faults that appeared since the last look, and those that
+        have ended.
+        """
+        before, now = self._seen, self._clock()
+        found = {(one.code, one.subject): one async for one in self._found()}
+        self._seen = {
+            key: _Seen(fault, before[key].since if key in before else now)
+            for key, fault in itertools.islice(found.items(), MAX_SHOWN)
         }
-        ended = [key for key in self._since if key not in since]
-        appeared = [one for one in present if (one.code, one.subject) not in self._since]
-        self._since = since
-        return appeared, ended
+        appeared = [one.fault for key, one in self._seen.items() if key not in before]
+        return appeared, [one.fault for key, one in before.items() if key not in self._seen]
+
+    async def _found(self) -> AsyncIterator[Fault]:
+        """Yields what all sources find; one that fails is logged once, until it does not fail."""
+        for source in self._sources:
+            try:
+                for one in source():
+                    if one is None:
+                        await asyncio.sleep(0)
+                    else:
+                        yield one
+                self._failing.discard(source)
+            except Exception as error:  # noqa: BLE001 - it must not hide what the others find
+                if source not in self._failing:
+                    tell_fault(log, "faults could not be looked for: %s", error)
+                self._failing.add(source)
 
     def as_json(self) -> list[dict[str, Any]]:
         """Returns the answer of GET /faults; since: seconds since the epoch."""
-        now = self._clock()
         return [
             {
-                "code": one.code,
-                "subject": one.subject,
-                "says": one.says,
-                "fix": one.fix,
-                "since": round(self._since.get((one.code, one.subject), now), 3),
+                "code": fault.code,
+                "subject": fault.subject,
+                "says": fault.says,
+                "fix": fault.fix,
+                "since": round(since, 3),
             }
-            for one in self.present()
+            for fault, since in self._seen.values()
         ]
 
     async def follow(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        """Logs every fault when it appears and when it has ended, until it is cancelled."""
+        """Looks again and again, and logs each fault when it appears and when it has ended, until
+        it is cancelled.
+        """
         while True:
-            appeared, ended = self.look()
-            for fault in appeared:
-                if not KINDS[fault.code].is_told:
-                    log.warning("%s: %s", fault.code, fault)
-            for code, subject in ended:
-                if not KINDS[code].is_told:
-                    log.info("%s: %s: has ended", code, subject)
+            self._tell(*await self.look())
             await asyncio.sleep(interval_seconds)
+
+    def _tell(self, appeared: Sequence[Fault], ended: Sequence[Fault]) -> None:
+        for fault in appeared:
+            if not KINDS[fault.code].is_told:
+                log.warning("%s: %s", fault.code, fault)
+        for fault in ended:
+            if not KINDS[fault.code].is_told:
+                log.info("%s: %s: has ended", fault.code, fault.subject)
 
 
 class FaultCollector(Collector):

@@ -1,5 +1,6 @@
 """An admin server of a small router, for one test."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -99,12 +100,15 @@ async def serving(
     )
     change = router.steering.change
     application.add_routes(steering_routes(router, change, steers_all=steers_all))
+    looking = asyncio.create_task(found.follow(0.01))
     await discovery.start(workers.replace)
     runner = await listen(application, place, "admin")
     try:
         yield Served(f"http://{place}", router, workers, observed)
     finally:
         observed.is_closed = True
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await runner.cleanup()
         await discovery.close()
         router.close()

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from extproc.base.fault import WORKERS_AT_ONCE
 from extproc.config import schema
 from extproc.fleet.discovery.view import FleetMember, Sighting
 from extproc.fleet.record import Table, Worker
@@ -16,6 +19,7 @@ from extproc.fleet.worker_faults import (
 )
 from kvstate.feeds.feed import FeedState
 from kvstate.fleet import FeedStatus
+from tests.faults import found
 
 NAME = "10.0.0.1:8000"
 
@@ -69,14 +73,14 @@ class Case:
         )
 
     def codes(self) -> list[str]:
-        found = list(self.faulty.faults())
-        assert {one.subject for one in found} <= {f"worker {NAME}"}
-        return [one.code for one in found]
+        present = found(self.faulty)
+        assert {one.subject for one in present} <= {f"worker {NAME}"}
+        return [one.code for one in present]
 
     def said(self, after_seconds: float = PATIENCE_SECONDS) -> str:
         self.codes()
         self.now += after_seconds
-        return "\n".join(one.says for one in self.faulty.faults())
+        return "\n".join(one.says for one in found(self.faulty))
 
 
 def test_worker_that_is_well_has_no_fault() -> None:
@@ -163,3 +167,16 @@ def test_source_of_workers_that_fails_is_a_fault() -> None:
     (found,) = discovery_faults(status)
     assert (found.code, found.subject) == ("discovery-fault", "discovery file")
     assert found.says == "cannot be read; its last list of workers is used"
+
+
+@given(st.integers(0, 100))
+def test_few_workers_are_looked_at_without_a_pause(count: int) -> None:
+    names = [f"10.0.0.{number}:1" for number in range(count)]
+    table = Table({name: FleetMember(Sighting(schema.WorkerSettings(name)), "") for name in names})
+    fleet: Any = Fleet()
+    faulty = WorkerFaults(table, fleet, Feeds(), lambda _: "it is down", lambda: 0.0)
+    at_once = [0]
+    for one in faulty.faults():
+        at_once = [*at_once, 0] if one is None else [*at_once[:-1], at_once[-1] + 1]
+    assert sum(at_once) == count
+    assert max(at_once) <= WORKERS_AT_ONCE

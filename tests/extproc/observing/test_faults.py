@@ -3,9 +3,13 @@
 import asyncio
 import logging
 import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.base.fault import KINDS, Fault
 from extproc.observing.faults import MAX_SHOWN, FaultCollector, Faults
@@ -19,15 +23,16 @@ OPEN = Fault("envoy-fails-open", "envoy", "it fails open")
 ALONE = Fault("sharing-alone", "router", "not sharing")
 
 
-def faults_of(*sources: list[Fault]) -> Faults:
+async def faults_of(*sources: list[Fault]) -> Faults:
     faults = Faults(lambda: 5.0)
     for source in sources:
-        faults.add(lambda source=source: source)  # type: ignore[misc]
+        faults.add(partial(list, source))
+    await faults.look()
     return faults
 
 
-def test_faults_are_shown_in_the_order_of_their_sources_with_what_to_do() -> None:
-    shown = faults_of([OPEN], [ALONE]).as_json()
+async def test_faults_are_shown_in_the_order_of_their_sources_with_what_to_do() -> None:
+    shown = (await faults_of([OPEN], [ALONE])).as_json()
     assert [one["code"] for one in shown] == ["envoy-fails-open", "sharing-alone"]
     assert shown[1] == {
         "code": "sharing-alone",
@@ -43,30 +48,65 @@ def test_line_names_the_subject_unless_it_is_the_router() -> None:
     assert str(ALONE).startswith("not sharing; see that")
 
 
-def test_no_more_faults_are_shown_than_can_be_read() -> None:
-    many = [Fault("envoy-fails-open", f"envoy {n}", "") for n in range(MAX_SHOWN + 1)]
-    assert len(faults_of(many).present()) == MAX_SHOWN
+SOURCES = st.lists(
+    st.lists(st.tuples(st.sampled_from([*KINDS]), st.integers(0, 40)), max_size=60), max_size=4
+)
 
 
-def test_look_returns_each_change_once() -> None:
-    source = [OPEN]
-    faults = faults_of(source)
-    assert faults.look() == ([OPEN], [])
-    assert faults.look() == ([], [])
+@given(SOURCES)
+async def test_the_first_faults_are_shown_in_the_order_of_their_sources(
+    sources: list[list[tuple[str, int]]],
+) -> None:
+    told = [[Fault(code, f"worker {n}", "") for code, n in source] for source in sources]
+    once = dict.fromkeys(fault for source in told for fault in source)
+    assert (await faults_of(*told)).present() == [*once][:MAX_SHOWN]
+
+
+async def test_look_returns_each_change_once() -> None:
+    source: list[Fault] = []
+    faults = Faults(lambda: 5.0)
+    faults.add(lambda: source)
+    assert await faults.look() == ([], [])
+    source.append(OPEN)
+    assert faults.present() == []  # only a look asks the sources
+    assert await faults.look() == ([OPEN], [])
+    assert await faults.look() == ([], [])
     source[:] = [OPEN._replace(says="in other words")]
-    assert faults.look() == ([], [])
+    assert await faults.look() == ([], [])
+    assert faults.present() == source
     source.clear()
-    assert faults.look() == ([], [("envoy-fails-open", "envoy")])
+    assert await faults.look() == ([], [OPEN._replace(says="in other words")])
 
 
-def test_time_of_a_fault_is_that_of_its_first_look() -> None:
+async def test_time_of_a_fault_is_that_of_its_first_look() -> None:
     times = [7.0]
     faults = Faults(lambda: times[-1])
     faults.add(lambda: [OPEN])
-    faults.look()
+    await faults.look()
     times.append(9.0)
-    faults.look()
+    await faults.look()
     assert faults.as_json()[0]["since"] == 7.0
+
+
+async def test_source_that_fails_hides_no_other_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faults, is_well = Faults(lambda: 5.0), [False]
+
+    def failing() -> list[Fault]:
+        if not is_well[-1]:
+            raise ValueError
+        return [ALONE]
+
+    faults.add(failing)
+    faults.add(lambda: [OPEN])
+    await faults.look()
+    await faults.look()
+    assert faults.present() == [OPEN]
+    assert caplog.text.count("faults could not be looked for: ValueError") == 1
+    is_well.append(True)
+    await faults.look()
+    assert faults.present() == [ALONE, OPEN]
 
 
 async def test_fault_is_logged_when_it_appears_and_when_it_has_ended(
@@ -74,7 +114,8 @@ async def test_fault_is_logged_when_it_appears_and_when_it_has_ended(
 ) -> None:
     source = [OPEN, ALONE]
     caplog.set_level(logging.INFO, "kvsteer.faults")
-    faults = faults_of(source)
+    faults = Faults(lambda: 5.0)
+    faults.add(lambda: source)
     following = asyncio.create_task(faults.follow(0.01))
 
     async def is_logged(words: str) -> bool:
@@ -89,8 +130,26 @@ async def test_fault_is_logged_when_it_appears_and_when_it_has_ended(
     assert "sharing-alone" not in caplog.text  # its own part logs it
 
 
-def test_every_kind_has_a_sample() -> None:
-    (family,) = FaultCollector(faults_of([OPEN, OPEN._replace(subject="other")])).collect()
+async def test_others_have_a_turn_where_a_source_says_so() -> None:
+    order: list[str] = []
+
+    def source() -> Iterator[Fault | None]:
+        order.append("begun")
+        yield None
+        order.append("ended")
+
+    async def other() -> None:
+        order.append("other")
+
+    faults = Faults(lambda: 5.0)
+    faults.add(source)
+    await asyncio.gather(faults.look(), other())
+    assert order == ["begun", "other", "ended"]
+
+
+async def test_every_kind_has_a_sample() -> None:
+    faults = await faults_of([OPEN, OPEN._replace(subject="other")])
+    (family,) = FaultCollector(faults).collect()
     values = {one.labels["code"]: one.value for one in family.samples}
     assert values.keys() == KINDS.keys()
     assert values["envoy-fails-open"] == 2

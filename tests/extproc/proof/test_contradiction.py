@@ -25,6 +25,7 @@ from kvstate.fleet import FollowedWorkers
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
 from tests.extproc.proof.test_trust import PATH, WITH_SYSTEM_LINE, Run, chat, run, text
+from tests.faults import found as found_by
 from tests.waiting import until
 
 __all__ = ["run"]
@@ -54,11 +55,11 @@ async def test_credit_is_uncertain_while_a_cause_recurs(run: Run) -> None:
         (status,) = one.workers.states.statuses()
         assert status["state"] == "contradicted"
         assert SWAPPED in status["feeds"][0]["reason"]
-        assert [fault.code for fault in one.workers.faults()] == ["predictions-wrong"]
+        assert [fault.code for fault in found_by(one.workers)] == ["predictions-wrong"]
         for _ in range(RIGHT):
             await one.run(text(1))  # its cached tokens are what was held, though uncertain
         assert (await one.explain(text(1)))["overlap_tokens"] == held
-        assert not list(one.workers.faults())
+        assert not found_by(one.workers)
 
 
 @pytest.mark.parametrize("cause", ["unknown", "evicted"])
@@ -70,7 +71,7 @@ async def test_credit_stays_where_the_cause_is_unknown_or_a_race(run: Run, cause
             one.workers.proofs.predicted(one.worker.endpoint, cause)
         found = await one.explain(text(1))
         assert (found["state"], found["overlap_tokens"]) == ("live", held)
-        assert len(list(one.workers.faults())) == (cause == "unknown")
+        assert len(found_by(one.workers)) == (cause == "unknown")
 
 
 async def test_refuted_tokens_are_no_second_fault(run: Run) -> None:
@@ -81,7 +82,7 @@ async def test_refuted_tokens_are_no_second_fault(run: Run) -> None:
         (status,) = one.workers.states.statuses()
         assert status["tokens"]["state"] == "refuted"
         assert "token_mismatch" in status["predictions"]["causes"]
-        assert "predictions-wrong" not in {fault.code for fault in one.workers.faults()}
+        assert "predictions-wrong" not in {fault.code for fault in found_by(one.workers)}
 
 
 async def test_restart_of_a_worker_ends_what_its_answers_contradicted(run: Run) -> None:
@@ -90,7 +91,7 @@ async def test_restart_of_a_worker_ends_what_its_answers_contradicted(run: Run) 
         for _ in range(EXPLAINED):
             one.workers.proofs.predicted(one.worker.endpoint, SWAPPED)
         one.workers.proofs.restarted(record)
-        assert not list(one.workers.faults())
+        assert not found_by(one.workers)
 
 
 def opened(source: FeedSource) -> Sequence[FeedTransport]:
@@ -133,7 +134,7 @@ async def test_swapped_feeds_are_found_by_what_the_engines_report() -> None:
         for seed in range(20):
             for turns in (1, 2, 3):
                 await serve(chat(*[text(10 * seed + turn) for turn in range(turns)]))
-        found = {fault.code for fault in workers.faults()}
+        found = {fault.code for fault in found_by(workers)}
         assert found == {"predictions-wrong"}
         assert {one["state"] for one in workers.states.statuses()} == {"contradicted"}
         decision = await serve(chat(text(999)))
