@@ -7,11 +7,11 @@ PARTS: Final = 3
 
 
 class Shares:
-    """An amount that is bounded, of which nobody can take all.
+    """An amount that is bounded, and who holds how much of it.
 
-    One may hold at most `PARTS` times what it leaves: so a lone one three quarters, and each of two
-    that take all they can get three sevenths. None stands for all together where nobody asks who is
-    who, and may take all.
+    Whoever takes more holds at most `PARTS` times what is left then: a lone one three quarters, and
+    each of two that take turns three sevenths. None stands for all together where nobody asks who
+    is who, and may take all.
     """
 
     def __init__(self, most: int) -> None:

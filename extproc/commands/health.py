@@ -103,7 +103,7 @@ _MAX_FAULT_BYTES = 65_536
 
 
 def faults_at(target: str, timeout_seconds: float = FAULTS_SECONDS) -> list[str]:
-    """Returns what a router finds wrong itself, a line each; none if that cannot be known.
+    """Returns what a router finds wrong itself, a line each; none if it does not say.
 
     target: its `metrics.listen`, whose GET /readyz shows the faults behind a first line.
     timeout_seconds: for the whole answer.

@@ -16,7 +16,7 @@ _VERSION = "/v1"
 # The paths of an engine's API that routes are tried with.
 _TRIED = [path for path in PATHS if path.startswith(f"{_VERSION}/")]
 
-# Rewrites of which the client's path cannot be told from the engine's.
+# Rewrites by rules of their own, which are not followed back to the client's path.
 _UNCLEAR = ("regex_rewrite", "path_rewrite_policy")
 
 

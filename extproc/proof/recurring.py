@@ -23,7 +23,7 @@ RECENT_SECONDS = 600.0
 
 
 class Words(NamedTuple):
-    """A cause in words, and what to do. lowers: whether what its feed shows cannot be certain."""
+    """A cause in words, and what to do. lowers: whether all that the feed shows is uncertain."""
 
     says: str
     remedy: str
@@ -87,7 +87,7 @@ class Recurring:
 
     @property
     def lowers(self) -> bool:
-        """Whether what the worker's feed shows cannot be certain."""
+        """Whether all that the worker's feed shows is uncertain."""
         return bool(self.cause) and CAUSES[self.cause].lowers
 
     @property

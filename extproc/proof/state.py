@@ -247,8 +247,7 @@ class TokenProof:
     worker: its name. compared: how many golden requests were compared; is_asked: whether any are.
     reason: one that was not, and the reason. findings: those of live requests, by result. refuted,
     doubted, proved: the forms that are. told: whether its feed told of the last prompts that it
-    answered. predictions: how
-    those for it came out.
+    answered. predictions: how those for it came out.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -274,7 +273,7 @@ class TokenProof:
 
     @property
     def is_disbelieved(self) -> bool:
-        """Whether nothing that its feed shows can be certain."""
+        """Whether all that its feed shows is uncertain."""
         return self.told.is_raised or self.predictions.lowers
 
     def agrees(self, comparison: Comparison) -> bool:

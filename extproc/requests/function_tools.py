@@ -26,8 +26,6 @@ _USUAL_FUNCTION = frozenset(("name", "description", "parameters", "strict"))
 # What the models name besides, from vLLM 0.24 on.
 FLAGS = ("strict", "defer_loading")
 
-# The texts that pydantic takes for a boolean, whatever their case.
-
 
 def printed_tools(tools: Tools, fields: ToolFields = ToolFields.NAMED) -> PrintedTools:
     """Returns the tools as the chat template gets them.

@@ -84,8 +84,7 @@ class Router:
     deliveries: whether steered requests reached their workers. delivery: notes it. watched: the
     requests under way that may show whether tokens match. preparation: what requests go through
     before they are routed. paths: finds those that engines see. unrecognized: requests of no known
-    API. reasons: the faults that the reasons of decisions
-    show.
+    API. reasons: the faults that the reasons of decisions show.
 
     Raises:
         StartError: a file that the configuration names cannot be read.

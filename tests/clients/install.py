@@ -62,6 +62,9 @@ PACKAGES: Mapping[str, Package] = {
 PINNED = [name for name, package in PACKAGES.items() if package.version]
 
 
+HOW = "`python -m tests.clients.install` (or `make clients`) installs it"
+
+
 class MissingError(LookupError):
     """A program is not there; the message says what to do."""
 
@@ -89,7 +92,7 @@ class Installed:
         if package.is_of_python:
             python = self._folder / client / "bin/python"
             if not python.exists():
-                raise MissingError(f"{package.name} is not in {self._folder}")
+                raise MissingError(f"{package.name} is not in {self._folder}: {HOW}")
             return python
         self._program_of("node", NODE)
         return self._program_of(client, package)
@@ -119,10 +122,9 @@ class Installed:
 
     def _program_of(self, client: str, package: Package) -> Path:
         modules = self._modules(client)
-        how = "python -m tests.clients.install"
         there = _npm_version(modules, package)
         if there != package.version and not (self._is_newest and there):
-            raise MissingError(f"{package.name} {package.version} is not in {self._folder}: {how}")
+            raise MissingError(f"{package.name} {package.version} is not in {self._folder}: {HOW}")
         found = sorted(modules.glob(package.program))
         if not found:
             raise MissingError(f"{package.name} has no program for this machine in {self._folder}")

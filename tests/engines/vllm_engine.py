@@ -35,7 +35,7 @@ def missing() -> str:
         has_it = subprocess.run([PYTHON, "-c", _HAS_VLLM], check=False).returncode == 0
     except OSError as error:
         return f"{PYTHON}: {error.strerror}"
-    return "" if has_it else f"vLLM is not installed for {PYTHON} (KVSTEER_VLLM_PYTHON)"
+    return "" if has_it else f"{PYTHON} has no vLLM: name one that has in KVSTEER_VLLM_PYTHON"
 
 
 @dataclass(frozen=True, slots=True)

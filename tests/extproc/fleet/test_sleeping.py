@@ -1,31 +1,16 @@
 """Workers whose engines sleep, by their metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from extproc.fleet.asking import Doubts
 from extproc.fleet.polling import Client, Polling
 from extproc.fleet.record import Table, Worker
 from extproc.fleet.sleeping import AGAIN_SECONDS, Sleeping
 from extproc.routing.upstreams import Judge
-from tests.extproc.fleet.asked import METRICS, Engine, against, client, only, served, table_of
+from tests.extproc.fleet.asked import METRICS, Engine, against, only, table_of
 from tests.extproc.fleet.fleets import EVENTS, until_live, workers
 from tests.extproc.routing.test_reports import sleep_metrics
 from tests.waiting import until
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with served() as one:
-        yield one
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[Client]:
-    async with client() as one:
-        yield one
 
 
 def metrics(state: str) -> str:
