@@ -1,8 +1,9 @@
 """Reads a worker's load and state from its engine's metrics, or its load from its ranks' feeds."""
 
 import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from extproc.routing.load import LoadSample
@@ -67,21 +68,40 @@ def sleep_of_metrics(text: bytes) -> Sleep | None:
 
 
 # vLLM's gauge of each engine's cache, whose figures are labels: num_gpu_blocks blocks of block_size
-# tokens (v1/metrics/loggers.py, 0.33).
+# tokens, and whether prefixes are cached (v1/metrics/loggers.py, 0.33).
 _CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
-_BLOCKS = re.compile(rb'(?:^|,)num_gpu_blocks="(\d{1,12})"')
-_BLOCK_SIZE = re.compile(rb'(?:^|,)block_size="(\d{1,6})"')
+_LABEL = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size|enable_prefix_caching)="(\w{1,12})"')
+_IS_ON = {b"True": True, b"False": False}
 
 
-def cache_tokens_of_metrics(text: bytes) -> int | None:
-    """Returns how many tokens a worker's engines can cache together; None if that is not told."""
-    engines = []
-    for labels in _CACHE.findall(text[:MAX_METRICS_BYTES]):
-        blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
-        if blocks is None or size is None:
-            return None
-        engines.append(int(blocks[1]) * int(size[1]))
-    return sum(engines) or None
+class CacheConfig(NamedTuple):
+    """What vLLM's metrics say of a worker's cache; None for each that they do not say.
+
+    is_on: whether it caches prefixes. block_size: in tokens. tokens: how many its engines can cache
+    together.
+    """
+
+    is_on: bool | None = None
+    block_size: int | None = None
+    tokens: int | None = None
+
+
+def cache_of_metrics(text: bytes) -> CacheConfig:
+    """Returns what metrics say of the cache of a worker's engines."""
+    engines = [dict(_LABEL.findall(one)) for one in _CACHE.findall(text[:MAX_METRICS_BYTES])]
+    if not engines:
+        return CacheConfig()
+    sizes = [_count(one, b"block_size") for one in engines]
+    blocks = [_count(one, b"num_gpu_blocks") for one in engines]
+    tokens = sum(map(operator.mul, blocks, sizes)) if all(blocks) and all(sizes) else None
+    is_on = _IS_ON.get(engines[0].get(b"enable_prefix_caching", b""))
+    return CacheConfig(is_on, sizes[0] or None, tokens)
+
+
+def _count(labels: Mapping[bytes, bytes], name: bytes) -> int:
+    """Returns a label that is a number, 0 if it is none."""
+    value = labels.get(name, b"")
+    return int(value) if value.isdigit() else 0
 
 
 def report_of_metrics(text: bytes, asked_at: float) -> LoadSample | None:

@@ -13,15 +13,13 @@ import aiohttp
 from extproc.base.engine import SGLANG, VLLM, Engine
 from extproc.base.fault import Fault
 from extproc.fleet.asking_times import USUAL, AskingTimes
-from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, cache_tokens_of_metrics
+from extproc.fleet.engine_metrics import MAX_METRICS_BYTES, cache_of_metrics
 from extproc.fleet.front_ends import FrontEndSilentError, front_end_of
 from extproc.fleet.identity import (
     EngineAnswer,
     EngineRecord,
     arguments_in,
-    block_size_in_metrics,
     caches_in_info,
-    caches_in_metrics,
     drafts_in_metrics,
     engine_of_metrics,
     owner_in,
@@ -231,11 +229,12 @@ def _with_metrics(told: EngineAnswer, metrics: bytes) -> EngineAnswer:
     """Returns what a worker said, and what vLLM's metrics say; b"" if there are none."""
     if not metrics:
         return told
+    cache = cache_of_metrics(metrics)
     return told._replace(
         drafts=drafts_in_metrics(metrics),
-        caches=caches_in_metrics(metrics),
-        block_size=block_size_in_metrics(metrics),
-        cache_tokens=cache_tokens_of_metrics(metrics),
+        caches=cache.is_on,
+        block_size=cache.block_size,
+        cache_tokens=cache.tokens,
     )
 
 

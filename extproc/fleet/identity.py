@@ -6,7 +6,6 @@ an object with `version`; `GET /server_info` of SGLang, formerly `/get_server_in
 its arguments and `version`.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,11 +36,6 @@ MAX_SHOWN = 60
 MAX_ARGUMENT = 4_096
 
 UNASKED = "it was not asked yet"
-
-
-_CACHE_INFO = rb"^vllm:cache_config_info\{[^}\n]*\b"
-_CACHES = re.compile(_CACHE_INFO + rb'enable_prefix_caching="(True|False)"', re.MULTILINE)
-_BLOCK_SIZE = re.compile(_CACHE_INFO + rb'(?<!_)block_size="([1-9]\d{0,4})"', re.MULTILINE)
 
 
 class _CacheArguments(msgspec.Struct):
@@ -99,21 +93,6 @@ def drafts_in_metrics(text: bytes) -> bool:
     methods that need no model.
     """
     return b"\nvllm:spec_decode_num_draft" in text
-
-
-def caches_in_metrics(text: bytes) -> bool | None:
-    """Returns whether a vLLM caches prefixes, None if its metrics do not say.
-
-    The labels of `vllm:cache_config_info` show its configuration (v1/metrics/loggers.py).
-    """
-    found = _CACHES.search(text)
-    return None if found is None else found[1] == b"True"
-
-
-def block_size_in_metrics(text: bytes) -> int | None:
-    """Returns the tokens in a block of a vLLM, None if its metrics do not say."""
-    found = _BLOCK_SIZE.search(text)
-    return None if found is None else int(found[1])
 
 
 def caches_in_info(answer: bytes) -> bool | None:

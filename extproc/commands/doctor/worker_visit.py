@@ -16,6 +16,7 @@ from extproc.base.engine import CONFIGURED, Engine
 from extproc.commands.doctor.findings import Finding, Subject, name_list
 from extproc.config.schema import Config, Model, WorkerEvents, WorkerSettings
 from extproc.fleet import identifying, identity, learning
+from extproc.fleet.engine_metrics import cache_of_metrics
 from extproc.fleet.feed_sources import PATHS, discovered
 from extproc.fleet.polling import Client
 from extproc.routing.pins import pin_of
@@ -421,7 +422,7 @@ def judge_prefix_caching(about: Subject, metrics: bytes, info: bytes) -> Iterato
     metrics: vLLM's answer to /metrics. info: SGLang's answer to /server_info; b"" if missing.
     """
     told = (
-        (identity.caches_in_metrics(metrics), "/metrics"),
+        (cache_of_metrics(metrics).is_on, "/metrics"),
         (identity.caches_in_info(info), "/server_info"),
     )
     for caches, path in told:

@@ -25,9 +25,7 @@ from extproc.fleet.identity import (
     EngineAnswer,
     EngineRecord,
     arguments_in,
-    block_size_in_metrics,
     caches_in_info,
-    caches_in_metrics,
     engine_of_metrics,
     identity_of,
     owner_in,
@@ -218,21 +216,6 @@ def test_front_end_is_the_worker_s_own_word_unless_it_is_configured(
 
 def test_engine_of_a_wrong_release_stays_unknown() -> None:
     assert identity_of(WorkerEngine("vllm", "x"), CONFIGURED, EngineAnswer()).engine is None
-
-
-def cache_info(labels: str) -> bytes:
-    return f"# TYPE x gauge\nvllm:cache_config_info{{{labels}}} 1.0\n".encode()
-
-
-def test_metrics_say_whether_prefixes_are_cached_and_in_which_blocks() -> None:
-    told = cache_info('mamba_block_size="8",block_size="640",enable_prefix_caching="False"')
-    assert (caches_in_metrics(told), block_size_in_metrics(told)) == (False, 640)
-    assert caches_in_metrics(cache_info('enable_prefix_caching="True",engine="0"')) is True
-
-
-@pytest.mark.parametrize("text", [b"", b"\xff", cache_info('mamba_block_size="8"')])
-def test_metrics_that_say_nothing_of_the_cache_mean_nothing(text: bytes) -> None:
-    assert (caches_in_metrics(text), block_size_in_metrics(text)) == (None, None)
 
 
 def test_sglang_says_whether_prefixes_are_cached() -> None:

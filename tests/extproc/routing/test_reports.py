@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 from extproc.fleet.engine_metrics import (
     MAX_METRICS_BYTES,
+    CacheConfig,
     Sleep,
-    cache_tokens_of_metrics,
+    cache_of_metrics,
     report_of_feeds,
     report_of_metrics,
     sleep_of_metrics,
@@ -119,7 +120,34 @@ CACHE = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="%s"}
     ],
 )
 def test_cache_size_is_read_from_metrics_of_all_engines(text: bytes, tokens: int | None) -> None:
-    assert cache_tokens_of_metrics(text) == tokens
+    assert cache_of_metrics(text).tokens == tokens
+
+
+def cache_info(labels: str) -> bytes:
+    return f"# TYPE x gauge\nvllm:cache_config_info{{{labels}}} 1.0\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("labels", "config"),
+    [
+        (
+            'mamba_block_size="8",block_size="640",enable_prefix_caching="False"',
+            CacheConfig(False, 640),
+        ),
+        ('enable_prefix_caching="True",engine="0"', CacheConfig(True)),
+        ('mamba_block_size="8"', CacheConfig()),
+        ('block_size="0",enable_prefix_caching="x"', CacheConfig()),
+    ],
+)
+def test_metrics_say_whether_prefixes_are_cached_and_in_which_blocks(
+    labels: str, config: CacheConfig
+) -> None:
+    assert cache_of_metrics(cache_info(labels)) == config
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff"])
+def test_metrics_that_say_nothing_of_the_cache_mean_nothing(text: bytes) -> None:
+    assert cache_of_metrics(text) == CacheConfig()
 
 
 def sleep_metrics(*engines: str) -> str:
