@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from extproc.base import address, headers
 from extproc.base.template_arguments import RESERVED_ARGUMENTS
-from extproc.config.feature_doubts import feature_doubts
+from extproc.config.feature_doubts import feature_doubts, is_discovered
 from extproc.config.fleet_rules import (
     AT_LEAST_ONE,
     address_fault,
@@ -707,8 +707,9 @@ def _unkeyed(config: Config) -> Iterator[str]:
 
 
 def unseen_causes(config: Config) -> Iterator[str]:
-    """Yields a note if nobody sees whether predictions are right, although workers have events."""
-    if config.accounting.responses != USAGE and any(one.events for one in config.workers):
+    """Yields a note if nobody sees whether predictions by events are right."""
+    may_publish = is_discovered(config) or any(one.events for one in config.workers)
+    if config.accounting.responses != USAGE and may_publish:
         yield (
             f"accounting.responses: without {USAGE}, the router does not see whether its"
             " predictions are right, such as those by a feed that is another worker's"

@@ -182,15 +182,18 @@ class States:
         is_any_rank = self._fleet.ranks(outcome.worker) > 1 and not outcome.names_rank
         return of_engine or (RANK if is_any_rank else BLOCKS)
 
-    def note_usage(self, outcome: Outcome) -> None:
-        """Compares how many tokens an engine counted, and reused, with what is known here."""
+    def note_usage(self, outcome: Outcome, known: Callable[[], Circumstances]) -> None:
+        """Compares how many tokens an engine counted, and reused, with what is known here.
+
+        known: returns the circumstances of the outcome.
+        """
         counted = outcome.counted_tokens
         if counted is not None:
             self._proofs.counted(outcome.worker, outcome.forms, outcome.prompt_tokens, counted)
         self._reuse.note_outcome(outcome)
-        self._note_prediction(outcome)
+        self._note_prediction(outcome, known)
 
-    def _note_prediction(self, outcome: Outcome) -> None:
+    def _note_prediction(self, outcome: Outcome, known: Callable[[], Circumstances]) -> None:
         """Compares what the worker held by its feed, certain or not, with what it reused."""
         cached = outcome.reported.cached_tokens
         if outcome.error_tokens is None or cached is None:
@@ -198,8 +201,7 @@ class States:
         overlap, cause = outcome.overlaps.get(outcome.worker), ""
         held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
         if held != cached:
-            expected = outcome._replace(predicted_tokens=held)
-            cause = likely_cause(expected, self.circumstances(expected))
+            cause = likely_cause(outcome._replace(predicted_tokens=held), known())
         if cause == TOKEN_MISMATCH and self._proofs.differs(outcome.worker):
             return  # it is known of these forms, and others may be right
         self._proofs.predicted(outcome.worker, cause)

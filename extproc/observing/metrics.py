@@ -58,8 +58,11 @@ class MetricsFleet(Protocol):
     def tokens_per_second(self, name: str) -> float:
         """Returns how many prompt tokens a worker computes in a second; 0 for an unknown worker."""
 
-    def note_usage(self, outcome: Outcome) -> None:
-        """Compares how many tokens an engine counted with how many the router did."""
+    def note_usage(self, outcome: Outcome, known: Callable[[], Circumstances]) -> None:
+        """Compares how many tokens an engine counted, and reused, with what the router knows.
+
+        known: returns the circumstances of the outcome.
+        """
 
     def circumstances(self, outcome: Outcome) -> Circumstances:
         """Returns facts that may explain a wrong prediction for a worker."""

@@ -31,6 +31,7 @@ If a prediction was wrong, the likeliest cause is the first of these that fits:
 - `unknown`: nothing in the worker's feed explains it.
 """
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -236,7 +237,7 @@ def status_label(status: int | None) -> str:
     return f"{status // 100}xx" if 100 <= status < 600 else "other"
 
 
-def _noted_by_nobody(_: Outcome) -> None:
+def _noted_by_nobody(_: Outcome, __: Callable[[], Circumstances]) -> None:
     pass
 
 
@@ -296,11 +297,11 @@ class Drift:
         return outcome
 
     def count(
-        self, outcome: Outcome, circumstances: Callable[[Outcome], Circumstances] = _nothing_known
+        self, outcome: Outcome, circumstances: Callable[[], Circumstances] = Circumstances
     ) -> None:
         """Counts an ended request, if its prediction can be compared.
 
-        circumstances: returns the worker's current ones.
+        circumstances: returns those of the outcome.
         """
         error, cached = outcome.error_tokens, outcome.reported.cached_tokens
         if error is None or cached is None:
@@ -312,7 +313,7 @@ class Drift:
         overlap = outcome.overlaps.get(outcome.worker)
         self.unusable_tokens += 0 if overlap is None else overlap.unusable_tokens
         if error:
-            known = circumstances(outcome)
+            known = circumstances()
             cause = likely_cause(outcome, known)
             self.causes[cause] += 1
             if cause == UNCERTAIN:
@@ -357,7 +358,8 @@ class OutcomeCounts:
     """The outcomes of one router.
 
     records: the workers' records by name; each keeps its own counts. circumstances: returns the
-    current ones of the worker that answered. noted: is called with each outcome of a known worker.
+    current ones of the worker that answered. noted: is called with each outcome of a known worker,
+    and with what returns its circumstances.
     strangers: responses of unknown servers, by status. moved, reported_tokens: by model.
     first_byte_seconds: by model. error_tokens: by model, and by whether the prediction was `over`,
     `under` or `exact`.
@@ -367,7 +369,7 @@ class OutcomeCounts:
         self,
         records: Records,
         circumstances: Callable[[Outcome], Circumstances] = _nothing_known,
-        noted: Callable[[Outcome], None] = _noted_by_nobody,
+        noted: Callable[[Outcome, Callable[[], Circumstances]], None] = _noted_by_nobody,
     ) -> None:
         self.records = records
         self._circumstances = circumstances
@@ -391,8 +393,10 @@ class OutcomeCounts:
         if worker is not None:
             outcome = worker.outcomes.drift.complete(outcome)
             worker.outcomes.responses[status_label(outcome.status)] += 1
-            self._noted(outcome)
-            worker.outcomes.drift.count(outcome, self._circumstances)
+            # the index is asked for them, at most once and only if a prediction was wrong
+            known = functools.cache(functools.partial(self._circumstances, outcome))
+            self._noted(outcome, known)
+            worker.outcomes.drift.count(outcome, known)
         elif not outcome.worker:
             self.strangers[status_label(outcome.status)] += 1
         self._count_model(outcome)

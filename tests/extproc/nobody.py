@@ -1,6 +1,6 @@
 """A fleet without workers, for tests of other metrics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from extproc.observing.fleet_families import Shown
 from extproc.observing.outcomes import Circumstances, HasOutcomes, Outcome
@@ -35,5 +35,5 @@ class Nobody:
         """No circumstances."""
         return Circumstances(block_size=16)
 
-    def note_usage(self, _: Outcome) -> None:
+    def note_usage(self, _: Outcome, __: Callable[[], Circumstances]) -> None:
         """Nothing is counted."""

@@ -254,7 +254,7 @@ def test_reported_tokens_are_shown_beside_the_prediction(browser: Browser) -> No
         is_comparable=True,
     )
     with in_background(serving()) as served, browser.visiting():
-        served.it.workers.records[WORKER].outcomes.drift.count(outcome, lambda _: AFTERWARDS)
+        served.it.workers.records[WORKER].outcomes.drift.count(outcome, lambda: AFTERWARDS)
         browser.open(f"{served.it.url}/")
         assert browser.texts("#workers .outcome") == [
             "predicted 48, reported 32 tokens in 1 request; wrong: evicted 1"

@@ -644,3 +644,8 @@ def test_wrong_predictions_that_nobody_would_see_are_named(
     text = f"accounting: {{responses: {responses}}}\nworkers: [{{endpoint: h:1{followed}}}]"
     found = list(rules.unseen_causes(parse(f"models: [{{name: m}}]\n{text}", "c")))
     assert bool(found) is is_noted
+
+
+def test_wrong_predictions_of_workers_to_be_found_are_named_as_well() -> None:
+    config = parse("models: [{name: m}]\ndiscovery: {file: workers.yaml}", "c")
+    assert len(list(rules.unseen_causes(config))) == 1

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,10 @@ def outcome_of(prompt: Prompt, overlap: Overlap, cached: int) -> Outcome:
     )
 
 
+def note(one: Workers, outcome: Outcome) -> None:
+    one.states.note_usage(outcome, partial(one.states.circumstances, outcome))
+
+
 async def outcomes(one: Workers, made: list[MemoryTransport], name: str) -> AsyncIterator[Outcome]:
     """Each recorded request as it ends, after its worker's feed announced what it stored."""
     await one.start()
@@ -65,7 +70,7 @@ async def outcomes(one: Workers, made: list[MemoryTransport], name: str) -> Asyn
         await until(lambda: has_applied(one, max(history)), "the index has what was published")
         usage = record["response"]["usage"]["prompt_tokens_details"]
         outcome = outcome_of(prompt, overlap, usage["cached_tokens"] or 0)
-        one.states.note_usage(outcome)
+        note(one, outcome)
         yield outcome
 
 
@@ -127,13 +132,13 @@ async def test_hybrid_that_reuses_less_is_uncertain_until_it_agrees_again() -> N
     assert held.certain_tokens > 64
     lower = outcome_of(last, held, held.certain_tokens - 64)
     for _ in range(3):
-        one.states.note_usage(lower)
+        note(one, lower)
     assert overlap_of(one, last) == held._replace(tiers=(0, 0, 0, 0), uncertain=sum(held.tiers))
     assert likely_cause(lower, one.states.circumstances(lower)) == "group_missing"
     equal = outcome_of(last, overlap_of(one, last), held.certain_tokens)
     assert why_of(one, equal) == ("uncertain", "groups")
     for _ in range(20):
-        one.states.note_usage(equal)
+        note(one, equal)
     assert overlap_of(one, last) == held
     await one.close()
 
@@ -146,7 +151,7 @@ async def test_what_was_evicted_meanwhile_shows_nothing_of_the_rules() -> None:
     held = overlap_of(one, last)
     more = held._replace(tiers=(sum(held.tiers) + 1, 0, 0, 0))
     for _ in range(9):
-        one.states.note_usage(outcome_of(last, more, 0))
+        note(one, outcome_of(last, more, 0))
     assert overlap_of(one, last) == held
     gone = outcome_of(last, more, 0)
     assert likely_cause(gone, one.states.circumstances(gone)) == "evicted"
@@ -160,7 +165,7 @@ async def test_what_was_removed_before_the_prefill_stored_it_again_was_evicted()
     assert last is not None
     held = overlap_of(one, last)
     lower = outcome_of(last, held, held.certain_tokens - 64)
-    one.states.note_usage(lower)
+    note(one, lower)
     assert likely_cause(lower, one.states.circumstances(lower)) == "evicted"
     assert overlap_of(one, last) == held
     await one.close()

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,15 +44,11 @@ def test_drift_adds_up_predicted_and_reported_tokens() -> None:
     }
 
 
-def _returned(known: Circumstances, _: Outcome) -> Circumstances:
-    return known
-
-
 def test_drift_counts_why_predictions_were_uncertain() -> None:
     drift, held = Drift(), {"w": Overlap(16, uncertain=4)}
     for why in ("form", "form", "rank"):
-        known = Circumstances(block_size=16, overlaps=held, uncertain_because=why)
-        drift.count(outcome(0, 64)._replace(overlaps=held), partial(_returned, known))
+        known = partial(Circumstances, block_size=16, overlaps=held, uncertain_because=why)
+        drift.count(outcome(0, 64)._replace(overlaps=held), known)
     shown = drift.as_json()
     assert (shown["causes"], shown["uncertain_because"]) == (
         {"uncertain": 3},
@@ -94,3 +91,19 @@ def test_completed_fills_in_no_figure_for_workers_that_report_0() -> None:
     for cached in (64, 0):
         completed(drift, cached)
     assert completed(drift, None) is None
+
+
+def test_circumstances_are_looked_up_at_most_once_and_only_for_wrong_predictions() -> None:
+    looked: list[Outcome] = []
+
+    def circumstances(of: Outcome) -> Circumstances:
+        looked.append(of)
+        return Circumstances(block_size=16)
+
+    def noted(_: Outcome, known: Callable[[], Circumstances]) -> None:
+        assert known().block_size == 16
+
+    OutcomeCounts(records("w"), circumstances, noted).count(outcome(64, 0))
+    assert len(looked) == 1
+    OutcomeCounts(records("w"), circumstances).count(outcome(64, 64))
+    assert len(looked) == 1
