@@ -3,6 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from extproc.fleet.asking import Doubts, HealthProbe, Pace
 from extproc.fleet.polling import LOOK_SECONDS, Client, Polling
 from extproc.fleet.record import Table
-from extproc.routing.upstreams import ASKED_AGAIN_SECONDS, RETRY_SECONDS, Judge
+from extproc.routing.upstreams import ASKED_AGAIN_SECONDS, RETRY_SECONDS, Judge, Upstream
 from tests.extproc.fleet.asked import table_of
+from tests.waiting import until
 
 WORKERS = 1_000
 HUNG = [0, 16, pytest.param(200, marks=pytest.mark.slow), 999]
@@ -45,11 +47,18 @@ def simulated(scene: Coroutine[Any, Any, None]) -> None:
 
 
 class Fleet(Client):
-    """Answers for workers: some hang, all others are well and answer after a moment."""
+    """Answers for workers: some hang, all others are well and answer after a moment.
+
+    asked: those that hang, and were asked.
+    """
 
     def __init__(self, hung: set[str]) -> None:
         super().__init__()
         self._hung = hung
+        self.asked: set[str] = set()
+
+    def has_asked_all(self) -> bool:
+        return self.asked == self._hung
 
     async def get(
         self, endpoint: str, path: str, seconds: float, max_bytes: int = 0
@@ -57,10 +66,15 @@ class Fleet(Client):
         assert path == "/health"
         assert max_bytes == 0
         if endpoint in self._hung:
+            self.asked.add(endpoint)
             await asyncio.sleep(seconds)
             raise TimeoutError
         await asyncio.sleep(0.005)
         return 200, b""
+
+
+def is_back(upstream: Upstream, judge: Judge) -> bool:
+    return judge not in upstream.against
 
 
 def fleet(hung: int) -> tuple[Table, Fleet]:
@@ -85,13 +99,12 @@ def test_healthy_ejected_worker_returns_within_two_intervals(
 
             first = probe.pace.first_seconds()
             worker.polls["health"] = polling.poll(probe.question, worker.name, ask, first)
-        await asyncio.sleep(4 * interval_seconds)  # the hung ones hang in every place by now
+        await until(workers.has_asked_all, "the hung ones hang in every place")
         (ejected,) = list(table.upstreams)[-1:]
         for _ in range(10):
             ejected_at = time()
             table.upstreams.eject(ejected, Judge.PROBE, "was ill")
-            while Judge.PROBE in ejected.against:
-                await asyncio.sleep(0.01)
+            await until(partial(is_back, ejected, Judge.PROBE), "it is back")
             assert time() - ejected_at <= 2 * interval_seconds
         for worker in table:
             worker.stop_asking("health")
@@ -113,13 +126,12 @@ def test_healthy_doubted_worker_is_probed_at_once(hung: int) -> None:
         polling = Asked()
         doubts = Doubts(table, polling, lambda _: (True, 0), time)  # all feeds are cut
         polling.start([doubts.look])
-        await asyncio.sleep(4)
+        await until(workers.has_asked_all, "the hung ones hang in every place")
         (ejected,) = list(table.upstreams)[-1:]
         ejected.vital.is_dead = True
         table.upstreams.eject(ejected, Judge.DOUBTS, "was ill")
         ejected_at = time()
-        while Judge.DOUBTS in ejected.against:
-            await asyncio.sleep(0.01)
+        await until(partial(is_back, ejected, Judge.DOUBTS), "it is back")
         waits = max(ASKED_AGAIN_SECONDS, RETRY_SECONDS) + 2 * LOOK_SECONDS
         assert time() - ejected_at <= waits
         await polling.close()
@@ -154,8 +166,7 @@ def test_unexpected_error_does_not_end_the_probes(
         polling = Asked()
         doubts = Doubts(table, polling, lambda _: (True, 0), asyncio.get_running_loop().time)
         polling.start([doubts.look])
-        await asyncio.sleep(len(errors) * (max(ASKED_AGAIN_SECONDS, RETRY_SECONDS) + 1))
-        assert not left
+        await until(lambda: not left, "it was asked as often")
         await polling.close()
         await failing.close()
 

@@ -258,7 +258,14 @@ async def offered(net: Net, other: Router) -> bytes:
 async def test_offer_that_is_not_taken_up_in_time_is_gone(net: Net) -> None:
     other = Router(net, ROWS, keep_seconds=0.01)
     take = await offered(net, other)
-    await asyncio.sleep(0.02)
+
+    def is_gone() -> bool:
+        other.hear(encoded(RowsAsk(1, LAYOUT), KEYS, b"somebody"))
+        *_, last = (one.offer for one in net.sent if isinstance(one, RowsOffer))
+        assert last is not None
+        return take != encoded(RowsTake(last, 0), KEYS, b"somebody")
+
+    await until(is_gone, "another offer is made")
     other.hear(take)
     assert not other.exchange.is_giving_rows
 

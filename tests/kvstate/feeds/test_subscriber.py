@@ -234,9 +234,12 @@ async def test_load_reports_do_not_end_the_silence_of_a_feed() -> None:
         followed.publish(0, block(1))
         await until(lambda: followed.feed.last_sequence == 0)
         replays = len(followed.transport.replays)
-        while len(followed.transport.replays) == replays:
-            followed.transport.put(LoadReport(EngineLoad(1, 0)))
-            await asyncio.sleep(0.001)  # loads come all the time
+
+        def is_asked_again() -> bool:
+            followed.transport.put(LoadReport(EngineLoad(1, 0)))  # loads come all the time
+            return len(followed.transport.replays) > replays
+
+        await until(is_asked_again, pause=0.001)
         assert followed.subscriber.load == EngineLoad(1, 0)
         assert followed.subscriber.counts["loads"] > 1
 

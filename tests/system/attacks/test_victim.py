@@ -6,6 +6,7 @@ import time
 
 from tests.system.attacks.held_router import LOOK_SECONDS, Watch
 from tests.system.attacks.victim import Victim
+from tests.waiting import until
 
 
 async def test_probe_of_an_unharmed_router_sees_answers_and_a_free_loop(either: Victim) -> None:
@@ -22,6 +23,5 @@ async def test_watch_reports_a_blocked_loop() -> None:
     ends = time.thread_time() + 0.1
     while time.thread_time() < ends:
         pass
-    while not file.getvalue():
-        await asyncio.sleep(LOOK_SECONDS)
+    await until(file.getvalue, "it is reported", pause=LOOK_SECONDS)
     assert 0.1 <= float(file.getvalue().splitlines()[-1]) < 1

@@ -21,7 +21,7 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
 from tests.system.feeds.engine import MODEL, Engine
 from tests.system.feeds.watch import WORKER, Row, Watch, Watched
-from tests.waiting import WAIT_SECONDS, until
+from tests.waiting import until
 
 A, B, C = (1, 2, 3, 4), (1, 2, 9), (20, 21)
 PROBES = (A, B, C, (5000,), (1, 2))
@@ -155,10 +155,15 @@ async def test_restart_without_replay_keeps_no_old_credit(table: list[Row]) -> N
         await until(watch.transport.handled.is_set, pause=0.001)
         await connected(watch)
         assert watch.certain() == [0] * len(PROBES)
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not (watch.state in (FeedState.LIVE, FeedState.DEGRADED) and watch.has_all()):
-                engine.publish(engine.store((engine.sequence + 60,)))
-                await asyncio.sleep(0.02)  # the first may be sent before the subscription
+
+        def is_heard() -> bool:
+            if watch.state in (FeedState.LIVE, FeedState.DEGRADED) and watch.has_all():
+                return True
+            # the first may be sent before the subscription
+            engine.publish(engine.store((engine.sequence + 60,)))
+            return False
+
+        await until(is_heard, "a batch comes", pause=0.02)
         table.append(await watch.row("new connection, first batch"))
         assert watch.is_honest()
 
