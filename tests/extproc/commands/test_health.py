@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from extproc.__main__ import main
 from extproc.commands.health import ClientTls, fault_of, faults_at
@@ -191,6 +193,15 @@ def test_probe_loads_nothing_slow() -> None:
 
 
 READYZ = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+
+
+@given(st.binary(max_size=200), st.booleans())
+@settings(max_examples=20)
+def test_any_answer_shows_short_printable_lines_or_none(content: bytes, is_readyz: bool) -> None:
+    with answering(READYZ + content if is_readyz else content) as metrics:
+        lines = faults_at(metrics)
+    assert all(line.isprintable() and len(line) <= 300 for line in lines)
+    assert is_readyz or not lines
 
 
 def test_health_command_shows_the_faults_of_a_ready_router(

@@ -17,7 +17,7 @@ from extproc.http2.frames import PREFACE, FrameType, frame, settings, window_upd
 from extproc.http2.grpc_messages import LONG_BYTES, LongMessage, framed
 from extproc.http2.header_blocks import encode
 from extproc.http2.leftovers import FAULTY, KEPT_BACK, MORE, OVER
-from extproc.http2.limits import Limits
+from extproc.http2.limits import MIB, Limits
 from extproc.http2.plain_session import PlainSessions
 from extproc.http2.reading import MessageDecoder, Reading
 from extproc.http2.session import IS_COMPILED, Session, Sessions, make_sessions
@@ -75,6 +75,8 @@ class Pair:
         written: tuple[list[bytes], list[bytes]] = ([], [])
         assert one.send(written[0].append) == other.send(written[1].append)
         assert written[0] == written[1]
+        assert len(b"".join(written[0])) <= MIB
+        assert len(written[0]) <= 4
         rest = one.data_to_send()
         assert rest == other.data_to_send()
         assert one.fault == other.fault
