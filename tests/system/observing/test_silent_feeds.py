@@ -26,9 +26,12 @@ async def test_silent_feed_is_named_everywhere_and_turns_stay_on_their_worker() 
             async with system.session.get(address) as response:
                 return await response.text()
 
-        ready = await text_of(f"{system.metrics}/readyz")
-        assert ready.startswith("ready\n")
-        assert ready.count("the feed is connected and told nothing of 6 of") == 2
+        async def are_listed() -> bool:
+            ready = await text_of(f"{system.metrics}/readyz")
+            assert ready.startswith("ready\n")
+            return ready.count("the feed is connected and told nothing of 6 of") == 2
+
+        await until(are_listed)
 
         def are_logged() -> bool:
             return system.log.read_text().count("feed-silent: worker") == 2
@@ -48,4 +51,8 @@ async def test_silent_feed_is_named_everywhere_and_turns_stay_on_their_worker() 
             return {one["state"] for one in await system.status()} == {"live"}
 
         await until(are_live, pause=0.2)
-        assert await system.metric('kvsteer_faults{code="feed-silent"}') == 0.0
+
+        async def is_over() -> bool:
+            return await system.metric('kvsteer_faults{code="feed-silent"}') == 0.0
+
+        await until(is_over)
