@@ -5,13 +5,16 @@
 A real Envoy with what `kvsteer envoy` prints, a router, and a worker. The other tenant sends 20
 small requests a second and two of 200 KB; the attacker sends one kind of body after the other, then
 all in turn. All is measured in one run for each feature: before, during and after; times have the
-mean of before and after as their reference. Envoy fails open, so that a request of the other tenant
-that the router answers too late counts twice: as late, and with isolation as unsalted. Counts
-depend little on how fast the machine is; the goals of times are for two quiet cores.
+mean of before and after as their reference. The last feature is none: Envoy collects the bodies
+itself and asks no router, which shows how much of the times is its own. Envoy fails open, so that a
+request of the other tenant that the router answers too late counts twice: as late, and with
+isolation as unsalted. Counts depend little on how fast the machine is; the goals of times are for
+two quiet cores.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import tempfile
 import time
@@ -21,11 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from attack_side import ATTACKS, GOOD, PATH, TEXT, UNSALTED_PATH, Attack, headers_of
 from attack_side import running as running_side
 from measure import NO_REFERENCE, CannotRunError, Figure, Goal, Row
 from rows import Run, arguments, run
 
+from extproc.config.schema import Config
+from extproc.envoy.envoy_config import render
 from tests.ports import free_port
 from tests.system.system import running
 from tests.waiting import until
@@ -48,6 +54,8 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "pulls": {"disaggregation": {"connector": "offloading", "min_pulled_tokens": 64}},
     "none of them": {},
 }
+WITHOUT_ROUTER = "no router"
+_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 SMALL = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
 LARGE = Attack(LARGE_BYTES, b"{" + TEXT[0], *TEXT[1:], every=0.0).body()
@@ -165,6 +173,8 @@ class Siege:
         rows: list[Row] = []
         for name, noticed in {"before": before, **during, "after": after}.items():
             rows += self._rows(name, noticed, (before, after))
+        if self.feature == WITHOUT_ROUTER:
+            return [dataclasses.replace(row, goal=None) for row in rows]
         peak = Figure([_resident_mib(self.pid)])
         goal = Goal(MAX_RESIDENT_MIB, f"<= {MAX_RESIDENT_MIB} MiB", of_ratio=False)
         return [
@@ -193,11 +203,31 @@ def _sections(feature: str, folder: Path) -> dict[str, Any]:
     sections = {
         "extproc": {"deadline_ms": DEADLINE_MS},
         "envoy": {"message_timeout_ms": MESSAGE_TIMEOUT_MS},
-        **FEATURES[feature],
+        **FEATURES.get(feature, {}),
     }
     if "isolation" in sections:
         sections["isolation"] = {**sections["isolation"], "secret_file": str(secret)}
     return sections
+
+
+def _collecting(config: Config) -> str:
+    """Returns the configuration of an Envoy that collects bodies and asks no router."""
+    collect = {
+        "name": "envoy.filters.http.buffer",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer",
+            "max_request_bytes": _MAX_BODY_BYTES,
+        },
+    }
+    written = yaml.safe_load(render(config))
+    for listener in written["static_resources"]["listeners"]:
+        for chain in listener["filter_chains"]:
+            for manager in chain["filters"]:
+                filters = manager["typed_config"]["http_filters"]
+                manager["typed_config"]["http_filters"] = [
+                    collect if "ext_proc" in one["name"] else one for one in filters
+                ]
+    return yaml.safe_dump(written)
 
 
 @contextlib.asynccontextmanager
@@ -207,7 +237,12 @@ async def _besieged(feature: str) -> AsyncIterator[Siege]:
         sections = _sections(feature, Path(folder))
         connector = aiohttp.TCPConnector(limit=0)
         async with (
-            running(1, changes=sections, proxied=lambda _: address) as system,
+            running(
+                1,
+                changes=sections,
+                envoy_config=_collecting if feature == WITHOUT_ROUTER else render,
+                proxied=lambda _: address,
+            ) as system,
             aiohttp.ClientSession(connector=connector) as session,
         ):
             if system.router is None:
@@ -225,12 +260,12 @@ async def _measured(feature: str, seconds: float) -> list[Row]:
 def main(one: Run) -> None:
     """Measures all rows."""
     seconds = one.amount(1.5, 6.0, 12.0)
-    for feature in one.options.only or FEATURES:
+    for feature in one.options.only or [*FEATURES, WITHOUT_ROUTER]:
         one.add(asyncio.run(_measured(feature, seconds)))
 
 
 if __name__ == "__main__":
     parser = arguments(__doc__, "half the time for each attack")
-    parser.add_argument("--only", nargs="+", choices=FEATURES, metavar="FEATURE")
+    parser.add_argument("--only", nargs="+", choices=[*FEATURES, WITHOUT_ROUTER], metavar="FEATURE")
     with run(parser, "Requests of the other tenant; p99 of all that it sent.") as made:
         main(made)
