@@ -330,7 +330,7 @@ class Recorder:
         monotonic: Callable[[], float] = time.monotonic,
         max_open: int = MAX_OPEN,
     ) -> None:
-        self._max_open = max_open
+        self._places = Shares(max_open)  # of requests in flight
         self._block_size = settings.block_size
         self._secret = secret
         self._clock = clock
@@ -370,9 +370,13 @@ class Recorder:
         tokens = len(prompts[0].tokens) if prompts else 0
         while self._hashed:
             self._tokens.give_back(*self._hashed.popleft())
-        full = len(self._hashing) + len(self._ended) >= MAX_QUEUED
-        full = full or len(self._open) >= self._max_open
-        if full or not self._tokens.take(_whose(decision), tokens):
+        whose = _whose(decision)
+        is_full = len(self._hashing) + len(self._ended) >= MAX_QUEUED
+        if is_full or not self._places.take(whose, 1):
+            self.not_recorded["queue_full"] += 1
+            return
+        if not self._tokens.take(whose, tokens):
+            self._places.give_back(whose, 1)
             self.not_recorded["queue_full"] += 1
             return
         passing = _Passing(decision, prompts[0] if prompts else None, self._monotonic())
@@ -387,7 +391,7 @@ class Recorder:
 
     def note_drop(self, decision: Decision) -> None:
         """Counts a decided request as failed that was not placed: the router refused it."""
-        if self._open.pop(id(decision), None) is not None:
+        if self._left(decision) is not None:
             self.not_recorded["failed"] += 1
 
     def end(self, decision: Decision, outcome: Outcome | None) -> None:
@@ -395,7 +399,7 @@ class Recorder:
 
         outcome: None if the proxy did not send its response.
         """
-        passing = self._open.pop(id(decision), None)
+        passing = self._left(decision)
         if passing is None:
             return
         if outcome is not None and (outcome.status or 0) >= FIRST_FAILURE:
@@ -405,6 +409,13 @@ class Recorder:
             self.not_recorded["no_tokens"] += 1
             return
         self._ended.append((passing, outcome))
+
+    def _left(self, decision: Decision) -> _Passing | None:
+        """Forgets a request in flight; returns None if it is not recorded."""
+        passing = self._open.pop(id(decision), None)
+        if passing is not None:
+            self._places.give_back(_whose(decision), 1)
+        return passing
 
     def not_recorded_by_reason(self) -> dict[str, int]:
         """Returns how many requests were not recorded, for each reason."""

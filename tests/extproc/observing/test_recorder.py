@@ -392,6 +392,22 @@ def test_tokens_of_one_tenant_leave_room_for_those_of_others(tmp_path: Path) -> 
     assert recorder.not_recorded_by_reason()["queue_full"] == 2
 
 
+def test_requests_in_flight_of_one_tenant_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.jsonl")
+    recorder = Recorder(Settings(file=path), path, SECRET, max_open=8)  # its thread is not started
+    greedy = [replace(decision(1), tenant=Tenant(b"greedy")) for _ in range(8)]
+    for one in greedy:
+        recorder.note_decision(one, [prompt(1)])
+    assert recorder.not_recorded_by_reason()["queue_full"] == 2
+    other = replace(decision(1), tenant=Tenant(b"other"))
+    recorder.note_decision(other, [prompt(1)])
+    assert recorder.not_recorded_by_reason()["queue_full"] == 2
+    recorder.end(other, outcome())
+    recorder.note_drop(greedy[0])
+    recorder.note_decision(greedy[7], [prompt(1)])
+    assert recorder.not_recorded_by_reason()["queue_full"] == 2
+
+
 ENDS = st.sampled_from(("served", "unknown", "error", "dropped"))
 
 
