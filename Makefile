@@ -79,6 +79,7 @@ lock:
 $(VENV)/.installed: requirements-demo.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3 has no venv package here; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import pathlib, sys, sysconfig; sys.exit(0 if pathlib.Path(sysconfig.get_path("include"), "Python.h").exists() else "the headers of Python are missing, with which kvsteer is built; on Debian: apt-get install python3-dev; `docker compose up` needs neither them nor a compiler")'
 	@echo 'Installs what the demo needs in $(VENV), once: 270 MB, which takes half a minute or more, in silence.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-demo.lock
@@ -106,7 +107,6 @@ $(VENV)/.compiler: requirements-compiler.lock | $(VENV)/.installed
 # Builds the compiled cores. Debian's Python names options for its linker that Zig's refuses, so LDSHARED is set as well; what
 # Zig keeps, lies where `make clean` finds it.
 $(READY): $(VENV)/.installed $(if $(COMPILER),,$(VENV)/.compiler) pyproject.toml setup.py $(wildcard kvstate/native/*.[ch] extproc/native/*.[ch])
-	@$(BIN)/python -c 'import pathlib, sys, sysconfig; (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists() or print("The headers of Python are missing, so the compiled cores cannot be built; on Debian: apt-get install python3-dev. `docker compose up` needs neither them nor a compiler.", file=sys.stderr)'
 	$(if $(COMPILER),,CC='$(ZIG)' LDSHARED='$(ZIG) -shared' ZIG_GLOBAL_CACHE_DIR='$(abspath $(VENV))/zig-cache') $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

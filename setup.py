@@ -1,7 +1,6 @@
-"""Builds the compiled cores if there is a C compiler; everything else is in pyproject.toml.
+"""Builds the compiled cores; everything else is in pyproject.toml.
 
-Without a compiler the installation continues, and plain Python does the same work slower. The wheel
-is then tagged py3-none-any, so as not to be mistaken for one with the compiled cores.
+Without them nothing works, so an installation that cannot build them fails, and says what to do.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 
 KVSTEER_REPOSITORY, the web address of the publishing repository, gives the package its links, and
@@ -10,12 +9,12 @@ makes relative links of the README absolute; KVSTEER_REF is the tag that they na
 
 import os
 import re
-import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 # The folders of the sources, by the module that each becomes: the index, and the requests' framing.
 CORES = {"kvstate._core": "kvstate/native", "extproc._core": "extproc/native"}
@@ -24,34 +23,31 @@ CORES = {"kvstate._core": "kvstate/native", "extproc._core": "extproc/native"}
 HERE = Path(__file__).resolve().parent
 
 
-class OptionalBuild(build_ext):
-    """Continues after a failed build, with one line instead of a traceback."""
+class ToldBuild(build_ext):
+    """Fails with one line that says what is missing, and the ways to it."""
 
     def build_extension(self, extension: Extension) -> None:
-        """Builds a core, or prints why it was not built."""
+        """Builds a core."""
         try:
             super().build_extension(extension)
-        except Exception as error:  # noqa: BLE001 - whatever a platform's compiler does
-            print(
-                f"kvsteer: the compiled core {extension.name} was not built ({error});"
-                " plain Python is used instead",
-                file=sys.stderr,
-            )
-            others = self.distribution.ext_modules
-            self.distribution.ext_modules = [one for one in others if one is not extension]
+        except Exception as error:
+            raise CompileError(lacking(extension.name, error)) from error
 
 
-class HonestWheel(bdist_wheel):
-    """Tags the wheel by what was built, not by what was planned."""
-
-    def run(self) -> None:
-        """Builds everything first, then the wheel with the tags that apply."""
-        self.reinitialize_command("build_ext").inplace = False
-        self.run_command("build")
-        self.skip_build = True
-        if not self.distribution.has_ext_modules():
-            self.root_is_pure, self.py_limited_api = True, False
-        super().run()
+def lacking(core: str, error: Exception) -> str:
+    """Returns why a core was not built, and what to do."""
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        return (
+            f"kvsteer: the headers of Python are missing ({header}), so its compiled core {core}"
+            " cannot be built. On Debian: apt-get install python3-dev. `docker compose up` needs"
+            " neither them nor a compiler."
+        )
+    return (
+        f"kvsteer: its compiled core {core} was not built ({error}). It needs a C compiler. In a"
+        " clone, `make demo` installs one; on Debian: apt-get install gcc libc6-dev. `docker"
+        " compose up` needs none."
+    )
 
 
 REPOSITORY = os.environ.get("KVSTEER_REPOSITORY", "").rstrip("/")
@@ -97,7 +93,6 @@ cores = [
             *os.environ.get("KVSTEER_CFLAGS", "").split(),
         ],
         py_limited_api=True,
-        optional=True,
     )
     for name, folder in CORES.items()
 ]
@@ -107,6 +102,6 @@ setup(
     long_description_content_type="text/markdown",
     project_urls=urls(),
     ext_modules=cores,
-    cmdclass={"build_ext": OptionalBuild, "bdist_wheel": HonestWheel},
+    cmdclass={"build_ext": ToldBuild},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 from churn import LAYOUTS, OPERATIONS, WORKERS, Churn, marker
-from cores import CORES, CompiledCore, PlainCore, made
+from indexed_workers import CORE, IndexedWorkers
 from measure import Cost, Figure, Goal, Result, Round, Row, Scale, interleave, or_reason, timed
 from peer_dynamo import Selection
 from publisher import Publisher, filled
@@ -13,6 +13,9 @@ from workload import BLOCK_SIZE, SYSTEM_BLOCKS
 WANTED = Figure([1.0])
 RATE_GOAL = Goal(1, ">= 1 M/s", at_least=True)
 RATIO_GOAL = Goal(2, ">= 2x", at_least=True)
+
+# The contestants: from memory, and received over ZMQ.
+OURS, OVER_ZMQ = "ours", "ours over ZMQ"
 
 Apply = Callable[[int, bytes], None]
 
@@ -27,35 +30,30 @@ def events(scale: Scale) -> list[Row]:
 
 def _events(scale: Scale, layout: str) -> list[Row]:
     churn = Churn(layout)
-    cores, missing = made(WORKERS)
-    wired, _ = made(WORKERS)
-    feeds = {name: Feed(layout, core.apply, churn) for name, core in wired.items()}
+    ours, wired = IndexedWorkers(WORKERS), IndexedWorkers(WORKERS)
+    feed = Feed(layout, wired.apply, churn)
     publisher = Publisher(layout)
     selection = or_reason(lambda: filled(publisher))
-    contestants = {name: _applied(core, churn) for name, core in cores.items()}
-    contestants |= {f"{name} over ZMQ": feed.round for name, feed in feeds.items()}
+    contestants = {OURS: _applied(ours, churn), OVER_ZMQ: feed.round}
     if isinstance(selection, Selection):
         contestants["reference"] = Visible(publisher, selection).round
     costs = interleave(scale.event_rounds, contestants)
-    figures = {name: _rate(costs[name]) for name in costs} | missing
+    figures = {name: _rate(costs[name]) for name in costs}
     reference = figures["reference"] if isinstance(selection, Selection) else selection
-    _compare(churn, [*cores.values(), *wired.values()], selection)
-    for feed in feeds.values():
-        feed.close()
+    _compare(churn, [ours, wired], selection)
+    feed.close()
     publisher.close()
     if isinstance(selection, Selection):
         selection.close()
-    return [row for name in CORES for row in _rows(layout, name, figures, reference)]
+    return _rows(layout, figures, reference)
 
 
-def _rows(layout: str, name: str, figures: Mapping[str, Result], reference: Result) -> list[Row]:
-    what = f"events, {layout}, {name} (M operations/s)"
-    ours = figures[name]
-    wanted = name == CompiledCore.name
+def _rows(layout: str, figures: Mapping[str, Figure], reference: Result) -> list[Row]:
+    what = f"events, {layout}, {CORE} (M operations/s)"
     return [
-        Row(f"{what}; absolute", ours, WANTED, RATE_GOAL if wanted else None),
-        Row(what, ours, reference, RATIO_GOAL if wanted else None),
-        Row(f"{what}; over ZMQ too", figures.get(f"{name} over ZMQ", ours), reference),
+        Row(f"{what}; absolute", figures[OURS], WANTED, RATE_GOAL),
+        Row(what, figures[OURS], reference, RATIO_GOAL),
+        Row(f"{what}; over ZMQ too", figures[OVER_ZMQ], reference),
     ]
 
 
@@ -64,13 +62,13 @@ def _rate(costs: Sequence[Cost]) -> Figure:
     return Figure([OPERATIONS / cost.lesser / 1e6 for cost in costs])
 
 
-def _applied(core: PlainCore, churn: Churn) -> Round:
+def _applied(ours: IndexedWorkers, churn: Churn) -> Round:
     """Returns a round that applies one period from memory."""
     for worker, payload in churn.fill:
-        core.apply(worker, payload)
+        ours.apply(worker, payload)
 
     def one_round() -> Cost:
-        apply = core.apply
+        apply = ours.apply
         with timed() as cost:
             for worker, payload in churn.period:
                 apply(worker, payload)
@@ -145,14 +143,14 @@ class Visible:
         return cost
 
 
-def _compare(churn: Churn, cores: Sequence[PlainCore], selection: Selection | str) -> None:
+def _compare(churn: Churn, both: Sequence[IndexedWorkers], selection: Selection | str) -> None:
     """Checks that all hold what they held before the first period, without chats that have gone."""
     for worker, (resident, gone) in enumerate(zip(churn.resident, churn.gone, strict=True)):
         for piece, held in [(piece, True) for piece in resident[1::50]] + [(gone, False)]:
             tokens = piece.whole + piece.tokens[:1]
             blocks = len(tokens) // BLOCK_SIZE if held else SYSTEM_BLOCKS
-            for core in cores:
-                _require(core.overlaps(tokens)[worker] == blocks)
+            for ours in both:
+                _require(ours.overlaps(tokens)[worker] == blocks)
             if isinstance(selection, Selection):
                 _require(selection.overlaps(tokens.tolist())[worker] == blocks)
 

@@ -11,10 +11,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
-from cores import CORES, CompiledCore
+from indexed_workers import CORE, IndexedWorkers
 from measure import CannotRunError, Figure, Goal, Row, Scale, or_reason
 from peer_dynamo import Radix
 from workload import SYSTEM_BLOCKS, Piece, Source, message, stored
@@ -47,21 +46,17 @@ def memory(scale: Scale) -> list[Row]:
 
 def _memory(workers: int, kind: str, blocks: int) -> list[Row]:
     radix = or_reason(lambda: _measured(RADIX, workers, kind, blocks))
-    rows = []
-    for name in CORES:
-        ours = or_reason(partial(_measured, name, workers, kind, blocks))
-        what = f"memory, {workers} workers, {kind}, {name} (B per worker-block)"
-        goal = GOALS[kind] if name == CompiledCore.name else None
-        rows += [
-            Row(f"{what}; {peer} as published", ours, Figure([published]), goal)
-            for peer, published in PUBLISHED_BYTES.items()
-        ]
-        rows.append(Row(f"{what}; Dynamo's {RADIX} here", ours, radix))
-    return rows
+    ours = or_reason(lambda: _measured(CORE, workers, kind, blocks))
+    what = f"memory, {workers} workers, {kind}, {CORE} (B per worker-block)"
+    published = [
+        Row(f"{what}; {peer} as published", ours, Figure([figure]), GOALS[kind])
+        for peer, figure in PUBLISHED_BYTES.items()
+    ]
+    return [*published, Row(f"{what}; Dynamo's {RADIX} here", ours, radix)]
 
 
 def _measured(contestant: str, workers: int, kind: str, blocks: int) -> Figure:
-    """Measures a contestant (a core's name, or RADIX) in a fresh process.
+    """Measures a contestant (CORE or RADIX) in a fresh process.
 
     Raises:
         CannotRunError: it cannot run here.
@@ -78,7 +73,7 @@ def _measured(contestant: str, workers: int, kind: str, blocks: int) -> Figure:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("contestant", choices=[*CORES, RADIX])
+    parser.add_argument("contestant", choices=[CORE, RADIX])
     parser.add_argument("workers", type=int)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("blocks", type=int)
@@ -100,8 +95,8 @@ def _measure(contestant: str, workers: int, kind: str, blocks: int) -> float:
 def _store_of(contestant: str, workers: int) -> Store:
     if contestant == RADIX:
         return Radix().store
-    core = CORES[contestant](workers)
-    return lambda worker, piece: core.apply(worker, message([stored(piece)]))
+    ours = IndexedWorkers(workers)
+    return lambda worker, piece: ours.apply(worker, message([stored(piece)]))
 
 
 def _fill(store: Store, workers: int, blocks_each: int, kind: str) -> int:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from cores import CORES, CompiledCore, PlainCore, made
+from indexed_workers import CORE, IndexedWorkers
 from measure import (
     Cost,
     Figure,
     Goal,
-    Result,
     Round,
     Row,
     Scale,
@@ -23,7 +22,7 @@ MICROSECONDS = 1e6
 WORKERS = 8
 
 LOOKUP_GOAL = Goal(1 / 5, "<= 1/5")
-PICK_GOALS = {CompiledCore.name: Goal(1 / 15, "<= 1/15"), PlainCore.name: Goal(1, "<= 1")}
+PICK_GOAL = Goal(1 / 15, "<= 1/15")
 
 
 def lookup(scale: Scale) -> list[Row]:
@@ -33,59 +32,56 @@ def lookup(scale: Scale) -> list[Row]:
 
 def _lookup(scale: Scale, workers: int) -> list[Row]:
     load = build(workers)
-    cores, missing = _filled_cores(load)
+    ours = _filled(load)
     radix = or_reason(lambda: _filled_radix(load))
     rows = []
     for size, prompts in load.prompts.items():
-        contestants = {name: _look_ups(core, prompts, scale.passes) for name, core in cores.items()}
+        contestants = {"ours": _look_ups(ours, prompts, scale.passes)}
         if isinstance(radix, Radix):
-            _compare_overlaps(cores, radix, prompts)
+            _compare_overlaps(ours, radix, prompts)
             contestants["reference"] = _radix_look_ups(radix, prompts, scale.passes)
-        figures = _figures(scale, contestants) | missing
-        for name in CORES:
-            what = f"lookup, {workers} workers, {size} tokens, {name} (us)"
-            goal = LOOKUP_GOAL if name == CompiledCore.name and workers == WORKERS else None
-            reference = figures["reference"] if isinstance(radix, Radix) else radix
-            rows.append(Row(what, figures[name], reference, goal))
+        figures = _figures(scale, contestants)
+        what = f"lookup, {workers} workers, {size} tokens, {CORE} (us)"
+        goal = LOOKUP_GOAL if workers == WORKERS else None
+        reference = figures["reference"] if isinstance(radix, Radix) else radix
+        rows.append(Row(what, figures["ours"], reference, goal))
     return rows
 
 
 def pick(scale: Scale) -> list[Row]:
     """Returns the rows of picks, timed from a token buffer to the picked worker."""
     load = build(WORKERS)
-    cores, missing = _filled_cores(load)
+    ours = _filled(load)
     publisher = Publisher(HELD)
     selection = or_reason(lambda: filled(publisher))
     rows = []
     for size, prompts in load.prompts.items():
-        contestants = {name: _picks(core, prompts, scale.passes) for name, core in cores.items()}
+        contestants = {"ours": _picks(ours, prompts, scale.passes)}
         if isinstance(selection, Selection):
-            contestants["reference"] = _selections(cores, selection, prompts, scale.passes)
-        figures = _figures(scale, contestants) | missing
-        for name in CORES:
-            reference = figures["reference"] if isinstance(selection, Selection) else selection
-            what = f"pick, {size} tokens, {name} (us)"
-            rows.append(Row(what, figures[name], reference, PICK_GOALS[name]))
+            contestants["reference"] = _selections(ours, selection, prompts, scale.passes)
+        figures = _figures(scale, contestants)
+        reference = figures["reference"] if isinstance(selection, Selection) else selection
+        what = f"pick, {size} tokens, {CORE} (us)"
+        rows.append(Row(what, figures["ours"], reference, PICK_GOAL))
     if isinstance(selection, Selection):
         selection.close()
     publisher.close()
     return rows
 
 
-def _figures(scale: Scale, contestants: Mapping[str, Round]) -> dict[str, Result]:
+def _figures(scale: Scale, contestants: Mapping[str, Round]) -> dict[str, Figure]:
     """Returns microseconds per prompt."""
     each = MICROSECONDS / (PROMPTS * scale.passes)
     costs = interleave(scale.rounds, contestants)
     return {name: Figure([cost.lesser * each for cost in costs[name]]) for name in costs}
 
 
-def _filled_cores(load: Workload) -> tuple[dict[str, PlainCore], dict[str, str]]:
-    cores, missing = made(len(load.held))
+def _filled(load: Workload) -> IndexedWorkers:
+    ours = IndexedWorkers(len(load.held))
     for worker, pieces in enumerate(load.held):
         for payload in messages(pieces):
-            for core in cores.values():
-                core.apply(worker, payload)
-    return cores, missing
+            ours.apply(worker, payload)
+    return ours
 
 
 def _filled_radix(load: Workload) -> Radix:
@@ -96,11 +92,11 @@ def _filled_radix(load: Workload) -> Radix:
     return radix
 
 
-def _look_ups(core: PlainCore, prompts: Sequence[Tokens], passes: int) -> Round:
+def _look_ups(ours: IndexedWorkers, prompts: Sequence[Tokens], passes: int) -> Round:
     def one_round() -> Cost:
         with timed() as cost:
             for _ in range(passes):
-                core.look_up(prompts)
+                ours.look_up(prompts)
         return cost
 
     return one_round
@@ -118,19 +114,19 @@ def _radix_look_ups(radix: Radix, prompts: Sequence[Tokens], passes: int) -> Rou
     return one_round
 
 
-def _picks(core: PlainCore, prompts: Sequence[Tokens], passes: int) -> Round:
+def _picks(ours: IndexedWorkers, prompts: Sequence[Tokens], passes: int) -> Round:
     def one_round() -> Cost:
         with timed() as cost:
             for _ in range(passes):
                 for tokens in prompts:
-                    core.pick(tokens)
+                    ours.pick(tokens)
         return cost
 
     return one_round
 
 
 def _selections(
-    cores: Mapping[str, PlainCore],
+    ours: IndexedWorkers,
     selection: Selection,
     prompts: Sequence[Tokens],
     passes: int,
@@ -143,22 +139,18 @@ def _selections(
     for form in selection.forms:
         for tokens, as_list in zip(prompts, lists, strict=True):
             theirs = selection.picked_blocks(as_list, form)
-            for name, core in cores.items():
-                _require(core.picked_blocks(tokens) == theirs, name, "pick")
+            _require(ours.picked_blocks(tokens) == theirs, "pick")
     tried = {form: selection.select(lists, form).lesser for form in selection.forms}
     cheapest = min(tried, key=lambda form: tried[form])
     return lambda: selection.select(lists * passes, cheapest)
 
 
-def _compare_overlaps(
-    cores: Mapping[str, PlainCore], radix: Radix, prompts: Sequence[Tokens]
-) -> None:
+def _compare_overlaps(ours: IndexedWorkers, radix: Radix, prompts: Sequence[Tokens]) -> None:
     for tokens in prompts:
         theirs = radix.overlaps(tokens.tolist())
-        for name, core in cores.items():
-            _require(core.overlaps(tokens) == theirs, name, "lookup")
+        _require(ours.overlaps(tokens) == theirs, "lookup")
 
 
-def _require(equal: bool, name: str, what: str) -> None:
+def _require(equal: bool, what: str) -> None:
     if not equal:
-        raise SystemExit(f"{what}: the {name} and the reference do not find the same overlap")
+        raise SystemExit(f"{what}: ours and the reference do not find the same overlap")

@@ -20,7 +20,7 @@ from extproc.running.state_file import StateFile, read
 from kvstate.feeds.feed import FeedState
 from kvstate.feeds.transport import Connected
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import default_layout
+from kvstate.index import saved_layout
 from kvstate.saved_state import StateHeader
 from kvstate.stores import StoreRules
 from tests.memory_transport import MemoryTransport
@@ -81,7 +81,7 @@ async def measured(path: Path, batches: int, *, is_shared: bool) -> list[Row]:
     for rank in range(RANKS):
         fleet.add(f"w{rank}", "m", [publisher(rank, 0, batches, is_shared=is_shared)])
     await until_live(fleet)
-    header = StateHeader(default_layout(), "benchmark", time.time(), SECRET)
+    header = StateHeader(saved_layout(), "benchmark", time.time(), SECRET)
     file = StateFile(str(path), 60.0, fleet, lambda: header, lambda _: "")
     began = time.process_time()
     await file.write()
@@ -93,7 +93,7 @@ async def measured(path: Path, batches: int, *, is_shared: bool) -> list[Row]:
     last = batches - 1
     transports = [publisher(rank, last, batches, is_shared=is_shared) for rank in range(RANKS)]
     began = time.process_time()
-    state = read(str(path), default_layout(), time.time())
+    state = read(str(path), saved_layout(), time.time())
     again = FollowedWorkers(SECRET, time.time, stores=stores)
     assert state is not None
     restored = RestoredWorkers(again, lambda _: "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import msgspec
-from cores import CORES, CompiledCore, PlainCore
+from indexed_workers import IndexedWorkers
 from measure import Cost, Figure, Goal, Made, Result, Round, Row, interleave, or_reason
 from peer_tokenizers import PEERS, Encode, ids_of
 from prose import KIB, Prose, body, rendered
@@ -56,8 +56,7 @@ class KeyedPath:
             tokenizer = Tokenizer.load(Model("tekken", tokenizer=str(directory)))
         assert tokenizer is not None
         self._tokenizer = tokenizer
-        core = or_reason(partial(CompiledCore, WORKERS))
-        self._core = core if isinstance(core, PlainCore) else CORES[PlainCore.name](WORKERS)
+        self._workers = IndexedWorkers(WORKERS)
 
     def encode(self, text: str) -> "array[int]":
         """Returns the ids of a text."""
@@ -69,7 +68,7 @@ class KeyedPath:
 
     def pick_by(self, path: str, request: bytes) -> int:
         """Does the same for a request to any path, for workers of the newest release."""
-        return self._core.pick(self.ids_of(path, request)).basis.prompt_tokens
+        return self._workers.pick(self.ids_of(path, request)).basis.prompt_tokens
 
     def ids_of(self, path: str, request: bytes) -> "array[int]":
         """Returns the ids of a request's prompt, in the way in which `Queries` finds them."""
@@ -91,7 +90,7 @@ class KeyedPath:
         blocks = len(ids) // BLOCK_SIZE
         text = ids.tobytes()
         piece = Piece([hash((text, number)) & (1 << 63) - 1 for number in range(blocks)], ids)
-        self._core.apply(1, message([stored(piece)]))
+        self._workers.apply(1, message([stored(piece)]))
 
 
 def texts(directory: Path, rounds: int) -> list[Row]:

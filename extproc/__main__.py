@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from extproc.base.errors import ConfigError, ExtraError, StartError, importing_extra
 from extproc.commands.config_file import add_config, config_of
+from kvstate.errors import NotBuiltError
 
 TYPE_CHECKING = False  # as in typing, whose import takes a probe several milliseconds
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    except StartError as error:
+    except (StartError, NotBuiltError) as error:
         print(f"kvsteer: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -127,7 +128,7 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
         "--version",
         action=_ShowVersion,
         nargs=0,
-        help="show the version, and whether the index core is compiled",
+        help="show the version",
     )
     commands = parser.add_subparsers(
         required=True, prog="kvsteer", metavar="COMMAND", help=argparse.SUPPRESS
@@ -368,15 +369,12 @@ def _columns() -> int:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version, and whether the index core is compiled."""
+    """Prints the version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from extproc.base.installed import installed_version
-        from kvstate.index import default_core_name, plain_core_warning
 
-        print(f"kvsteer {installed_version()} ({default_core_name()} index core)")
-        if warning := plain_core_warning():
-            print(f"warning: {warning}")
+        print(f"kvsteer {installed_version()}")
         parser.exit()
 
 
@@ -451,13 +449,12 @@ def _check(arguments: argparse.Namespace) -> int:
     from extproc.config.fleet_rules import missing_extras
     from extproc.config.reader import load
     from extproc.config.rules import doubts, omissions
-    from kvstate.index import plain_core_warning
 
     path = config_of(arguments)
     config = load(path, arguments.processes, NEEDED_FILES)
     lacking = (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
     likely = (*doubts(config, os.path.exists), *omissions(config), *template_notes(config))
-    for note in filter(None, (*lacking, *likely, plain_core_warning())):
+    for note in (*lacking, *likely):
         print(f"{path}: note: {note}")
     print(f"{path}: ok")
     return 0

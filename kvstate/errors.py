@@ -5,6 +5,7 @@ KVSteerError
 │   ├── WireError       a publisher sent bytes that are not an event batch
 │   └── ReplayError     a publisher did not answer a replay, or not completely
 ├── DamagedError        a state file is not whole, or of no use here
+├── NotBuiltError       a compiled core is missing, or does not load
 ├── MembersError        the members of a client's body are not known
 │   ├── NoObjectError   it is no object in UTF-8
 │   └── ManyMembersError  it has more members of some names than are looked at
@@ -17,6 +18,9 @@ KVSteerError
     └── StartError      this machine refuses something: a port, a file, a permission
         └── ExtraError  a feature's packages are not installed
 """
+
+import contextlib
+from collections.abc import Iterator
 
 
 class KVSteerError(Exception):
@@ -54,6 +58,34 @@ class ReplayError(PeerError):
 
 class DamagedError(KVSteerError):
     """A state file is not whole, or of no use here; the text says why, and quotes nothing of it."""
+
+
+class NotBuiltError(KVSteerError, ImportError):
+    """A compiled core, which everything needs, is missing or does not load.
+
+    fault: of the import.
+    """
+
+    def __init__(self, fault: ImportError) -> None:
+        why = "is missing" if isinstance(fault, ModuleNotFoundError) else f"does not load: {fault}"
+        super().__init__(
+            f"the compiled core {fault.name} {why}. In a clone, `make demo` builds it, and installs"
+            " a compiler where there is none. Without building anything: install a wheel, or run"
+            " `docker compose up`"
+        )
+
+
+@contextlib.contextmanager
+def importing_core() -> Iterator[None]:
+    """Imports from a compiled core.
+
+    Raises:
+        NotBuiltError: it is missing, or does not load.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise NotBuiltError(error) from error
 
 
 class MembersError(KVSteerError):

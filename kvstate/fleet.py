@@ -159,7 +159,6 @@ class FollowedWorkers:
     those that workers share. take_saved: workers added from then on begin with what it returns.
     taps: of the ranks that are followed from then on, None if no other process may read them.
     doubted_seconds: how long a block on a doubted medium counts. replays_at_once: of all feeds.
-    compiled: which core the index has, for tests; None for the compiled one if it was built.
     """
 
     def __init__(
@@ -174,12 +173,11 @@ class FollowedWorkers:
         stores: Sequence[StoreRules] = (),
         doubted_seconds: float = DOUBTED_SECONDS,
         replays_at_once: int = MAX_REPLAYS,
-        compiled: bool | None = None,
     ) -> None:
         self.secret = secret
         self.names_ranks = False
         self.take_saved: TakeSaved = _nothing_saved
-        self.index = Index(secret, compiled=compiled)
+        self.index = Index(secret)
         self.stores = Stores(self.index, stores)
         self._emptied = emptied
         self._cut = cut

@@ -1,7 +1,7 @@
 """The block index: knows exactly which ranks hold the leading blocks of a prompt.
 
 This module maps names to the core's numbers; a rank is an `Owner` (`kvstate.owner`), and the blocks
-themselves are in a core (`kvstate.core`), compiled or plain.
+themselves are in its core (`kvstate.core`).
 """
 
 import itertools
@@ -11,65 +11,20 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from kvstate.core import Core
+from kvstate.core import LAYOUT, Core
 from kvstate.events import Event
 from kvstate.media import MediaFold, StoreListener
 from kvstate.overlap import Overlap, Prompt, Tier, encoded, of_any_rank
 from kvstate.owner import IndexLimits, Owner, Stored
 from kvstate.steps import finished
 
-try:
-    from kvstate._core import LAYOUT as COMPILED_LAYOUT
-    from kvstate._core import CompiledCore
-except ImportError:  # there was no C compiler at installation
-    IS_COMPILED = False
-else:
-    IS_COMPILED = True
 
-
-def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -> Core:
-    """Returns a new core, compiled or plain; with compiled=None, compiled if it was built.
-
-    Raises:
-        RuntimeError: the compiled core is requested but was not built.
-    """
-    if compiled and not IS_COMPILED:
-        raise RuntimeError("the compiled core was not built: there was no C compiler")
-    if compiled or (compiled is None and IS_COMPILED):
-        return CompiledCore(secret, limit_blocks, Overlap)
-    from kvstate.plain_core import PlainCore  # without use for most
-
-    return PlainCore(secret, limit_blocks, Overlap)
-
-
-def default_layout() -> str:
-    """Returns whose saved rows the default core can use: its name, layout and machine.
+def saved_layout() -> str:
+    """Returns whose saved rows the core can use: its name, layout and machine.
 
     Keys depend on the order of a machine's bytes.
     """
-    if IS_COMPILED:
-        return f"compiled {COMPILED_LAYOUT} {sys.byteorder}"
-    from kvstate.plain_rows import LAYOUT as PLAIN_LAYOUT
-
-    return f"plain {PLAIN_LAYOUT} {sys.byteorder}"
-
-
-def plain_core_warning() -> str:
-    """Returns how to get the compiled core if it is missing, "" if it is not."""
-    if IS_COMPILED:
-        return ""
-    return (
-        "the plain-Python index core runs, which takes several times the CPU and memory: kvsteer"
-        " was installed without a C compiler or without Python's headers. Install them (on Debian:"
-        " gcc libc6-dev python3-dev), then reinstall kvsteer from the same source: pip install"
-        " --force-reinstall --no-deps --no-cache-dir kvsteer, or the path of your clone as the last"
-        " word"
-    )
-
-
-def default_core_name() -> str:
-    """Returns the name of the core that runs by default: compiled or plain."""
-    return "compiled" if IS_COMPILED else "plain"
+    return f"compiled {LAYOUT} {sys.byteorder}"
 
 
 # Separates a worker's name from the serial number of a further rank, which the core treats as a
@@ -80,15 +35,12 @@ _FURTHER = "\n"
 class Index:
     """Blocks of all ranks of all workers.
 
-    secret: 64 random bits, from which block keys are computed. compiled: which core to use, for
-    tests; None for the compiled one if it was built.
+    secret: 64 random bits, from which block keys are computed.
     """
 
-    def __init__(
-        self, secret: int, limits: IndexLimits | None = None, *, compiled: bool | None = None
-    ) -> None:
+    def __init__(self, secret: int, limits: IndexLimits | None = None) -> None:
         self._limits = limits = limits or IndexLimits()
-        self.core = make_core(secret, limits.blocks, compiled=compiled)
+        self.core = Core(secret, limits.blocks, Overlap)
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._holders: dict[int, str] = {}  # by owner

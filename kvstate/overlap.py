@@ -42,23 +42,10 @@ _TIER_OF_MEDIUM = {
 
 DEFAULT_MEDIUM = "GPU"
 
-# Media for which all known sources announce removals: engines' own caches, SGLang's HiCache. All
-# others are doubted, because vLLM's MooncakeStoreConnector and LMCache announce stores on "cpu" and
-# "CPU" but never removals. The doubt ends with the first removal from the medium, or the first
-# block announced on a host medium by hash alone: only vLLM's OffloadingConnector and TensorRT-LLM
-# do this, and both announce removals. On a doubted medium nothing is certain, and blocks are
-# forgotten some time after they were last stored. docs/feeds.md has the sources.
-# kvstate/native/index.h has the same set as bits.
-REMOVING_MEDIA = frozenset({"GPU", "DEVICE", "CPU_PINNED"})
-
 
 def tier_of(medium: str) -> Tier | None:
     """Returns the tier of a medium, named as on the wire; None if the medium is unknown."""
     return _TIER_OF_MEDIUM.get(medium.upper())
-
-
-# Media in one order for both cores, nearest first.
-ORDER_OF_MEDIUM = {medium: number for number, medium in enumerate(_TIER_OF_MEDIUM)}
 
 
 # Token ids as one buffer of uint32.

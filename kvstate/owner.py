@@ -58,7 +58,7 @@ from kvstate.wire.zmq_wire import decoding, shared_events
 
 log = logging.getLogger("kvsteer.feed")
 
-# The most memory that a block uses in the compiled core, including partly filled tables.
+# The most memory that a block uses in the core, including partly filled tables.
 BYTES_PER_BLOCK = 64
 
 # The least memory for each rank, however many ranks the worker is configured with.

@@ -29,7 +29,7 @@ ROWS_BYTES = 1024 * 1024
 class StateHeader(msgspec.Struct, frozen=True, array_like=True):
     """Who wrote a state file.
 
-    layout: whose rows it has (`kvstate.index.default_layout`). release: the router's. written_at:
+    layout: whose rows it has (`kvstate.index.saved_layout`). release: the router's. written_at:
     seconds since the epoch. secret: 64 random bits, from which block keys are computed.
     """
 

@@ -38,7 +38,7 @@ TESTED = (
     "kvstate/test_hybrid_by_oracle.py",
     "kvstate/test_index_messages.py",
     "kvstate/test_other_groups.py",
-    "kvstate/test_plain_core.py",
+    "kvstate/test_core.py",
     "kvstate/test_watch.py",
     "kvstate/test_members.py",
     "kvstate/test_scan.py",

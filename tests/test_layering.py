@@ -75,7 +75,6 @@ CORE = {
     "kvstate.index",
     "kvstate.orphans",
     "kvstate.owner",
-    "kvstate.plain_core",
     "kvstate.events",
     "kvstate.overlap",
     "kvstate.feeds.feed",

@@ -1,10 +1,14 @@
 """What `make` would do on other machines."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.missing_headers import without_headers
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("Makefile", "pyproject.toml", "setup.py", "requirements-demo.lock")
@@ -42,3 +46,19 @@ def test_machine_with_a_compiler_builds_with_its_own(tmp_path: Path, compiler: s
     assert "--editable ." in told
     assert "ziglang" not in told
     assert "requirements-compiler.lock" not in told
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_machine_without_the_headers_of_python_is_told_before_anything_is_installed(
+    tmp_path: Path,
+) -> None:
+    command = ["make", "demo", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}"]
+    environment = {**os.environ, "PYTHONPATH": without_headers(tmp_path)}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "the headers of Python are missing" in run.stderr
+    assert "apt-get install python3-dev" in run.stderr
+    assert "`docker compose up`" in run.stderr
+    assert not (tmp_path / "venv").exists()

@@ -1,4 +1,4 @@
-"""What an installation gets, with a C compiler and without."""
+"""What an installation gets, and what it says without a C compiler or the headers of Python."""
 
 import asyncio
 import email
@@ -19,8 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kvstate.index import IS_COMPILED
 from tests.extproc.router_process import router
+from tests.missing_headers import without_headers
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,8 +45,10 @@ REPOSITORY = "https://example.org/someone/kvsteer"
 builds = pytest.mark.timeout(1800)
 
 
-def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[str, list[str], str]:
-    """Builds a wheel from a copy of the sources; returns its tag, names in it, and build output."""
+def build(
+    directory: Path, sources: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Builds a wheel in a directory, from a copy of the sources."""
     copy = directory / "copy"
     copy.mkdir()
     for name in SOURCES:
@@ -56,28 +58,32 @@ def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[st
             shutil.copytree(source, copy / name, ignore=ignored)
         else:
             shutil.copy(source, copy / name)
-    command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
-    build = subprocess.run(
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    return subprocess.run(
         [*command, "--wheel-dir", str(directory), str(copy)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert build.returncode == 0, build.stderr[-2000:]
+
+
+def wheel(directory: Path, sources: Path = ROOT) -> tuple[str, list[str]]:
+    """Builds a wheel; returns its tag and the names in it."""
+    done = build(directory, sources)
+    assert done.returncode == 0, done.stderr[-2000:]
     (built,) = directory.glob("kvsteer-*.whl")
     tag = built.stem.split("-", 2)[2]
     files = zipfile.ZipFile(built)
     (inside,) = [name for name in files.namelist() if name.endswith(".dist-info/WHEEL")]
     assert f"Tag: {tag}\n" in files.read(inside).decode()
-    return tag, files.namelist(), build.stdout + build.stderr
+    return tag, files.namelist()
 
 
 @pytest.mark.slow
 @builds
-@pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
-    tag, names, _ = wheel(tmp_path)
+    tag, names = wheel(tmp_path)
     assert tag.startswith("cp311-abi3-")
     cores = sorted(name.partition("/_core.")[0] for name in names if name.endswith(".so"))
     assert cores == ["extproc", "kvstate"]
@@ -89,13 +95,23 @@ def test_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @builds
-def test_build_without_a_compiler_warns_and_continues(tmp_path: Path) -> None:
-    tag, names, said = wheel(tmp_path, CC="/nowhere/cc")
-    assert tag == "py3-none-any"
-    assert "kvstate/plain_core.py" in names
-    assert not [name for name in names if name.endswith(".so")]
-    for core in ("kvstate._core", "extproc._core"):
-        assert f"kvsteer: the compiled core {core} was not built" in said
+def test_build_without_a_compiler_fails_and_names_the_ways_to_one(tmp_path: Path) -> None:
+    done = build(tmp_path, CC="/nowhere/cc")
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if "error: kvsteer: " in line]
+    assert "its compiled core kvstate._core was not built" in said
+    for way in ("`make demo`", "apt-get install gcc libc6-dev", "`docker compose up`"):
+        assert way in said
+
+
+@pytest.mark.slow
+@builds
+def test_build_without_the_headers_of_python_names_the_command_for_them(tmp_path: Path) -> None:
+    done = build(tmp_path, CC="/nowhere/cc", PYTHONPATH=without_headers(tmp_path))
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if "error: kvsteer: " in line]
+    assert "the headers of Python are missing (/nowhere/Python.h)" in said
+    assert "apt-get install python3-dev" in said
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +180,8 @@ def test_published_page_links_to_its_repository(
 
 @pytest.mark.slow
 @builds
-@pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
-    tag, names, _ = wheel(tmp_path, source_distribution)
+    tag, names = wheel(tmp_path, source_distribution)
     assert tag.startswith("cp311-abi3-")
     assert "simulator/tiny_model/tokenizer.json" in names
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == PACKAGES
@@ -175,7 +190,7 @@ def test_source_distribution_builds_the_wheel(source_distribution: Path, tmp_pat
 def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
     assert built["build"] == "cp311-*"  # newer ones use its stable ABI
-    assert "compiled=True" in built["test-command"]
+    assert "import extproc._core, kvstate._core" in built["test-command"]
     assert built["linux"]["archs"] == ["x86_64", "aarch64"]
     assert built["macos"]["archs"] == ["x86_64", "arm64"]
     for arch in built["linux"]["archs"]:
@@ -229,18 +244,6 @@ async def test_base_install_serves_and_loads_no_unused_extra(
         assert await asyncio.wait_for(one.process.wait(), 60) == 0
     said = one.log.read_text()
     assert " MiB resident\n" in said
-
-
-async def test_router_without_the_compiled_core_names_the_cure_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in lacking(tmp_path, ("kvstate._core",)).items():
-        monkeypatch.setenv(name, value)
-    async with router(tmp_path, f"127.0.0.1:{free_port()}") as one:
-        said = one.log.read_text()
-    (warning,) = [line for line in said.splitlines() if "plain-Python index core" in line]
-    assert "WARNING" in warning.upper()
-    assert "pip install --force-reinstall --no-deps --no-cache-dir kvsteer" in warning
 
 
 def modules_of_a_start() -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 import coverage
 import pytest
 
-from kvstate.index import IS_COMPILED
 from tests.imports import MEASURED, MODULES, ROOT, pure_modules, tree_of
 from tests.pure_tests import files_of_pure_tests
 
@@ -63,9 +62,6 @@ def _uncovered(module: str, measured: dict[str, Any]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # a busy machine takes several times as long
-@pytest.mark.skipif(
-    not IS_COMPILED, reason="covered only where both cores are built: no C compiler"
-)
 def test_pure_modules_are_all_covered(
     measured: dict[str, Any],
 ) -> None:

@@ -57,7 +57,7 @@ PROMISES = {
         "extproc/envoy/test_envoy_config.py::test_client_headers_that_steer_are_removed"
     ),
     "requests with different salts never match": (
-        "kvstate/test_keys.py::test_salt_is_in_the_first_key_and_so_in_all"
+        "kvstate/test_core.py::test_prompts_meet_only_chains_of_the_same_salt"
     ),
     "a block that was announced again while it was held is not certain after a removal": (
         "kvstate/test_reports.py"

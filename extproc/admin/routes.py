@@ -30,7 +30,6 @@ from extproc.requests.odd_json import decoded, encoded
 from extproc.requests.request import Head, path_of
 from extproc.routing.explain import candidates, explanation_with
 from extproc.serving.router import Router
-from kvstate.index import default_core_name
 from kvstate.undecodable import UNDECODABLE
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -83,7 +82,6 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
         answer = {
             "version": version("kvsteer"),
             "documentation": documentation,
-            "index_core": default_core_name(),
             "index_bytes": workers.states.index_bytes(),
             "paths": _PATHS,
         }

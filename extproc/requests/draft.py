@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 
-from extproc.base.errors import RequestError, UnclearError
-from extproc.requests.costly_json import MAX_ID_COMMAS, refuse_costly
+from extproc.base.errors import UnclearError
 from kvstate import scan
 from kvstate.errors import ManyMembersError, NoObjectError
 from kvstate.scan import NO_PARTS, Edit, Member, Members, Parts
@@ -39,7 +38,7 @@ class Unclear(StrEnum):
     NO_OBJECT = "no_object"  # certainly none for Python's json, in any encoding that it reads
     TOO_MANY = "too_many_members"
     COMPRESSED = "compressed"  # something before the engine may inflate it
-    TOO_LARGE = "too_large"  # to be written anew, or to be read without the compiled scan
+    TOO_LARGE = "too_large"  # to be written anew
     UNREAD = "unread"  # longer than extproc.max_body_bytes, or not sent whole
 
 
@@ -127,8 +126,6 @@ def read(body: bytes, names: tuple[bytes, ...], parts: Parts = NO_PARTS) -> Draf
     Raises:
         UnclearError: they are not; it says why.
     """
-    if not scan.IS_COMPILED:
-        _refuse_costly(body)
     plain = _in_utf8(body)
     return Draft(body, plain, _members(plain, names, parts, 0, len(plain)))
 
@@ -157,12 +154,3 @@ def _in_utf8(body: bytes) -> bytes:
         return body.decode(encoding, "surrogatepass").encode(_UTF_8, "surrogatepass")
     except UnicodeError:
         raise UnclearError(Unclear.NO_OBJECT) from None
-
-
-def _refuse_costly(body: bytes) -> None:
-    if len(body) > MAX_WIDE_BYTES:
-        raise UnclearError(Unclear.TOO_LARGE)
-    try:
-        refuse_costly(body, MAX_ID_COMMAS)
-    except RequestError:
-        raise UnclearError(Unclear.TOO_LARGE) from None

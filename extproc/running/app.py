@@ -87,7 +87,7 @@ from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqS
 from kvstate.feeds.transport import FeedTransport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import default_layout
+from kvstate.index import saved_layout
 from kvstate.saved_state import (
     SavedState,
     StateHeader,
@@ -396,7 +396,7 @@ async def _saved_state(config: Config, secret: int | None) -> SavedState | None:
     file = config.state.file
     if file is None:
         return None
-    found = await asyncio.to_thread(read, file, default_layout(), time.time())
+    found = await asyncio.to_thread(read, file, saved_layout(), time.time())
     if found is not None and secret not in (None, found.about.secret):
         log.warning("state.file: %s is not used: sharing.secret_file is another one now", file)
         return None
@@ -426,7 +426,7 @@ def _state(
     """
 
     def about() -> StateHeader:
-        return StateHeader(default_layout(), installed_version(), time.time(), fleet.secret)
+        return StateHeader(saved_layout(), installed_version(), time.time(), fleet.secret)
 
     def identity(name: str) -> str | None:
         worker = workers.records.get(name)
@@ -453,7 +453,7 @@ def _rows(made: Running, secret: int | None) -> RowsExchange | None:
     sharing, telling = made.sharing, made.telling
     if sharing is None or telling is None or secret is None or not made.config.events.enabled:
         return None
-    header = StateHeader(default_layout(), installed_version(), time.time(), 0)
+    header = StateHeader(saved_layout(), installed_version(), time.time(), 0)
 
     async def sections() -> AsyncIterator[bytes]:
         writer = Writer()
@@ -482,7 +482,7 @@ async def _join(made: Running, rows: RowsExchange) -> None:
     if data is None:
         return
     try:
-        state = await asyncio.to_thread(state_in, data, default_layout(), time.time())
+        state = await asyncio.to_thread(state_in, data, saved_layout(), time.time())
     except DamagedError as error:
         log.warning("sharing: the rows of another router are not used: %s", error)
         return

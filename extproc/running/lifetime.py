@@ -24,7 +24,6 @@ from extproc.running.hangup import Hangup
 from extproc.running.processes import ProcessMember
 from extproc.running.single_flight import SingleFlight
 from extproc.serving.listening import raise_file_limit
-from kvstate.index import default_core_name, plain_core_warning
 
 log = logging.getLogger("kvsteer")
 
@@ -92,9 +91,6 @@ async def serve(
         sweeper = Sweeper()
         sweeper.start()
         sys.setswitchinterval(SWITCH_SECONDS)
-        if warning := plain_core_warning():
-            log.warning("%s", warning)
-        log.info("index core: %s", default_core_name())
         log.info(
             "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
             config.extproc.listen,

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from kvstate.errors import DamagedError
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import default_layout
+from kvstate.index import saved_layout
 from kvstate.relay.passing import Passing
 from kvstate.relay.reading import Reading
 from kvstate.relay.records import VERSION, Hello
@@ -67,7 +67,7 @@ class Standing:
         self._lock = Path(directory) / LOCK
         self._socket = Path(directory) / SOCKET
         self._held: int | None = None
-        self._hello = Hello(VERSION, default_layout(), _proof(fleet.secret))
+        self._hello = Hello(VERSION, saved_layout(), _proof(fleet.secret))
         self._taps = fleet.taps = Taps(fleet.index.core)
         self._passing = Passing(self._taps, fleet.hand_over, fleet.hand_over_stores, self._hello)
         self._reading: Reading | None = None

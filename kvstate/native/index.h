@@ -40,9 +40,12 @@
 #define SEGMENTS 2 /* certain, and uncertain */
 
 /* Media for which all known sources announce removals, one bit each, in the order of
- * kvstate/overlap.py: GPU, DEVICE, CPU_PINNED. Any other medium is doubted until a removal from it
- * arrives or, on the host tier, a block is copied there by its hash alone: blocks on a doubted
- * medium are never certain, and are forgotten when they get old. */
+ * kvstate/overlap.py: GPU, DEVICE, CPU_PINNED (engines' own caches, SGLang's HiCache). Any other
+ * medium is doubted, because vLLM's MooncakeStoreConnector and LMCache announce stores on "cpu" and
+ * "CPU" but never removals, until a removal from it arrives or, on the host tier, a block is copied
+ * there by its hash alone: only vLLM's OffloadingConnector and TensorRT-LLM do this, and both
+ * announce removals. Blocks on a doubted medium are never certain, and are forgotten when they get
+ * old. docs/feeds.md has the sources. */
 #define REMOVING_MEDIA 0x0bu
 #define HOST_TIER 1u
 
@@ -93,7 +96,7 @@ typedef struct {
     uint32_t model;
     uint32_t certain; /* the physical segment that is certain now */
     uint32_t block_size; /* of the last store */
-    Pool **pools; /* in one order for both cores: by medium, group and block size */
+    Pool **pools; /* in order: by medium, group and block size */
     uint32_t pool_count;
     size_t blocks, limit_blocks; /* how many it holds, and its limit */
     Groups groups;

@@ -1,6 +1,6 @@
 /* The Python module kvstate._core: checks and converts, then calls the index.
  *
- * kvstate/core.py describes the interface; kvstate/plain_core.py implements it in Python.
+ * kvstate/_core.pyi describes the interface; tests/oracles/plain_core.py does the same in Python.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -1238,14 +1238,14 @@ static PyMethodDef core_methods[] = {
 };
 
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, "The compiled core; kvstate.core.Core describes it."},
+    {Py_tp_doc, "The core; kvstate/_core.pyi describes it."},
     {Py_tp_new, core_new},
     {Py_tp_dealloc, core_dealloc},
     {Py_tp_methods, core_methods},
     {0, NULL},
 };
 
-static PyType_Spec core_spec = {"kvstate._core.CompiledCore", sizeof(Core), 0, Py_TPFLAGS_DEFAULT,
+static PyType_Spec core_spec = {"kvstate._core.Core", sizeof(Core), 0, Py_TPFLAGS_DEFAULT,
                                 core_slots};
 
 /* Below this, releasing the interpreter lock costs more than the scan. */
@@ -1415,7 +1415,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *made = PyModule_Create(&module);
     PyObject *type = made ? PyType_FromSpec(&core_spec) : NULL;
     if (!type || PyModule_AddIntConstant(made, "LAYOUT", PERSIST_LAYOUT) ||
-        PyModule_AddObject(made, "CompiledCore", type)) {
+        PyModule_AddObject(made, "Core", type)) {
         Py_XDECREF(type);
         Py_XDECREF(made);
         return NULL;

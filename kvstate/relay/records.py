@@ -18,7 +18,7 @@ last batch, where they mean something; a stamp of -inf stands for none).
 BEGIN, ROWS, ORPHANS and END describe a rank as it is between two batches; everything that follows
 happens to it afterwards. STORE, ROWS, ORPHANS and STORED, with the rank `STORES`, describe a
 store that workers share, in the same way; they follow the ranks of the workers that mount it. The
-compiled core reads batches by itself (`Core.apply_run`).
+core reads batches by itself (`Core.apply_run`).
 
 Changes are shorter than batches, and repeated without decoding or hashing. They have no tokens: of
 a worker that any process listens to, the batches are passed on.
@@ -52,7 +52,7 @@ VERSION = 3
 
 HEAD = struct.Struct("=IIIQd")
 
-# Number and stamp of a rank's last batch, as the compiled core copies them from a head.
+# Number and stamp of a rank's last batch, as the core copies them from a head.
 MARK = struct.Struct("=Qd")
 
 # The longest payload: a batch has at most 8 MiB, and rows are passed on in smaller pieces.

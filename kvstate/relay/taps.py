@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvstate.core import Core
 from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.feed import FeedState
 from kvstate.relay.records import NO_MARK, Kind, Mark, RelayedStatus, encoded, typed_payload
@@ -58,16 +59,6 @@ class Tapped(Protocol):
     @property
     def unapplied(self) -> int:
         """How many effects wait."""
-
-
-class Journal(Protocol):
-    """Writes down changes; see `kvstate.core.Core`."""
-
-    def pass_on(self, owner: int, rank: int, number: int, stamp: float) -> int:
-        """Writes down those of the last message; returns the length of all, 0 if it could not."""
-
-    def passed_on(self) -> bytes:
-        """Returns what was written down, and begins anew."""
 
 
 class Tap:
@@ -193,7 +184,7 @@ class Taps:
     and when a worker is not any more.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Core) -> None:
         self.journal = journal
         self.due: list[Tap] = []
         self.put: Callable[[bytes], None] = lambda _: None

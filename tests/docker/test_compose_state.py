@@ -27,7 +27,7 @@ DAMAGES = {
 THOUSAND = f"""
 import pathlib, random, time
 from extproc.running.state_file import read
-from kvstate.index import default_layout
+from kvstate.index import saved_layout
 data, chances = pathlib.Path({FILE!r}).read_bytes(), random.Random(37)
 copy, used = pathlib.Path({FILE!r} + '.copy'), 0
 for number in range(1000):
@@ -35,7 +35,7 @@ for number in range(1000):
     damaged = data[:at] + chances.randbytes(length) + data[at + chances.randrange(1, 40):]
     copy.write_bytes(damaged)
     copy.chmod(0o600)
-    used += read(str(copy), default_layout(), time.time()) is not None
+    used += read(str(copy), saved_layout(), time.time()) is not None
 copy.unlink()
 print('used', used)
 """

@@ -6,7 +6,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from kvstate.events import BlockHash
-from kvstate.overlap import ORDER_OF_MEDIUM, REMOVING_MEDIA, Extra, Overlap, Prompt, Tier, tier_of
+from kvstate.overlap import Extra, Overlap, Prompt, Tier, tier_of
+from tests.oracles.media import ORDER_OF_MEDIUM, REMOVING_MEDIA
 
 
 class Block(NamedTuple):

@@ -1,4 +1,4 @@
-"""The compiled core alone: hostile arguments and messages, and its agreement with typed events."""
+"""The core alone: hostile arguments and messages, and its agreement with typed events."""
 
 import base64
 import json
@@ -21,10 +21,8 @@ from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import Owner
 from kvstate.steps import finished
 from kvstate.wire.zmq_wire import decode_batch
-from tests.kvstate.cores import needs_compiled_core, new_core
-
-_core = pytest.importorskip("kvstate._core", reason="no C compiler at installation")
-pytestmark = needs_compiled_core
+from tests.kvstate.cores import new_core
+from tests.oracles.plain_index import PlainIndex
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "wire").glob("*.jsonl"))
 MUTATED = [path for path in RECORDINGS if path.stem in {"vllm_0.32.0_w1", "sglang_0.5.23_radix"}]
@@ -38,7 +36,7 @@ def payloads(recording: Path) -> list[bytes]:
 
 
 def core_with_owner() -> tuple[Core, int]:
-    core = new_core(compiled=True, limit_blocks=100_000)
+    core = new_core(limit_blocks=100_000)
     owner = core.add_owner(0, core.add_model(b"m"), 0)
     core.trust(owner, True)
     return core, owner
@@ -95,7 +93,7 @@ def test_mutated_messages_mean_the_same_on_both_paths(
 @pytest.mark.parametrize("recording", MUTATED, ids=lambda path: path.stem)
 def test_mutated_feeds_leave_both_cores_alike(recording: Path, seed: int) -> None:
     rng = random.Random(seed)
-    native, plain = Index(1, compiled=True), Index(1, compiled=False)
+    native, plain = Index(1), PlainIndex(1)
     owners = native.add("w", 0, "m"), plain.add("w", 0, "m")
     originals = payloads(recording)
     prompts = [prompt for payload in originals for prompt in prompts_of(payload)]
@@ -206,7 +204,7 @@ def hostile(payload: bytes, rng: random.Random) -> bytes:
 
 def agrees(before: list[bytes], payload: bytes) -> bool:
     """Applies a message to two cores, fast and typed; returns whether the fast path took it."""
-    fast, typed = Index(1, compiled=True), Index(1, compiled=True)
+    fast, typed = Index(1), Index(1)
     owners = fast.add("w", 0, "m"), typed.add("w", 0, "m")
     for index, owner in zip((fast, typed), owners, strict=True):
         for known in before[:2]:
@@ -387,12 +385,11 @@ def encoded(value: Any) -> bytes:
 )
 def test_repeated_field_means_the_last_one(pairs: list[tuple[str, Any]]) -> None:
     payload = raw_event(*(encoded(part) for pair in pairs for part in pair))
-    assert meaning(payload, compiled=True) == meaning(payload, compiled=False)
+    assert meaning(payload, Index(1)) == meaning(payload, PlainIndex(1))
 
 
-def meaning(payload: bytes, *, compiled: bool) -> object:
+def meaning(payload: bytes, index: Index) -> object:
     """What a message leaves behind: on which tiers, by which tokens, in which group."""
-    index = Index(1, compiled=compiled)
     owner = index.add("w", 0, "m")
     index.apply(owner, [BlocksStored([8], None, Tokens("I", [4]), 1)])
     finished(owner.applying(payload))
@@ -478,7 +475,7 @@ def test_wrong_arguments_are_refused(call: Any) -> None:
 
 def test_overlap_type_must_be_a_tuple() -> None:
     with pytest.raises(TypeError, match="overlaps must be tuples"):
-        _core.CompiledCore(1, 1, dict)
+        Core(1, 1, dict)  # type: ignore[arg-type]
 
 
 def test_overlaps_refuse_names_that_miss_a_holder() -> None:
@@ -489,7 +486,7 @@ def test_overlaps_refuse_names_that_miss_a_holder() -> None:
 
 
 def test_many_owners_share_and_leave_a_block() -> None:
-    core = new_core(compiled=True)
+    core = new_core()
     model = core.add_model(b"m")
     owners = [core.add_owner(worker, model, 0) for worker in range(300)]
     names = [str(worker) for worker in range(300)]

@@ -15,9 +15,7 @@ from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.steps import finished
 from kvstate.wire.zmq_wire import decode_batch
-from tests.kvstate.cores import needs_compiled_core
 
-BOTH_CORES = [False, pytest.param(True, marks=needs_compiled_core)]
 BLOCKS = range(1, 4)
 
 
@@ -74,7 +72,6 @@ def certain_children(index: Index) -> set[int]:
     return {block for block in BLOCKS if tiers(index, [ROOT, block]) > 1}
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
 @given(
     rule=st.sampled_from(Rule),
     steps=st.lists(
@@ -86,9 +83,9 @@ def certain_children(index: Index) -> set[int]:
     losses=st.randoms(use_true_random=False),
 )
 def test_credit_is_certain_only_for_blocks_that_the_engine_holds(
-    *, compiled: bool, rule: Rule, steps: list[tuple[str, int]], losses: random.Random
+    *, rule: Rule, steps: list[tuple[str, int]], losses: random.Random
 ) -> None:
-    index = Index(12345678, compiled=compiled)
+    index = Index(12345678)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     engine = Engine(rule)
@@ -106,13 +103,12 @@ def test_credit_is_certain_only_for_blocks_that_the_engine_holds(
         index.check()
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
 @pytest.mark.parametrize("rule", [Rule.EACH, Rule.TOLD])
 @given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from(BLOCKS)), min_size=20))
 def test_copies_are_credited_exactly_once_the_rule_is_known(
-    *, compiled: bool, rule: Rule, steps: list[tuple[bool, int]]
+    *, rule: Rule, steps: list[tuple[bool, int]]
 ) -> None:
-    index = Index(12345678, compiled=compiled)
+    index = Index(12345678)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     engine = Engine(rule, ROOT)
@@ -124,12 +120,11 @@ def test_copies_are_credited_exactly_once_the_rule_is_known(
         assert certain_children(index) == set(+engine.held)
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
 @given(blocks=st.sets(st.integers(1, 60), min_size=1), slots=st.integers(1, 99))
 def test_blocks_that_lost_a_copy_are_certain_again_once_the_rule_is_known(
-    *, compiled: bool, blocks: set[int], slots: int
+    *, blocks: set[int], slots: int
 ) -> None:
-    index = Index(12345678, compiled=compiled)
+    index = Index(12345678)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     engine = Engine(Rule.EACH, ROOT)
@@ -145,11 +140,8 @@ def test_blocks_that_lost_a_copy_are_certain_again_once_the_rule_is_known(
     assert (owner.blocks, owner.uncertain_blocks) == (len(blocks | {ROOT}), 0)
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
-def test_blocks_announced_again_while_held_are_not_certain_after_their_removal(
-    *, compiled: bool
-) -> None:
-    index = Index(12345678, compiled=compiled)
+def test_blocks_announced_again_while_held_are_not_certain_after_their_removal() -> None:
+    index = Index(12345678)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     chain = BlocksStored([1, 2, 3], None, Tokens("I", [1, 2, 3]), 1)
@@ -159,9 +151,8 @@ def test_blocks_announced_again_while_held_are_not_certain_after_their_removal(
     assert found == {"w": Overlap(1, uncertain=3)}
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
-def test_children_of_a_block_that_lost_a_copy_are_certain_with_it(*, compiled: bool) -> None:
-    index = Index(12345678, compiled=compiled)
+def test_children_of_a_block_that_lost_a_copy_are_certain_with_it() -> None:
+    index = Index(12345678)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     root = BlocksStored([1], None, Tokens("I", [1]), 1)
@@ -173,7 +164,6 @@ def test_children_of_a_block_that_lost_a_copy_are_certain_with_it(*, compiled: b
     assert index.overlaps(prompt) == {"w": Overlap(1, (2, 0, 0, 0))}
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
 @pytest.mark.parametrize(
     ("counts", "uncertain", "counted"),
     [
@@ -186,9 +176,9 @@ def test_children_of_a_block_that_lost_a_copy_are_certain_with_it(*, compiled: b
     ],
 )
 def test_counts_of_a_removal_are_read_from_the_wire(
-    *, compiled: bool, counts: object, uncertain: int | None, counted: object
+    *, counts: object, uncertain: int | None, counted: object
 ) -> None:
-    index = Index(12345678, compiled=compiled)
+    index = Index(12345678)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     index.apply(owner, [BlocksStored([1], None, Tokens("I", [1]), 1)] * 2)

@@ -1,4 +1,13 @@
-from kvstate.errors import MAX_PEER_TEXT, ReplayError, WireError, printable
+import pytest
+
+from kvstate.errors import (
+    MAX_PEER_TEXT,
+    NotBuiltError,
+    ReplayError,
+    WireError,
+    importing_core,
+    printable,
+)
 
 
 def test_printable_removes_line_breaks_and_escapes_of_a_peer() -> None:
@@ -13,3 +22,16 @@ def test_printable_cuts_long_texts_of_a_peer() -> None:
     assert printable(long).endswith("xxx...")
     assert printable("x" * MAX_PEER_TEXT) == "x" * MAX_PEER_TEXT
     assert printable("abcdef", 5) == "ab..."
+
+
+def test_missing_core_is_named_with_the_ways_to_one() -> None:
+    missing = "the compiled core kvstate._core is missing"
+    with pytest.raises(NotBuiltError, match=missing) as caught, importing_core():
+        raise ModuleNotFoundError("No module named 'kvstate._core'", name="kvstate._core")
+    for way in ("`make demo`", "a wheel", "`docker compose up`"):
+        assert way in str(caught.value)
+
+
+def test_core_that_does_not_load_is_told_with_the_reason() -> None:
+    with pytest.raises(NotBuiltError, match="does not load: undefined symbol"), importing_core():
+        raise ImportError("undefined symbol", name="kvstate._core")

@@ -1,5 +1,4 @@
 import msgspec
-import pytest
 
 from kvstate.events import (
     AllCleared,
@@ -13,8 +12,6 @@ from kvstate.orphans import ORPHAN_OVERHEAD_BYTES
 from kvstate.overlap import Overlap, Tokens
 from kvstate.owner import BYTES_PER_BLOCK, IndexLimits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
-
-pytestmark = pytest.mark.usefixtures("each_core")
 
 
 def test_orphan_counts_for_nothing_until_its_parent_is_stored() -> None:

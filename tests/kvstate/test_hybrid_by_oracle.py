@@ -14,9 +14,9 @@ from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.reuse import ReuseRules
 from kvstate.steps import finished
-from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.hybrid_oracle import DEVICE, HybridRank, OtherGroup
 from tests.kvstate.oracle import Block
+from tests.oracles.plain_index import PlainIndex
 
 SIZE, DEPTH = 2, 6
 
@@ -65,11 +65,11 @@ def store_event(chain: list[Block], group: OtherGroup | None, named: list[Block]
 
 
 class HybridMachine(RuleBasedStateMachine):
-    compiled = False
+    make_index: type[Index] = Index
 
     @initialize(model=st.sampled_from(MODELS), told=st.booleans(), drop=st.integers(0, 1))
     def begin(self, model: tuple[OtherGroup, ...], drop: int, *, told: bool) -> None:
-        self.index = Index(12345678, compiled=self.compiled)
+        self.index = self.make_index(12345678)
         self.owner = self.index.add("w", 0, "m")
         self.model, self.announced = model, told
         self.rank = HybridRank("w", drop=drop, announced=told)
@@ -120,7 +120,7 @@ class HybridMachine(RuleBasedStateMachine):
         """The rank is saved, and put into the index of another router."""
         rows: list[bytes] = []
         saved = finished(self.owner.saving(rows))
-        self.index = Index(12345678, compiled=self.compiled)
+        self.index = self.make_index(12345678)
         self.owner = self.index.add("w", 0, "m")
         self.owner.note_rules(ReuseRules(self.announced, self.rank.drop))
         assert finished(self.owner.restoring(saved, rows))
@@ -163,11 +163,11 @@ class HybridMachine(RuleBasedStateMachine):
         assert set(taken.faults) <= {"other_attention_group"}
 
 
-class CompiledHybridMachine(HybridMachine):
-    compiled = True
+class PlainHybridMachine(HybridMachine):
+    make_index = PlainIndex
 
 
-TestPlainHybridByOracle = pytest.mark.slow(HybridMachine.TestCase)
+TestPlainHybridByOracle = pytest.mark.slow(PlainHybridMachine.TestCase)
 TestPlainHybridByOracle.settings = settings(stateful_step_count=30)
-TestCompiledHybridByOracle = needs_compiled_core(CompiledHybridMachine.TestCase)
-TestCompiledHybridByOracle.settings = settings(stateful_step_count=30)
+TestHybridByOracle = HybridMachine.TestCase
+TestHybridByOracle.settings = settings(stateful_step_count=30)

@@ -21,7 +21,6 @@ from kvstate.fleet import FollowedWorkers
 from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.reuse import ReuseRules
 from kvstate.saved import SavedRows
-from tests.kvstate.cores import CHOSEN_CORE
 from tests.kvstate.recordings import WIRE
 from tests.memory_transport import MemoryTransport
 from tests.waiting import until
@@ -63,9 +62,7 @@ async def begun(
     publisher: Publisher, rules: ReuseRules, saved: list[SavedRows]
 ) -> tuple[FollowedWorkers, Publisher]:
     """Workers that begin with what was saved of one, once all of it is certain."""
-    fleet = FollowedWorkers(
-        12345678, clock=lambda: 0.0, times=NEVER_QUIET, compiled=CHOSEN_CORE.get()
-    )
+    fleet = FollowedWorkers(12345678, clock=lambda: 0.0, times=NEVER_QUIET)
     fleet.take_saved = lambda *_: dict(enumerate(saved))
     publisher.put(Connected())
     fleet.add("w", "m", [publisher])
@@ -115,7 +112,6 @@ async def predictions(
     await fleet.close()
 
 
-@pytest.mark.usefixtures("each_core")
 @pytest.mark.parametrize(
     ("name", "draft_drop", "equal_before"), [(GEMMA, 0, 66), (QWEN, 0, 82), (EAGLE, 1, 9)]
 )
@@ -129,7 +125,6 @@ async def test_predictions_equal_what_the_engine_reported(
     assert counts == {"equal": 120, "equal before": equal_before}
 
 
-@pytest.mark.usefixtures("each_core")
 @pytest.mark.parametrize(("name", "draft_drop"), [(GEMMA, 0), (QWEN, 0), (EAGLE, 1)])
 async def test_predictions_are_the_same_with_restarts_of_the_router(
     name: str, draft_drop: int

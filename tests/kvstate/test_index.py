@@ -20,8 +20,6 @@ from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 LOST = "an event that may have been a removal could not be read"
 
-pytestmark = pytest.mark.usefixtures("each_core")
-
 
 def test_overlap_ends_at_the_first_missing_block() -> None:
     index, owner = an_index()

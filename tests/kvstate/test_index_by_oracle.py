@@ -19,8 +19,8 @@ from kvstate.index import Index
 from kvstate.overlap import Extra, Prompt, Tier, Tokens
 from kvstate.owner import Owner
 from kvstate.steps import finished
-from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
+from tests.oracles.plain_index import PlainIndex
 
 SIZES = {2, 3}
 DEPTH = 3
@@ -93,11 +93,11 @@ def stored(place: Place, chain: list[Block]) -> BlocksStored:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    compiled = False
+    make_index: type[Index] = Index
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = Index(12345678, compiled=self.compiled)
+        self.index = self.make_index(12345678)
         self.owners: list[Owner] = []
         self.ranks: list[Rank] = []
         for worker, number in RANKS:
@@ -268,16 +268,16 @@ class IndexMachine(RuleBasedStateMachine):
         return any(copy.held.block == block.block for copy in self.ranks[rank].copies)
 
 
-class CompiledIndexMachine(IndexMachine):
-    compiled = True
+class PlainIndexMachine(IndexMachine):
+    make_index = PlainIndex
 
 
 # Forty steps per example; the compiled core gets half as many examples as the plain one, which need
 # 40 s of CPU if they are thorough: a busy machine takes minutes.
 patiently = pytest.mark.timeout(1200)
-TestPlainIndexByOracle = pytest.mark.slow(patiently(IndexMachine.TestCase))
+TestPlainIndexByOracle = pytest.mark.slow(patiently(PlainIndexMachine.TestCase))
 TestPlainIndexByOracle.settings = settings(stateful_step_count=40)
-TestCompiledIndexByOracle = needs_compiled_core(patiently(CompiledIndexMachine.TestCase))
-TestCompiledIndexByOracle.settings = settings(
+TestIndexByOracle = patiently(IndexMachine.TestCase)
+TestIndexByOracle.settings = settings(
     stateful_step_count=40, max_examples=settings().max_examples // 2
 )

@@ -14,8 +14,6 @@ from tests.kvstate.small_index import an_index, prompt, tiers
 
 NOT_TOLD_APART = "its attention groups cannot be distinguished"
 
-pytestmark = pytest.mark.usefixtures("each_core")
-
 
 def placeholder(*hashes: int, group: int | None = None) -> dict[str, object]:
     """A block as vLLM's offloading connector announces it."""

@@ -64,9 +64,8 @@ def test_padded_ids_begin_where_they_change() -> None:
     assert padded(ids) == [ItemStart(1, None, 3), ItemStart(3, None, 4), ItemStart(5, None, 6)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_index_finds_an_item_by_the_ids_alone(compiled: bool) -> None:
-    index = Index(7, compiled=compiled)
+def test_index_finds_an_item_by_the_ids_alone() -> None:
+    index = Index(7)
     owner = index.add("w", 0, "tiny")
     owner.trust(trusted=True)
     index.apply(owner, [ITEM])
@@ -78,9 +77,8 @@ def test_index_finds_an_item_by_the_ids_alone(compiled: bool) -> None:
     assert not index.overlaps(Prompt("tiny", tokens, salt="red"))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_index_finds_an_item_of_ids_of_62_bits(compiled: bool) -> None:
-    index = Index(7, compiled=compiled)
+def test_index_finds_an_item_of_ids_of_62_bits() -> None:
+    index = Index(7)
     owner = index.add("w", 0, "tiny")
     owner.trust(trusted=True)
     pads = [FIRST_PAD + 2**61 + turn for turn in range(TURNS)]

@@ -1,3 +1,5 @@
+import pytest
+
 from kvstate.core import BlockPool
 from kvstate.events import BlockHash, BlocksStored
 from kvstate.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
@@ -95,3 +97,8 @@ def test_bytes_count_everything_that_is_parked() -> None:
     assert orphanage.bytes == ORPHAN_OVERHEAD_BYTES + 4
     orphanage.remove("GPU", None, 3)
     assert orphanage.bytes == 0
+
+
+def test_pool_of_an_unknown_medium_is_refused() -> None:
+    with pytest.raises(ValueError, match="events of unknown media never reach the index"):
+        BlockPool.of("TAPE", None, 1)

@@ -5,15 +5,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from kvstate.events import OtherGroupStored
 from kvstate.index import Index
 from kvstate.overlap import Overlap
-from kvstate.owner import IndexLimits, Owner
+from kvstate.owner import BYTES_PER_BLOCK, IndexLimits, Owner
 from kvstate.reuse import ReuseRules
 from kvstate.steps import finished
 from tests.kvstate.small_index import an_index, prompt
-
-pytestmark = pytest.mark.usefixtures("each_core")
 
 PROMPT = prompt(*range(8), 99)  # eight blocks of one token, whose hashes are 100 to 107
 
@@ -260,3 +260,20 @@ def test_distrusted_rank_has_what_it_can_reuse_as_uncertain() -> None:
     send(index, owner, full(), window(4, 6))
     owner.trusted = False
     assert index.overlaps(PROMPT) == {"w": overlap(0, unusable=2, uncertain=6)}
+
+
+def test_typed_blocks_of_a_window_are_noted_on_the_device_alone() -> None:
+    index, owner = an_index()
+    some = OtherGroupStored(1, hashes=[100, 101], block_size=1, reach=2)
+    index.apply(owner, [replace(some, medium="CPU")])
+    assert index.core.other_groups(owner.number) == (0, True, ())
+    index.apply(owner, [some])
+    assert index.core.other_groups(owner.number) == (2, True, ((1, 2),))
+
+
+def test_typed_blocks_of_a_window_keep_to_the_limit() -> None:
+    index, owner = an_index(IndexLimits(bytes=10 * BYTES_PER_BLOCK))
+    some = OtherGroupStored(1, hashes=list(range(100, 200)), block_size=1, reach=2)
+    index.apply(owner, [some])
+    assert (index.core.other_groups(owner.number)[0], owner.status["over_limit"]) == (10, 1)
+    index.check()

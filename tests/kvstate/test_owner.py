@@ -8,8 +8,6 @@ from kvstate.owner import IndexLimits, Owner
 from kvstate.steps import finished
 from tests.kvstate.cores import new_index
 
-pytestmark = pytest.mark.usefixtures("each_core")
-
 STORED = ["BlockStored", [1], None, [5], 1, None]
 
 

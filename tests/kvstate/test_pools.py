@@ -18,10 +18,8 @@ from kvstate.pools import MAX_LOOKS, Pool
 from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
 from kvstate.wire.mooncake_wire import MAX_KEY, PoolBlock, pool_blocks
-from tests.kvstate.cores import needs_compiled_core
 
 HERE = Path(__file__).parent / "stores"
-CORES = [pytest.param(True, marks=needs_compiled_core), False]
 DIGEST = "ab" * 32
 VLLM_KEY = f"p@m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:2@{DIGEST}"
 
@@ -29,8 +27,8 @@ VLLM_KEY = f"p@m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:2@{DIGEST}"
 class PooledFleet:
     """Two workers that mount a store, whose events of host memory lie in it; and its pool."""
 
-    def __init__(self, *, compiled: bool | None = None) -> None:
-        self.index = Index(12345678, compiled=compiled)
+    def __init__(self) -> None:
+        self.index = Index(12345678)
         rules = [StoreRules("s", frozenset("ab"), media=frozenset({"CPU"}))]
         self.stores = Stores(self.index, rules)
         self.pool = self.stores.pool("s")
@@ -60,11 +58,8 @@ def recorded(name: str) -> Iterator[dict[str, Any]]:
                 yield record | {"payload": base64.b64decode(record["payload_b64"])}
 
 
-@pytest.mark.parametrize("compiled", CORES)
-def test_recorded_chunks_of_lmcache_count_for_all_and_not_as_a_workers_own(
-    *, compiled: bool
-) -> None:
-    fleet, prompts, seen = PooledFleet(compiled=compiled), dict[str, list[int]](), []
+def test_recorded_chunks_of_lmcache_count_for_all_and_not_as_a_workers_own() -> None:
+    fleet, prompts, seen = PooledFleet(), dict[str, list[int]](), []
     for record in recorded("lmcache_0.5.6_mp"):
         prompts.setdefault(record["worker"], record.get("prompt_token_ids", []))
         assert fleet.apply(record["worker"], record["payload"]) == ()
@@ -76,13 +71,10 @@ def test_recorded_chunks_of_lmcache_count_for_all_and_not_as_a_workers_own(
     fleet.index.check()
 
 
-@pytest.mark.parametrize("compiled", CORES)
 @pytest.mark.parametrize("sources", [{"pool"}, {"connector"}, {"pool", "connector"}])
-def test_recorded_blocks_of_mooncake_are_those_that_workers_hold(
-    sources: set[str], *, compiled: bool
-) -> None:
+def test_recorded_blocks_of_mooncake_are_those_that_workers_hold(sources: set[str]) -> None:
     fleet, prompts, salts = (
-        PooledFleet(compiled=compiled),
+        PooledFleet(),
         dict[str, list[int]](),
         dict[str, str | None](),
     )

@@ -9,17 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event
 from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
-from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.test_copies import Rule, removed_twice
 
-BOTH_CORES = [False, pytest.param(True, marks=needs_compiled_core)]
 LENGTH = 3
 PROMPTS = list(product((1, 2), repeat=LENGTH))
 Prefix = tuple[int, ...]
@@ -93,9 +90,9 @@ def _stored(prompt: Prefix, reused: int) -> BlocksStored:
 class Followed:
     """An engine, and the rank of an index that follows it."""
 
-    def __init__(self, rule: Rule, *, compiled: bool) -> None:
+    def __init__(self, rule: Rule) -> None:
         self.engine = Engine(rule)
-        self.index = Index(12345678, compiled=compiled)
+        self.index = Index(12345678)
         self.rank = self.index.add("w", 0, "m")
         self.rank.trusted = True
         if rule is Rule.EACH:
@@ -110,7 +107,6 @@ class Followed:
         return all(self.certain(one) <= self.engine.reused(one) for one in PROMPTS)
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
 @given(
     rule=st.sampled_from(Rule),
     unseen=STEPS,
@@ -138,14 +134,13 @@ class Followed:
 )
 def test_credit_is_certain_only_for_held_blocks_whatever_is_announced_again(
     *,
-    compiled: bool,
     rule: Rule,
     unseen: list[tuple[str, Prefix, int]],
     steps: list[tuple[str, Prefix, int]],
     holes: set[int],
     chance: random.Random,
 ) -> None:
-    followed = Followed(rule, compiled=compiled)
+    followed = Followed(rule)
     for step in unseen:
         list(followed.engine.act(*step))
     for number, step in enumerate(steps):
@@ -160,12 +155,11 @@ def test_credit_is_certain_only_for_held_blocks_whatever_is_announced_again(
         followed.index.check()
 
 
-@pytest.mark.parametrize("compiled", BOTH_CORES)
 @given(steps=STEPS)
 def test_credit_is_exact_where_nothing_is_announced_again(
-    *, compiled: bool, steps: list[tuple[str, Prefix, int]]
+    *, steps: list[tuple[str, Prefix, int]]
 ) -> None:
-    followed = Followed(Rule.EACH, compiled=compiled)
+    followed = Followed(Rule.EACH)
     for what, prompt, length in steps:
         is_leaf = not any(followed.engine.held[(*prompt[:length], one)] for one in (1, 2))
         if (what == "evict" and is_leaf) or (what == "serve" and length > 1):

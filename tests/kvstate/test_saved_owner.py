@@ -15,14 +15,12 @@ from kvstate.index import Index
 from kvstate.owner import MAX_NUMBERED_ADAPTERS, IndexLimits, Owner
 from kvstate.saved import SavedOwner
 from kvstate.steps import finished
-from tests.kvstate.cores import needs_compiled_core, new_index
+from tests.kvstate.cores import new_index
 from tests.kvstate.small_index import prompt, stored
 
 SECRET = 12345678
-LONG = 9_000  # blocks: several steps of both cores
+LONG = 9_000  # blocks: several steps
 LIMITS = IndexLimits(bytes=64 * 2 * LONG)
-
-each_core = pytest.mark.usefixtures("each_core")
 
 
 def filled(index: Index) -> Owner:
@@ -47,7 +45,6 @@ def saved(owner: Owner) -> tuple[SavedOwner, list[bytes]]:
     return finished(owner.saving(rows)), rows
 
 
-@each_core
 def test_restored_owner_knows_layout_and_adapters_again() -> None:
     owner = filled(new_index(SECRET))
     known, rows = saved(owner)
@@ -60,7 +57,6 @@ def test_restored_owner_knows_layout_and_adapters_again() -> None:
     assert not again.trusted
 
 
-@each_core
 @pytest.mark.parametrize("is_inexact", [False, True])
 def test_restored_owner_knows_the_ends_of_other_groups_again(is_inexact: bool) -> None:
     index = new_index(SECRET)
@@ -95,7 +91,6 @@ def with_ends(index: Index, *, is_inexact: bool = False) -> Owner:
     return owner
 
 
-@each_core
 def test_restored_owner_knows_the_groups_of_its_blocks_again() -> None:
     index = new_index(SECRET)
     owner = filled(index)
@@ -106,7 +101,6 @@ def test_restored_owner_knows_the_groups_of_its_blocks_again() -> None:
     assert saved(again) == (known, rows)
 
 
-@each_core
 def test_restored_owner_knows_bigrams_again() -> None:
     known, rows = saved(filled(new_index(SECRET)))
     again = new_index(SECRET).add("w", 0, "m")
@@ -118,7 +112,6 @@ def replaced(known: SavedOwner, **fields: object) -> SavedOwner:
     return replace(known, **fields)
 
 
-@each_core
 def test_many_blocks_are_saved_in_pieces() -> None:
     index = new_index(SECRET, LIMITS)
     owner = index.add("w", 0, "m")
@@ -134,7 +127,6 @@ def test_many_blocks_are_saved_in_pieces() -> None:
     assert other.overlaps(asked) == index.overlaps(asked)
 
 
-@each_core
 def test_restore_keeps_to_the_limit_of_rows() -> None:
     known, rows = saved(filled(new_index(SECRET)))
     index = new_index(SECRET, IndexLimits(bytes=64 * 2))
@@ -144,7 +136,6 @@ def test_restore_keeps_to_the_limit_of_rows() -> None:
     assert again.blocks == 0
 
 
-@each_core
 @pytest.mark.parametrize("blocks", [-1, 0, 1_000])
 def test_rows_of_another_number_are_not_restored(blocks: int) -> None:
     known, rows = saved(filled(new_index(SECRET)))
@@ -153,7 +144,6 @@ def test_rows_of_another_number_are_not_restored(blocks: int) -> None:
     assert again.blocks == 0
 
 
-@each_core
 def test_excess_adapters_are_cut() -> None:
     known, rows = saved(filled(new_index(SECRET)))
     again = new_index(SECRET).add("w", 0, "m")
@@ -164,18 +154,17 @@ def test_excess_adapters_are_cut() -> None:
 
 @given(data=st.data())
 @pytest.mark.parametrize("fill", [filled, with_ends])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiled_core)])
 def test_damaged_bytes_leave_a_sound_index(
-    compiled: bool, fill: Callable[[Index], Owner], data: st.DataObject
+    fill: Callable[[Index], Owner], data: st.DataObject
 ) -> None:
-    known, rows = saved(fill(Index(SECRET, compiled=compiled)))
+    known, rows = saved(fill(Index(SECRET)))
     pieces = [known.learned, *rows]
     at = data.draw(st.integers(0, len(pieces) - 1))
     piece = bytearray(pieces[at])
     place = data.draw(st.integers(0, len(piece) - 1))
     piece[place : place + data.draw(st.integers(1, 9))] = data.draw(st.binary(max_size=9))
     pieces[at] = bytes(piece)
-    index = Index(SECRET, compiled=compiled)
+    index = Index(SECRET)
     again = index.add("w", 0, "m")
     damaged = replaced(known, learned=pieces[0])
     if not finished(again.restoring(damaged, pieces[1:])):

@@ -1,8 +1,6 @@
-"""The passes over a request's bytes: compiled and in Python, they find the same."""
+"""The passes over a request's bytes find the same as those in Python."""
 
-import importlib
 import json
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,23 +9,22 @@ from hypothesis import strategies as st
 
 from kvstate import scan
 from kvstate.overlap import Tokens, shared_tokens
+from tests.oracles import plain_scan
 
-compiled = pytest.mark.skipif(not scan.IS_COMPILED, reason="no C compiler at installation")
 BODIES = st.lists(
     st.sampled_from([b'"', b"u", b"\\", b"{", b"[", b"]", b",", b"a", b"\n", b"\xff"])
 )
 TEXTS = st.lists(st.sampled_from(['"', "\\", "{[", ",", "a", "\n", "é"])).map("".join)
 
 
-@compiled
 @given(BODIES.map(b"".join), st.integers(0, 9), st.integers(0, 2))
-def test_marks_are_the_same_compiled_and_plain(body: bytes, most: int, long: int) -> None:
+def test_marks_are_those_of_the_plain_scan(body: bytes, most: int, long: int) -> None:
     body *= 1 + long * 70_000 // max(1, len(body))
-    assert scan.marks(body) == scan.plain_marks(body)
-    ours, theirs = scan.marks_outside(body, len(body)), scan.plain_marks_outside(body, len(body))
+    assert scan.marks(body) == plain_scan.marks(body)
+    ours, theirs = scan.marks_outside(body, len(body)), plain_scan.marks_outside(body, len(body))
     assert ours == theirs
-    assert scan.sizes(body) == scan.plain_sizes(body)
-    bounded = scan.marks_outside(body, most), scan.plain_marks_outside(body, most)
+    assert scan.sizes(body) == plain_scan.sizes(body)
+    bounded = scan.marks_outside(body, most), plain_scan.marks_outside(body, most)
     for found in bounded:
         assert found == ours if ours.quotes <= most else found.quotes > most
 
@@ -54,7 +51,7 @@ def count_in(value: object) -> int:
     return 1 + sum(map(count_in, inner))
 
 
-@pytest.mark.parametrize("sizes", [scan.sizes, scan.plain_sizes])
+@pytest.mark.parametrize("sizes", [scan.sizes, plain_scan.sizes])
 @given(VALUES, st.booleans())
 def test_sizes_are_at_least_those_of_what_is_decoded(
     sizes: Callable[[bytes], tuple[int, int]], value: object, ensure_ascii: bool
@@ -73,27 +70,13 @@ def largest(text: str) -> str:
     return max(text, default="")
 
 
-@pytest.mark.parametrize("marks_outside", [scan.marks_outside, scan.plain_marks_outside])
+@pytest.mark.parametrize("marks_outside", [scan.marks_outside, plain_scan.marks_outside])
 @given(TEXTS, TEXTS, st.integers(0, 3))
 def test_marks_outside_ignore_the_insides_of_texts(
     marks_outside: Callable[[bytes, int], scan.BodyMarks], one: str, two: str, long: int
 ) -> None:
     body = json.dumps({one * (1 + long * 50_000): [two, {"a": two}, 1]}).encode()
     assert marks_outside(body, 100) == (3, 8, 2)
-
-
-def test_plain_passes_serve_without_the_compiled_core(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    body = b'{"a": ["[", 1]}'
-    before = scan.marks(body), scan.marks_outside(body, 9)
-    monkeypatch.setitem(sys.modules, "kvstate._core", None)
-    try:
-        assert not importlib.reload(scan).IS_COMPILED
-        assert before == (scan.marks(body), scan.marks_outside(body, 9))
-    finally:
-        monkeypatch.undo()
-        importlib.reload(scan)
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))

@@ -1,14 +1,14 @@
-"""Long work is done in steps, with the same result as in one go, by both cores."""
+"""Long work is done in steps, with the same result as in one go."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import msgspec
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.index import IS_COMPILED, Index
+from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.owner import Owner
 from kvstate.steps import finished
@@ -58,36 +58,27 @@ def seen(index: Index, owner: Owner) -> tuple[Any, ...]:
     return owner.blocks, owner.uncertain_blocks, len(owner.orphans), owner.counts, overlaps
 
 
-@pytest.fixture(params=["plain", "compiled"])
-def indexes(request: pytest.FixtureRequest) -> Callable[[], tuple[Index, Owner]]:
-    """Makes indexes with one trusted rank."""
-    if request.param == "compiled" and not IS_COMPILED:
-        pytest.skip("needs the compiled core: there was no C compiler when kvsteer was installed")
-
-    def make() -> tuple[Index, Owner]:
-        index = Index(12345678, compiled=request.param == "compiled")
-        owner = index.add("w", 0, "m")
-        owner.trusted = True
-        return index, owner
-
-    return make
+def new_index() -> tuple[Index, Owner]:
+    """An index with one trusted rank."""
+    index = Index(12345678)
+    owner = index.add("w", 0, "m")
+    owner.trusted = True
+    return index, owner
 
 
 @pytest.mark.parametrize("events", EVENTS)
-def test_message_applied_in_steps_equals_one_applied_at_once(
-    indexes: Any, events: list[Any]
-) -> None:
-    index, owner = indexes()
+def test_message_applied_in_steps_equals_one_applied_at_once(events: list[Any]) -> None:
+    index, owner = new_index()
     assert steps_of(owner.applying(message(events))) > 2
-    whole, other = indexes()
+    whole, other = new_index()
     one_by_one = decode_batch(message(events)).events
     for event in one_by_one:
         whole.apply(other, [event])
     assert seen(index, owner) == seen(whole, other)
 
 
-def test_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
-    index, owner = indexes()
+def test_rank_is_cleared_and_demoted_in_steps() -> None:
+    index, owner = new_index()
     finished(owner.applying(message([STORED])))
     index.demote(owner)
     again = [
@@ -103,8 +94,8 @@ def test_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
     assert seen(index, owner)[0] == 0
 
 
-def test_abandoned_message_leaves_a_consistent_index(indexes: Any) -> None:
-    index, owner = indexes()
+def test_abandoned_message_leaves_a_consistent_index() -> None:
+    index, owner = new_index()
     for _ in range(3):
         steps = owner.applying(message([STORED, ["BlockRemoved", HASHES]]))
         for _ in range(4):
@@ -125,8 +116,8 @@ def test_abandoned_message_leaves_a_consistent_index(indexes: Any) -> None:
         (message([["BlockRemoved", [1] * MAX_PAYLOAD_BYTES]]), "payload of more than"),
     ],
 )
-def test_oversized_batch_is_refused_as_a_whole(indexes: Any, payload: bytes, fault: str) -> None:
-    index, owner = indexes()
+def test_oversized_batch_is_refused_as_a_whole(payload: bytes, fault: str) -> None:
+    index, owner = new_index()
     finished(owner.applying(message([["BlockStored", [1], None, [1], 1]])))
     with pytest.raises(WireError, match=fault):
         taken(index, owner, payload)
@@ -151,20 +142,16 @@ def test_oversized_batch_is_refused_as_a_whole(indexes: Any, payload: bytes, fau
           "token_ids": [1], "block_size": 1, "cache_salt": "x" * 5_000}, "bad_cache_salt"),
     ],
 )  # fmt: skip
-def test_event_with_oversized_keys_or_hashes_is_left_out(
-    indexes: Any, event: Any, fault: str
-) -> None:
-    _, owner = indexes()
+def test_event_with_oversized_keys_or_hashes_is_left_out(event: Any, fault: str) -> None:
+    _, owner = new_index()
     assert finished(owner.applying(message([event]))).faults == (fault,)
     assert owner.blocks == 0
 
 
-def test_hole_costs_time_in_proportion_to_the_blocks(
-    indexes: Any, request: pytest.FixtureRequest
-) -> None:
+def test_hole_costs_time_in_proportion_to_the_blocks() -> None:
     # filling a table in the order of another one with the same secret takes quadratic time
-    index, owner = indexes()
-    count = 18_000 if request.node.callspec.params["indexes"] == "plain" else 60_000
+    index, owner = new_index()
+    count = 60_000
     began = time.thread_time()
     for first in (0, 1):
         for start in range(0, count, 6_000):

@@ -21,10 +21,8 @@ from kvstate.saved import SavedStoreRows
 from kvstate.steps import finished
 from kvstate.stores import StoreRules, Stores
 from kvstate.wire.zmq_wire import MAX_BLOCKS, shared_events
-from tests.kvstate.cores import needs_compiled_core
 
 HERE = Path(__file__).parent / "stores"
-CORES = [pytest.param(True, marks=needs_compiled_core), False]
 
 
 def frames(name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -38,8 +36,8 @@ def frames(name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
 class SharedFleet:
     """Two workers and the stores that they mount."""
 
-    def __init__(self, *rules: StoreRules, compiled: bool | None = None) -> None:
-        self.index = Index(12345678, compiled=compiled)
+    def __init__(self, *rules: StoreRules) -> None:
+        self.index = Index(12345678)
         self.stores = Stores(self.index, rules or [StoreRules("s")])
         self.ranks = {name: self._follow(name) for name in "ab"}
 
@@ -58,11 +56,8 @@ class SharedFleet:
 
 
 @pytest.mark.parametrize("name", ["full", "hashes_blocks"])
-@pytest.mark.parametrize("compiled", CORES)
-def test_recorded_blocks_belong_to_the_store_and_count_for_all_that_mount_it(
-    name: str, *, compiled: bool
-) -> None:
-    fleet = SharedFleet(compiled=compiled)
+def test_recorded_blocks_belong_to_the_store_and_count_for_all_that_mount_it(name: str) -> None:
+    fleet = SharedFleet()
     prompts: dict[str, list[int]] = {}
     whole, last = (256, 192) if name == "full" else (288, 240)  # in chunks of 64 or 16 tokens
     for record, payload in frames(name):
@@ -86,9 +81,8 @@ def test_recorded_chunks_named_by_their_last_hash_are_not_credited() -> None:
     fleet.index.check()
 
 
-@pytest.mark.parametrize("compiled", CORES)
-def test_blocks_are_lent_within_their_model_and_the_limit(*, compiled: bool) -> None:
-    index = Index(12345678, IndexLimits(bytes=3 * BYTES_PER_BLOCK), compiled=compiled)
+def test_blocks_are_lent_within_their_model_and_the_limit() -> None:
+    index = Index(12345678, IndexLimits(bytes=3 * BYTES_PER_BLOCK))
     one, other, third = (
         index.add(*place) for place in (("a", 0, "m"), ("b", 0, "n"), ("c", 0, "m"))
     )
@@ -102,9 +96,8 @@ def test_blocks_are_lent_within_their_model_and_the_limit(*, compiled: bool) -> 
     index.check()
 
 
-@pytest.mark.parametrize("compiled", CORES)
-def test_tokens_on_a_tier_are_not_told_where_overlaps_may_be_cut(*, compiled: bool) -> None:
-    index, prompt = Index(12345678, compiled=compiled), Prompt("m", array("I", [1, 2, 3]))
+def test_tokens_on_a_tier_are_not_told_where_overlaps_may_be_cut() -> None:
+    index, prompt = Index(12345678), Prompt("m", array("I", [1, 2, 3]))
     assert index.tokens_on(prompt, Tier.DEVICE) == {}
     owner = index.add("a", 0, "m")
     owner.trusted = True
@@ -143,11 +136,8 @@ def removed(*blocks: int) -> dict[str, Any]:
 TOKENS = list(range(10))
 
 
-@pytest.mark.parametrize("compiled", CORES)
-def test_removal_by_any_publisher_removes_for_all_however_often_it_was_stored(
-    *, compiled: bool
-) -> None:
-    fleet = SharedFleet(compiled=compiled)
+def test_removal_by_any_publisher_removes_for_all_however_often_it_was_stored() -> None:
+    fleet = SharedFleet()
     for _ in range(2):
         for name in "ab":
             fleet.apply(name, message(stored(range(8))))

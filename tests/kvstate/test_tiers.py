@@ -1,6 +1,7 @@
 import pytest
 
-from kvstate.overlap import DEFAULT_MEDIUM, ORDER_OF_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
+from kvstate.overlap import DEFAULT_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
+from tests.oracles.media import ORDER_OF_MEDIUM
 
 
 @pytest.mark.parametrize(

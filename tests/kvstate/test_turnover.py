@@ -18,7 +18,6 @@ from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.steps import finished
 from kvstate.turnover import Turnover
-from tests.kvstate.cores import needs_compiled_core
 
 
 class Engine:
@@ -56,8 +55,8 @@ class Router:
 
     sink: Sink
 
-    def __init__(self, _feed: Feed, *, compiled: bool) -> None:
-        self.index = Index(12345678, compiled=compiled)
+    def __init__(self, _feed: Feed) -> None:
+        self.index = Index(12345678)
         self.sink = self.index.add("w", 0, "m")
 
     def certain(self, blocks: Iterable[int]) -> set[int]:
@@ -79,13 +78,7 @@ class Bridge:
         return {copy.last_token for piece in self.rank.state().pieces for copy in piece}
 
 
-READERS = [
-    pytest.param(lambda feed: Router(feed, compiled=False), id="plain"),
-    pytest.param(
-        lambda feed: Router(feed, compiled=True), id="compiled", marks=needs_compiled_core
-    ),
-    pytest.param(Bridge, id="bridge"),
-]
+READERS = [pytest.param(Router, id="router"), pytest.param(Bridge, id="bridge")]
 MakeReader = Callable[[Feed], Reader]
 
 

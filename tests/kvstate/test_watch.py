@@ -8,14 +8,11 @@ from kvstate.core import WATCHES, Core
 from kvstate.events import BlocksRemoved
 from kvstate.overlap import Tokens
 from kvstate.owner import WATCHED_PROMPTS
-from tests.kvstate.cores import needs_compiled_core, new_core
+from tests.kvstate.cores import new_core
 from tests.kvstate.small_index import an_index, prompt, stored
 from tests.kvstate.test_index import bigrams
 
-each_core = pytest.mark.usefixtures("each_core")
 
-
-@each_core
 def test_prompt_was_stored_even_if_it_is_gone_again() -> None:
     index, owner = an_index()
     owner.watch(0, prompt(1, 1, 2, 2, 9), 2)
@@ -26,7 +23,6 @@ def test_prompt_was_stored_even_if_it_is_gone_again() -> None:
     assert index.overlaps(prompt(1, 1, 2, 2, 9)) == {}
 
 
-@each_core
 def test_other_tokens_and_other_namespaces_are_not_the_prompt() -> None:
     index, owner = an_index()
     for slot, salt in enumerate([None, "s"]):
@@ -37,7 +33,6 @@ def test_other_tokens_and_other_namespaces_are_not_the_prompt() -> None:
     assert [owner.was_stored(slot) for slot in (0, 1)] == [False, True]
 
 
-@each_core
 def test_what_was_stored_before_is_not_noted() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
@@ -45,7 +40,6 @@ def test_what_was_stored_before_is_not_noted() -> None:
     assert not owner.was_stored(0)
 
 
-@each_core
 def test_slot_forgets_what_it_watched_before() -> None:
     index, owner = an_index()
     last = WATCHED_PROMPTS - 1
@@ -58,7 +52,6 @@ def test_slot_forgets_what_it_watched_before() -> None:
     assert not owner.was_stored(last)
 
 
-@each_core
 def test_adapter_may_be_named_by_its_number_and_pages_may_be_of_bigrams() -> None:
     index, owner = an_index()
     owner.watch(0, prompt(1, 9, lora="a"), 1, [7])
@@ -70,7 +63,6 @@ def test_adapter_may_be_named_by_its_number_and_pages_may_be_of_bigrams() -> Non
     assert not owner.watch(2, prompt(3, 9, lora="c"), 1, range(WATCHES))
 
 
-@each_core
 def test_pages_of_bigrams_may_hold_the_prompt() -> None:
     index, owner = an_index()
     index.apply(owner, [bigrams([1], [5, 6])])
@@ -81,7 +73,6 @@ def test_pages_of_bigrams_may_hold_the_prompt() -> None:
     owner.watch(1, prompt(), 2)
 
 
-@each_core
 def test_first_removal_is_noted() -> None:
     for removed in (1, 7):  # one that it holds, and one that nobody knows
         index, owner = an_index()
@@ -91,7 +82,6 @@ def test_first_removal_is_noted() -> None:
         assert owner.has_removed
 
 
-@each_core
 def test_watches_end_with_their_rank() -> None:
     index, owner = an_index()
     owner.watch(0, prompt(1, 9), 1)
@@ -101,9 +91,8 @@ def test_watches_end_with_their_rank() -> None:
     assert (again.number, again.was_stored(0)) == (owner.number, False)
 
 
-@needs_compiled_core
-def test_compiled_core_refuses_slots_and_block_sizes_out_of_bounds() -> None:
-    core = new_core(compiled=True)
+def test_core_refuses_slots_and_block_sizes_out_of_bounds() -> None:
+    core = new_core()
     owner, none = core.add_owner(0, core.add_model(b"m"), 0), Tokens("I")
     with pytest.raises(ValueError, match="slot"):
         core.watch(owner, WATCHES, none, None, None, 16)
@@ -143,11 +132,4 @@ def test_watched_prompt_was_stored_if_a_later_chain_begins_with_it(
             continue
         for each, its in watched.items():
             expected[each] |= ids[: len(its)] == its
-    assert played(new_core(compiled=False, limit_blocks=9), steps) == expected
-
-
-@needs_compiled_core
-@given(STEPS)
-def test_compiled_core_watches_as_the_plain_one(steps: list[tuple[bool, list[int], int]]) -> None:
-    plain = played(new_core(compiled=False, limit_blocks=9), steps)
-    assert played(new_core(compiled=True, limit_blocks=9), steps) == plain
+    assert played(new_core(limit_blocks=9), steps) == expected

@@ -16,20 +16,17 @@ from extproc.base.address import Address
 from extproc.base.errors import StartError
 from extproc.observing.faults import Faults
 from extproc.observing.metrics import Metrics
-from kvstate.index import default_core_name
 from tests.extproc.admin.serving import Served, serving
 from tests.extproc.nobody import Nobody
 from tests.ports import free_port
 
 
-async def test_root_names_version_and_index_core(
-    served: Served, client: aiohttp.ClientSession
-) -> None:
+async def test_root_names_version_and_memory(served: Served, client: aiohttp.ClientSession) -> None:
     async with client.get(f"{served.url}/") as response:
         about = await response.json()
     assert about["version"] == version("kvsteer")
     assert "documentation" in about
-    assert (about["index_core"], about["index_bytes"] >= 0) == (default_core_name(), True)
+    assert about["index_bytes"] >= 0
 
 
 def test_documentation_in_returns_the_address_of_the_package() -> None:

@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from extproc.__main__ import main
-from kvstate.index import default_core_name
+from extproc.base.installed import installed_version
 from simulator.settings import TINY_MODEL
 from tests.extproc.router_process import AS_FIRST_PROCESS, first_process, needs_namespaces
-from tests.kvstate.cores import needs_compiled_core
 from tests.ports import free_port
 
 KVSTEER = [sys.executable, "-m", "extproc"]
@@ -36,45 +35,27 @@ def config(directory: Path, **sections: object) -> str:
     return str(file)
 
 
-# A command where no core was compiled.
+# A command where the core was not built.
 WITHOUT = "import sys; sys.modules['kvstate._core'] = None; from extproc.__main__ import main; "
 
 
-def lines_without_core(*arguments: str) -> list[str]:
+def run_without_core(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", f"{WITHOUT}sys.exit(main())", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_check_notes_a_missing_compiled_core_and_its_cure(tmp_path: Path) -> None:
-    file = config(tmp_path)
-    note, ok = lines_without_core("check", "--config", file)
-    assert note.startswith(f"{file}: note: the plain-Python index core runs")
-    assert "--no-cache-dir" in note
-    assert ok == f"{file}: ok"
-    version, warning = lines_without_core("--version")
-    assert "(plain index core)" in version
-    assert warning.startswith("warning: the plain-Python index core runs")
+def test_command_without_the_core_names_the_ways_to_it(tmp_path: Path) -> None:
+    done = run_without_core("serve", "--config", config(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvsteer: the compiled core kvstate._core is missing.")
+    assert "`make demo`" in line
+    assert "`docker compose up`" in line
 
 
-def lines_until_it_serves(*arguments: str) -> list[str]:
-    """Returns the lines that a Python process writes; terminates it if it starts serving."""
-    with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "serving ext_proc" in line:
-                process.terminate()
-    return said
-
-
-def test_serve_warns_of_a_missing_compiled_core(tmp_path: Path) -> None:
-    said = lines_until_it_serves("-c", f"{WITHOUT}main()", "serve", "--config", config(tmp_path))
-    (warning,) = [line for line in said if "C compiler" in line]
-    assert "WARNING" in warning.upper()
-    assert any("index core: plain" in line for line in said)
+def test_version_and_help_need_no_core() -> None:
+    for arguments in (["--version"], ["--help"], ["serve", "--help"]):
+        assert run_without_core(*arguments).returncode == 0
 
 
 def test_main_freezes_loaded_objects_for_the_garbage_collector() -> None:
@@ -82,6 +63,7 @@ def test_main_freezes_loaded_objects_for_the_garbage_collector() -> None:
     shows = """
 import gc, sys
 from extproc.__main__ import main
+from extproc.base.installed import installed_version
 try:
     main(["worker", "--help"])
 finally:
@@ -98,7 +80,6 @@ finally:
     assert 0 < gc.get_freeze_count() <= before
 
 
-@needs_compiled_core
 def test_check_accepts_a_valid_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +88,6 @@ def test_check_accepts_a_valid_configuration(
     assert capsys.readouterr().out == f"{file}: ok\n"
 
 
-@needs_compiled_core
 def test_check_notes_a_probable_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workers = [{"endpoint": "127.0.0.1:9", "lora": ["x"]}]
     file = config(tmp_path, workers=workers)
@@ -381,9 +361,7 @@ def test_closed_standard_output_is_no_error(tmp_path: Path, command: str) -> Non
     assert (printing.wait(), told) == (141, b"")
 
 
-def test_version_names_the_index_core(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
-    told = capsys.readouterr().out
-    assert told.startswith("kvsteer ")
-    assert f"({default_core_name()} index core)\n" in told
+    assert capsys.readouterr().out == f"kvsteer {installed_version()}\n"

@@ -13,7 +13,6 @@ from extproc.base.errors import UnclearError
 from extproc.requests.draft import MAX_WIDE_BYTES, Unclear
 from extproc.requests.edits import Duties, drafted, must_refuse
 from extproc.requests.reserved_fields import NAMES
-from kvstate import scan
 from tests.kvstate.test_members import SPACES
 
 NAMED = st.sampled_from(sorted(name.decode() for name in NAMES))
@@ -181,15 +180,6 @@ def test_arguments_that_are_no_object_are_refused_if_they_may_name_a_field() -> 
 
 def test_without_reserved_refuses_a_body_with_too_many_reserved_fields() -> None:
     assert without_reserved(b"{%b}" % b",".join([b'"bootstrap_room":1'] * 65)) is None
-
-
-def test_costly_body_is_refused_where_no_scan_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "IS_COMPILED", False)
-    costly = b'{"bootstrap_room":1,"a":[%b1]}' % (b"[]," * 100_000)
-    assert without_reserved(costly) is None
-    assert without_reserved(b'{"kv_transfer_params": 1, "a": "%b"}' % bytes(MAX_WIDE_BYTES)) is None
-    assert without_reserved(b'{"bootstrap_room":1,"a":[]}') == b'{"a":[]}'
-    assert without_reserved(b'{"bootstrap_room":1,"a":"%b"}' % (b"a" * 70_000)) is not None
 
 
 def test_large_bodies_of_another_encoding_are_refused() -> None:

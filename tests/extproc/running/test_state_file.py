@@ -22,7 +22,7 @@ from kvstate.events import Batch
 from kvstate.feeds.feed import FeedState, Restoration
 from kvstate.feeds.transport import Connected, Malformed
 from kvstate.fleet import FollowedWorkers
-from kvstate.index import default_layout
+from kvstate.index import saved_layout
 from kvstate.overlap import Overlap
 from kvstate.saved_state import MAX_AGE_SECONDS, SavedState, StateHeader, section_of
 from kvstate.sections import Section, Writer, sections_in
@@ -32,7 +32,7 @@ from tests.memory_transport import MemoryTransport
 from tests.waiting import until
 
 SECRET = 0x0123_4567_89AB_CDEF
-LAYOUT = default_layout()
+LAYOUT = saved_layout()
 NOW = 1_700_000_000.0
 ABOUT = StateHeader(LAYOUT, "1.0", NOW, SECRET)
 STORE = StoreRules("pool", frozenset("w"), media=frozenset({"CPU"}))

@@ -62,7 +62,6 @@ class Process:
         *,
         stores: Sequence[StoreRules] = (),
         times: FeedTimes = USUAL,
-        compiled: bool | None = None,
     ) -> None:
         self.news: list[str] = []
         self.fleet = FollowedWorkers(
@@ -72,7 +71,6 @@ class Process:
             cut=lambda _: self.news.append("cut"),
             stores=stores,
             times=times,
-            compiled=compiled,
         )
         self.fleet.taps = Taps(self.fleet.index.core)
         self.publisher = publisher

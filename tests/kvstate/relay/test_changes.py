@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from kvstate.core import Core
 from kvstate.relay.records import HEAD, MARK, Kind, Mark
-from tests.kvstate.cores import needs_compiled_core, new_core
+from tests.kvstate.cores import new_core
 from tests.kvstate.publishing import block, chain, payload
-
-pytestmark = needs_compiled_core
 
 PARENTS = {1: None, 2: 1, 3: 2, 4: 3}
 EVENTS = st.lists(
@@ -29,7 +27,7 @@ class Side:
     """A core with one owner, which is the rank 0 of records."""
 
     def __init__(self) -> None:
-        self.core: Core = new_core(compiled=True)
+        self.core: Core = new_core()
         self.model = self.core.add_model(b"m")
         self.owner = self.core.add_owner(0, self.model, 0)
         self.core.trust(self.owner, True)

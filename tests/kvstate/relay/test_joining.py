@@ -16,7 +16,6 @@ from kvstate.relay.holdings import Holding
 from kvstate.relay.passing import Steps, StorePlace, TakeStore
 from kvstate.relay.records import StoreBeginning
 from kvstate.stores import StoreRules
-from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.publishing import block, chain
 from tests.kvstate.relay.relaying import Process, Publisher
 from tests.waiting import until
@@ -77,12 +76,10 @@ def event(step: str, number: int) -> object:
 class Host:
     """Two workers that share a store, one process that follows them, and one that reads."""
 
-    def __init__(self, socket: Path, *, compiled: bool | None = None) -> None:
+    def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.publishers = {name: Publisher() for name in WORKERS}
-        self.process = functools.partial(
-            Process, self.publishers["w"], stores=STORES, compiled=compiled
-        )
+        self.process = functools.partial(Process, self.publishers["w"], stores=STORES)
         self.leader, self.reader = self.process(), self.process()
 
     async def start(self) -> None:
@@ -141,8 +138,8 @@ def known(process: Process) -> list[object]:
     return [stored, list(fleet.stores.blocks()), orphans, states, overlaps]
 
 
-async def play(steps: list[tuple[str, str, int]], socket: Path, *, compiled: bool) -> None:
-    host = Host(socket, compiled=compiled)
+async def play(steps: list[tuple[str, str, int]], socket: Path) -> None:
+    host = Host(socket)
     await host.start()
     for name in WORKERS:
         host.publish("store", name, 1)
@@ -161,13 +158,12 @@ async def play(steps: list[tuple[str, str, int]], socket: Path, *, compiled: boo
     await host.end()
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiled_core), False])
 @given(st.lists(STEPS, max_size=8))
 def test_a_process_that_joins_at_any_time_answers_as_the_one_that_follows(
-    compiled: bool, steps: list[tuple[str, str, int]]
+    steps: list[tuple[str, str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="kvsteer-") as directory:
-        asyncio.run(play(steps, Path(directory) / "feeds", compiled=compiled))
+        asyncio.run(play(steps, Path(directory) / "feeds"))
 
 
 async def test_a_process_that_joins_gets_all_blocks_that_wait_for_their_parents(
@@ -267,10 +263,8 @@ async def test_a_worker_that_shared_before_it_is_wanted_brings_the_store(socket:
     await host.end()
 
 
-async def leave_and_return(
-    steps: list[tuple[str, str, int]], socket: Path, *, compiled: bool
-) -> None:
-    host = Host(socket, compiled=compiled)
+async def leave_and_return(steps: list[tuple[str, str, int]], socket: Path) -> None:
+    host = Host(socket)
     await host.start()
     for name in WORKERS:
         host.publish("store", name, 1)
@@ -291,10 +285,7 @@ async def leave_and_return(
     await host.end()
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiled_core), False])
 @given(st.lists(st.one_of(CHANGES, LEAVING), max_size=8))
-def test_stores_are_the_same_once_all_workers_are_back(
-    compiled: bool, steps: list[tuple[str, str, int]]
-) -> None:
+def test_stores_are_the_same_once_all_workers_are_back(steps: list[tuple[str, str, int]]) -> None:
     with tempfile.TemporaryDirectory(prefix="kvsteer-") as directory:
-        asyncio.run(leave_and_return(steps, Path(directory) / "feeds", compiled=compiled))
+        asyncio.run(leave_and_return(steps, Path(directory) / "feeds"))

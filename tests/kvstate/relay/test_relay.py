@@ -17,7 +17,6 @@ from kvstate.feeds.feed_times import FeedTimes
 from kvstate.feeds.transport import Disconnected
 from kvstate.overlap import Prompt, Tokens
 from kvstate.relay.records import VERSION, Hello
-from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.publishing import block, chain
 from tests.kvstate.relay.relaying import Process, Publisher, until_alike, until_same
 from tests.waiting import until
@@ -61,9 +60,9 @@ def publish(publisher: Publisher, step: str, number: int) -> None:
             publisher.publish(block(1), block(2, 1))
 
 
-async def play(steps: list[tuple[str, int]], socket: Path, *, compiled: bool) -> None:
+async def play(steps: list[tuple[str, int]], socket: Path) -> None:
     publisher = Publisher()
-    process = functools.partial(Process, publisher, compiled=compiled)
+    process = functools.partial(Process, publisher)
     alone, leader, reader = process(), process(), process()
     alone.follow()
     await leader.lead(socket)
@@ -89,13 +88,12 @@ async def play(steps: list[tuple[str, int]], socket: Path, *, compiled: bool) ->
         await each.end()
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiled_core), False])
 @given(st.lists(STEPS, max_size=8))
 def test_a_process_that_reads_knows_what_one_that_follows_knows(
-    compiled: bool, steps: list[tuple[str, int]]
+    steps: list[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="kvsteer-") as directory:
-        asyncio.run(play(steps, Path(directory) / "feeds", compiled=compiled))
+        asyncio.run(play(steps, Path(directory) / "feeds"))
 
 
 async def test_a_process_takes_over_without_asking_for_more_than_the_last_batch(

@@ -6,10 +6,9 @@ import pytest
 from kvstate.events import Batch, EngineLoad
 from kvstate.feeds.feed import Feed, FeedState
 from kvstate.feeds.feed_sources import Recovery
-from kvstate.overlap import Overlap
-from kvstate.plain_core import PlainCore
 from kvstate.relay.records import NO_MARK, Kind, Mark, Record, record_at, status_in
 from kvstate.relay.taps import Tap, Taps
+from tests.kvstate.cores import new_core
 
 
 class Rank(msgspec.Struct):
@@ -31,7 +30,7 @@ def rank() -> Rank:
 
 @pytest.fixture
 def taps() -> Taps:
-    return Taps(PlainCore(1, 1, Overlap))
+    return Taps(new_core())
 
 
 @pytest.fixture

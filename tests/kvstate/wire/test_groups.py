@@ -2,7 +2,7 @@ import pytest
 
 from kvstate.core import Core
 from kvstate.wire.extras import MAX_GROUPS, Admission, Groups
-from tests.kvstate.cores import needs_compiled_core, new_core
+from tests.kvstate.cores import new_core
 
 INDEXED, OTHER_GROUP, DOUBTFUL = Admission
 
@@ -24,11 +24,11 @@ class GroupsOfCore:
         self._core.forget_layout(self._owner)
 
 
-@pytest.fixture(params=["alone", "plain", pytest.param("compiled", marks=needs_compiled_core)])
+@pytest.fixture(params=["alone", "core"])
 def groups(request: pytest.FixtureRequest) -> Groups | GroupsOfCore:
     if request.param == "alone":
         return Groups()
-    return GroupsOfCore(new_core(compiled=request.param == "compiled"))
+    return GroupsOfCore(new_core())
 
 
 def test_named_kind_decides_and_is_remembered(groups: Groups) -> None:

@@ -199,7 +199,6 @@ def test_salt_belongs_to_the_root_block_once() -> None:
         ({"lora_name": "ad", "cache_salt": "s"}, {"lora": "ad", "salt": "s"}),
     ],
 )
-@pytest.mark.usefixtures("each_core")
 def test_request_of_the_same_namespace_meets_the_chain(
     fields: dict[str, Any], prompt: dict[str, Any]
 ) -> None:

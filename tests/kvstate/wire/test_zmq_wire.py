@@ -11,6 +11,7 @@ from kvstate.index import Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.steps import finished
 from kvstate.wire.zmq_wire import END_OF_REPLAY, decode_batch, parse_frames, stamp_of
+from tests.oracles.plain_index import PlainIndex
 
 
 def decode(*events: Any) -> EventBatch:
@@ -149,7 +150,7 @@ def is_batch_or_refused(payload: bytes) -> bool:
         sound = True
     except WireError:
         sound = False
-    plain, native = (outcome(Index(12345678, compiled=core), payload) for core in (False, None))
+    plain, native = (outcome(make(12345678), payload) for make in (PlainIndex, Index))
     return plain == native and (plain is not None) == sound
 
 

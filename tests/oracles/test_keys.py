@@ -1,5 +1,5 @@
-from kvstate.core import chain, child, root_key
 from kvstate.overlap import Tokens, encoded
+from tests.oracles.plain_keys import chain, child, root_key
 
 ROOT = root_key(1, b"m", None, 2)
 

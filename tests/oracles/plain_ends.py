@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstate.events import BlockHash
-from kvstate.plain_rows import EndRow, SavedGroups
+from tests.oracles.plain_rows import EndRow, SavedGroups
 
 MAX_GROUPS = 12
 MAX_CLASSES = 4

@@ -10,9 +10,9 @@ import msgspec
 
 from kvstate.core import BlockPool
 from kvstate.events import BlockHash
-from kvstate.overlap import ORDER_OF_MEDIUM
 from kvstate.undecodable import UNDECODABLE
 from kvstate.wire.extras import MAX_GROUP, MAX_GROUPS
+from tests.oracles.media import ORDER_OF_MEDIUM
 
 LAYOUT = 2
 
@@ -38,7 +38,7 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
     """What was learned of an owner's events, besides its blocks.
 
     groups: of attention, by number, with the state of each; the encoder orders only names of dicts.
-    ends: what `kvstate.plain_ends` knows of other groups, None if there are none.
+    ends: what `tests.oracles.plain_ends` knows of other groups, None if there are none.
     """
 
     block_size: int

@@ -1,4 +1,4 @@
-"""The core in plain Python, which runs if the compiled one could not be built.
+"""The core in plain Python, with which the compiled one is compared.
 
 Every owner has two segments of blocks, certain and uncertain. A row of the table maps a block key
 to a bit set, four bits (one per tier) for each segment of each owner.
@@ -15,20 +15,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
-from kvstate.core import (
-    BYTES_PER_TOKEN,
-    BlockPool,
-    OwnerStatus,
-    StoreResult,
-    chain,
-    child,
-    root_key,
-)
+from kvstate.core import BYTES_PER_TOKEN, BlockPool, OwnerStatus, StoreResult
 from kvstate.events import BlockHash
-from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
-from kvstate.plain_ends import EndClass, Ends, leading
-from kvstate.plain_rows import Learned, SavedBlocks, SavedRow, encoded, learned_in, rows_in
+from kvstate.overlap import Overlap, Tier, Tokens, tier_of
 from kvstate.wire.extras import Admission, Groups
+from tests.oracles.media import ORDER_OF_MEDIUM, REMOVING_MEDIA
+from tests.oracles.plain_ends import EndClass, Ends, leading
+from tests.oracles.plain_keys import chain, child, root_key
+from tests.oracles.plain_rows import Learned, SavedBlocks, SavedRow, encoded, learned_in, rows_in
+
+
+def _order(pool: BlockPool) -> tuple[int, int, int]:
+    """The order in which an owner's pools are searched, the same in both cores."""
+    group = -1 if pool.group is None else pool.group
+    return ORDER_OF_MEDIUM[pool.medium], group, pool.block_size
+
 
 # Block key -> the bits of all segments that hold it.
 Table = dict[int, int]
@@ -255,7 +256,7 @@ class Segment:
         return pool, block, key
 
     def _add(self, pool: BlockPool) -> None:
-        pools = sorted((*self.pools, pool), key=lambda pool: pool.order)
+        pools = sorted((*self.pools, pool), key=_order)
         self.pools = {pool: self.pools.get(pool, {}) for pool in pools}
 
     def _pop(self, pool: BlockPool, block: BlockHash) -> int:

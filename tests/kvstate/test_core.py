@@ -1,20 +1,19 @@
 import pytest
-from msgspec.structs import replace
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstate.core import NEW_COPIES, Core, StoreResult
 from kvstate.events import BlockHash
 from kvstate.overlap import Overlap, Tokens
-from kvstate.plain_core import PlainCore
-from kvstate.plain_rows import EndRow, SavedBlocks, SavedGroups, SavedRow, encoded, learned_in
 from kvstate.wire.extras import Admission
-from tests.kvstate.cores import needs_compiled_core, new_core
+from tests.kvstate.cores import new_core
 
 NAMES = ["w", "x"]
 
 
-@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled_core)])
-def core(request: pytest.FixtureRequest) -> Core:
-    return new_core(compiled=request.param == "compiled")
+@pytest.fixture
+def core() -> Core:
+    return new_core()
 
 
 def add(core: Core, worker: int = 0) -> int:
@@ -83,6 +82,21 @@ def test_extras_and_tiers_are_kept_apart(core: Core) -> None:
     assert core.tiers(owner, False) == (1, 0, 1, 0)
     core.demote(owner)
     assert core.tiers(owner, True) == (1, 0, 1, 0)
+
+
+SALTS = st.none() | st.binary(min_size=1, max_size=8)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), SALTS, SALTS)
+def test_prompts_meet_only_chains_of_the_same_salt(
+    ids: list[int], salt: bytes | None, other: bytes | None
+) -> None:
+    core = new_core()
+    owner = add(core)
+    store(core, owner, list(range(len(ids))), ids, extras=[salt, *[None] * (len(ids) - 1)])
+    held = {"w": Overlap(1, (len(ids), 0, 0, 0))}
+    assert overlaps(core, *ids, 9, first=salt) == held
+    assert overlaps(core, *ids, 9, first=other) == (held if other == salt else {})
 
 
 def test_hash_that_is_stored_with_other_tokens_is_counted(core: Core) -> None:
@@ -199,26 +213,14 @@ def test_groups_are_kept_by_owner(core: Core) -> None:
     assert core.layout(one) == (None, None)
 
 
-def test_plain_core_leaves_messages_to_the_typed_decoder() -> None:
-    core = new_core(compiled=False)
-    assert core.apply(add(core), b"") is None
-
-
-def test_check_reports_a_bit_without_a_holder() -> None:
-    core = PlainCore(1, 10, Overlap)
-    core.table[1] = 1
-    with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
-        core.check()
-
-
 def thue_morse(length: int) -> list[int]:
     """The sequence that makes polynomial hashes collide whatever their multiplier is."""
     return [number.bit_count() & 1 for number in range(length)]
 
 
 @pytest.mark.parametrize("low", [0, 7])
-def test_patterns_that_collide_in_weaker_hashes_stay_apart(core: Core, low: int) -> None:
-    core = new_core(compiled=not isinstance(core, PlainCore), limit_blocks=10_000)
+def test_patterns_that_collide_in_weaker_hashes_stay_apart(low: int) -> None:
+    core = new_core(limit_blocks=10_000)
     owner = add(core)
     pattern = [low + bit * 1000 for bit in thue_morse(2048)]
     inverse = [low + (1 - bit) * 1000 for bit in thue_morse(2048)]
@@ -290,63 +292,6 @@ def test_removal_that_tells_what_is_left_ends_no_block_that_ages(core: Core) -> 
     assert core.remove(owner, 1, "EXTERNAL", None, 0)
     assert overlaps(core, 1, 1, 9) == {}
     core.check()
-
-
-ROW = SavedRow("GPU", None, 2, False, 1, 7, 1, 1, False, 0)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        ROW._replace(block_size=0),
-        ROW._replace(group=-1),
-        ROW._replace(copies=0),
-        ROW._replace(mark=-1),
-        ROW._replace(age=-1),
-    ],
-)
-def test_row_that_no_owner_has_is_refused(row: SavedRow) -> None:
-    core = PlainCore(1, 100, Overlap)
-    owner = add(core)
-    with pytest.raises(ValueError, match=r"row|size|group"):
-        core.put_rows(owner, encoded(SavedBlocks([row], [])), 0, 1 << 30)
-    rows = encoded(SavedBlocks([ROW], []))
-    assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)
-
-
-@pytest.mark.parametrize(
-    "ends",
-    [[], [(2, 1, False, False)], [(1, 0, False, False)], [(1, 1, False, False)] * 2],
-)
-def test_ends_that_no_owner_has_are_refused(ends: list[tuple[int, int, bool, bool]]) -> None:
-    core = PlainCore(1, 100, Overlap)
-    owner = add(core)
-    core.note_group(owner, 1, 2, 2)
-    with pytest.raises(ValueError, match="no ends"):
-        core.put_rows(owner, encoded(SavedBlocks([], [EndRow(7, ends)])), 0, 1 << 30)
-    rows = encoded(SavedBlocks([], [EndRow(7, [(1, 1, False, False)])]))
-    assert core.put_rows(owner, rows, 0, 1 << 30) == len(rows)
-    with pytest.raises(ValueError, match="no ends"):
-        core.put_rows(owner, rows, 0, 1 << 30)
-
-
-def test_ends_keep_to_the_limit_of_rows() -> None:
-    core = PlainCore(1, 1, Overlap)
-    owner = add(core)
-    core.note_group(owner, 1, 2, 2)
-    ends = [EndRow(block, [(1, 1, False, False)]) for block in (7, 8)]
-    with pytest.raises(ValueError, match="more ends"):
-        core.put_rows(owner, encoded(SavedBlocks([], ends)), 0, 1 << 30)
-
-
-@pytest.mark.parametrize("groups", [[(1, 0, 1)], [(1, 2, 0)], [(-1, 2, 1)], [(1, 2, 1)] * 2])
-def test_groups_that_no_store_names_are_not_learned(groups: list[tuple[int, int, int]]) -> None:
-    core = PlainCore(1, 100, Overlap)
-    owner = add(core)
-    learned = learned_in(core.saved_learned(owner))
-    assert learned is not None
-    damaged = replace(learned, ends=SavedGroups(groups, is_inexact=False))
-    assert not core.put_learned(owner, encoded(damaged))
 
 
 def test_owner_without_other_groups_has_none(core: Core) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from measure import CannotRunError
 from workload import BLOCK_SIZE, MODEL, Tokens
 
 from extproc.routing.decision import Decision, decide
@@ -18,20 +17,19 @@ from kvstate.steps import finished
 _SECRET = 0x9E37_79B9_7F4A_7C15
 
 
-class PlainCore:
-    """The core in plain Python: an index of this many workers, and the pick on top of it."""
+# What rows call it.
+CORE = "compiled core"
 
-    name = "plain core"
+
+class IndexedWorkers:
+    """An index of this many workers, and the pick on top of it."""
 
     def __init__(self, workers: int) -> None:
-        self._index = self._make_index()
+        self._index = Index(_SECRET)
         self._owners = [self._owner(str(number)) for number in range(workers)]
         self._load = Loads({}).load
         self._workers = [Candidate(str(n), f"10.0.0.{n}:8000") for n in range(workers)]
         self._rng = Random(3)
-
-    def _make_index(self) -> Index:
-        return Index(_SECRET, compiled=False)
 
     def _owner(self, worker: str) -> Owner:
         owner = self._index.add(worker, 0, MODEL)
@@ -63,30 +61,3 @@ class PlainCore:
     def picked_blocks(self, tokens: Tokens) -> int:
         """Returns how many blocks of a prompt the picked worker holds."""
         return self.pick(tokens).basis.certain_tokens // BLOCK_SIZE
-
-
-class CompiledCore(PlainCore):
-    """The compiled core behind the same index."""
-
-    name = "compiled core"
-
-    def _make_index(self) -> Index:
-        try:
-            return Index(_SECRET, compiled=True)
-        except RuntimeError as error:
-            raise CannotRunError(str(error)) from None
-
-
-CORES: Mapping[str, type[PlainCore]] = {core.name: core for core in (CompiledCore, PlainCore)}
-
-
-def made(workers: int) -> tuple[dict[str, PlainCore], dict[str, str]]:
-    """Returns the available cores, empty, and why others are not available."""
-    cores: dict[str, PlainCore] = {}
-    missing: dict[str, str] = {}
-    for name, core in CORES.items():
-        try:
-            cores[name] = core(workers)
-        except CannotRunError as error:
-            missing[name] = str(error)
-    return cores, missing
