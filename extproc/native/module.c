@@ -1,8 +1,8 @@
 /* The Python module extproc._core: checks and converts, then calls the session.
  *
- * extproc/http2/session.py describes the interface; its plain implementation is in Python. What the
- * module has for messages is in decoder.c, for the routing in columns.c, claims.c, mark_table.c,
- * numbers.c and told.c, for the tokens in turn_table.c. */
+ * extproc/_core.pyi describes the interface. What the module has for messages is in decoder.c, for
+ * the routing in columns.c, claims.c, mark_table.c, numbers.c and told.c, for the tokens in
+ * turn_table.c. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -94,7 +94,7 @@ static PyGetSetDef budget_values[] = {
 };
 
 static PyType_Slot budget_slots[] = {
-    {Py_tp_doc, "The compiled budget; extproc.http2.limits.Budget describes it."},
+    {Py_tp_doc, "A limit of bytes for all together; the stub describes it."},
     {Py_tp_new, budget_new},
     {Py_tp_dealloc, budget_dealloc},
     {Py_tp_methods, budget_methods},
@@ -102,7 +102,7 @@ static PyType_Slot budget_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec budget_spec = {"extproc._core.CompiledBudget", sizeof(CoreBudget), 0,
+static PyType_Spec budget_spec = {"extproc._core.Budget", sizeof(CoreBudget), 0,
                                   Py_TPFLAGS_DEFAULT, budget_slots};
 
 /* --- the session --- */
@@ -334,7 +334,7 @@ static bool text_of(PyObject *given, Text *text) {
     return true;
 }
 
-/* Reads extproc.http2.grpc_messages.LongMessage, of which the body is lent. */
+/* Reads extproc.http2.messages.LongMessage, of which the body is lent. */
 static bool long_message_of(PyObject *given, Text *before, Loan *loan, Text *behind) {
     PyObject *written, *body, *rest;
     Py_ssize_t end;
@@ -473,7 +473,7 @@ static PyGetSetDef session_values[] = {
 };
 
 static PyType_Slot session_slots[] = {
-    {Py_tp_doc, "The compiled session; extproc.http2.session.Session describes it."},
+    {Py_tp_doc, "The gRPC calls of one connection; the stub describes it."},
     {Py_tp_new, session_new},
     {Py_tp_dealloc, session_dealloc},
     {Py_tp_methods, session_methods},
@@ -481,7 +481,7 @@ static PyType_Slot session_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec session_spec = {"extproc._core.CompiledSession", sizeof(CoreSession), 0,
+static PyType_Spec session_spec = {"extproc._core.Session", sizeof(CoreSession), 0,
                                    Py_TPFLAGS_DEFAULT, session_slots};
 
 #define FUNCTION(name, function) \
@@ -519,8 +519,8 @@ static PyObject *add_type(PyObject *made, const char *name, PyType_Spec *spec) {
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *made = PyModule_Create(&module);
     if (!made) return NULL;
-    PyObject *budget = add_type(made, "CompiledBudget", &budget_spec);
-    if (!budget || !add_type(made, "CompiledSession", &session_spec) ||
+    PyObject *budget = add_type(made, "Budget", &budget_spec);
+    if (!budget || !add_type(made, "Session", &session_spec) ||
         !decoder_add(made) ||
         !add_type(made, "CompiledColumns", &columns_spec) ||
         !add_type(made, "TurnTable", &turn_table_spec) || !columns_prepare() ||
