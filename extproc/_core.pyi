@@ -126,6 +126,13 @@ class Session:
     def close(self) -> None:
         """Forgets all calls of a lost connection, and gives back what they took of the budget."""
 
+def header_fields(block: bytes, /) -> list[tuple[bytes, bytes]]:
+    """Returns the names and values that a header block encodes which needs no table (RFC 7541).
+
+    Raises:
+        ValueError: it cannot be decoded, or has more than 32 KiB of fields.
+    """
+
 class Decoder:
     """Decodes messages of a proxy, and gives up those that it is not sure of.
 

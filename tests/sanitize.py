@@ -42,6 +42,7 @@ TESTED = (
     "kvstate/test_watch.py",
     "kvstate/test_members.py",
     "kvstate/test_scan.py",
+    "extproc/http2/test_answer_fields.py",
     "extproc/http2/test_rules.py",
     "extproc/http2/test_session.py",
     "extproc/http2/test_sessions.py",

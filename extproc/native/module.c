@@ -484,6 +484,46 @@ static PyType_Slot session_slots[] = {
 static PyType_Spec session_spec = {"extproc._core.Session", sizeof(CoreSession), 0,
                                    Py_TPFLAGS_DEFAULT, session_slots};
 
+/* --- a header block of another server --- */
+
+/* Most bytes of its fields. */
+#define MAX_ANSWER_LIST_BYTES (32u * 1024u)
+
+/* Adds a field to a list, which is NULL after an error. */
+static void add_header_field(void *taker, Text name, Text value) {
+    PyObject **fields = taker;
+    PyObject *field = *fields ? PyTuple_New(2) : NULL;
+    PyObject *first = field ? bytes_of(name) : NULL, *second = first ? bytes_of(value) : NULL;
+    if (second) {
+        PyTuple_SetItem(field, 0, constant(first));
+        PyTuple_SetItem(field, 1, constant(second));
+        if (PyList_Append(*fields, field)) Py_CLEAR(*fields);
+    } else {
+        Py_CLEAR(*fields);
+    }
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    Py_XDECREF(field);
+}
+
+/* header_fields(block): the fields of a block that begins a connection. */
+static PyObject *module_header_fields(PyObject *Py_UNUSED(module), PyObject *given) {
+    char *block;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(given, &block, &length)) return NULL;
+    PyObject *fields = PyList_New(0);
+    Hpack hpack;
+    hpack_init(&hpack, MAX_ANSWER_LIST_BYTES);
+    HpackResult result =
+        hpack_decode(&hpack, (const uint8_t *)block, (size_t)length, add_header_field, &fields);
+    hpack_free(&hpack);
+    if (result != HPACK_DONE && fields) {
+        Py_CLEAR(fields);
+        PyErr_SetString(PyExc_ValueError, "undecodable header block");
+    }
+    return fields;
+}
+
 #define FUNCTION(name, function) \
     {#name, (PyCFunction)(void (*)(void))module_##function, METH_FASTCALL, NULL}
 
@@ -497,6 +537,7 @@ static PyMethodDef module_functions[] = {
     FUNCTION(count_later, count_later),
     {"are_plain_figures", module_are_plain_figures, METH_O, NULL},
     FUNCTION(bucketed, bucketed),
+    {"header_fields", module_header_fields, METH_O, NULL},
     {"plain_chat", module_plain_chat, METH_VARARGS, NULL},
     {"turn_texts", module_turn_texts, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

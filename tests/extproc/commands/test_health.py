@@ -46,6 +46,15 @@ def test_unready_router_is_unhealthy() -> None:
         assert fault_of(target) == f"{target}: NOT_SERVING"
 
 
+def test_words_of_a_server_that_serves_something_else_are_shown() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        running = grpc.server(threads)
+        target = f"127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
+        running.start()
+        assert fault_of(target) == f"{target}: UNIMPLEMENTED: Method not found!"
+        running.stop(None).wait()
+
+
 def test_absent_router_is_unhealthy() -> None:
     target = f"127.0.0.1:{free_port()}"
     fault = fault_of(target) or ""
